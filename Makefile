@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
-# `make help` lists the targets. They write to .venv*, .lab and .cache, install Debian packages, and create containers and
-# images named openfleet-*. `make clean` removes all but the packages.
+# `make help` lists the targets. Targets write to .venv*, .lab and .cache, install Debian packages, and create
+# containers and images with names openfleet-*. `make clean` removes all of these except the packages.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,25 +10,26 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-# --- Settings: in the environment or on the command line ------------------------------------------------------------
+# --- Settings: set them in the environment or on the command line
+# ------------------------------------------------------
 
-# Which fleet of this machine: containers are named openfleet-$(OPENFLEET_LAB)-HOST.
+# Name of the fleet on this machine. Containers are named openfleet-$(OPENFLEET_LAB)-HOST.
 export OPENFLEET_LAB ?= demo
-# The base image of the lab hosts; see tests/lab/image/build.
+# Debian release of the lab hosts' base image. See tests/lab/image/build.
 export LAB_RELEASE ?= bookworm
 export LAB_MIRROR LAB_BASE_IMAGE
-# Names the image of the demo that is made last.
+# The image of the demo that is built last. Its existence shows that the others exist.
 lab_image := .lab/images/$(LAB_RELEASE)-monitoring
-# The Python of .venv: ansible-core 2.19 runs on 3.11 to 3.13.
+# The Python for .venv. ansible-core 2.19 supports 3.11 to 3.13.
 PYTHON := $(or $(PYTHON),$(shell tests/lab/find-python first 3.11 3.13))
-# The Python of .venv-newest, for the leg of `make test` on the newest ansible-core.
+# The Python for .venv-newest. One leg of `make test` uses it with the newest ansible-core.
 NEWEST_PYTHON := $(or $(NEWEST_PYTHON),$(shell tests/lab/find-python newest 3.12))
-# The oldest Python that the oldest supported ansible-core runs on, for a leg of `make test`.
+# The oldest Python that the oldest supported ansible-core supports. One leg of `make test` uses it.
 OLDEST_CORE_PYTHON := $(or $(OLDEST_CORE_PYTHON),$(shell tests/lab/find-python oldest 3.10 3.12))
-# The oldest Python that code on hosts supports, for a leg of `make test`.
+# The oldest Python that code on hosts supports. One leg of `make test` uses it.
 OLDEST_PYTHON := $(or $(OLDEST_PYTHON),$(shell tests/lab/find-python first 3.8 3.8))
 export PYTHON NEWEST_PYTHON OLDEST_CORE_PYTHON OLDEST_PYTHON
-# The group of figures that `make bench` prints; all if empty.
+# The group of figures that `make bench` prints. Empty: all groups.
 BENCH ?=
 
 # --- Nothing is written outside the checkout ------------------------------------------------------------------------
@@ -36,7 +37,7 @@ BENCH ?=
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.lab/bin:$(PATH)
 $(shell mkdir -p .cache/tmp)
 export XDG_CACHE_HOME := $(CURDIR)/.cache
-# Where it is set, each of some hundred runs of Ansible compiles itself again.
+# If PYTHONDONTWRITEBYTECODE were set, each of some hundred Ansible runs would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -50,22 +51,23 @@ export RUFF_CACHE_DIR := $(CURDIR)/.cache/ruff
 
 checksum = $(shell { cat $(1); echo '$(2)'; } | sha256sum | cut -c 1-12)
 venv_stamp := .venv/.made-$(call checksum,requirements-locked.txt,$(PYTHON))
-# `pip install --group` (pyproject.toml) needs a newer pip than a new virtual environment has.
+# `pip install --group` (pyproject.toml) needs a newer pip than the one in a new virtual environment.
 pip := pip==26.3
 extras := --requirement requirements-bundle.txt --requirement requirements-rightsize.txt
 # $(call install,ENVIRONMENT,OPTIONS)
 install = $(1)/bin/pip install -qq --no-compile $(pip) && $(1)/bin/pip install -qq --no-compile $(2)
 requirements := pyproject.toml requirements-bundle.txt requirements-rightsize.txt
 venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt $(requirements),$(PYTHON))
-# For `make check`, without molecule, browser and importer: installs in a fraction of the time.
+# The environment for `make check`. It lacks molecule, the browser and the importer, so its installation takes a
+# fraction of the time.
 venv_check := .cache/venv-check
 venv_check_stamp := $(venv_check)/.made-$(call checksum,$(requirements),$(PYTHON))
 venv_newest_stamp := .venv-newest/.made-$(call checksum,$(requirements),$(NEWEST_PYTHON))
 venv_oldest_core := .cache/venv-oldest-core
 venv_oldest_core_stamp := $(venv_oldest_core)/.made-$(call checksum,pyproject.toml,$(OLDEST_CORE_PYTHON))
 
-# Ubuntu's chromium only fetches a snap, which cannot be driven from here: there the tests of the pages are skipped. sudo is there to
-# be attacked.
+# On Ubuntu, the package chromium only installs a snap, which these tests cannot drive. So the tests of the pages are
+# skipped there. Tests attack sudo, so sudo must be installed.
 test_packages := gcc gnupg libc6-dev make openssl sudo $(if $(shell grep -sx ID=debian /etc/os-release),chromium)
 
 .PHONY: help
@@ -126,8 +128,8 @@ $(venv_oldest_core_stamp):
 	$(call install,$(venv_oldest_core),--group oldest-core)
 	touch $@
 
-# One at a time (tests/lab/image/build takes a lock). A variant is the base image with more packages for some hosts: Prometheus and
-# Alertmanager; Debian's Slurm; an engine for clients of MPS in containers.
+# Images are built one at a time (tests/lab/image/build takes a lock). A variant is the base image with additional
+# packages for some hosts: Prometheus and Alertmanager, Debian's Slurm, or a container engine for MPS clients.
 build_image = tests/lab/image/build
 .PHONY: image image-slurm image-sharing image-monitoring image-kubernetes image-rpm
 image: packages
@@ -141,19 +143,20 @@ image-rpm: image
 image-slurm image-sharing image-monitoring image-kubernetes image-rpm: packages
 	@$(build_image) $(@:image-%=%)
 
-# Debian's Prometheus and Alertmanager, unpacked and never installed here, which would start them.
+# Debian's Prometheus and Alertmanager. The packages are only unpacked, because installing them would start the
+# services.
 prometheus_stamp := .lab/prometheus/.made-$(call checksum,tests/lab/fetch-packages)
 $(prometheus_stamp):
 	@tests/lab/fetch-packages prometheus promtool prometheus prometheus-alertmanager
 	touch $@
 
-# Likewise Debian's etcd.
+# Debian's etcd. The package is only unpacked too.
 etcd_stamp := .lab/etcd/.made-$(call checksum,tests/lab/fetch-packages)
 $(etcd_stamp):
 	@tests/lab/fetch-packages etcd etcd etcd-server
 	touch $@
 
-# A Kubernetes cluster's programs, from Go modules (OPENFLEET_GO_CACHE). The first time they are compiled.
+# The programs of a Kubernetes cluster. They are compiled from Go modules (OPENFLEET_GO_CACHE) the first time.
 .PHONY: kubernetes-programs
 kubernetes-programs:
 	@tests/kubernetes/build >/dev/null
@@ -165,17 +168,18 @@ venv-test: $(venv_test_stamp)
 venv-newest: $(venv_newest_stamp)
 venv-oldest-core: $(venv_oldest_core_stamp)
 
-# From their source, after a change of it; a test says when that was forgotten.
+# Generate the dashboards from their source. Run it after a change of the source. A test fails if this was forgotten.
 .PHONY: dashboards
 dashboards: $(venv_test_stamp) ## write the Grafana dashboards
 	.venv/bin/python roles/gpu_monitoring/dashboards/build.py
 
-# Likewise.
+# Generate the pages about variables from the argument specs. A test fails if this was forgotten.
 .PHONY: variables
 variables: $(venv_test_stamp) ## write docs/variables*.md from the argument specs
 	.venv/bin/python tools/variables_page.py
 
-# These packages are installed as root, or in this checkout's environment. The index is that of pip's settings.
+# The packages whose hashes are recorded are installed as root, or in this checkout's environment. pip uses its
+# configured index.
 .PHONY: hashes
 hashes: $(venv_stamp) ## renew the hashes of Python packages, after a change of a version
 	.venv/bin/python tools/renew_hashes.py
@@ -195,17 +199,17 @@ demo: ## start the simulated fleet, run site.yml twice, audit it and show the re
 	there=$$(ls $(venv_stamp) 2>/dev/null | wc -l)$$(.lab/bin/podman image exists "$$(cat $(lab_image) 2>/dev/null)" 2>/dev/null && echo 1 || echo 0)
 	case $$there in 00) temperature=cold ;; 11) temperature=warm ;; *) temperature=partly ;; esac
 	$(MAKE) setup
-	# Without OR-Tools right-sizing finds fewer GPUs to free, and destroys more instances.
+	# Without OR-Tools, right-sizing frees fewer GPUs and destroys more instances.
 	.venv/bin/python -c 'import numpy, ortools' 2>/dev/null || .venv/bin/pip install -qq --no-compile --requirement requirements-rightsize.txt
 	$(if $(filter 1,$(KUBERNETES)),$(MAKE) -s venv-test image-kubernetes etcd)
 	OPENFLEET_LAB=demo .venv/bin/python tests/lab/demo.py --started "$$started" --temperature "$$temperature" $(if $(filter 1,$(KUBERNETES)),--kubernetes)
 
-# Nothing is changed on this machine without CHECK_OPTIONS=--change; docs/hardware.md.
+# Nothing on this machine is changed unless CHECK_OPTIONS contains --change. See docs/hardware.md.
 .PHONY: check-gpu
 check-gpu: $(venv_stamp) ## check this machine's real GPUs and write gpu-check.html [CHECK_OPTIONS=--help]
 	.venv/bin/python tools/check_gpu.py $(CHECK_OPTIONS)
 
-# The bundle has everything that the hosts of INVENTORY need without a network.
+# The bundle contains everything that the hosts of INVENTORY would otherwise download.
 .PHONY: bundle
 bundle: $(venv_stamp) ## collect a bundle for hosts without a network: INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle [BUNDLE_OPTIONS=--check]
 	@[ -n "$(INVENTORY)" ] && [ -n "$(BUNDLE_DIR)" ] || { echo 'make: name the inventory and the folder: make bundle INVENTORY=hosts.yml BUNDLE_DIR=/srv/bundle' >&2; exit 1; }
@@ -213,14 +217,15 @@ bundle: $(venv_stamp) ## collect a bundle for hosts without a network: INVENTORY
 
 # --- Tests and figures ----------------------------------------------------------------------------------------------
 
-# Partitioning GPUs needs root, on the simulator too; what root writes stays apart from what others must be able to write.
+# Partitioning GPUs requires root, even on the simulator. Files that root writes are kept separate from files that other
+# users write.
 ifneq ($(shell id -u),0)
 as_root := sudo -n env "PATH=$(PATH)" PYTHONDONTWRITEBYTECODE=1 PYTEST_ADDOPTS='-p no:cacheprovider $(PYTEST_ADDOPTS)' \
     OPENFLEET_THOROUGH=$(OPENFLEET_THOROUGH) ANSIBLE_CONFIG=$(ANSIBLE_CONFIG) ANSIBLE_HOME=$(CURDIR)/.cache/root/ansible XDG_CACHE_HOME=$(CURDIR)/.cache/root \
     HYPOTHESIS_STORAGE_DIRECTORY=$(CURDIR)/.cache/root/hypothesis PYTEST_DEBUG_TEMPROOT=$(PYTEST_DEBUG_TEMPROOT)
 endif
 
-# As root, in a PID namespace: tests/apart.py says why, and does the same where pytest is run by hand.
+# Run as root in a PID namespace. tests/apart.py gives the reason, and does the same if pytest is run by hand.
 apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mount-proc bash -c '"$$@"; exit $$?' --
 
 # Legs of the tests. `make help` prints these lines; `make test-LEG` runs one.
@@ -257,22 +262,22 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 #leg pythons            thorough run only: modules with each Python from 3.9 to 3.14 on hosts
 #leg cores              thorough run only: ansible-core between the usual and the newest
 
-# The legs of `make test`, the longest first, so that none is left alone at the end. One more runs side by side than there are
-# cores: a leg waits for its hosts an eighth of its time.
-# `make test-mig` sets up what one leg needs and runs it; leg-mig only runs it.
+# The legs of `make test`. The longest legs come first, so that no long leg runs alone at the end. The number of
+# concurrent legs is the number of cores plus one, because a leg waits for its hosts an eighth of its time. `make
+# test-mig` installs what the leg `mig` needs and runs the leg. `make leg-mig` only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle rpm
 legs := modules commands kubernetes default kubernetes-api container_toolkit audit-reports audit sharing nvidia_driver rpm monitoring mig \
     limiter unit gpu_drain adversary vgpu figures lint simulator alert-rules oldest oldest-core newest bundle holders
-# Only in the thorough run: everything is tried that takes long (tests/thorough.py), and these legs.
+# The thorough run also includes all long tests (tests/thorough.py) and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
 legs += trixie sanitized threads pythons cores
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
-# A leg that runs for longer is ended, and has failed. The longest takes a sixth of it.
+# A leg that runs longer than this is ended and fails. The longest leg takes a sixth of this time.
 LEG_SECONDS ?= $(if $(OPENFLEET_THOROUGH),14400,2000)
 
-# Needs of each leg besides the packages. The leg `commands` makes a host from the image's files.
+# Requirements of each leg in addition to the packages. The leg `commands` creates a host from the image's files.
 needs_default := image-monitoring
 needs_rpm := image-rpm
 needs_monitoring := image-monitoring
@@ -284,7 +289,7 @@ needs_commands := image
 needs_alert-rules := prometheus-tools
 needs_audit-reports := prometheus-tools
 needs_figures := image prometheus-tools
-# Why this machine cannot run the tests on a cluster, or is not to; empty where it does.
+# Why this machine cannot or must not run the tests on a cluster. Empty if it can run them.
 KUBERNETES ?=
 without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
 needs_kubernetes := $(if $(without_kubernetes),,kubernetes-programs image-kubernetes etcd)
@@ -292,7 +297,8 @@ needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_trixie := image $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest := $(if $(NEWEST_PYTHON),venv-newest)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
-# The lab hosts of a leg: of all of them no more run at once than this machine has room for (tests/lab/inotify).
+# Number of lab hosts of each leg. The number of concurrent lab hosts of all legs is limited by this machine
+# (tests/lab/inotify).
 hosts_default := 5
 hosts_audit := 4
 hosts_bundle := 1
@@ -312,7 +318,7 @@ comma := ,
 none :=
 queued = $(1):$(subst $(none) $(none),$(comma),$(strip $(2)))
 
-# In the names of test hosts, so that two checkouts on one machine do not meet.
+# This value is part of the names of test hosts, so that two checkouts on one machine do not use the same hosts.
 export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
 .PHONY: test test-thorough test-fast $(addprefix test-,$(legs)) $(addprefix leg-,$(legs))
@@ -336,7 +342,7 @@ check: $(venv_check_stamp) ## check what changed, in seconds: style, types, lang
 types-record: $(venv_check_stamp) ## remove files that pass mypy's strict mode from the list of those that do not
 	@$(venv_check)/bin/python tools/check_types.py --record
 
-# Without the test of tests/lab/warm_playbook.py, which takes a tenth of the time.
+# Excludes the test of tests/lab/warm_playbook.py, because that test alone takes a tenth of the time.
 test-fast: $(venv_test_stamp) ## run ruff and all unit tests, in a minute
 	@ruff check --quiet
 	pytest --quiet -n $$(nproc) -o faulthandler_timeout=0 --ignore tests/unit/test_warm_playbook.py tests/unit
@@ -348,7 +354,7 @@ $(addprefix test-,$(legs)):
 .PHONY: lint
 lint: test-lint ## check language, types, ruff, yamllint, ansible-lint (production profile), antsibull, Galaxy's importer
 
-# Needs no virtual environment.
+# These targets need no virtual environment.
 .PHONY: language language-record
 language: require-python ## list text that is not plain English (FILES=docs/vgpu.md for some files)
 	@$(PYTHON) tools/check_language.py --list $(FILES)
@@ -356,32 +362,33 @@ language: require-python ## list text that is not plain English (FILES=docs/vgpu
 language-record: require-python ## lower the recorded numbers of such text, after it was rewritten
 	@$(PYTHON) tools/check_language.py --record
 
-# ansible-lint asks Ansible for the syntax of each playbook: those of the tests run in other legs.
+# ansible-lint runs Ansible's syntax check for each playbook. The playbooks of the tests are excluded, because other
+# legs run them.
 leg-lint:
 	@tests/leg run lint bash -ec 'tools/check_language.py; ruff check; ruff format --check; tools/check_types.py; yamllint --strict .; ansible-lint -q $(if $(OPENFLEET_THOROUGH),,--exclude molecule tests); antsibull-changelog lint; pytest --quiet tests/collection'
 
 leg-unit:
 	@tests/leg run unit pytest --quiet -m 'not alone' tests/unit
 
-# The library is built with gcc and preloaded to programs on a stub of the driver: no GPU, no CUDA.
+# gcc builds the library, and programs on a stub of the driver preload it. Neither a GPU nor CUDA is needed.
 leg-limiter:
 	@tests/leg run limiter pytest --quiet tests/limiter
 
-# Recording rules, alerts and dashboards by Debian's promtool and Prometheus.
+# Test recording rules, alerts and dashboards with Debian's promtool and Prometheus.
 leg-alert-rules:
 	@tests/leg run alert-rules pytest --quiet tests/monitoring
 
-# Each group of `make bench` with as little input as possible. run.py gives a PID namespace to groups without lab hosts. The leg
-# `kubernetes` measures the figures of a cluster.
+# Run each group of `make bench` with the smallest input. run.py starts a PID namespace for groups without lab hosts.
+# The leg `kubernetes` measures the figures of a cluster.
 cluster_figures := tests/benchmark/test_groups.py::test_each_group_measures_all_its_figures[kubernetes]
 leg-figures:
 	@tests/leg run figures pytest --quiet --deselect '$(cluster_figures)' tests/benchmark
 
-# Audits and right-sizing on a real Prometheus, and their pages in Chromium.
+# Run audits and right-sizing with a real Prometheus, and show their pages in Chromium.
 leg-audit-reports:
 	@tests/leg run audit-reports $(apart) pytest --quiet tests/audit
 
-# Modules on the simulated library. Tests that hold GPUs in the eyes of every other test are a leg of their own.
+# Test modules on the simulated library. Tests that hold GPUs affect every other test, so they are in the leg `holders`.
 leg-modules:
 	@tests/leg run modules $(apart) pytest --quiet -m 'not alone' tests/integration/modules
 
@@ -392,21 +399,21 @@ leg-holders:
 leg-adversary:
 	@tests/leg run adversary $(apart) pytest --quiet tests/adversary
 
-# Clients are two releases of nvidia-smi and nvidia-ml-py, and all of them in the thorough run.
+# The clients are two releases of nvidia-smi and nvidia-ml-py, or all releases in the thorough run.
 leg-simulator:
 	@tests/leg run simulator $(apart) pytest --quiet tests/integration/simulator tests/clients
 
-# Tests of programs that roles install: gpu-layout, the exporter, the limiter; and of bundles.
+# Test the programs that roles install (gpu-layout, the exporter, the limiter) and bundles.
 leg-commands:
 	@tests/leg run commands $(apart) pytest --quiet $(addprefix tests/integration/,bundle cli dcgm_exporter vgpu_limiter)
 
-# A smoke of filters, modules and site.yml on another ansible-core: what roles bring besides is run with the usual one, and so is a
-# dry run of a fleet.
+# A short test of filters, modules and site.yml with another ansible-core. Other parts of the roles, and a dry run of a
+# fleet, are tested only with the usual ansible-core.
 core_tests := tests/unit/test_module_docs.py tests/unit/test_filters.py tests/unit/test_fleet_summary.py tests/adversary/test_hostile_terminal.py \
     $(patsubst %,tests/integration/modules/test_%.py,action_groups gpu_info mps site) \
     $(if $(OPENFLEET_THOROUGH),,--deselect tests/integration/modules/test_site.py::test_dry_run_shows_the_steps_and_changes_nothing)
 
-# Everything in the thorough run.
+# The thorough run includes everything.
 leg-newest:
 	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out newest 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
 	tests/leg run newest $(apart) .venv-newest/bin/pytest --quiet $(if $(OPENFLEET_THOROUGH),tests/unit tests/integration,-m core $(core_tests))
@@ -421,26 +428,26 @@ leg-oldest:
 	@if [ -z '$(OLDEST_PYTHON)' ]; then tests/leg left-out oldest 'no Python 3.8 (OLDEST_PYTHON names one)'; exit; fi
 	tests/leg run oldest $(apart) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet -m $(if $(OPENFLEET_THOROUGH),'not alone',host_python) tests/integration
 
-# The rest of the limiter's tests look at the library as it is released, or at what cannot be built with a sanitizer: it refuses
-# RTLD_DEEPBIND and dlmopen, and ends a program by SIGABRT where a test waits for SIGBUS.
+# The other tests of the limiter need the library as released, or use features that do not work with a sanitizer: it
+# refuses RTLD_DEEPBIND and dlmopen, and ends a program with SIGABRT if a test waits for SIGBUS.
 leg-sanitized:
 	@OPENFLEET_SANITIZER=address,undefined tests/leg run sanitized pytest --quiet tests/limiter \
 	    $(addprefix --ignore=tests/limiter/,test_binary.py test_dlsym.py test_front.py test_layers.py test_reach.py test_top.py) \
 	    --deselect tests/limiter/test_agent_attacks.py::test_without_the_agent_truncating_the_file_ends_the_neighbours
 
-# Launches of several threads, and those beside the agent. The other tests' threads are in test_sanitizers.py. Not at the thorough
-# run's length: a draw more finds no other race.
+# Launches of several threads, with and without the agent. test_sanitizers.py covers the threads of the other tests. The
+# thorough run does not repeat these tests more often, because further repetitions find no other race.
 leg-threads:
 	@OPENFLEET_SANITIZER=thread OPENFLEET_THOROUGH= tests/leg run threads pytest --quiet \
 	    $(addprefix tests/limiter/,test_throttle.py test_waits.py test_agent.py test_agent_attacks.py test_agent_nvml.py) \
 	    --deselect tests/limiter/test_agent_attacks.py::test_without_the_agent_truncating_the_file_ends_the_neighbours
 
-# Every Python between the oldest and the newest that this machine has, on the side of the hosts.
+# Run modules on hosts with every Python between the oldest and the newest one that this machine has.
 leg-pythons:
 	@tests/leg run pythons $(apart) bash -ec 'for minor in 9 10 11 12 13 14; do python=$$(tests/lab/find-python first 3.$$minor 3.$$minor); \
 	    [ -z "$$python" ] || { echo "$$python"; OPENFLEET_HOST_PYTHON=$$python pytest --quiet -m host_python tests/integration; }; done'
 
-# ansible-core between the usual one and the newest.
+# ansible-core releases between the usual one and the newest.
 CORES ?= 2.20
 leg-cores:
 	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out cores 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
@@ -448,28 +455,28 @@ leg-cores:
 	    [ -x $$venv/bin/pytest ] || { $(NEWEST_PYTHON) -m venv $$venv; $(call install,$$venv,$(extras) --group unit "ansible-core~=$$core.0"); }; \
 	    $$venv/bin/python -m pytest --quiet -m core tests/unit tests/integration; done'
 
-# Debian 13 on the hosts, after the scenarios of the same names and apart from what molecule keeps of them; and CDI in a cluster, which
-# Debian 12's containerd does not know.
+# Debian 13 on the hosts. Runs after the scenarios of the same names, with a separate molecule directory. Also CDI in a
+# cluster, because the containerd of Debian 12 does not support CDI.
 leg-trixie:
 	@export LAB_RELEASE=trixie NO_COLOR=1 XDG_CACHE_HOME=$(CURDIR)/.cache/trixie OPENFLEET_CHECKOUT=$(OPENFLEET_CHECKOUT)-13
 	tests/leg run trixie bash -ec 'tests/lab/image/build; \
 	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done; \
 	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
 
-# A real cluster: site.yml and pods on nodes that are lab hosts. Not in a PID namespace:
-# podman needs the process ids of the machine. The figures come last, in a cluster of their own: its node has the name of one of the
-# tests' nodes.
+# A real cluster: site.yml and pods on nodes that are lab hosts. This leg does not run in a PID namespace, because
+# podman needs the machine's process IDs. The figures are measured last, in a separate cluster, because its node has the
+# same name as one of the tests' nodes.
 cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site cdi)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes bash -ec 'pytest --quiet $(cluster_tests); pytest --quiet "$(cluster_figures)"'
 
-# Roles on a real API server, with folders of this machine as hosts.
+# Test roles on a real API server. Folders of this machine act as hosts.
 leg-kubernetes-api:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes-api '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes-api $(apart) pytest --quiet tests/kubernetes $(addprefix --ignore=,$(cluster_tests))
 
-# Scenarios of molecule, each with its own fleet. Some leave hosts to the thorough run.
+# Scenarios of molecule. Each scenario has its own fleet. Some scenarios include more hosts in the thorough run.
 leg-default: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,h100,l40s,monitor)
 leg-nvidia_driver: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,hgx,pcie,blackwell),localhost
 leg-rpm: export OPENFLEET_LIMIT := $(if $(OPENFLEET_THOROUGH),all,el9),localhost
@@ -478,7 +485,7 @@ $(addprefix leg-,$(scenarios)):
 	@export NO_COLOR=1
 	tests/leg run $(@:leg-%=%) molecule test --no-command-borders --scenario-name $(@:leg-%=%)
 
-# The group `kubernetes` needs the image of nodes besides.
+# The group `kubernetes` also needs the image of nodes.
 .PHONY: bench
 bench: setup-test prometheus-tools $(if $(or $(without_kubernetes),$(filter-out kubernetes,$(BENCH))),,image-kubernetes etcd) ## print figures, one `name value unit` a line (BENCH=group for one group)
 	@.venv/bin/python tests/benchmark/run.py $(BENCH)

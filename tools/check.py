@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check what changed: style, types, language and the unit tests of it.
+"""Check the changed files: style, types, language and unit tests.
 
-Without arguments, these are the uncommitted changes, or those of the last commit if there are none.
+Without arguments, the uncommitted changes are checked. If there are none, the last commit is checked.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from choose_tests import choose
 
-#: Maximum test files of one check. The rest is listed and left to `make test-fast`.
+#: Maximum number of test files in one check. Others are listed, and only `make test-fast` runs them.
 TEST_FILES = 8
-#: Sweeps over faults or all sources. They take more than five seconds and run only if they changed.
+#: Tests that sweep over faults or over all sources. They take more than five seconds, so they run only if they changed.
 SLOW = ("test_one_of_each", "test_vgpu_apply")
-#: Up to this number of test files, a second process takes longer to start than it saves.
+#: Up to this number of test files, one process is faster, because starting a second one takes longer than it saves.
 ONE_PROCESS = 3
 
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one command: its output, its exit status and its seconds."""
+    """The result of one command: output, exit status and duration in seconds."""
 
     name: str
     output: str
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def selected(names: Sequence[str], everything: bool) -> tuple[list[str], list[str]]:
-    """Return the test files to run, and those left out because they take long."""
+    """Return the test files to run, and those that are skipped because they take long."""
     chosen = choose(ROOT, names)
     fast = [test for test in chosen if Path(test).stem not in SLOW or test in names]
     tests = chosen if everything else fast[:TEST_FILES]
@@ -75,9 +75,10 @@ def selected(names: Sequence[str], everything: bool) -> tuple[list[str], list[st
 
 
 def changed(base: str) -> list[str]:
-    """Return the files that differ from the commit, with new ones.
+    """Return the files that differ from the commit, including new files.
 
-    Without `base`, these are the uncommitted changes, or those of the last commit. Raises CalledProcessError if git fails.
+    Without `base`, these are the uncommitted changes. If there are none, the last commit is used. Raises
+    CalledProcessError if git fails.
     """
     for commit in [base] if base else ["HEAD", "HEAD~1"]:
         start = git("merge-base", commit, "HEAD")[0] if base else commit
@@ -104,7 +105,7 @@ def git(*arguments: str) -> list[str]:
 
 
 def linters(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the commands for the files, by name."""
+    """Return the commands that check the files, by name."""
     python = [name for name in names if name.endswith(".py")]
     yaml = [name for name in names if name.endswith((".yml", ".yaml"))]
     programs = Path(sys.executable).parent
@@ -120,9 +121,9 @@ def linters(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def run_all(commands: dict[str, list[str]]) -> list[Result]:
-    """Run the commands side by side, one for each processor."""
+    """Run the commands concurrently, one per processor."""
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        # The tests take longest.
+        # Start the tests first, because they take longest.
         order = sorted(commands, key=lambda name: name != "tests")
         return list(pool.map(lambda name: run(name, commands[name]), order))
 
@@ -143,7 +144,7 @@ def run(name: str, command: list[str]) -> Result:
 
 
 def report(names: Sequence[str], results: Sequence[Result]) -> int:
-    """Print failures and one line for each command; return the exit status."""
+    """Print failures, and one line for each command. Return the exit status."""
     for result in results:
         if failed(result):
             print(f"=== {result.name}\n{result.output.rstrip()}\n")
@@ -157,13 +158,13 @@ def report(names: Sequence[str], results: Sequence[Result]) -> int:
 def failed(result: Result) -> bool:
     """Return whether the command failed.
 
-    pytest exits with 5 if it deselected all tests.
+    pytest exits with 5 if all tests were deselected. This is not a failure.
     """
     return result.status not in ((0, 5) if result.name == "tests" else (0,))
 
 
 def summary(result: Result) -> str:
-    """Return the last line that pytest prints, and `passed` for other commands."""
+    """Return the last line of pytest's output, or `passed` for other commands."""
     return result.output.rstrip().rpartition("\n")[2] if result.name == "tests" else "passed"
 
 

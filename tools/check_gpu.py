@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check this machine's GPUs against NVIDIA's tools and model files. docs/hardware.md."""
+"""Compare this machine's GPUs with NVIDIA's tools and the model files.
+
+See docs/hardware.md.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.checks impo
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import Check, not_run
 
 DIFFERENT, UNREAD = 1, 3
-#: Maximum printed lines. The report has all.
+#: Maximum number of printed lines. The report contains all lines.
 _MOST_LINES = 20
 #: Areas that are checked again while a GPU has the instances of --change.
 _WITH_INSTANCES = ("NVML", "NVML agrees", "nvidia-smi", "capabilities", "devices", "model file")
@@ -75,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _against_the_simulator(reading: dict, files: list, options: argparse.Namespace) -> list:
-    """Return the checks against simulated GPUs, which another process reads."""
+    """Return the checks against simulated GPUs. Another process reads these."""
     keys, reason = simulated.models_of(reading, files)
     if not reason and options.library == "none":
         reason = "--library none was given"
@@ -128,7 +131,7 @@ def _under_load(reading: dict, options: argparse.Namespace) -> tuple[list, dict 
         return list(judge.none(options.gpu, reason)), None
     uuid = Readings(reading["nvml"]["gpus"][index]["calls"]).value("nvmlDeviceGetUUID")
     with tempfile.TemporaryDirectory(prefix="check-gpu-") as folder:
-        # CUDA does not know the UUIDs of a simulated NVML.
+        # CUDA does not know the UUIDs of GPUs in a simulated NVML.
         device = "#%d" % index if simulated_nvml else uuid
         card = measure.Card(index, device, Path(folder), options.timeout, _tell, options.image, tuple(options.without))
         measured = measure.measure(card)
@@ -148,7 +151,7 @@ def _changed(reading: dict, files: list, options: argparse.Namespace) -> list:
 
 
 def _with_instances(index: int, files: list, options: argparse.Namespace) -> list:
-    """Return the checks of a GPU with instances, which another process reads."""
+    """Return the checks of a GPU with instances. Another process reads the GPU."""
     command = [sys.executable, str(Path(__file__).resolve()), "--only-read", "--timeout", str(options.timeout)]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check that comments, docstrings, messages and pages are plain English.
 
-language/rules.py has the rules, language/exceptions.toml the accepted violations with their reasons, and language/remaining.txt
-the numbers of violations in files that are not rewritten yet. A number above the recorded one fails, and so does one below it:
-`make language-record` lowers it.
+language/rules.py contains the rules. language/exceptions.toml lists accepted violations with reasons.
+language/remaining.txt records the number of violations in files that were not rewritten yet. If a file has more
+violations than recorded, the check fails. It also fails if a file has fewer violations. In this case, run `make
+language-record` to lower the recorded number.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def main(arguments: list[str]) -> int:
 def source_files(chosen: Iterable[str] = ()) -> list[str]:
     """Return the source files that git tracks or would add.
 
-    `chosen` names files or folders, all if empty. Raises CalledProcessError if git fails.
+    `chosen` restricts the result to files or folders. Raises CalledProcessError if git fails.
     """
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *chosen]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -105,7 +106,7 @@ def read_exceptions() -> list[Accepted]:
 
 
 def shown(path: Path) -> str:
-    """Return the path from the checkout's root."""
+    """Return the path relative to the root of the checkout."""
     return str(path.relative_to(ROOT))
 
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check types with mypy's strict mode.
 
-type_check/remaining.txt lists the files that do not pass yet. An error in another file fails, and so does a listed file that
-passes: `make types-record` removes it from the list.
+type_check/remaining.txt lists the files that do not pass yet. The check fails if another file has an error. It also
+fails if a listed file passes. In this case, run `make types-record` to remove the file from the list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGES = (
     "type_check",
 )
 MODULES = ("check", "check_language", "check_types", "choose_tests")
-#: `FILE:LINE: error: MESSAGE  [CODE]`, with the path of the collection or from the root.
+#: Format: `FILE:LINE: error: MESSAGE  [CODE]`. The path is relative to the collection or to the root.
 ERROR = re.compile(
     r"^(?:.*?ansible_collections/openfleet/gpu/)?(?P<file>[^:]+):(?P<line>\d+): error: .*$", re.MULTILINE
 )
@@ -81,7 +81,7 @@ def run_mypy() -> str:
 
 
 def errors_by_file(output: str) -> dict[str, list[str]]:
-    """Return the errors in mypy's output by file."""
+    """Return the errors by file, from the output of mypy."""
     errors: dict[str, list[str]] = {}
     for match in ERROR.finditer(output):
         start = match.start("file") - match.start()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Choose the unit tests of changed files, by imports and by names."""
+"""Choose the unit tests for changed files, by imports and by names."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ OF_PAGES = ("test_documents", "test_docs_blocks")
 
 
 def choose(root: Path, names: Iterable[str]) -> list[str]:
-    """Return the unit tests of the files, the closest first.
+    """Return the unit tests for the files. The most specific test comes first.
 
-    A test belongs to a Python file that it imports, itself or by a helper, and to another file whose path or role it names. If no
-    test imports a module, those that import another one of its package are chosen.
+    A test belongs to a Python file if the test or one of its helpers imports the file. A test belongs to another file
+    if the test contains the file's path or role. If no test imports a module, the tests that import another module of
+    the same package are chosen.
     """
     tests, reached = _unit_tests(root)
     points: dict[str, float] = {}
     for name in names:
         for path in _tests_of(root, name, tests, reached):
-            # A test that imports few other modules is the most specific.
+            # The fewer modules a test imports, the more specific it is.
             close = 1 / (1 + len(reached[path])) + shares_words(path.stem, name)
             test = str(path.relative_to(root))
             points[test] = points.get(test, 0) + close
@@ -34,7 +35,7 @@ def choose(root: Path, names: Iterable[str]) -> list[str]:
 
 @functools.cache
 def _unit_tests(root: Path) -> tuple[dict[Path, str], dict[Path, set[str]]]:
-    """Return the source of each unit test, and the modules that it imports."""
+    """Return the source and the imported modules of each unit test."""
     sources = {path: path.read_text("utf-8") for path in sorted((root / UNIT).glob("*.py"))}
     tests = {path: text for path, text in sources.items() if path.name.startswith("test_")}
     imports = {path: imported(text) for path, text in sources.items()}
@@ -62,7 +63,7 @@ def _tests_of(root: Path, name: str, tests: Mapping[Path, str], reached: Mapping
 
 
 def module_name(name: str) -> str:
-    """Return the name of the module as tests import it."""
+    """Return the module name that tests use to import the file."""
     parts = Path(name).with_suffix("").parts
     if parts[0] == "plugins":
         return PLUGINS + ".".join(part for part in parts if part != "__init__")
@@ -85,7 +86,7 @@ def imported(source: str) -> set[str]:
 
 
 def _with_helpers(path: Path, imports: Mapping[Path, set[str]]) -> set[str]:
-    """Return the modules that the test and its helpers in the same folder import."""
+    """Return the modules imported by the test and by its helpers in the same folder."""
     found: set[str] = set()
     waiting = [path]
     while waiting:
@@ -96,9 +97,9 @@ def _with_helpers(path: Path, imports: Mapping[Path, set[str]]) -> set[str]:
 
 
 def mentions(name: str) -> list[str]:
-    """Return the texts by which a test names the file.
+    """Return texts in a test that show that it tests the file.
 
-    These are its path, its name in quotes, and its role or scenario.
+    These are the path, the quoted name, and the role or scenario of the file.
     """
     parts = Path(name).parts
     words = [name, f'"{parts[-1]}"', f"'{parts[-1]}'"]
@@ -109,6 +110,6 @@ def mentions(name: str) -> list[str]:
 
 
 def shares_words(stem: str, name: str) -> int:
-    """Return how many words the names of the test and of the file share."""
+    """Return how many words the names of the test and the file have in common."""
     words = set(stem.removeprefix("test_").split("_"))
     return len(words & {word for part in Path(name).with_suffix("").parts for word in part.split("_")})

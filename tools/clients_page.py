@@ -24,13 +24,13 @@ def _cell(text: str) -> str:
 
 
 def tables() -> str:
-    """Return the tables of client versions and of gaps that boards do not have."""
+    """Return two tables: client versions, and known gaps that real boards do not have."""
     versions: dict[str, list[str]] = {}
     for client in _read("clients"):
         versions.setdefault(client["kind"], []).append(str(client["version"]))
     lines = ["| client | versions |", "|---|---|"]
     lines += [f"| {kind} | {', '.join(numbers)} |" for kind, numbers in versions.items()]
-    # One row for each reason, because many gaps share one. nvidia-smi is the usual client and is not repeated.
+    # Gaps with the same reason share a row. nvidia-smi is the usual client, so it is not repeated in each row.
     gaps: dict[str, list[str]] = {}
     for entry in _read("accepted"):
         if entry.get("boards") == "same":
@@ -45,7 +45,7 @@ def tables() -> str:
 
 
 def page() -> str:
-    """Return docs/simulator-clients.md with current tables."""
+    """Return docs/simulator-clients.md with the current tables."""
     text = PAGE.read_text(encoding="utf-8")
     generated = f"{BEGIN}\n\n{tables()}\n\n{END}"
     return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: generated, text, flags=re.DOTALL)

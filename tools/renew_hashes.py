@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write the hashes of Python packages that are installed as root: `make hashes`.
 
-Run it after changing a version. Each file of LOCKS has exact versions. pip fetches every wheel that a supported host may choose:
-for the supported versions of CPython, on manylinux for x86_64 and aarch64. Then pip resolves the file for each Python and
-architecture in hash-checking mode, so a dependency without a hash ends the run. pip uses the index that its settings name.
+Run this after changing a version. The files in LOCKS contain exact versions. pip downloads every wheel that a supported
+host may choose: for each supported version of CPython, on manylinux, for x86_64 and aarch64. Afterwards pip resolves
+each file for each Python and architecture in hash-checking mode. So the run fails if a dependency has no hash. pip uses
+its configured index.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = ("x86_64", "aarch64")
-#: Platforms of the glibc versions of supported distributions.
+#: Platform tags for the glibc versions of supported distributions.
 PLATFORMS = ("manylinux2014", "manylinux_2_28", "manylinux_2_34")
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9._!+-]+)")
-#: NAME-VERSION(-BUILD)-PYTHONS-ABIS-PLATFORMS.whl:
+#: File name of a wheel: NAME-VERSION(-BUILD)-PYTHONS-ABIS-PLATFORMS.whl
 #: https://packaging.python.org/en/latest/specifications/binary-distribution-format/#file-name-convention
 WHEEL = re.compile(r"[\w.]+-[\w.!+]+(?:-\d\w*)?-(?P<pythons>[\w.]+)-(?P<abis>[\w.]+)-(?P<platforms>[\w.]+)\.whl")
-#: The file of a package that is also installed alone, and the file with its hash.
+#: A file of a package that is also installed on its own, and the file with its hash.
 SINGLE = ("pynvml.py", "roles/gpu_layout/files/pynvml.sha256")
 
 
@@ -38,7 +39,8 @@ SINGLE = ("pynvml.py", "roles/gpu_layout/files/pynvml.sha256")
 class Lock:
     """A file with hashes for Python 3.`minors`.
 
-    It is resolved from a dependency group of pyproject.toml and other files; without these, it lists all packages itself.
+    The file is resolved from a dependency group of pyproject.toml and from other files. If neither is given, the file
+    itself lists all packages.
     """
 
     path: str
@@ -47,14 +49,14 @@ class Lock:
     files: tuple[str, ...] = ()
 
     def pins(self) -> list[tuple[str, str]]:
-        """Return the names and exact versions that the file is resolved from."""
+        """Return the names and exact versions from which the file is resolved."""
         texts = [(ROOT / file).read_text() for file in self.files or (() if self.group else (self.path,))]
         if self.group:
             texts += tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][self.group]
         return PIN.findall(without_comments("\n".join(texts)))
 
 
-#: Hosts have Python 3.8 or newer, controllers a Python that ansible-core 2.19 or newer supports.
+#: Hosts have Python 3.8 or newer. Controllers have a Python that ansible-core 2.19 or newer supports.
 LOCKS = (
     Lock("roles/gpu_layout/files/nvml-requirements.txt", range(8, 15)),
     Lock("roles/dcgm_exporter/files/embedded-requirements.txt", range(8, 15)),
@@ -63,11 +65,11 @@ LOCKS = (
 
 
 def pip(*arguments: str) -> str:
-    """Return the output of pip. Exits with its message if it fails."""
+    """Run pip and return its output. Exits with pip's message if pip fails."""
     command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        # Its addresses may contain passwords.
+        # URLs in the output may contain passwords.
         sys.exit("make hashes: pip failed:\n" + re.sub(r"//[^/\s]*@", "//***@", done.stdout + done.stderr))
     return done.stdout
 
@@ -78,7 +80,7 @@ def target(minor: int, platforms: list[str]) -> list[str]:
 
 
 def resolve(requirements: Path, minor: int, architecture: str, scratch: Path, *more: str) -> dict[str, str]:
-    """Return the versions that pip would install, by name."""
+    """Return the versions by name that pip would install."""
     report, platforms = scratch / "report.json", ["%s_%s" % (name, architecture) for name in reversed(PLATFORMS)]
     pip("install", "--quiet", "--dry-run", "--ignore-installed", "--target=%s" % (scratch / "nowhere"), *more,
         "--report=%s" % report, *target(minor, platforms), "--requirement=%s" % requirements)  # fmt: skip
@@ -91,9 +93,12 @@ def normal(name: str) -> str:
 
 
 def wheels(name: str, version: str, minors: range, folder: Path) -> dict[str, str]:
-    """Fetch all wheels that a supported host may choose, and return their SHA-256 by file name."""
+    """Download all wheels that a supported host may choose.
+
+    Return their SHA-256 by file name.
+    """
     stem = "%s-%s-" % (re.sub(r"[-_.]+", "[-_.]+", re.escape(normal(name)).replace(r"\-", "-")), re.escape(version))
-    # This run lists all files of the index, also those that pip skips on this machine.
+    # This output lists all files of the index, including files that pip does not use on this machine.
     listed = pip(
         "download", "-vv", "--no-deps", "--only-binary=:all:", "--dest=%s" % folder, "%s==%s" % (name, version)
     )
@@ -103,7 +108,7 @@ def wheels(name: str, version: str, minors: range, folder: Path) -> dict[str, st
         if not tags or minor is None or (folder / file).exists():
             continue
         platforms = [each for each in tags["platforms"].split(".") if wanted(each)]
-        # With one tag of each kind, pip chooses exactly this file.
+        # If each kind of tag has only one value, pip chooses exactly this file.
         abi = tags["abis"].split(".")[-1]
         pip("download", "--quiet", "--no-deps", "--dest=%s" % folder, "--abi=%s" % abi,
             *target(minor, platforms[:1]), "%s==%s" % (name, version))  # fmt: skip
@@ -138,7 +143,7 @@ def usable(tags: re.Match[str], minors: range) -> int | None:
 
 
 def renew(lock: Lock, scratch: Path) -> str:
-    """Return the new text of the file. Exits if the file lacks a dependency."""
+    """Return the new text of the file. Exits if a dependency is missing in the file."""
     path = ROOT / lock.path
     versions: dict[str, str] = {}
     plain = scratch / "plain.txt"
@@ -174,13 +179,13 @@ def without_comments(text: str) -> str:
 
 
 def header(path: Path) -> str:
-    """Return the comments at the start of the file, which are written by hand."""
+    """Return the comments at the start of the file. These are written by hand."""
     lines = path.read_text().splitlines(keepends=True)
     return "".join(lines[: next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))])
 
 
 def single(folder: Path) -> None:
-    """Write the hash of the file that the role installs alone."""
+    """Write the hash of the file that the role installs on its own."""
     for wheel in folder.glob("nvidia_ml_py-*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             digest = hashlib.sha256(archive.read(SINGLE[0])).hexdigest()

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The callback fleet_summary for runs of the collection's playbooks whose ansible.cfg does not enable it.
+"""Run the callback fleet_summary if ansible.cfg does not enable it.
 
-ansible-core adds this folder when it loads a playbook beside it, by its name in the collection too, and loads callbacks after the
-first playbook of the command line. Callbacks of folders run unless they say that they must be enabled.
+When ansible-core loads a playbook, by path or by collection name, it adds the playbook's callback_plugins folder to the
+search path. It loads the callbacks after the first playbook of the command line. A callback from such a folder runs
+unless its documentation says that it must be enabled.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ type: aggregate
 short_description: Print what a run planned or applied on the whole fleet
 description:
   - >-
-    The callback C(openfleet.gpu.fleet_summary) beside the playbooks of its collection, where it needs no configuration. It prints
-    nothing where C(callbacks_enabled) names that one, and nothing behind the JSON of C(stdout_callback).
+    Runs the callback C(openfleet.gpu.fleet_summary) for the collection's playbooks without any configuration. It prints nothing
+    if C(callbacks_enabled) lists C(openfleet.gpu.fleet_summary), or if C(stdout_callback) prints JSON.
 """
 
 from ansible import constants as C
@@ -36,5 +37,5 @@ class CallbackModule(fleet_summary.CallbackModule):
     def __init__(self):
         super().__init__()
         for_programs = str(C.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2] in FOR_PROGRAMS
-        # Once in a run.
+        # Ansible calls this once per run.
         self.disabled = for_programs or fleet_summary.CallbackModule.CALLBACK_NAME in (C.CALLBACKS_ENABLED or [])

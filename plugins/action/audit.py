@@ -26,7 +26,7 @@ from ..plugin_utils.plain import plain
 
 display = Display()
 
-# A value of fail_on that counts hosts, unlike verdicts.
+# A value of fail_on that refers to hosts. All other values are verdicts.
 UNANSWERED = "unanswered"
 
 
@@ -34,7 +34,8 @@ class ActionModule(ControllerAction):
     documentation = DOCUMENTATION
 
     def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-        # Results are validated per host. A host with an invalid result counts as not answered, like a host without a driver.
+        # Results are validated separately for each host. A host with an invalid result counts as unanswered, like a
+        # host without a driver.
         accepted, no_answers = answers.of_all(arguments.pop("answers"))
         states, refused = gpu_info_of_all({**arguments.pop("hosts"), **accepted})
         args = plain(arguments)
@@ -88,7 +89,7 @@ def _written(audit: Audit, directory: str | None, keep: int) -> list[Path]:
 
 
 def _notify_all(notices: list[Notice], audit: Audit) -> tuple[list[str], list[str]]:
-    """Notify all receivers, even if some fail. Return the notified ones and errors."""
+    """Notify all receivers, even if some fail. Return notified receivers and errors."""
     notified, failures = [], []
     for notice in notices:
         try:
@@ -104,7 +105,7 @@ def _result(audit: Audit, files: list[Path], notified: list[str], fail_on: list[
     counts = {**sums["words"], UNANSWERED: len(set(audit.sources.hosts_asked) - set(audit.sources.hosts_answered))}
     failing = {word: counts[word] for word in fail_on if counts[word]}
     result = {
-        # Reports do not change a system.
+        # Writing reports does not count as a change.
         "changed": False,
         "summary": sums,
         "line": line,

@@ -61,7 +61,10 @@ class ActionModule(ControllerAction):
         return _result(outcome, check)
 
     def _values(self, host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the host's variables, as its roles would see them. Raises BundleError."""
+        """Return a host's variables with the values that roles would see.
+
+        Raises BundleError.
+        """
         host_variables = variables["hostvars"][host]
         values: dict[str, Any] = {name: [] for name in OWN_VARIABLES}
         values.update(_defaults())
@@ -87,7 +90,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _catalogue() -> dict[str, Any]:
-    """Return the distributions by name, in the form that the role nvidia_driver reads."""
+    """Return the distributions by name, in the format of the role nvidia_driver."""
     folder = _ROOT / "roles" / "nvidia_driver" / "vars" / "distributions"
     return {
         path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))["nvidia_driver__distribution"]
@@ -104,7 +107,10 @@ def _version() -> str:
 
 
 def _requirements(path: str | None) -> list[str]:
-    """Return requirements from the file or this controller. Raises BundleError."""
+    """Return the requirements, from the file or for this controller's versions.
+
+    Raises BundleError.
+    """
     if path:
         try:
             lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()

@@ -19,7 +19,8 @@ from ..plugin_utils.plain import plain
 from ..plugin_utils.variables import check, known
 
 _OWN = "gpu_site_own_variables"
-# Variables that need one value for all hosts of a group. site.yml uses the value of the group's first host.
+# Variables that must have the same value on all hosts of the group, because site.yml uses the value of the group's
+# first host.
 _FLEET_WIDE = {"gpu_site_tolerate": "gpu_hosts", "gpu_site_waves": "gpu_hosts"}
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -45,9 +46,9 @@ class ActionModule(ControllerAction):
         problems += map(check.empty, empty)
         problems += check.check({name: value for name, value in values.items() if name not in empty})
         problems += self._differing(set(checked), values, variables)
-        # A misspelt name of a missing variable is already in the message about that variable.
+        # If a missing variable is misspelt, the message about the missing variable already contains the misspelt name.
         unknown = [
-            # If another variable uses the name, it is the inventory's own.
+            # If another variable's template contains the name, the name is the inventory's own.
             replace(entry, error=False) if entry.by_words and _is_read(entry.name, variables) else entry
             for entry in check.unknown(names, own)
             if entry.name not in misspelt.values()
@@ -57,7 +58,7 @@ class ActionModule(ControllerAction):
         return {"changed": False, **result} if args["collect"] else _together({variables["inventory_hostname"]: result})
 
     def _values(self, variables: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
-        """Return the inventory's values, and a problem for each unresolvable one."""
+        """Return the inventory's values, and a problem for each unresolvable value."""
         values: dict[str, Any] = {}
         problems = []
         for name in dict.fromkeys(names):
@@ -66,7 +67,7 @@ class ActionModule(ControllerAction):
             try:
                 values[name] = plain(self._templar.template(variables[name]))
             except AnsibleError as error:
-                # Facts are not available yet. The role that gathers them validates the value.
+                # Facts are not available yet. The role that gathers facts validates such a value.
                 if not _needs_facts(variables[name], variables):
                     cure = "Define the variables that it uses, or write the value itself."
                     problems.append(Problem(name, " ".join(str(error).split()), cure))
@@ -74,7 +75,7 @@ class ActionModule(ControllerAction):
 
     @staticmethod
     def _differing(checked: set[str], values: Mapping[str, Any], variables: Mapping[str, Any]) -> list[Problem]:
-        """Return problems of fleet-wide variables that differ from the first host's."""
+        """Return problems of fleet-wide variables that differ from the first host's value."""
         problems, host = [], variables["inventory_hostname"]
         for name, group in _FLEET_WIDE.items():
             if name not in checked:
@@ -86,7 +87,7 @@ class ActionModule(ControllerAction):
             try:
                 same = (plain(first_host[name]) if name in first_host else None) == values.get(name)
             except AnsibleError:
-                # The check of that host reports it.
+                # The check of the first host reports this problem.
                 same = True
             if not same:
                 cure = "site.yml uses one value for all hosts. Set it in group_vars/%s.yml." % group
@@ -95,7 +96,7 @@ class ActionModule(ControllerAction):
 
 
 def _together(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine results of hosts, with one line for each message and its hosts."""
+    """Combine the results of all hosts into one line per message with its hosts."""
     problems, suspicions = (
         ["%s: %s" % (shortened(hosts), message) for message, hosts in by_message(results, key).items()]
         for key in ("problems", "suspicions")
@@ -107,7 +108,7 @@ def _together(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def by_message(results: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, list[str]]:
-    """Return the hosts by message. A host that was not checked has an empty result."""
+    """Return hosts by message. The result of a host that was not checked is empty."""
     hosts: dict[str, list[str]] = {}
     for host, result in results.items():
         for message in result.get(key) or ():

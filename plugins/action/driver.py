@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run openfleet.gpu.driver with the minimum drivers of GPU models."""
+"""Run openfleet.gpu.driver with the minimum driver versions of GPU models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plugin_utils.printable_action import PrintableAction
 
 
 def minimum_versions() -> dict[str, dict[str, Any]]:
-    """Return name, minimum driver and whether it is documented by PCI device ID."""
+    """Return name, minimum driver and its confirmation by PCI device ID."""
     return {
         board.pci_device_id: {
             "name": board.name,
@@ -27,7 +27,7 @@ def minimum_versions() -> dict[str, dict[str, Any]]:
 
 class ActionModule(PrintableAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        # Only the controller has the catalogue, and only the module on the host sees the GPUs.
+        # The catalogue is only on the controller, and only the module on the host can list the GPUs.
         self._task.args = {
             **self._task.args,
             "minimum_versions": self._task.args.get("minimum_versions") or minimum_versions(),

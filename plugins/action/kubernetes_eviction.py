@@ -11,12 +11,12 @@ from ..plugin_utils.printable_action import PrintableAction
 
 
 class ActionModule(PrintableAction):
-    """Find the kubeconfig by Ansible's search path, as kubernetes.core does."""
+    """Find the kubeconfig in Ansible's search path, as kubernetes.core does."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         kubeconfig = self._task.args.get("kubeconfig")
         if kubeconfig and self._connection.transport == "local":
-            # A file that is encrypted with Ansible Vault is decrypted for the duration of the run.
+            # A file encrypted with Ansible Vault is decrypted into a temporary file.
             path = self._loader.get_real_file(self._find_needle("files", kubeconfig), decrypt=True)
             self._task.args = {**self._task.args, "kubeconfig": path}
         return super().run(tmp, task_vars)

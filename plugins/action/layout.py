@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run openfleet.gpu.layout, from code that is installed on the host if possible.
+"""Run openfleet.gpu.layout, if possible from code that is installed on the host.
 
-In check mode, it lends pynvml to hosts without it, and plans from the model catalogue if no driver answers.
-Errors begin with the host's name, so that they can be read without Ansible's line above them.
+In check mode, the action provides pynvml to hosts without it. If no driver answers, the action plans from the model
+catalogue. Errors begin with the host's name, so that they are clear without the line that Ansible prints before them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..plugin_utils.lent_pynvml import LendingAction
 from ..plugin_utils.plain import plain
 
 _MODULE = "openfleet.gpu.layout"
-# Set by tests. The command is below this directory.
+# Set by tests. The command gpu-layout is installed below this directory.
 _ROOT = "gpu_layout__root"
-# Set by a play that already printed the plans, so that a diff does not repeat the steps.
+# Set by a play that has already printed the plans, so that a diff does not repeat the steps.
 _STEPS_PRINTED = "gpu_layout__steps_printed"
 
 
@@ -50,7 +50,7 @@ class ActionModule(LendingAction):
 
 def _forecast(args: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Plan the layout from the model catalogue, for a host without a driver."""
-    # Loads the planner, which other runs of this action do not need.
+    # This import loads the planner. Only this function needs it.
     from ..plugin_utils.site import without_driver
 
     expected = args.get("expected_gpus") or []
@@ -59,14 +59,14 @@ def _forecast(args: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove_parts_of_error(result: dict[str, Any]) -> None:
-    """Remove the parts of the error, which Ansible would print in addition to it."""
+    """Remove the parts of an error, because Ansible would print them again."""
     if "problem" in result:
-        # Also distinguishes errors of the module from those of Ansible.
+        # This key also shows that the error is from the module, not from Ansible.
         result.setdefault("host_fault", False)
     for part in ("where", "problem", "cure", "problems"):
         result.pop(part, None)
 
 
 def _with_host(host: str, message: str, by_line: bool) -> str:
-    """Put the host's name before the message, or before each line if `by_line`."""
+    """Prefix the message, or each of its lines if `by_line`, with the host's name."""
     return "\n".join("%s: %s" % (host, line) for line in (message.splitlines() if by_line else [message]))

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send the command's sources to hosts that need them (openfleet.gpu.layout_boot).
 
-The command contains the module's code, so neither is sent to a host with the same command.
+The command contains the module's code too. If a host has the same command, neither the sources nor the module are sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ActionModule(OnDemandAction):
     def ask(self, arguments: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
         present = arguments.get("state", "present") == "present"
         if not present or not installed_code.may_be_asked(self._task, arguments):
-            # For a removal, the command is usually gone already.
+            # When the module removes the command, it is usually missing already.
             return None
         request = {"module": "layout_boot", "digest": arguments["sources_digest"], "arguments": dict(arguments)}
         return installed_code.ask(self, request, arguments.get("root", "/"), variables)

@@ -33,7 +33,7 @@ class ActionModule(ControllerAction):
             try:
                 checked = reclaim_told.result_of(args["host"], reclaimed)
             except FleetError as error:
-                # The host's fault, not the inventory's, so the run continues and reports the error.
+                # The error is caused by the host, not by the inventory. So the run continues and reports the error.
                 failures.append(str(error))
             else:
                 notified, failures, confirmed = reclaim_told.tell(

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Implement openfleet.gpu.rightsize, which proposes layouts, on the controller."""
+"""Implement openfleet.gpu.rightsize (proposes layouts) on the controller."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ActionModule(ControllerAction):
     def _propose(
         self, args: Mapping[str, Any], states: Mapping[str, dict[str, Any]], refused: list[str]
     ) -> dict[str, Any]:
-        # NumPy is not there on every controller, and is missed only here.
+        # Only this module needs NumPy, and not every controller has NumPy.
         from ..plugin_utils.rightsize import make, options, sums, write
         from ..plugin_utils.rightsize.wishes import wishes
 
@@ -74,7 +74,7 @@ class ActionModule(ControllerAction):
         if args["directory"] and not self._task.check_mode:
             files = write.all_of(proposal, Path(args["directory"]))
         return {
-            # A proposal does not change a system.
+            # Writing a proposal does not count as a change.
             "changed": False,
             "summary": sums.summary(proposal),
             "line": sums.line(proposal),

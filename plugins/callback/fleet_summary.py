@@ -17,13 +17,13 @@ description:
     At the end of a run that used the module M(openfleet.gpu.layout), prints the number of MIG instances that were created,
     destroyed and kept, and the number of changed GPUs and hosts. In check mode, these are the planned numbers.
   - A host counts once, even if several plays planned it.
-  - Then prints hosts that failed or were unreachable, with the first line of the reason. Hosts with the same reason share a line.
-  - While a host waits for holders of GPUs (C(gpu_layout_on_busy=wait)), prints the holders at each retry.
+  - After that, it prints the hosts that failed or were unreachable, with the first line of the reason. Hosts with the same
+    reason share a line.
+  - While a host waits for holders of GPUs (C(gpu_layout_on_busy=wait)), it prints the holders at each retry.
 requirements:
   - >-
-    The collection's playbooks enable it themselves. For other playbooks, set
-    C(callbacks_enabled = openfleet.gpu.fleet_summary) in C([defaults]) of C(ansible.cfg), or the environment variable
-    E(ANSIBLE_CALLBACKS_ENABLED).
+    The collection's playbooks enable this callback themselves. For other playbooks, set C(callbacks_enabled =
+    openfleet.gpu.fleet_summary) in C([defaults]) of C(ansible.cfg), or the environment variable E(ANSIBLE_CALLBACKS_ENABLED).
 """
 
 from collections.abc import Mapping
@@ -43,16 +43,16 @@ MODULES = ("openfleet.gpu.layout", "openfleet.gpu.mig")
 # Prefix of task errors in ansible-core 2.19 and later.
 _TASK_FAILED = "Task failed: "
 
-# Words for a run that is not in check mode.
+# Words for a run outside check mode.
 _APPLIED = ("Applied", "created", "destroyed", "changed")
 
-# Prefixes of site.yml's messages about a host that it stops because of an earlier error.
+# Prefixes of messages with which site.yml stops a host because of an earlier error.
 NO_PLAN = ("No plan for ", "no plan (")
 
 
 @dataclass
 class Counts:
-    """Numbers of a host's MIG instances by action, and of its GPUs with any change."""
+    """Counts for a host: MIG instances by action, and GPUs with any change."""
 
     create: int = 0
     destroy: int = 0
@@ -62,30 +62,31 @@ class Counts:
 
 @dataclass
 class Summary:
-    """Results of a run so far. Independent of Ansible's objects."""
+    """Results of a run so far. This class does not use Ansible's objects."""
 
     check_mode: bool
-    # Hosts on which the module ran, also if it failed.
+    # Hosts on which the module ran, including failed runs.
     hosts: set = field(default_factory=set)
     counts: dict = field(default_factory=dict)
-    # In check mode, hosts without a driver whose GPU models are unknown, and those planned from the model catalogue.
+    # Only in check mode: hosts without a driver. `unknown` has hosts with unknown GPU models. `from_catalogue` has
+    # hosts that were planned from the model catalogue.
     unknown: set = field(default_factory=set)
     from_catalogue: set = field(default_factory=set)
-    # Hosts with MIG modes pending until a reboot.
+    # Hosts with MIG modes that are pending until a reboot.
     rebooting: set = field(default_factory=set)
     reasons: dict = field(default_factory=dict)
-    # Number of GPUs of a host that had an entry and have none now.
+    # For each host, the number of GPUs that had an entry and have none now.
     unmanaged: dict = field(default_factory=dict)
 
     def ran(self, host, result, check_mode):
-        """Record the result of the module on a host. `check_mode` is that of the task."""
+        """Record a result of the module on a host. `check_mode` is the mode of the task."""
         self.hosts.add(host)
         self.unknown.discard(host)
         self.from_catalogue.discard(host)
         try:
             read = host_results.layout(host, {name: result.get(name) for name in ("counts", "forecast", "unmanaged")})
         except HostValueError as error:
-            # One host's invalid result must not prevent the summary.
+            # An invalid result from one host must not prevent the summary.
             self.failed(host, error)
             return
         counts, forecast = read["counts"], read["forecast"] or {}
@@ -97,7 +98,7 @@ class Summary:
         if not counts or check_mode != self.check_mode:
             return
         if host in self.rebooting:
-            # The changes were counted before the reboot.
+            # The changes were already counted before the reboot.
             self.rebooting.remove(host)
             return
         if result.get("reboot_required"):
@@ -106,7 +107,8 @@ class Summary:
         new = Counts(create, destroy, keep, changed)
         old = self.counts.get(host)
         if old and not self.check_mode:
-            # Changes of two applied layouts add up, and instances count as kept if both kept them. Repeated plans count once.
+            # If two layouts are applied, their changes are added, and instances count as kept if both layouts kept
+            # them. Repeated plans count once.
             new = Counts(
                 old.create + new.create,
                 old.destroy + new.destroy,
@@ -122,7 +124,7 @@ class Summary:
             self.reasons[host] = text(first)
 
     def failures(self, hosts):
-        """Return the lines about failed hosts, one for all hosts with the same reason."""
+        """Return a line about failed hosts for each reason."""
         return [str(equal) for equal in group((host, self.reasons.get(host, "see above")) for host in hosts)]
 
     def line(self):
@@ -156,7 +158,7 @@ class Summary:
 
 
 def waiting(host, result):
-    """Return a line for each busy item that a host waits for, with its holders."""
+    """Return a line with the holders for each busy item that a host waits for."""
     try:
         busy = host_results.layout(host, {"busy": result.get("busy") or []})["busy"]
     except HostValueError as error:
@@ -165,7 +167,7 @@ def waiting(host, result):
 
 
 def collected_error(result):
-    """Return the error of a task that did not fail, or "".
+    """Return the error in the result of a task that did not fail, or "".
 
     The playbook prints such an error later.
     """
@@ -179,9 +181,9 @@ def collected_error(result):
 
 
 def parts(result):
-    """Return the host's name, the task and its result.
+    """Return a result's host name, task and content.
 
-    Before ansible-core 2.19, the attributes begin with an underscore.
+    Before ansible-core 2.19, the names of these attributes begin with an underscore.
     """
     host, task, returned = (
         getattr(result, name if hasattr(result, name) else "_" + name) for name in ("host", "task", "result")
@@ -205,7 +207,7 @@ class CallbackModule(CallbackBase):
         host, task, returned = parts(result)
         if not self._is_ours(task):
             return
-        # A task with a loop has one result for each item.
+        # A task with a loop returns one result per item.
         for item in returned.get("results", [returned]):
             error = collected_error(item)
             if error:
@@ -215,7 +217,7 @@ class CallbackModule(CallbackBase):
                 self._summary.ran(host, item, bool(task.check_mode))
 
     def v2_runner_retry(self, result):
-        # Ansible prints that it retries. This adds the holders.
+        # Ansible itself reports the retry. This code adds the holders.
         host, task, returned = parts(result)
         if self._is_ours(task):
             for line in waiting(host, returned):
@@ -233,7 +235,7 @@ class CallbackModule(CallbackBase):
         self._display.banner("GPU FLEET")
         self._display.display(self._summary.line())
         ended = {host: stats.summarize(host) for host in sorted(stats.processed)}
-        # An error that a rescue or ignore_errors handled is not a failure of the host.
+        # A host has not failed if a rescue section or ignore_errors handled the error.
         lost = [host for host, counts in ended.items() if counts["failures"] or counts["unreachable"]]
         for line in self._summary.failures(lost):
             self._display.display("Failed: %s" % line, color=C.COLOR_ERROR)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """DOCUMENTATION is common to all of these modules."""
+    """Document the options and attributes that all of these modules share."""
 
     DOCUMENTATION = r"""
 options:
   root:
-    description: Directory to install below. Units are started only if it is V(/).
+    description: Root directory of the installation. Units are started only if it is V(/).
     type: path
     default: /
   sources_digest:
@@ -20,7 +20,7 @@ options:
     type: str
     default: ""
   sources:
-    description: The sources as JSON, compressed by zlib, in Base64. Set by the action plugin.
+    description: The sources as JSON, compressed with zlib and encoded in Base64. Set by the action plugin.
     type: str
 requirements:
   - root

@@ -13,7 +13,7 @@ options:
     description:
       - Whether to run the code that is installed on the host, instead of sending the module in each run.
       - The code is part of the command C(gpu-layout). It is used only if it was built from exactly the controller's files, by
-        the same Python, and if only root could have changed it. Otherwise, and with V(false), the whole module is sent.
+        the same Python, and if only root could have changed it. Otherwise, or with V(false), the whole module is sent.
     type: bool
     default: true
 notes:

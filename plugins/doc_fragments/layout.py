@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """DOCUMENTATION is for all, PART for one technique, GPUS for changes of GPUs."""
+    """DOCUMENTATION is for all modules, PART for one technique, GPUS for GPU changes."""
 
     DOCUMENTATION = r"""
 options:
@@ -18,15 +18,17 @@ options:
     required: true
   on_busy:
     description:
-      - How to handle workloads that hold a GPU, instance or daemon that the plan would end (C(docs/holders.md)).
-      - V(fail) stops before any change and names the holders (C(busy)).
+      - How to handle workloads that block the plan, because they hold a GPU, instance or daemon that the plan would take away
+        (C(docs/holders.md)).
+      - V(fail) stops before any change. C(busy) lists the holders.
       - >-
-        V(wait) retries for O(busy_timeout) seconds and then fails like V(fail). Meanwhile the host is not locked. To show
-        progress, use C(until) with a short O(busy_timeout), as the role gpu_layout does.
+        V(wait) retries for O(busy_timeout) seconds and then fails like V(fail). The host is not locked during this time. To
+        show progress, use C(until) with a short O(busy_timeout), as the role gpu_layout does.
       - >-
-        V(force) ends only the processes that block the plan, with SIGTERM and after O(grace_period) with SIGKILL, on each GPU
-        right before its steps (C(ended)). Holders without a process, such as allocations of a scheduler, are ignored.
-      - In check mode, V(wait) and V(force) plan without failing, and C(busy) names the holders.
+        V(force) ends only the processes that block the plan. They are sent SIGTERM, and after O(grace_period) SIGKILL, right
+        before the steps on their GPU. C(ended) lists them. Holders without a process, such as allocations of a scheduler, are
+        ignored.
+      - In check mode, V(wait) and V(force) do not fail, and C(busy) lists the holders.
     type: str
     choices: [fail, wait, force]
     default: fail
@@ -40,14 +42,16 @@ options:
     default: 30
   lock_timeout:
     description: >-
-      Time in seconds to wait for another run that is changing this host's layout. Then the module fails and names that run.
+      Time in seconds to wait for another run that is changing this host's layout. After this time, the module fails, and the
+      message identifies the other run.
     type: int
     default: 60
   lost:
     description: >-
-      How to handle lost GPUs (off the bus, or an NVML call for it fails) in the layout. V(fail) stops before any change.
-      V(skip) warns, leaves out the GPU and changes the host's other GPUs. An entry that divides something between its GPUs
-      (C(vgpu), or C(mps) with C(daemon_per=entry)) is left out as a whole. A lost GPU outside the layout only causes a warning.
+      How to handle lost GPUs in the layout. A GPU is lost if it is off the bus, or if an NVML call for it fails. V(fail) stops
+      before any change. V(skip) warns, skips the GPU, and changes the host's other GPUs. If an entry distributes something
+      among its GPUs (C(vgpu), or C(mps) with C(daemon_per=entry)), the whole entry is skipped. A lost GPU outside the layout
+      only causes a warning.
     type: str
     choices: [fail, skip]
     default: fail
@@ -69,7 +73,7 @@ attributes:
     membership: [openfleet.gpu.layout, openfleet.gpu.state]
   check_mode:
     support: full
-    details: On a host without a driver, only the form of the layout is checked, and C(driver_present) is false.
+    details: On a host without a driver, only the syntax of the layout is checked, and C(driver_present) is false.
   diff_mode:
     support: full
     details: Shows the state of each GPU before and after, and the exact steps.

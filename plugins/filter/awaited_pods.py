@@ -12,9 +12,9 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Returns the pods of a node that must end before it is drained. It omits pods of DaemonSets, which would be recreated, mirror
-    pods, which only the kubelet manages, and pods that have ended.
-  - It includes pods whose node selector no longer matches O(labels), because their DaemonSet removes them.
+  - Returns the pods of a node that must end before the node is drained. Pods of DaemonSets are omitted, because they would be
+    recreated. Mirror pods are omitted, because only the kubelet manages them. Pods that have ended are omitted too.
+  - If the node selector of a pod no longer matches O(labels), the pod is included, because its DaemonSet removes it.
 options:
   _input:
     description: Pods, as M(kubernetes.core.k8s_info) returns them.
@@ -31,9 +31,9 @@ options:
     default: true
   daemonset_pods:
     description:
-      - Pods with an existing DaemonSet, as in RV(openfleet.gpu.kubernetes_eviction#module:daemonset_pods). Other pods that name
-        a DaemonSet as their owner are omitted.
-      - Without it, every pod that names a DaemonSet as its owner counts as a pod of that DaemonSet.
+      - Pods with an existing DaemonSet, as in RV(openfleet.gpu.kubernetes_eviction#module:daemonset_pods). If the owner of
+        another pod is a DaemonSet, that pod is omitted.
+      - Without this option, every pod whose owner is a DaemonSet counts as a pod of that DaemonSet.
     type: list
     elements: str
 """

@@ -12,9 +12,9 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - A drain cordons the node, and changes labels so that DaemonSets remove their pods from it. Annotations of the node record
-    both in the same request.
-  - The patch contains tests, so that the cluster refuses it if the node has changed since it was read.
+  - A drain cordons the node, and changes labels of the node so that DaemonSets remove their pods. The same request also writes
+    annotations that record the cordon and the previous labels.
+  - The patch contains test operations, so that the API server refuses the patch if the node has changed since it was read.
   - This filter does not contact a cluster.
 options:
   _input:
@@ -45,15 +45,15 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(operations) are those of the patch, empty if nothing has to change. C(paused) lists labels that keep their drain value
-    because their previous value is not recorded.
+    C(operations) are the operations of the patch. The list is empty if nothing has to change. C(paused) lists labels that keep
+    their value of the drain, because their previous value is not recorded.
   type: dict
 """
 
 
 def drain_patch(node, *, state, host, labels=None):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.schedulers.kubernetes import drain_patch as patches
 
     patch = patches.drained(node, host, labels or {}) if state == "drained" else patches.resumed(node, labels or {})

@@ -49,7 +49,7 @@ from ansible.errors import AnsibleFilterError
 
 def fleet_page(report, planned=False, made_at=""):
     """Return the page. See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet import page
 
     try:

@@ -44,20 +44,20 @@ from ansible.errors import AnsibleFilterError
 
 from ..plugin_utils.host_values import bounded, shown
 
-# Maximum number of entries in a host's plan. 16 GPUs with seven instances each have a few thousand.
+# Maximum number of entries in a host's plan. A plan for 16 GPUs with seven instances each has a few thousand entries.
 _MOST_ENTRIES = 20_000
 
 
 def fleet_plan(results):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..module_utils.change.plan_file import fleet
 
     return fleet({name: _plan(name, result) for name, result in results.items()})
 
 
 def _plan(name, result):
-    """Return a host's plan with limited size, for a file that people read."""
+    """Return a host's plan, limited in size because people read the file."""
     data = result.get("plan_data") if isinstance(result, Mapping) else None
     if not isinstance(data, Mapping):
         raise AnsibleFilterError(

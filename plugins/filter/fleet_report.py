@@ -13,9 +13,9 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Takes the results of the module M(openfleet.gpu.layout) by host, and returns rows and totals for the report templates.
-  - A host without a driver counts with its plan from the catalogue of GPU models.
-  - The result of each host is checked first. If it is not a result of the module, it is left out, and C(note) of the host
-    says why.
+  - For a host without a driver, the plan from the catalogue of GPU models is used.
+  - The result of each host is validated first. If it is not a valid result of the module, it is omitted, and the C(note) of the
+    host has the reason.
 options:
   _input:
     description: Result of the module by host name. A host without a result is reported as such.
@@ -45,9 +45,9 @@ RETURN = r"""
 _value:
   description:
     - C(schema) is the version of this format. C(summary) is the totals in one line.
-    - C(hosts) lists the hosts by name, each with C(gpus) as the module returned them, C(gpus_expected) (number of GPUs that
-      were planned from the catalogue because no driver answers), C(note) if it has no GPUs, C(warnings), and C(unmanaged) (a
-      sentence for each GPU that lost its entry).
+    - C(hosts) lists the hosts by name. Each has C(gpus) as the module returned them, C(gpus_expected) (number of GPUs that were
+      planned from the catalogue because no driver answers), C(note) if there are no GPUs, C(warnings), and C(unmanaged) (a
+      sentence for each GPU that no longer has an entry).
     - C(totals) has C(hosts), C(hosts_changed), C(hosts_left_out), C(gpus), C(gpus_changed), C(instances), C(create),
       C(destroy) and C(keep).
   type: dict
@@ -110,7 +110,7 @@ def fleet_report(results, planned=False, warnings=None, left_out=None):
 
 def _host(name, result, warnings):
     try:
-        # A host that the run did not reach has no result.
+        # If the run did not reach a host, the host has no result.
         read = host_results.layout(name, result) if isinstance(result, Mapping) else {}
     except HostValueError as error:
         read = {"msg": str(error)}
@@ -119,7 +119,7 @@ def _host(name, result, warnings):
     forecast = read.get("forecast") or {}
     if forecast.get("checked"):
         note, counts, expected = FROM_CATALOGUE, forecast.get("counts") or {}, forecast.get("gpus") or 0
-    # Warnings contain versions reported by the host.
+    # Warnings contain text from hosts, such as version numbers.
     warning_texts = [text(row) for row in warnings[:MOST_WARNINGS]] if isinstance(warnings, (list, tuple)) else []
     return {
         "name": name,

@@ -13,7 +13,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Converts a list like C(gpu_simulator_gpus), with C(model) and C(count), to one catalogue key per GPU, in index order.
-  - Invalid input is an error that names C(gpu_simulator_gpus), the entry, and the fix.
+  - If the input is invalid, the error message contains C(gpu_simulator_gpus), the entry and the fix.
 options:
   _input:
     description: Groups of GPUs, each with C(model) and C(count) (default 1).
@@ -63,7 +63,7 @@ def _models(where, group):
     if not isinstance(model, str) or not model:
         problem = "has no model" if model is None else f"has the model {model!r}, which is not a name"
         raise _problem(where, problem, example)
-    # A templated number may be a string.
+    # A number that results from a template may be a string.
     text = quoted(count)[1:-1]
     if isinstance(count, bool) or not is_digits(text) or not 1 <= int(text) <= MOST_SIMULATED_GPUS:
         shown = number(count) if is_integer(count) else repr(count)[:60]

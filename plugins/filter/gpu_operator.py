@@ -13,7 +13,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Reads the labels of a node and the cluster's ClusterPolicy objects. It does not contact a cluster.
-  - Returns problems instead of failing, so that the caller can name the host.
+  - Returns problems instead of failing, so that the caller can add the host to the message.
 options:
   _input:
     description: The node, as the API returned it.
@@ -44,15 +44,15 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(is_there) is whether the operator manages the node. C(problems) lists messages with fixes. C(pausing) has labels of the
-    node with the values that remove components that keep GPUs open.
+    C(is_there) is true if the operator manages the node. C(problems) lists messages with fixes. Some components of the operator
+    keep GPUs open. C(pausing) has the labels and values of the node that remove these components.
   type: dict
 """
 
 
 def gpu_operator(node, policies=(), *, name, config_map_name):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.schedulers.kubernetes import operator
     from ..plugin_utils.schedulers.protocol import Place
 

@@ -41,8 +41,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(problem) is a message, empty if there is none. C(plan) is the value for O(openfleet.gpu.layout#module:plan), and is missing
-    if there is a problem.
+    C(problem) is a message, or empty if there is no problem. C(plan) is the value for O(openfleet.gpu.layout#module:plan). It
+    is missing if there is a problem.
   type: dict
 """
 
@@ -51,7 +51,7 @@ from ..module_utils.errors import PlanError
 
 def host_plan(text, host):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..module_utils.change.plan_file import host_part
 
     try:

@@ -25,7 +25,7 @@ options:
     description:
       - Expected kind of the value. V(text) converts any value to a short text without control characters.
       - V(line) does the same, and replaces line ends with spaces.
-      - V(any) copies a value with such texts, and truncates very long lists and mappings.
+      - V(any) copies a nested value, converts its texts in the same way, and truncates very long lists and mappings.
     type: str
     choices:
       - any
@@ -65,7 +65,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: C(problem) is a message, empty if the value is valid. Only then, C(value) has the value.
+  description: C(problem) is a message, or empty if the value is valid. C(value) is set only if the value is valid.
   type: dict
 """
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare a Kubernetes node with its mapping."""
+"""Compare a Kubernetes node with the mapping of its layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ author:
 description:
   - Compares a node and the ConfigMap of the backend with the mapping that the filter
     P(openfleet.gpu.kubernetes_mapping#filter) returned. It does not contact a cluster.
-  - Returns problems instead of failing, so that the caller can name the host.
+  - Returns problems instead of failing, so that the caller can add the host to the message.
 positional: node, config_map
 options:
   _input:
@@ -55,16 +55,16 @@ _value:
     - C(problems) lists messages. C(labels) are labels to set on the node, and C(annotations) record their previous values.
       C(opt_out) is metadata that excludes the node from the GPU operator's mig-manager. C(data) is data to write to the
       ConfigMap.
-    - C(pending) has resources that the node does not offer as planned, each with the planned and the offered number.
-      C(pending_text) describes them. C(restart) is whether the plugin must restart, because no label notifies it of the change.
-      C(lines) are lines of a plan. C(in_step) is whether the cluster needs no change.
+    - C(pending) has the resources that the node does not offer as planned, each with the planned and the offered number.
+      C(pending_text) describes these resources. C(restart) is true if the plugin must restart, because no label notifies the
+      plugin of the change. C(lines) are lines of a plan. C(in_step) is true if the cluster needs no change.
   type: dict
 """
 
 
 def kubernetes_changes(mapping, node=None, config_map=None, **names):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..module_utils.model import to_data
     from ..plugin_utils.schedulers.protocol import Place
     from ..plugin_utils.schedulers.registry import backend

@@ -14,9 +14,9 @@ author:
 description:
   - Returns the resources that the node will offer, the configuration of the plugin that publishes them, and labels of the node.
     It contacts neither a cluster nor a host.
-  - Refuses entries that the backend cannot express, with the reason and the backends that can.
-  - Returns problems instead of failing, so that the caller can name the host.
-  - C(docs/kubernetes-mapping.md) has the whole mapping.
+  - If the backend cannot express an entry, C(refusals) has the reason, and lists the backends that can express it.
+  - Returns problems instead of failing, so that the caller can add the host to the message.
+  - C(docs/kubernetes-mapping.md) describes the complete mapping.
 options:
   _input:
     description: The variable C(gpu_layout).
@@ -55,7 +55,8 @@ options:
     default: ""
   mig_strategy:
     description:
-      - How NVIDIA's device plugin names MIG devices. V(mixed) names them by their profile, V(single) as GPUs.
+      - Resource names that NVIDIA's device plugin uses for MIG devices. With V(mixed) the name contains the profile. With
+        V(single) MIG devices have the resource name of GPUs.
       - V(single) requires MIG mode on every GPU of the node, and instances of only one profile.
     type: str
     choices: [mixed, single]
@@ -75,24 +76,25 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(problems) lists messages, and is empty if the layout can be mapped. C(checked) is whether the GPUs were known. If not,
-      only the form of the layout was checked. C(plan) has lines to print.
-      Without a driver, GPUs are unknown if the layout names them by UUID or PCI address.
-    - C(resources) is the number of each resource by name, for V(nvidia_dra) the number of devices by class and profile.
+    - C(problems) lists messages, and is empty if the layout can be mapped. C(checked) is true if the GPUs were known. If not,
+      only the syntax of the layout was checked. C(plan) has lines to print. Without a driver, GPUs are unknown if the layout
+      selects them by UUID or PCI address.
+    - C(resources) is the number of each resource by name. For V(nvidia_dra) it is the number of devices by class and profile.
       C(config) is the plugin's configuration for this node. C(config_name) is its key in the ConfigMap for
-      V(nvidia_device_plugin), derived from its content. C(labels) are labels of the node. With a problem, all of them are empty.
-    - C(requests) describes how pods request devices that the name of a resource does not identify, each with C(where), C(name),
+      V(nvidia_device_plugin), derived from its content. C(labels) are labels of the node. With a problem, all of them are
+      empty.
+    - C(requests) describes how pods request devices if the name of the resource is not sufficient. Each has C(where), C(name),
       C(limits), C(annotations), C(environment) and C(claim) (the C(spec) of a ResourceClaim). C(left_out) lists GPUs that the
       backend does not offer, each with C(where), C(gpus) and C(reason). C(notes) lists sentences.
-    - C(refusals) lists entries that the backend cannot express, each with C(where), C(gpus), C(problem), C(cure) and C(backends)
-      (those that can).
+    - C(refusals) lists entries that the backend cannot express, each with C(where), C(gpus), C(problem), C(cure) and
+      C(backends) (backends that can express the entry).
   type: dict
 """
 
 
 def kubernetes_mapping(layout_data, backend, **options):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.schedulers import request
 
     return request.answer(request.Request(layout_data, backend, **options))

@@ -12,9 +12,9 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Returns the labels that a node had before the role P(openfleet.gpu.gpu_kubernetes#role) changed them, from the annotation
-    C(openfleet.gpu/labels-before), and the role's keys in the ConfigMap that no other node uses.
-  - Labels that another tool has changed since are kept.
+  - Returns the labels that a node had before the role P(openfleet.gpu.gpu_kubernetes#role) changed them. They are read from the
+    annotation C(openfleet.gpu/labels-before). Also returns the role's keys in the ConfigMap that no other node uses.
+  - If another tool has changed a label since then, the label is kept.
 positional: nodes, config_map
 options:
   _input:
@@ -45,15 +45,16 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(problems) lists messages. C(labels) has the previous values, or null for a label to remove. C(annotations) and C(data)
-      have the annotations of the node and the keys of the ConfigMap to remove, each with null. All have the form of a patch.
+    - C(problems) lists messages. C(labels) has the previous values, or null for a label to remove. C(annotations) has the
+      annotations of the node to remove, and C(data) the keys of the ConfigMap to remove, each with the value null. All of these
+      have the format of a patch.
   type: dict
 """
 
 
 def kubernetes_removal(name, nodes, config_map=None, *, backend):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..module_utils.model import to_data
     from ..plugin_utils.schedulers import registry
 

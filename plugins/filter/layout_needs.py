@@ -13,7 +13,8 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Parses a layout for playbooks and units, as the collection's modules do. It contacts no host.
-  - Never fails. An invalid layout needs nothing, so that a host with an invalid layout can still be reset.
+  - This filter never fails. For an invalid layout it returns no needs, so that a host with an invalid layout can still be
+    reset.
 options:
   _input:
     description: The variable C(gpu_layout).
@@ -31,16 +32,16 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(gpus) is whether the layout has any GPUs. C(cdi) is whether it has MPS daemons or tenants, which have their own CDI
-      devices. C(tenants) lists the names of its tenants, including previous names (C(was)). C(problems) lists messages, and is
-      empty if the layout is valid.
+    - C(gpus) is true if the layout has any GPUs. C(cdi) is true if the layout has MPS daemons or tenants, because these have
+      their own CDI devices. C(tenants) lists the names of its tenants, including previous names (C(was)). C(problems) lists
+      messages, and is empty if the layout is valid.
   type: dict
 """
 
 
 def layout_needs(layout_data):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.site import needs
 
     return needs.of_layout(layout_data)

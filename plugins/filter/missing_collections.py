@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - For roles that need another collection only for some of their features, and so do not depend on it.
+  - Used by roles that need another collection only for some features, and therefore do not declare a dependency on it.
 options:
   _input:
     description: Names of collections.

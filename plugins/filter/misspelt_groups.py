@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Compares the names of groups that have hosts with known names.
+  - Finds groups of the inventory whose name resembles, but differs from, a known name. Only groups with hosts are compared.
 positional: known
 options:
   _input:
@@ -43,7 +43,7 @@ _value:
 
 def misspelt_groups(groups, known):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.site.groups import misspelt
 
     return misspelt(groups, list(known))

@@ -12,13 +12,15 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - If a run is interrupted after it wrote files and before its handlers, services keep their old settings, and the next run sees
-    no change. This filter finds such services by comparing file times with the times of their last start or reload.
+  - If a run is interrupted after it wrote files and before its handlers ran, services keep their old settings, and the next run
+    finds nothing to change. This filter finds such services. It compares the modification times of files with the time of the
+    service's last start or reload.
 options:
   _input:
     description:
-      - Services to check. Each has C(service) (name of the unit), C(files) (paths), C(handler) (the handler to run), and
-        C(since), the property of the unit with the time when it last loaded its files, or V(loaded).
+      - Services to check. Each has C(service) (name of the unit), C(files) (paths), C(handler) (the handler to run) and
+        C(since). C(since) is the name of the unit's property that has the time when the unit last loaded its files, or
+        V(loaded).
     type: list
     elements: dict
     required: true
@@ -31,7 +33,7 @@ options:
     type: dict
     required: true
   loaded:
-    description: Time when Prometheus loaded its configuration, as reported by its API. Empty if unknown.
+    description: Time when Prometheus last loaded its configuration, as reported by Prometheus' API. Empty if unknown.
     type: str
     default: ""
 """
@@ -56,7 +58,7 @@ import calendar
 import re
 import time
 
-# Start time of the unit, which a restart changes and a reload does not.
+# Time of the unit's last start. A restart changes this time, a reload does not.
 START = "ActiveEnterTimestamp"
 LOADED = "loaded"
 
@@ -69,7 +71,8 @@ def overdue_services(services, shown="", times=None, loaded=""):
         unit = units.get("%s.service" % entry["service"].removesuffix(".service"), {})
         since = _prometheus_time(loaded) if entry["since"] == LOADED else _unix_time(unit.get(entry["since"], ""))
         written = [float(times[path]) for path in entry["files"] if path in (times or {})]
-        # Services report whole seconds. A file of the same second counts as loaded, as in a successful run.
+        # Services report whole seconds. If a file was written in the same second, the service counts as up to date, as
+        # in a successful run.
         newer = since is not None and any(int(time_written) > since for time_written in written)
         if newer or (entry["since"] == START and unit.get("NeedDaemonReload") == "yes"):
             overdue.append(entry)
@@ -81,13 +84,13 @@ def _properties(text):
 
 
 def _unix_time(text):
-    """Parse `@1700000000`. Return None for a unit that never ran."""
+    """Parse a time such as `@1700000000`. Return None if the unit never ran."""
     match = re.fullmatch(r"@(\d+)", text)
     return int(match[1]) if match else None
 
 
 def _prometheus_time(text):
-    """Parse a UTC time of RFC 3339 to whole seconds. Return None for any other text."""
+    """Parse a UTC time (RFC 3339) to whole seconds. Return None for any other text."""
     match = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)$", text)
     return calendar.timegm(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) if match else None
 

@@ -12,8 +12,8 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Returns the name of the image unchanged. Without a digest, it warns once per run and image, because users with write access
-    to the registry can move the tag to another image.
+  - Returns the name of the image unchanged. If the name has no digest, the filter warns once per run and image, because users
+    with write access to the registry can move the tag to another image.
 options:
   _input:
     description: The image, for example C(name:tag@sha256:digest).
@@ -51,7 +51,7 @@ display = Display()
 def pinned_image(image, variable):
     """See DOCUMENTATION."""
     if not DIGEST.search(image):
-        # The same text for all hosts, so that Ansible shows it once.
+        # The text is the same for all hosts, so that Ansible shows it once.
         display.warning(
             "%s: %s has no digest, so the registry decides which image is used. Add the digest (NAME:TAG@sha256:DIGEST), as in "
             "docs/dcgm_exporter.md#name-the-image-by-its-digest." % (variable, image)

@@ -13,7 +13,7 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Plans the layout as the module M(openfleet.gpu.layout) would for empty GPUs of the given models.
-  - Returns problems instead of failing, so that the caller can name the host.
+  - Returns problems instead of failing, so that the caller can add the host to the message.
 options:
   _input:
     description: The variable C(gpu_layout).
@@ -42,14 +42,14 @@ _value:
   description:
     - C(problems) lists messages, and is empty if the layout is possible. C(plan) has one line per GPU. C(counts) has the number
       of GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed). C(gpus) is the number of GPUs in the layout.
-      C(checked) is whether the GPU models were known. If not, only the form of the layout was checked.
+      C(checked) is true if the GPU models were known. If not, only the syntax of the layout was checked.
   type: dict
 """
 
 
 def plan_without_driver(layout_data, expected_gpus=(), pci_gpus=()):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.site import without_driver
 
     return without_driver.plan(layout_data, expected_gpus, pci_gpus)

@@ -37,7 +37,7 @@ _value:
 
 def pod_states(pods):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.schedulers.kubernetes import pods as words
 
     return words.states(pods)

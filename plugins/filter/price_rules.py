@@ -13,11 +13,12 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
   - Makes one rule for each row of the table. The first row that matches a GPU's model applies.
-  - A GPU has one price, also if it is partitioned.
+  - A GPU has one price, even if it is partitioned.
 options:
   _input:
     description:
-      - C(model) is a glob on the model's name, with or without the vendor's name before it. C(price) is for one GPU and hour.
+      - C(model) is a glob that is matched against the name of the model, with or without the vendor's name before it. C(price)
+        is the price of one GPU for one hour.
     type: list
     elements: dict
     required: true
@@ -41,7 +42,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.promql import literal, quote
 
 RECORD = "gpu:price_per_hour"
-# Labels that identify parts of a GPU or the state of its exporter, not the GPU.
+# Labels that describe a part of the GPU or the state of its exporter. They do not identify the GPU.
 PART_LABELS = "driver_version, instance, job, mig_instance, mig_profile, workload"
 
 
@@ -71,9 +72,9 @@ def price_rules(prices):
 
 
 def glob_pattern(glob):
-    """Convert a glob with * and ? to an RE2 expression, which Prometheus anchors.
+    """Convert a glob with * and ? to an RE2 expression. Prometheus anchors it.
 
-    It also matches names with the prefix `NVIDIA `.
+    The expression also matches names with the prefix `NVIDIA `.
     """
     parts = {"*": ".*", "?": "."}
     return "(NVIDIA )?" + "".join(parts.get(char) or literal(char) for char in glob)

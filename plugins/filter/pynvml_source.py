@@ -12,8 +12,8 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - For the role C(gpu_layout). Reads files of the controller, and compares their SHA-256 with hashes of the collection and the
-    inventory.
+  - Used by the role C(gpu_layout). Reads files on the controller, and compares their SHA-256 with the hashes in the collection
+    and in the inventory.
 options:
   _input:
     description: >-
@@ -37,8 +37,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(problem) is the problem with its fix, or empty. For the sources V(controller) and V(wheel), C(path) is the file on the
-    controller. For V(controller), C(sha256) is its hash. For V(index), C(requirements) is the text for pip on the host.
+    C(problem) is the problem with its fix, or empty. C(path) is the file on the controller, for the sources V(controller) and
+    V(wheel). C(sha256) is the hash of this file, for V(controller). C(requirements) is the text for pip on the host, for
+    V(index).
   type: dict
 """
 

@@ -17,7 +17,8 @@ description:
   - Returns whether the collection writes to the cluster for a backend, and where the backend reads its configuration.
 options:
   _input:
-    description: A value of C(gpu_kubernetes_backend). An unknown or empty value is a backend that needs nothing.
+    description: >-
+      A value of C(gpu_kubernetes_backend). For an unknown or empty value, the result is that the backend needs nothing.
     type: str
     required: true
 """
@@ -31,16 +32,17 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(applies), whether the collection writes to the cluster. Without it, offers are only printed.
-    - C(config_label), the node label that selects a key of the ConfigMap. It is empty if the backend has no ConfigMap.
-    - C(empty_config), content of a key that changes nothing.
+    - C(applies) is true if the collection writes to the cluster. If false, the resources that the node would offer are only
+      printed.
+    - C(config_label) is the node label that selects a key of the ConfigMap. It is empty if the backend has no ConfigMap.
+    - C(empty_config) is the content of a key with an empty configuration, which changes nothing.
   type: dict
 """
 
 
 def scheduler_backend(key: object) -> dict[str, Any]:
     """See DOCUMENTATION."""
-    # ansible-core loads all filters of a collection in the worker of each task that uses one, so slow imports wait for the call.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.schedulers import registry
 
     if not isinstance(key, str) or key not in registry.KEYS:

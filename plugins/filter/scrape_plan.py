@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make the scrape targets of Prometheus from inventory variables of GPU hosts."""
+"""Create Prometheus scrape targets from the variables of GPU hosts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ options:
     type: dict
     required: true
   here:
-    description: Name of the monitoring host. Only its own exporter may listen on the loopback interface.
+    description: Name of the monitoring host. Only the exporter on this host may listen on the loopback interface.
     type: str
     default: ""
   user:
-    description: User for basic authentication. If empty, the first user of each host.
+    description: User for basic authentication. If empty, the first user of each host is used.
     type: str
     default: ""
   extra:
@@ -52,9 +52,10 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(targets) has groups of targets in the format of Prometheus' file_sd, sorted by host name. C(access) has one entry for
-      each pair of user and password (C(name), C(user), C(password)), whose name is in the label C(__access__) of its targets.
-      C(hosts) lists hosts with targets. C(unwatched) lists hosts without a variable of an exporter. C(problems) lists messages.
+    - C(targets) has groups of targets in the format of Prometheus' file_sd, sorted by host name. C(access) has one entry
+      (C(name), C(user), C(password)) for each pair of user and password. The label C(__access__) of a target has the name of
+      its entry. C(hosts) lists hosts with targets. C(unwatched) lists hosts without a variable of an exporter. C(problems)
+      lists messages.
   type: dict
 """
 
@@ -67,28 +68,30 @@ from ansible.errors import AnsibleError
 from jinja2.exceptions import TemplateError, UndefinedError
 from jinja2.runtime import Undefined
 
-# Jobs whose series the recording rules read.
+# The job whose series the recording rules read.
 GPU_JOB = "gpu_exporter"
 HOST_JOB = "gpu_host"
-# Access entry of exporters without a password.
+# Name of the access entry for exporters without a password.
 OPEN = "open"
 
-# Defaults of the role dcgm_exporter, which hostvars do not contain.
+# Defaults of the role dcgm_exporter. hostvars do not contain role defaults.
 ADDRESS = "127.0.0.1"
 PORT = 9400
-# A host with one of these variables has an exporter. With one of the first two, site.yml installs it.
+# If one of these variables is set, the host has an exporter. If one of the first two is set, site.yml installs the
+# exporter.
 EXPORTER_VARIABLES = (
     "dcgm_exporter_source",
     "dcgm_exporter_state",
     "dcgm_exporter_listen_address",
     "gpu_monitoring_address",
 )
-# Default loopback addresses. Any other address was chosen on purpose.
+# Loopback addresses that are defaults. Any other loopback address was chosen by the site.
 OWN_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ALL_ADDRESSES = ("", "0.0.0.0", "::", "*")
 RESERVED = ("host", "job")
-# Labels that the rules of the role read or write (files/rules, files/alerts, and prices). As a site's label of a target, each
-# would be mistaken for an exporter's label, or hide it from the rules. A test compares them with the files.
+# Labels that the role's rules read or write (files/rules, files/alerts, and the price rules). If a site set such a
+# label for a target, rules would mistake it for the exporter's label, or would not see the exporter's label. A test
+# compares this list with the files.
 RULES_LABELS = (
     *("DCGM_FI_DRIVER_VERSION", "GPU_I_ID", "GPU_I_PROFILE", "Hostname", "UUID", "card_model", "card_series"),
     *("cause", "class", "daemon", "dcu_pod_name", "device_id", "die", "driver", "driver_version"),
@@ -100,12 +103,12 @@ RULES_LABELS = (
     *("reason", "serial_number", "series", "severity", "tenant", "type", "used_by"),
     *("uuid", "vdie_id", "vendor", "version", "vf", "workload", "xid"),
 )
-# Prometheus stores the address in the label instance. The rules join an exporter's series by that label and the job.
+# Prometheus stores the address in the label `instance`. The rules join an exporter's series by this label and the job.
 TWICE = "Rules identify an exporter by job and address, so its GPUs would be attributed to both."
 #: https://prometheus.io/docs/concepts/data_model/#metric-names-and-labels
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-# Prometheus' own labels that configure how a target is scraped. Others are reserved for Prometheus and the role.
-#: https://prometheus.io/docs/prometheus/latest/configuration/configuration/#relabel_config
+# Prometheus' own labels that configure how a target is scraped. All other labels with a double underscore are reserved
+# for Prometheus and the role. https://prometheus.io/docs/prometheus/latest/configuration/configuration/#relabel_config
 HOW = re.compile(r"__scheme__|__metrics_path__|__param_[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -119,7 +122,7 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
         "unwatched": [],
         "problems": [],
     }
-    # Owners by job and address.
+    # The owner of each address, by job and address.
     taken = {}
     for name in sorted(hosts):
         host = _Host(plan, name, hostvars[name])
@@ -137,9 +140,9 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
 
 
 class _Host:
-    """The variables of a GPU host.
+    """Variables of a GPU host.
 
-    For a variable that cannot be resolved, adds a problem to the plan and returns the default.
+    If a variable cannot be resolved, a problem is added to the plan and the default is used.
     """
 
     def __init__(self, plan, name, variables):
@@ -179,7 +182,7 @@ class _Host:
         return port
 
     def address(self, variable, default):
-        """Return a name or an address without a port, and without the brackets of IPv6."""
+        """Return a host name or address without its port and without the brackets of IPv6."""
         value = str(self.read(variable, default))
         address = value[1:-1] if value.startswith("[") and value.endswith("]") else value
         if "/" in address or (":" in address and not _is_ipv6(address)):
@@ -198,12 +201,12 @@ def _is_ipv6(address):
 
 
 def _whole(value):
-    """Resolve a value with all its parts. Raises UndefinedError.
+    """Resolve a value including all nested values. Raises UndefinedError.
 
-    Ansible otherwise resolves parts when they are read.
+    By default, Ansible resolves nested values only when they are read.
     """
     if isinstance(value, Undefined):
-        # Ansible's own undefined values contain a message.
+        # Ansible's undefined values contain a message.
         raise UndefinedError(str(value) or "it is undefined")
     if isinstance(value, Mapping):
         return {str(key): _whole(value[key]) for key in value}
@@ -213,9 +216,9 @@ def _whole(value):
 
 
 def _labels(plan, where, labels, reserved, allowed=None):
-    """Return the valid labels with text as values, and add problems to the plan.
+    """Return valid labels with values as text. Add a problem for each invalid label.
 
-    Because of one invalid name, Prometheus would refuse all targets.
+    Prometheus refuses all targets if one name is invalid.
     """
     if not isinstance(labels, Mapping):
         plan["problems"].append("%s is %r. Set names and values, for example {cluster: one}." % (where, labels))
@@ -240,7 +243,7 @@ def _labels(plan, where, labels, reserved, allowed=None):
 
 
 def _gpu_target(plan, taken, host, monitoring, named, labels):
-    # The monitoring host, and its user for scrapes.
+    # `here` is the monitoring host, `user` its user for scrapes.
     here, user = monitoring
     tls = bool(host.read("dcgm_exporter_tls_certificate", ""))
     port = host.port("dcgm_exporter_port", PORT)
@@ -260,14 +263,14 @@ def _gpu_target(plan, taken, host, monitoring, named, labels):
                 "dcgm_exporter_listen_address to the address of that name, or gpu_monitoring_address to a name that resolves "
                 "to %s and is in the certificate." % (host.name, listen, host.name, port, listen)
             )
-        # Certificates are issued for names, not addresses.
+        # Certificates are issued for host names, not for addresses.
         address = host.name if tls or listen in ALL_ADDRESSES else listen
         if host.name == here and listen in OWN_LOOPBACK and not tls:
             address = listen
     access = _access(plan, host, user)
     target = _group(GPU_JOB, host.name, ("https" if tls else "http", address, port), access, labels)
     plan["targets"].append(target)
-    # If the address already has a problem, a duplicate is likely to have the same cause.
+    # If the address already has a problem, skip this check: a duplicate probably has the same cause.
     if problems == len(plan["problems"]):
         _take_for_host(plan, taken, host, target, "exporter", "dcgm_exporter_port")
 
@@ -291,9 +294,9 @@ def _take_for_host(plan, taken, host, target, exporter, variable):
 
 
 def _take(taken, job, address, owner):
-    """Register the address of a job. Return another owner that has it, or None.
+    """Register the address of a job. If another owner has it, return that owner.
 
-    An owner may repeat its own address.
+    An owner may register its own address again.
     """
     other = taken.setdefault((job, address), owner)
     return other if other != owner else None
@@ -332,9 +335,9 @@ def _further_targets(plan, taken, where, group):
 
 
 def _access(plan, host, user):
-    """Return the name of the host's access entry.
+    """Return the name of the access entry for the host.
 
-    Hosts with the same user and password share one.
+    Hosts with the same user and password share an entry.
     """
     users = host.read("dcgm_exporter_basic_auth_users", {})
     if not users:
@@ -349,8 +352,8 @@ def _access(plan, host, user):
     for entry in plan["access"]:
         if (entry["user"], entry["password"]) == (name, str(users[name])):
             return entry["name"]
-    # From the user and its first host. A number would change when an earlier host is removed, and a digest of the password
-    # would reveal something about it.
+    # The name is derived from the user and the entry's first host. A number would change when an earlier host is
+    # removed, and a digest of the password would reveal something about the password.
     digest = hashlib.sha256(("%s\0%s" % (name, host.name)).encode()).hexdigest()
     entry = {"name": "password-%s" % digest[:12], "user": str(name), "password": str(users[name])}
     plan["access"].append(entry)

@@ -12,7 +12,7 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Compares the number of hosts without a plan with the number that is tolerated.
+  - Compares the number of hosts without a plan to the tolerated number.
   - A host with an invalid layout or invalid variables is never tolerated.
 options:
   _input:
@@ -48,9 +48,9 @@ RETURN = r"""
 _value:
   description:
     - C(left_out) has the reason for each host without a plan.
-    - C(words) has a short form of the reason, for messages after the error of the host.
+    - C(words) has a short form of the reason. Messages that follow the host's error use it.
     - C(errors) lists errors that no task has printed, with one line for all hosts with the same error.
-    - C(refusal) is the reason why the run does not continue, with the fix. Empty if it continues.
+    - C(refusal) is the reason why the run does not continue, with the fix. Empty if the run continues.
   type: dict
 """
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Format the plans of hosts, as site.yml prints them."""
+"""Format the plans of hosts for the output of site.yml."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Takes results of the module M(openfleet.gpu.layout) in check mode, and returns the lines of each plan, with the beginning of
-    each GPU's UUID, and a line for each instance, daemon or tenant that blocks the plan.
+  - Takes results of the module M(openfleet.gpu.layout) in check mode, and returns the lines of each plan. Lines about a GPU
+    contain the beginning of its UUID. There is an additional line for each instance, daemon or tenant that blocks the plan.
   - For a host whose driver does not answer, it returns the plan from the model catalogue.
   - Hosts without changes are listed together, as C(nothing to do).
 options:
@@ -38,7 +38,7 @@ _value:
 
 def site_plans(results):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.site.plans import plans
 
     return plans(results)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find roles that a host's plan needs and the run's tags exclude."""
+"""Find roles that a host's plan needs but the run's tags exclude."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ extends_documentation_fragment:
 options:
   plans:
     description:
-      - Results in check mode of M(openfleet.gpu.layout) (C(layout)) and M(openfleet.gpu.driver) (C(driver), empty if the
-        inventory does not manage the driver).
+      - C(layout) is the result of M(openfleet.gpu.layout) in check mode. C(driver) is the result of M(openfleet.gpu.driver) in
+        check mode, or empty if the inventory does not manage the driver.
     type: dict
     required: true
   inventory:
     description:
-      - Settings of the host. C(simulated) is whether it has simulated GPUs, C(kubernetes) the Kubernetes backend or empty, and
-        C(tenants) the names of the layout's tenants.
+      - Settings of the host. C(simulated) is true if the host has simulated GPUs. C(kubernetes) is the Kubernetes backend, or
+        empty. C(tenants) has the names of the layout's tenants.
     type: dict
     required: true
 """
@@ -49,7 +49,7 @@ _value:
 
 def tags_lacking(tags, run, skip, plans, inventory):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.site.tags import lacking, selected
 
     return lacking(selected(list(tags), list(run), list(skip)), plans, inventory)

@@ -12,8 +12,8 @@ version_added: "0.1.0"
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 description:
-  - Compares C(--tags) and C(--skip-tags) with the tags of a playbook. Without this check, a run whose tags select nothing would
-    end without a change and without an error.
+  - Compares C(--tags) and C(--skip-tags) with the tags of a playbook. Without this check, if the tags select nothing, a run
+    would end without a change and without an error.
 extends_documentation_fragment:
   - openfleet.gpu.tags
 options:
@@ -22,7 +22,8 @@ options:
     type: dict
     required: true
   hostvars:
-    description: The variable C(hostvars), which the first play lacks. Without it, tags of roles that no host uses are accepted.
+    description: >-
+      The variable C(hostvars). The first play does not pass it. Without it, tags of roles that no host uses are accepted.
     type: dict
 """
 
@@ -35,7 +36,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Why the run is refused. Empty if it is not.
+  description: Why the run is refused. Empty if the tags are valid.
   type: str
   sample: "Unknown tag mig. The tags are gpu_layout. Nothing was changed."
 """
@@ -43,7 +44,7 @@ _value:
 
 def tags_problem(tags, run, skip, groups, hostvars=None):
     """See DOCUMENTATION."""
-    # Every task that uses a filter loads all filters of the collection, so slow imports are local.
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.site.tags import problem
 
     return problem(list(tags), list(run), list(skip), groups, hostvars)

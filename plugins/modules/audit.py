@@ -12,30 +12,31 @@ module: audit
 short_description: Audit GPU reservations and use
 version_added: "0.1.0"
 description:
-  - Reads the C(gpu:*) series of a Prometheus-compatible server over a window and the state of hosts, and gives every GPU, MIG
+  - Reads the C(gpu:*) series of a Prometheus-compatible server over a time window, and the state of hosts. Gives every GPU, MIG
     instance and tenant one verdict with a reason. The playbook C(openfleet.gpu.audit) uses it.
-  - One source is enough. RV(missing) lists missing data. A GPU is never reported idle when its metrics are missing.
-  - The server computes quantiles and maxima, so network traffic grows with the number of GPUs and not of samples.
+  - The metrics or the hosts alone are sufficient. RV(missing) lists missing data. A GPU is never reported idle when its metrics
+    are missing.
+  - The server calculates quantiles and maxima. So network traffic depends on the number of GPUs, not on the number of samples.
   - It changes nothing on hosts. In check mode it writes and sends nothing.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   directory:
     description:
-      - Directory for C(audit.json), C(audit.csv) and C(audit.html). Each is written whole or not at all. Without it, nothing is
-        written.
+      - Directory for C(audit.json), C(audit.csv) and C(audit.html). Each file is replaced atomically. Without this option,
+        nothing is written.
     type: path
   keep:
     description:
-      - Number of reports to keep. With V(0), a new report replaces the one in O(directory).
-      - Otherwise each report has a subdirectory named by its time (V(2026-11-22T060000Z)). The link C(latest) leads to the last
-        one, and the page C(index.html) shows all of them and their trend.
+      - Number of reports to keep. With V(0), a new report replaces the report in O(directory).
+      - With any other number, each report gets a subdirectory. The name is the time of the report (V(2026-11-22T060000Z)). The
+        link C(latest) refers to the newest report. The page C(index.html) shows all reports and their trend.
     type: int
     default: 0
   prometheus:
     description:
-      - How to reach the server. C(url), and optionally C(user) and C(password), or C(token), C(ca_file), C(verify),
-        C(timeout_seconds) (30), C(headers), for example C(X-Scope-OrgID) for Mimir.
+      - How to reach the server. The keys are C(url), C(user) and C(password) or C(token), C(ca_file), C(verify),
+        C(timeout_seconds) (default 30) and C(headers). Mimir, for example, needs the header C(X-Scope-OrgID).
       - Without C(url), no server is used.
     type: dict
     default: {}
@@ -44,39 +45,40 @@ options:
     type: str
     default: 14d
   selector:
-    description: Label matchers, for example V(cluster="a"), if the server has metrics of other fleets.
+    description: Label matchers, for example V(cluster="a"). Needed if the server also has metrics of other fleets.
     type: str
     default: ""
   hosts:
     description:
-      - Results of M(openfleet.gpu.gpu_info) by host. A host without a result counts as not answered.
-      - A host with an invalid result also counts as not answered, and is listed in RV(missing).
+      - Results of M(openfleet.gpu.gpu_info) by host. A host without a result counts as unanswered.
+      - A host with an invalid result also counts as unanswered, and RV(missing) lists it.
     type: dict
     default: {}
   answers:
     description:
-      - Results of a task that ran C(gpu-layout holders --json), by host, for example by M(ansible.builtin.raw). They are checked
-        like O(hosts), and used in addition to them.
+      - Results by host of a task that ran C(gpu-layout holders --json), for example with M(ansible.builtin.raw). They are
+        validated like O(hosts), and used in addition to O(hosts).
     type: dict
     default: {}
   hosts_asked:
-    description: The hosts that were asked, to report those that did not answer.
+    description: All queried hosts. The audit reports those without an answer.
     type: list
     elements: str
     default: []
   kubernetes:
     description:
-      - How the controller asks the API server of hosts that are Kubernetes nodes. The keys C(backend), C(node), C(kubeconfig),
-        C(context) and C(delegate_to) are dictionaries by host, with the values of the variables C(gpu_kubernetes_*).
-      - The API provides owners and labels of pods that hold GPUs, by one call for each node with such pods. If it does not
-        answer, or if C(delegate_to) is another host, pods have the names that their host reports.
+      - How the controller queries the API server for hosts that are Kubernetes nodes. The keys are C(backend), C(node),
+        C(kubeconfig), C(context) and C(delegate_to). Each value maps host names to the host's variable C(gpu_kubernetes_*) of
+        that name.
+      - The API provides the owners and labels of pods that hold GPUs. Each node with such pods is queried once. If the API does
+        not answer, or if C(delegate_to) is another host, the report uses the pod names from the host.
     type: dict
     default: {}
   prices:
     description:
-      - Prices of GPUs. C(model) is a glob on NVML's name without "NVIDIA ", C(price) is for one GPU and hour. The first match
-        applies.
-      - An instance has the share of its GPU's price that its memory has.
+      - Prices of GPUs. C(model) is a glob that is matched against NVML's name without "NVIDIA ". C(price) is the price of one
+        GPU for one hour. The first match applies.
+      - The price of a GPU is divided among its instances in proportion to their memory.
     type: list
     elements: dict
     default: []
@@ -109,8 +111,8 @@ options:
     type: path
   fail_on:
     description:
-      - Fail if there is one of these verdicts, after everything is written.
-      - V(unanswered) is a host that was asked and did not answer, because it is unreachable, has no driver or pynvml, or failed.
+      - Fail if there is any of these verdicts. The reports are written first.
+      - V(unanswered) means that a queried host did not answer, because it is unreachable, has no driver or pynvml, or failed.
     type: list
     elements: str
     choices:
@@ -129,10 +131,10 @@ options:
     default: []
   notify:
     description:
-      - Receivers of the summary. C(url) is a web hook for a POST of JSON (C(text) and C(summary)). C(to) is a mail address, with
-        C(sender) and C(server) (V(localhost:25)).
-      - A web hook that redirects is an error, and the message is not sent to the new address.
-      - In the text for web hooks, look-alikes replace characters of mentions and links.
+      - Receivers of the summary. C(url) is a web hook. It gets a POST request with JSON (C(text) and C(summary)). C(to) is a
+        mail address, with the keys C(sender) and C(server) (default V(localhost:25)).
+      - If a web hook redirects, this is an error. The message is not sent to the new address.
+      - In the text for web hooks, characters that would create mentions or links are replaced by similar-looking characters.
     type: list
     elements: dict
     default: []
@@ -171,12 +173,13 @@ line:
   sample: "16 findings: 8 held without process, 8 idle; 2 new, 1 gone; without findings: 48 right; wasted: 29,220 EUR/month"
 summary:
   description: >-
-    Numbers of subjects (C(findings)), by verdict (C(words)), and by state (C(new), C(still), C(gone), C(unseen)).
-    C(new_findings) counts new verdicts other than C(no_data), C(free) and C(right). C(waste_per_month) has the C(currency).
+    Number of subjects (C(findings)), also by verdict (C(words)) and by state (C(new), C(still), C(gone), C(unseen)).
+    C(new_findings) counts new verdicts other than C(no_data), C(free) and C(right). C(waste_per_month) is an amount in
+    C(currency).
   returned: success
   type: dict
 missing:
-  description: Missing data with its consequences, and anomalies of the data.
+  description: Missing data and its consequences, and anomalies in the data.
   returned: success
   type: list
   elements: str

@@ -12,11 +12,12 @@ module: bundle
 short_description: Build a bundle for an air-gapped site
 version_added: "0.1.0"
 description:
-  - Downloads everything that the hosts of an inventory need from networks into a directory, to be carried to an air-gapped
-    site. The playbook C(openfleet.gpu.bundle) uses this module.
-  - It contacts no host. The variable C(gpu_bundle_platforms) provides data that otherwise only a host knows.
-  - Repositories are mirrored in part, with the vendor's own index and signature. Before a file is kept, its checksum is verified
-    with the signed index, and the signature with keys whose fingerprints the inventory trusts.
+  - Downloads everything that the hosts of an inventory would download themselves, and stores it in a directory that can be
+    carried to an air-gapped site. The playbook C(openfleet.gpu.bundle) uses this module.
+  - It contacts no host. Data that would otherwise be read from the hosts is set in the variable C(gpu_bundle_platforms).
+  - Only the needed part of a repository is mirrored, with the vendor's own index and signature. Before a file is stored, its
+    checksum is compared with the signed index. The signature of the index is verified with keys whose fingerprints the
+    inventory trusts.
   - A second run downloads only missing and changed files. In check mode, it reads the repositories and writes nothing.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -41,8 +42,8 @@ options:
     default: [driver, container_toolkit, nvml, kubernetes, collection, controller]
   requirements:
     description:
-      - Requirements file of the air-gapped site's controller. Defaults to ansible-core and nvidia-ml-py in the versions of this
-        controller.
+      - Requirements file for the air-gapped site's controller. Defaults to ansible-core and nvidia-ml-py, in the versions that
+        this controller uses.
     type: path
   pip_options:
     description: Options for C(pip download), for example V(--python-version=3.12) for a controller with another Python.
@@ -50,7 +51,8 @@ options:
     elements: str
     default: []
   url:
-    description: URL of the bundle for hosts of the air-gapped site. It is used in the variables that are written to the bundle.
+    description: >-
+      URL at which hosts of the air-gapped site can read the bundle. It is inserted into the variables files of the bundle.
     type: str
     default: ""
   path:
@@ -91,7 +93,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 fetched:
-  description: Downloaded files by their path in the bundle, in check mode the predicted ones.
+  description: Paths in the bundle of the downloaded files. In check mode, of the files that would be downloaded.
   returned: success
   type: list
   elements: str
@@ -105,12 +107,12 @@ old:
   type: list
   elements: str
 removed:
-  description: Files of RV(old) that were removed with O(prune=true), in check mode the predicted ones.
+  description: Files of RV(old) that were removed because of O(prune=true). In check mode, files that would be removed.
   returned: success
   type: list
   elements: str
 needed_from_the_distribution:
-  description: Packages that hosts also need from their own distribution.
+  description: Packages that hosts need in addition, from their own distribution.
   returned: success
   type: list
   elements: str

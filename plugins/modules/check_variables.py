@@ -14,10 +14,11 @@ version_added: "0.1.0"
 description:
   - Checks the type, choices, bounds and form of each variable in the inventory that belongs to the given roles and playbooks.
     C(docs/variables.md) lists all variables.
-  - Checks the names of all variables of the host. A name that resembles a variable of the collection and begins like one is an
-    error. So is a name with a single typing error, or with a missing or wrong word. A name that only begins like one is a
-    warning. C(docs/variables.md) has the whole rule. Names that match C(gpu_site_own_variables) are not checked.
-  - Values that depend on facts are not checked here, but by the role that gathers the facts.
+  - Checks the names of all variables of the host. A name is an error if it begins like a variable of the collection and
+    resembles one. A name is also an error if it differs from such a variable by one typing error, or by one missing or wrong
+    word. If a name only begins like a variable of the collection, it is a warning. C(docs/variables.md) has the complete rule.
+    Names that match C(gpu_site_own_variables) are not checked.
+  - Values that depend on facts are checked later, by the role that gathers the facts.
   - The playbooks of the collection run it in their first play. It contacts no host.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -43,8 +44,8 @@ options:
     default: false
   collected:
     description:
-      - Results of this module with O(collect=true), by host. Each message is reported once with its hosts, and the task fails if
-        there is an error. Nothing else is checked.
+      - Results by host of earlier runs of this module with O(collect=true). Each message is reported once, with its hosts. The
+        task fails if there is an error. Nothing else is checked.
     type: dict
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes

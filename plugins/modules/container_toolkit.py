@@ -13,9 +13,9 @@ description:
   - Installs the toolkit, configures container engines, and keeps a CDI specification of the GPUs up to date.
   - Reads the state of the host, plans the change and applies it. The role P(openfleet.gpu.container_toolkit#role) uses this
     module.
-  - Packages have one exact version. They come from a repository whose key has a known fingerprint, from the host's own sources,
-    or from files with checksums. Everything is downloaded before the first change.
-  - C(nvidia-ctk) configures engines on a copy of their configuration first. If it would lose settings, the module fails.
+  - Installs one exact version of the packages. Their source is a repository whose key has a trusted fingerprint, the host's own
+    package sources, or files with checksums. Everything is downloaded before the first change.
+  - First, C(nvidia-ctk) configures a copy of each engine's configuration. If settings would be lost, the module fails.
   - In check mode, it reads the repository in a temporary directory, and changes nothing.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -31,16 +31,16 @@ options:
     default: present
   source:
     description: >-
-      Source of the packages. V(repository) is NVIDIA's repository or a mirror with the same structure, V(host) the package
-      sources of the host, and V(files) files on the host.
+      Source of the packages. V(repository) is NVIDIA's repository or a mirror with the same structure. V(host) is the host's
+      own package sources. V(files) is package files on the host.
     type: str
     choices: [repository, host, files]
     default: repository
   repository:
     description:
       - For O(source=repository). C(url) can have the placeholders C({family}) (V(deb) or V(rpm)) and C({architecture}).
-        C(key_url) is the URL of the signing key. C(key) is the key itself, instead of a URL. C(fingerprints) are those of
-        trusted keys.
+        C(key_url) is the URL of the signing key, or C(key) is the key itself. C(fingerprints) lists the fingerprints of trusted
+        keys.
     type: dict
     default: {}
   files:
@@ -77,13 +77,14 @@ options:
     default: false
   restart:
     description:
-      - How engines apply a changed configuration. V(safe) reloads or restarts them only if that ends no container. V(always)
-        restarts them in any case. V(never) does not restart them (RV(restart_pending)).
+      - How engines apply a changed configuration. V(safe) reloads or restarts engines only if no container ends because of
+        this. V(always) restarts engines in any case. V(never) does not restart engines, and RV(restart_pending) lists them.
     type: str
     choices: [safe, always, never]
     default: safe
   cdi:
-    description: Whether to keep a CDI specification of the GPUs, rewritten after changes of the driver and of MIG devices.
+    description: >-
+      Whether to keep a CDI specification of the GPUs. It is written again after changes of the driver and of MIG devices.
     type: bool
     default: true
   cdi_environment:
@@ -100,13 +101,15 @@ options:
     elements: str
     default: []
   smoke_test:
-    description: Whether to start a container with all GPUs at the end, and compare the GPUs it sees with those of the host.
+    description: >-
+      Whether to start a container with all GPUs at the end, and compare the GPUs in the container with the GPUs of the host.
     type: bool
     default: false
   vulnerable:
     description:
       - How to handle published vulnerabilities of O(version) that a later version fixes.
-      - V(warn) warns, V(refuse) fails before any change, V(accept) ignores them. C(docs/security-versions.md) has the table.
+      - V(warn) warns, V(refuse) fails before any change, V(accept) ignores them. C(docs/security-versions.md) lists the
+        vulnerabilities.
     type: str
     choices: [warn, refuse, accept]
     default: warn
@@ -150,12 +153,12 @@ version:
   type: str
   sample: 1.19.1-1
 steps:
-  description: Steps taken, in check mode the predicted ones.
+  description: Steps taken. In check mode, the predicted steps.
   returned: always
   type: list
   elements: str
 restart_pending:
-  description: Engines that still run with their previous configuration.
+  description: Engines that still use their previous configuration.
   returned: always
   type: list
   elements: str
@@ -164,11 +167,11 @@ files_needed:
   returned: always
   type: bool
 smoke_test:
-  description: Output of the container of the smoke test.
+  description: Output of the container that the smoke test started.
   returned: when O(smoke_test=true), outside check mode
   type: str
 vulnerable:
-  description: A sentence about published vulnerabilities of the version. Empty if there are none, and with O(vulnerable=accept).
+  description: A sentence about published vulnerabilities of the version. Empty if there are none, or if O(vulnerable=accept).
   returned: always
   type: str
 notes:

@@ -10,10 +10,10 @@ module: dcgm_exporter
 short_description: Install an exporter of GPU metrics and test its endpoint
 version_added: "0.1.0"
 description:
-  - Writes the files and the unit of an exporter, installs its packages, restarts it after a change and scrapes it, or removes
-    all of these.
-  - The role P(openfleet.gpu.dcgm_exporter#role) uses this module with its own units. Run it with C(no_log), because its options
-    contain passwords and keys.
+  - Installs or removes an exporter. For an installation, it writes the exporter's files and unit, installs its packages,
+    restarts it after a change, and scrapes it.
+  - The role P(openfleet.gpu.dcgm_exporter#role) uses this module with its own units. Set C(no_log) on tasks with this module,
+    because its options contain passwords and keys.
   - The program of the embedded exporter is sent only to a host where it is missing or different.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -26,7 +26,7 @@ options:
   files:
     description: >-
       Files by path below O(root), each with C(content) and C(mode). In the content, C(@python@) is replaced with the module's
-      interpreter. Other files in the directories of the role, left from previous settings, are removed.
+      interpreter. Other files in the directories of the role are leftovers from previous settings and are removed.
     type: dict
     default: {}
   web_config:
@@ -48,11 +48,12 @@ options:
     default: ""
   repository:
     description: >-
-      Repository of the packages, with C(url), the text of its C(key), and C(repo_gpgcheck). An empty C(url) removes it.
+      Repository of the packages, with C(url), the text of its C(key), and C(repo_gpgcheck). If C(url) is empty, the repository
+      is removed.
     type: dict
     default: {url: "", key: "", repo_gpgcheck: true}
   masked:
-    description: Units of the packages to mask.
+    description: Units to mask. The packages contain these units.
     type: list
     elements: str
     default: []
@@ -62,7 +63,8 @@ options:
     type: dict
     suboptions:
       source:
-        description: With V(index), the host installs from an index. With any other value, it needs O(embedded.archive).
+        description: >-
+          With V(index), the host installs the packages from an index. With any other value, the host needs O(embedded.archive).
         type: str
         required: true
       stamp:
@@ -118,14 +120,14 @@ EXAMPLES = r"""
 
 RETURN = r"""
 done:
-  description: Changes made, or in check mode predicted.
+  description: Changes made. In check mode, the predicted changes.
   returned: success
   type: list
   elements: str
   sample: ["systemctl restart dcgm-exporter.service"]
 archive:
   description: >-
-    Architecture for which an archive of Python packages is required first. If it is not empty, nothing was installed.
+    If not empty, nothing was installed, because an archive of Python packages for this architecture is required first.
   returned: success
   type: str
   sample: x86_64

@@ -10,12 +10,14 @@ module: drain
 short_description: Drain a host's GPUs, and restore exactly the drained clients
 version_added: "0.1.0"
 description:
-  - With O(state=drained), drains the host's Slurm node and stops systemd units. With O(state=resumed), restores exactly those.
+  - With O(state=drained), drains the host's Slurm node and stops systemd units. With O(state=resumed), restores exactly the
+    drained node and the stopped units.
   - Records each step on the host before taking it (O(state_directory)), so that a later run can restore the clients after a kill,
     a lost connection or a reboot.
   - If the drain fails, it is rolled back at once.
   - Does not wait. RV(waiting) lists the workloads that still use the GPUs. Units are stopped only when no Slurm job uses the
-    node. Run it again with C(until), as the role P(openfleet.gpu.gpu_drain#role) does, which also drains Kubernetes nodes.
+    node. Repeat the task with C(until) while workloads remain. The role P(openfleet.gpu.gpu_drain#role) does this, and also
+    drains Kubernetes nodes.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -32,15 +34,16 @@ options:
   services:
     description:
       - systemd units to stop, in this order. Units that do not run or do not exist are skipped.
-      - Also stops units that systemd stops with them, and sockets, timers and paths that would restart them.
-      - V(resumed) starts the units that ran, in reverse order.
+      - Also stops units that systemd stops together with these, and stops sockets, timers and paths that would restart them.
+      - V(resumed) starts the units that were running before, in reverse order.
     type: list
     elements: str
     default: []
   slurm:
     description:
-      - Whether to drain the Slurm node. A node that was already drained stays drained afterwards, with its reason.
-      - RV(waiting) includes all jobs of the node, because jobs without GPUs can open them too.
+      - Whether to drain the Slurm node. If the node was already drained, V(resumed) leaves it drained, with its original
+        reason.
+      - RV(waiting) includes all jobs of the node, because jobs that did not request GPUs can also open them.
     type: bool
     default: false
   slurm_node:
@@ -48,12 +51,12 @@ options:
     type: str
     default: ""
   slurm_reason:
-    description: Reason of the drain, by which V(resumed) recognizes it.
+    description: Reason that is set for the drain. V(resumed) resumes a node only if it has this reason.
     type: str
     default: "openfleet.gpu: clients taken off the GPUs"
   kubernetes:
     description:
-      - A Kubernetes node to record, which the caller is about to cordon. The module does not contact the cluster.
+      - A Kubernetes node to record before the caller cordons it. The module does not contact the cluster.
       - An existing record is kept.
     type: dict
     suboptions:
@@ -74,13 +77,15 @@ options:
   commands_before:
     description:
       - Commands to run before the drain, each a line for C(/bin/sh) or a list of a program and its arguments.
-      - They run once per drain, even if it takes several executions. If one is interrupted, all of them run again.
+      - The commands run once per drain, even if the drain takes several executions of the module. If a command is interrupted,
+        all commands run again.
     type: list
     elements: raw
     default: []
   commands_after:
     description:
-      - Commands to run after everything is restored, also after a failure. They are recorded before the first command runs.
+      - Commands to run after everything is restored, also after a failed drain. They are recorded before the first command of
+        O(commands_before) runs.
     type: list
     elements: raw
     default: []
@@ -138,7 +143,7 @@ waiting:
   description:
     - Workloads that still use the GPUs, with C(kind) (V(slurm_job) or V(unit)), C(id), C(name), C(user),
       C(state) and a description C(who).
-    - While it lists a job, units have not been stopped.
+    - Units are not stopped while a job is listed here.
   returned: success
   type: list
   elements: dict
@@ -150,7 +155,7 @@ drained:
   returned: success
   type: bool
 kept:
-  description: State of others that is kept, with the reason.
+  description: States that existed before the drain and are kept, with the reason.
   returned: success
   type: list
   elements: str
@@ -162,7 +167,8 @@ absent:
   elements: str
 kubernetes:
   description:
-    - With V(resumed), the recorded Kubernetes node, which the caller restores before it sets O(kubernetes_done). Otherwise null.
+    - With V(resumed), the recorded Kubernetes node. The caller restores this node, and then runs the module again with
+      O(kubernetes_done). Otherwise null.
   returned: success
   type: dict
 """

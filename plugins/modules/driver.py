@@ -35,16 +35,16 @@ options:
     required: true
   source:
     description: >-
-      Source of the driver. V(repository) is NVIDIA's repository or a mirror of it, V(distribution) the distribution's own
-      packages, and V(runfile) a .run file.
+      Source of the driver. V(repository) is NVIDIA's repository or a mirror of it. V(distribution) is the distribution's own
+      packages. V(runfile) is a .run file.
     type: str
     choices: [repository, distribution, runfile]
     default: repository
   repository:
     description:
-      - For O(source=repository). C(url) can have the placeholders C({directory}) and C({architecture}). C(key_url) is the signing
-        key's URL, by default beside the packages. C(key) is the key itself, instead of a URL. C(fingerprints) are those of
-        trusted keys, by default from the distribution's entry.
+      - For O(source=repository). C(url) can have the placeholders C({directory}) and C({architecture}). C(key_url) is the URL
+        of the signing key, by default in the directory of the packages. Alternatively, C(key) is the key itself.
+        C(fingerprints) lists the fingerprints of trusted keys, by default those in the distribution's entry.
     type: dict
     default: {}
   variant:
@@ -61,13 +61,15 @@ options:
     default: auto
   precompiled:
     description:
-      - Install kernel modules that are built in advance for each kernel, instead of building them with DKMS. On Red Hat these are
-        C(kmod-nvidia-*), on Ubuntu the distribution's C(linux-modules-nvidia-*).
-      - Refused if no source has them for the running kernel.
+      - Whether to install prebuilt kernel modules for each kernel instead of building them with DKMS. On Red Hat these are the
+        packages C(kmod-nvidia-*), on Ubuntu the distribution's packages C(linux-modules-nvidia-*).
+      - The module fails if no source has prebuilt modules for the running kernel.
     type: bool
     default: false
   upgrade:
-    description: With a branch as O(version), whether to upgrade to its newest version. Otherwise any installed version is kept.
+    description: >-
+      If O(version) is a branch, whether to upgrade to the newest version of the branch. Otherwise any installed version of the
+      branch is kept.
     type: bool
     default: false
   hold:
@@ -79,7 +81,9 @@ options:
     type: bool
     default: true
   fabric_manager:
-    description: Whether to install and run the Fabric Manager. V(auto) does so if the PCI bus has an NVSwitch.
+    description: >-
+      Whether to install and run the Fabric Manager. V(auto) means V(present) if the PCI bus has an NVSwitch, and V(absent) if
+      not.
     type: str
     choices: [auto, present, absent]
     default: auto
@@ -94,7 +98,8 @@ options:
     default: []
   reboot:
     description: >-
-      Whether a change that needs a reboot is allowed. V(never) refuses it before any change. The module never reboots the host.
+      Whether a change that needs a reboot is allowed. With V(never), the module fails before any change. The module itself
+      never reboots the host.
     type: str
     choices: [never, later, now]
     default: never
@@ -105,9 +110,9 @@ options:
   allow_removal:
     description:
       - Other packages that may be removed because they depend on removed packages.
-      - Also packages of a driver that was installed in another way, such as C(nvidia-vgpu-ubuntu-580). Without it, replacing
-        such a driver is refused.
-      - V(runfile) allows removing the driver of a .run file.
+      - Also lists packages of a driver that was installed in another way, such as C(nvidia-vgpu-ubuntu-580). If they are not
+        listed, the module refuses to replace such a driver.
+      - V(runfile) permits the removal of a driver that a .run file installed.
     type: list
     elements: str
     default: []
@@ -115,7 +120,8 @@ options:
     description:
       - GPU models by PCI device ID (four hex digits, lower case), each with C(name), the first driver C(version) that supports
         it, and whether that version is C(confirmed).
-      - An older O(version) is refused if the minimum is confirmed, and otherwise noted. Default is the collection's models.
+      - If O(version) is older than a confirmed minimum, the module fails. If the minimum is not confirmed, RV(notes) mentions
+        it. The default is the collection's list of models.
     type: dict
     default: {}
   runfile:
@@ -129,7 +135,8 @@ options:
   vulnerable:
     description:
       - How to handle published vulnerabilities of the driver's current or desired version.
-      - V(warn) warns, V(refuse) fails before any change, V(accept) ignores them. C(docs/security-versions.md) has the table.
+      - V(warn) warns, V(refuse) fails before any change, V(accept) ignores them. C(docs/security-versions.md) lists the
+        vulnerabilities.
     type: str
     choices: [warn, refuse, accept]
     default: warn
@@ -171,17 +178,17 @@ needed:
   returned: always
   type: bool
 version:
-  description: The driver's version, in check mode the predicted one. Empty without a driver.
+  description: Version of the driver. In check mode, the predicted version. Empty if no driver is installed.
   returned: always
   type: str
   sample: 580.178.04
 steps:
-  description: Steps taken, in check mode the predicted ones.
+  description: Steps taken. In check mode, the predicted steps.
   returned: always
   type: list
   elements: str
 disruptive:
-  description: Whether clients must leave the GPUs first.
+  description: Whether clients must stop using the GPUs before the change.
   returned: always
   type: bool
 reboot:
@@ -205,7 +212,7 @@ loaded_version:
   returned: always
   type: str
 vulnerable:
-  description: A sentence about published vulnerabilities of the version. Empty if there are none, and with O(vulnerable=accept).
+  description: A sentence about published vulnerabilities of the version. Empty if there are none, or if O(vulnerable=accept).
   returned: always
   type: str
 notes:

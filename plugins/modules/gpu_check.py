@@ -12,7 +12,8 @@ version_added: "0.1.0"
 description:
   - Reads all read-only NVML functions, nvidia-smi, and the kernel's files of the GPUs. On the controller, these readings are
     compared with each other and with the model files of the collection. The playbook C(openfleet.gpu.check_gpu) uses this module.
-  - Nothing is installed or changed on the host. If the host has no pynvml, the controller's is used while the module runs.
+  - Nothing is installed or changed on the host. If the host has no pynvml, the module uses a temporary copy from the
+    controller.
   - Differences do not fail the task. The task fails if nothing can be read.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -23,7 +24,7 @@ options:
       written.
     type: path
   identify:
-    description: Whether to include serial numbers and UUIDs of the GPUs in the report. Otherwise they are replaced by words.
+    description: Whether to include serial numbers and UUIDs of the GPUs in the report. Otherwise placeholders replace them.
     type: bool
     default: false
   timeout:
@@ -32,15 +33,17 @@ options:
     default: 300
   accept:
     description:
-      - Limits of the acceptance test, which decides whether the host can be put into service. With it, the module also returns
-        RV(accepted) and RV(failures). The playbook C(openfleet.gpu.accept) uses it.
+      - Limits of the acceptance test. The test decides whether the host can be put into service. If this option is set, the
+        module also returns RV(accepted) and RV(failures). The playbook C(openfleet.gpu.accept) uses it.
     type: dict
     suboptions:
       gpus:
         description: Required number of GPUs. Without it, any number is accepted.
         type: int
       ecc_errors:
-        description: Maximum number of uncorrected ECC errors of a GPU, for volatile and aggregate errors each.
+        description: >-
+          Maximum number of uncorrected ECC errors of a GPU. The limit applies to volatile errors and to aggregate errors
+          separately.
         type: int
         default: 0
       nvlink_errors:
@@ -48,14 +51,15 @@ options:
         type: int
         default: 0
       temperature_margin:
-        description: Required distance of a GPU to its maximum operating temperature, in degrees Celsius.
+        description: Minimum difference between a GPU's temperature and its maximum operating temperature, in degrees Celsius.
         type: int
         default: 5
       dcgm_level:
         description:
-          - Level of C(dcgmi diag). V(0) skips it. Levels from V(2) on put load on the GPUs, V(3) for a quarter of an hour.
-          - It is skipped in check mode and if C(dcgmi) is not installed.
-          - It is also skipped if processes use a GPU, and then the host is not accepted.
+          - Level of C(dcgmi diag). V(0) skips the test. Levels from V(2) on put load on the GPUs. V(3) takes a quarter of an
+            hour.
+          - The test is skipped in check mode, and if C(dcgmi) is not installed.
+          - If processes use a GPU, the test is also skipped, and the host is not accepted.
         type: int
         choices: [0, 1, 2, 3, 4]
         default: 1
@@ -64,7 +68,7 @@ options:
         type: int
         default: 7200
   pynvml:
-    description: As O(openfleet.gpu.layout#module:pynvml). Set by the action plugin.
+    description: Same as O(openfleet.gpu.layout#module:pynvml). Set by the action plugin.
     type: str
 extends_documentation_fragment:
   - openfleet.gpu.errors
@@ -100,7 +104,7 @@ summary:
   type: dict
   sample: {held: 279, differs: 0, "not run": 9}
 differences:
-  description: A line for each difference, preceded by the line of the model file if that has to change.
+  description: A line for each difference. If the model file has to change, the new line for that file comes first.
   returned: success
   type: list
   elements: str

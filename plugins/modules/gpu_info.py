@@ -14,8 +14,8 @@ description:
     links and current use.
   - On a host without a driver, it does not fail. RV(driver_present) is false, and RV(driver_absent_reason) has the reason.
   - Requires root on hosts with MIG-capable GPUs, because NVML reports placements and instances only to privileged users. On
-    other hosts, any user can run it. Without root, it cannot see other users' open files, and reports a holder of kind
-    V(unknown) for every GPU.
+    other hosts, any user can run it. Without root, the module cannot read other users' open files, so it reports a holder of
+    kind V(unknown) for every GPU.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -33,14 +33,15 @@ options:
     description:
       - Whether to find holders of GPUs and instances that have no process in NVML. These are processes with an open device
         node, containers, Slurm jobs, pods and MPS clients.
-      - Takes some milliseconds, and longer on hosts with Slurm or MPS, because it runs their tools.
+      - This takes some milliseconds. On hosts with Slurm or MPS it takes longer, because the tools of Slurm and MPS are
+        executed.
     type: bool
     default: true
   sockets:
     description:
       - Whether to report if the unit or container of each holder listens on TCP, and how many clients are connected to it.
-      - Reads the open files of all processes of these units and containers, and the tables of their network namespaces.
-        Requires O(holders).
+      - For this, the module reads the open files of all processes in these units and containers, and the socket tables of their
+        network namespaces. Requires O(holders).
     type: bool
     default: false
 extends_documentation_fragment:
@@ -146,8 +147,8 @@ gpus:
     processes:
       description: >-
         Processes on this GPU and its instances, each with C(pid), C(kind) (compute, graphics, mps), C(name),
-        C(gpu_memory_bytes), C(gpu_instance_id), C(compute_instance_id). An MPS client has only the kind C(mps), although NVML
-        also lists it as a compute process.
+        C(gpu_memory_bytes), C(gpu_instance_id), C(compute_instance_id). An MPS client is listed once, with the kind C(mps),
+        although NVML also lists it as a compute process.
       type: list
       elements: dict
     holders:
@@ -168,7 +169,7 @@ gpus:
           description: The GPU.
           type: str
         gpu_instance_id:
-          description: The GPU instance. Null for the whole GPU, or if it is unknown.
+          description: ID of the GPU instance. Null if the holder uses the whole GPU, or if the instance is unknown.
           type: int
         pid:
           description: Process ID.
@@ -177,32 +178,34 @@ gpus:
           description: The process's user.
           type: str
         command:
-          description: Command line of the process. Secrets are removed where a preceding name identifies them.
+          description: Command line of the process. A value is removed if the name before it identifies it as a secret.
           type: str
         unit_or_container:
           description: >-
-            The systemd unit or container of the process. V(user@1000.service) for units of that user's own systemd.
+            The systemd unit or container of the process. Units of a user's own systemd are reported as the user's manager, for
+            example V(user@1000.service).
           type: str
         job:
           description: ID of the Slurm job, or UID of the pod.
           type: str
         watches:
           description: >-
-            Whether the holder only keeps the GPU open, as nvidia-persistenced and DCGM do. It blocks resets and changes of MIG
-            mode, but not changes of instances.
+            Whether the holder only keeps the GPU open, as nvidia-persistenced and DCGM do. Such a holder blocks resets and
+            changes of the MIG mode, but not changes of instances.
           type: bool
         started_seconds:
           description: Start time of the process, as a Unix time. Null if there is no process or the time is unknown.
           type: float
         listens:
           description: >-
-            Whether its unit or container has a listening TCP socket on any address, including loopback. Only the process itself
-            counts if it is in neither. Null without O(sockets), for holders without a process, and if unknown.
+            Whether the holder's unit or container has a listening TCP socket on any address, including loopback. If the process
+            is in neither, only sockets of the process count. Null without O(sockets), for holders without a process, and if
+            unknown.
           type: bool
         clients:
           description: >-
-            Number of established TCP connections to its listening ports, without those from the same unit or container. Null if
-            RV(gpus[].holders[].listens) is null.
+            Number of established TCP connections to the listening ports. Connections from the same unit or container do not
+            count. Null if RV(gpus[].holders[].listens) is null.
           type: int
     telemetry:
       description: >-
@@ -241,14 +244,14 @@ gpus:
               elements: dict
             holders:
               description: >-
-                Holders that block destroying this instance, which are its own and those whose instance is unknown. Null without
-                O(holders).
+                Holders that block the removal of this instance: the holders of this instance, and holders whose instance is
+                unknown. Null without O(holders).
               type: list
               elements: dict
 lost_gpus:
   description: >-
-    Lost GPUs, which are not in RV(gpus). Either an NVML call for the GPU fails, or the GPU is on the PCI bus and the driver does
-    not list it.
+    Lost GPUs. They are not in RV(gpus). A GPU is lost if an NVML call for it fails, or if it is on the PCI bus but the driver
+    does not list it.
   returned: always
   type: list
   elements: dict

@@ -10,8 +10,8 @@ module: gpu_simulator
 short_description: Install simulated NVIDIA GPUs
 version_added: "0.1.0"
 description:
-  - Builds and installs a library that simulates NVML, with the tool C(gpusim), and configures simulated GPUs, or removes all of
-    them.
+  - Builds and installs a library that simulates NVML and the tool C(gpusim), and configures simulated GPUs. Or removes all of
+    these.
   - The role P(openfleet.gpu.gpu_simulator#role) uses this module, and installs a compiler if one is missing.
   - Sources are sent only to a host whose installation is missing, damaged or outdated.
 author:
@@ -27,11 +27,11 @@ options:
     type: dict
     default: {}
   hide_real_gpus:
-    description: Whether to accept a host with real GPUs, and hide them.
+    description: Whether to install on a host with real GPUs, and hide the real GPUs. Otherwise the module fails on such a host.
     type: bool
     default: false
   kernel_files:
-    description: Whether to write the files of the driver, now and at each boot.
+    description: Whether to write the files that the driver's kernel module would provide, now and at each boot.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -54,13 +54,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 done:
-  description: Changes made, or in check mode predicted.
+  description: Changes made. In check mode, the predicted changes.
   returned: success
   type: list
   elements: str
   sample: [laid out 8 simulated GPUs of gpu-01]
 missing:
-  description: Programs that are required to build the library and missing on the host. If any are missing, nothing was changed.
+  description: Programs that the build of the library needs and the host lacks. If any are missing, nothing was changed.
   returned: success
   type: list
   elements: str

@@ -11,13 +11,14 @@ short_description: Run a module from code that is installed on the host
 version_added: "0.1.0"
 description:
   - >-
-    The actions of M(openfleet.gpu.layout) and M(openfleet.gpu.layout_boot) run this small module first. They send the code of
-    their own modules only to hosts without it. Playbooks do not need this module.
+    The actions of M(openfleet.gpu.layout) and M(openfleet.gpu.layout_boot) run this small module first. They send the complete
+    module code only to hosts that do not have it installed. Playbooks do not need this module.
   - >-
     The code is part of the command C(gpu-layout). Before running it, the module checks that O(command) is a regular file of the
     current user (root) with mode 0755 and its original content, and that it was built from sources with exactly this O(digest)
-    by the current Python. It runs the same open file that it checked, even if the path is replaced meanwhile.
-  - C(docs/installed-code.md) has details, and how to switch this off.
+    by the current Python. The module runs the same open file that it checked, even if another process replaces the path in the
+    meantime.
+  - C(docs/installed-code.md) has details, and describes how to disable this.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:

@@ -11,11 +11,12 @@ short_description: Evict pods of a Kubernetes node
 version_added: "0.1.0"
 description:
   - Evicts the pods of a node with the given UIDs, or all except mirror pods.
-  - A pod belongs to a DaemonSet only if the API has the DaemonSet with the same UID and a selector that matches the pod.
-    M(kubernetes.core.k8s_drain) skips every pod that names any DaemonSet.
-  - Respects disruption budgets. RV(refused) lists the pods that they protect, to be retried.
-  - Does not wait. Run it again with C(until) while RV(remaining) lists pods, as the role P(openfleet.gpu.gpu_drain#role) does.
-  - Ignores UIDs of pods on other nodes, so that a host can name only its own pods.
+  - A pod is a DaemonSet pod only if the API has a DaemonSet with the UID in the pod's owner reference and a selector that
+    matches the pod. In contrast, M(kubernetes.core.k8s_drain) skips every pod with any DaemonSet in its owner references.
+  - Respects disruption budgets. RV(refused) lists the protected pods. Retry their eviction.
+  - Does not wait. Repeat the task with C(until) while RV(remaining) lists pods, as the role P(openfleet.gpu.gpu_drain#role)
+    does.
+  - Ignores UIDs of pods on other nodes, so that UIDs from a host cannot cause the eviction of other nodes' pods.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -39,7 +40,8 @@ options:
     type: str
   delete_options:
     description:
-      - Pods that may be evicted, as in M(kubernetes.core.k8s_drain). Other pods fail the module before any eviction.
+      - Which pods may be evicted, as in M(kubernetes.core.k8s_drain). If any other pod would have to be evicted, the module
+        fails before any eviction.
     type: dict
     default: {}
     suboptions:
@@ -97,12 +99,12 @@ evicted:
   type: list
   elements: str
 remaining:
-  description: Pods that have not ended yet, also from earlier executions.
+  description: Evicted pods that have not ended yet, including pods evicted by earlier executions.
   returned: success
   type: list
   elements: str
 daemonset_pods:
-  description: Pods of the node with an existing DaemonSet, as C(namespace/name).
+  description: Pods of the node that belong to an existing DaemonSet, as C(namespace/name).
   returned: success
   type: list
   elements: str
@@ -126,7 +128,7 @@ try:
 except ImportError:
     kubernetes = None
 
-# HTTP statuses: a disruption budget protects the pod, the pod is gone, another pod has the name.
+# HTTP status codes: a disruption budget protects the pod, the pod is gone, another pod has this name.
 _PROTECTED = 429
 _GONE = 404
 _OTHER = 409
@@ -169,9 +171,9 @@ class Cluster:
     def evict(self, pod, options):
         """Evict a pod. Raises EvictionError.
 
-        Return the message of a disruption budget that protects the pod, or "".
+        If a disruption budget protects the pod, return the budget's message, otherwise "".
         """
-        # With the UID, so that a new pod of the same name is not evicted.
+        # The UID prevents the eviction of a new pod with the same name.
         preconditions = kubernetes.client.V1Preconditions(uid=pod.uid)
         delete_options = kubernetes.client.V1DeleteOptions(
             preconditions=preconditions, grace_period_seconds=options.terminate_grace_period

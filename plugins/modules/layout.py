@@ -14,16 +14,16 @@ description:
     of MIG modes and instances, compute modes, time slices, MPS daemons and tenants. M(openfleet.gpu.mig), M(openfleet.gpu.mps),
     M(openfleet.gpu.time_slicing) and M(openfleet.gpu.vgpu_quota) apply one part each.
   - >-
-    Values of C(sharing): V(mig) is MIG mode with exactly the listed instances, V(exclusive) one process at a time (compute mode
-    EXCLUSIVE_PROCESS), V(shared) any number of processes, V(mps) an MPS control daemon as a systemd unit (C(docs/mps.md)),
-    V(time_slicing) a time slice, and V(vgpu) tenants with quotas (C(docs/gpu_layout.md)). GPUs that never had an entry are not
-    changed. O(unnamed) applies to GPUs that had one.
-  - Instances that fit the layout keep their placement, UUID and processes. The plan names the placement of each new GPU
+    Values of C(sharing): V(mig) sets MIG mode with exactly the listed instances. V(exclusive) permits one process at a time
+    (compute mode EXCLUSIVE_PROCESS). V(shared) permits any number of processes. V(mps) runs an MPS control daemon as a systemd
+    unit (C(docs/mps.md)). V(time_slicing) sets a time slice. V(vgpu) sets tenants with quotas (C(docs/gpu_layout.md)). GPUs
+    that never had an entry are not changed. O(unnamed) applies to GPUs that had one.
+  - Instances that fit the layout keep their placement, UUID and processes. The plan contains the placement of each new GPU
     instance. MPS daemons and tenants are kept too, and get new limits while they run.
   - A plan that would end a running workload, or take a GPU or instance from its holder (C(docs/holders.md)), is refused before
-    any change. Holders are checked again right before the steps on each GPU that could end a workload.
-  - If a step fails, the previous layout is restored, and the error says so (RV(outcome)). After an interrupted run (killed,
-    power lost), the next run restores it first (RV(recovered)).
+    any change. Before steps that could end a workload on a GPU, the holders of this GPU are checked again.
+  - If a step fails, the previous layout is restored. RV(outcome) and the error message show whether that succeeded. After an
+    interrupted run (killed, power lost), the next run restores it first (RV(recovered)).
   - Runs on one host do not overlap. The second run waits (O(lock_timeout)).
   - If a GPU needs a reset to change its MIG mode (Ampere), the mode is changed only while nothing uses the GPU.
 author:
@@ -39,11 +39,12 @@ options:
     description:
       - How to handle GPUs that had an entry when the collection last changed them and have none now.
       - >-
-        V(keep) does not change them and lists them (RV(unmanaged)). If such a GPU lost its state, for example in a reboot, the
-        run restores it. If that is not possible, a warning says why, and the other GPUs get their layout.
+        V(keep) does not change these GPUs and lists them in RV(unmanaged). If such a GPU lost its state, for example in a
+        reboot, the run restores the recorded state. If this is not possible, a warning has the reason, and the other GPUs get
+        their layout.
       - >-
-        V(release) removes the collection's instances, daemons, tenants and settings from them as part of the plan. It also
-        deletes the record of a GPU that was removed from the host.
+        V(release) removes the collection's instances, daemons, tenants and settings from these GPUs, as part of the plan. If a
+        GPU was removed from the host, V(release) deletes its record.
       - See C(docs/gpu_layout.md).
     type: str
     choices: [keep, release]
@@ -51,7 +52,7 @@ options:
   expected_gpus:
     description:
       - Keys of the model catalogue (C(docs/models.md)), one for each GPU of the host in index order.
-      - Used for RV(forecast), in check mode on hosts whose driver does not answer. Default is the GPUs on the host's PCI bus.
+      - Used for RV(forecast) in check mode if the host's driver does not answer. The default is the GPUs on the host's PCI bus.
     type: list
     elements: str
     default: []
@@ -107,8 +108,9 @@ plan:
   sample: ["gpu 3: keep 3g.40gb@0 (2 processes), destroy 1g.10gb@4, create 2g.20gb@4"]
 plan_lines:
   description: >-
-    The lines of RV(plan) as data. A line about a GPU has its C(index) and C(uuid), and a C(text) without them. A line about an
-    MPS daemon or a tenant has only C(text). C(unmanaged) is true in lines about GPUs of RV(unmanaged).
+    The lines of RV(plan) as data. A line about a GPU has the keys C(index), C(uuid) and C(text). The text contains neither
+    index nor UUID. A line about an MPS daemon or a tenant has only C(text). C(unmanaged) is true in lines about GPUs of
+    RV(unmanaged).
   returned: when a driver is present
   type: list
   elements: dict
@@ -121,15 +123,16 @@ plan_data:
   type: dict
 counts:
   description: >-
-    Number of GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed), the number of GPUs that change,
-    including those whose MPS daemon or tenants change.
+    Number of GPU instances to C(create), C(destroy) and C(keep). C(gpus_changed) is the number of GPUs that change. It includes
+    GPUs whose MPS daemon or tenants change.
   returned: when a driver is present
   type: dict
 gpus:
   description: >-
-    For each GPU of the layout, the desired state (C(asked), from C(entry) of the layout), the state C(before) and C(after) the
-    run (verified with NVML after a change, predicted in check mode), and whether it C(changed). C(instances) lists the current
-    GPU instances. C(placement_units) is the number of memory units of the GPU, in which placements are given.
+    For each GPU of the layout, the desired state (C(asked)) with its C(entry) of the layout, the state C(before) and C(after)
+    the run, and whether the GPU C(changed). After a change, the state is verified with NVML. In check mode, it is predicted.
+    C(instances) lists the current GPU instances. C(placement_units) is the GPU's number of memory units. Placements are given
+    in these units.
   returned: when a driver is present
   type: list
   elements: dict
@@ -144,8 +147,8 @@ driver_present:
   type: bool
 pynvml_sha256:
   description: >-
-    SHA-256 of the pynvml that the role C(gpu_layout) installed on the host. Empty if there is none, or if users other than root
-    can change it.
+    SHA-256 of the pynvml that the role C(gpu_layout) installed on the host. Empty if this pynvml is missing, or if users other
+    than root can change it.
   returned: in check mode, when a driver is present
   type: str
 lost:
@@ -155,15 +158,17 @@ lost:
   elements: str
 unmanaged:
   description: >-
-    GPUs that had an entry and have none now, each with C(index), C(uuid), C(name), the last applied state (C(recorded)), the
-    techniques whose daemons or tenants it includes (C(services)), the C(current) state, the C(text) of its line in RV(plan), and
-    the C(action), which is V(keep), V(restore), V(release), or V(leave) if another tool changed the GPU or it cannot be restored.
+    GPUs that had an entry and have none now. Each has C(index), C(uuid), C(name), the last applied state (C(recorded)), the
+    techniques of its daemons or tenants (C(services)), the C(current) state, the C(text) of its line in RV(plan), and the
+    C(action). The action is V(keep), V(restore), V(release) or V(leave). V(leave) means that another tool changed the GPU, or
+    that it cannot be restored.
   returned: when there are any
   type: list
   elements: dict
 recovered:
   description: >-
-    After an interrupted run, the layout that was current after its cleanup and before this run's own change, V(old) or V(new).
+    After an interrupted run, the result of its cleanup. V(old) if the previous layout was restored, V(new) if the interrupted
+    change was completed. The change of the current run follows afterwards.
   returned: when an earlier run was interrupted, not in check mode
   type: str
 pynvml_missing:
@@ -172,9 +177,9 @@ pynvml_missing:
   type: bool
 forecast:
   description: >-
-    A plan for empty GPUs of the host's models (O(expected_gpus), or the PCI bus), made on the controller. C(checked) is false if
-    the models are unknown. C(problems) lists why the layout is not possible, if so. C(plan) has the lines, C(gpus) is the
-    number of GPUs in the layout, and C(counts) is as in RV(counts).
+    A plan that the controller makes for empty GPUs of the host's models. The models are those in O(expected_gpus) or on the PCI
+    bus. C(checked) is false if the models are unknown. C(problems) lists why the layout is not possible, if any. C(plan) has
+    the lines of the plan, C(gpus) is the number of GPUs in the layout, and C(counts) has the same keys as RV(counts).
   returned: when no driver answers, in check mode
   type: dict
 pci_gpus:
@@ -184,8 +189,8 @@ pci_gpus:
   elements: dict
 busy:
   description: >-
-    What the plan would end, with its holders. On failure, this is the cause. In check mode with O(on_busy) V(wait) or V(force),
-    these are the holders that a run would wait for or end.
+    The GPUs and instances that the plan would take away, with their holders. On failure, these holders are the cause. In check
+    mode with O(on_busy) V(wait) or V(force), a run would wait for these holders or end them.
   returned: when something blocks the plan
   type: list
   elements: dict
@@ -203,7 +208,7 @@ ended:
   elements: str
 followed:
   description: >-
-    Actions after devices were added or removed, as sentences. In check mode, the predicted actions.
+    A sentence for each action that followed because devices were added or removed. In check mode, the predicted actions.
   returned: when there is anything
   type: list
   elements: str
@@ -216,13 +221,14 @@ reboot_required:
   type: bool
 host_fault:
   description: >-
-    On failure, true if the cause is the state of the host (its driver, an MPS daemon, a file, a workload that blocks the plan),
-    and false if it is the layout or another argument.
+    On failure, true if the cause is the state of the host, for example the driver, an MPS daemon, a file or a blocking
+    workload. False if the cause is the layout or another argument.
   returned: when the layout was not applied
   type: bool
 outcome:
   description: >-
-    On failure, the current layout. V(old), V(unknown), or V(new) if the layout was applied and only a later action failed.
+    On failure, the current layout of the host. V(old) is the previous layout. V(new) means that the layout was applied and only
+    a later action failed. Otherwise V(unknown).
   returned: when the plan failed
   type: str
 steps_done:

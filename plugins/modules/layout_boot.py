@@ -10,11 +10,11 @@ module: layout_boot
 short_description: Install the command gpu-layout and its units
 version_added: "0.1.0"
 description:
-  - Installs or removes the command C(gpu-layout), the host's layout as a file, the unit that restores the layout at boot, and
-    the units for metrics, C(gpu-layout keep) and the agent of vGPU tenants.
+  - Installs or removes the command C(gpu-layout), the file with the host's layout, and the unit that restores the layout at
+    boot. Also manages the units for metrics, for C(gpu-layout keep) and for the agent of vGPU tenants.
   - Without the boot unit, MIG instances are lost when the host restarts.
   - The role P(openfleet.gpu.gpu_layout#role) uses this module with its own units.
-  - The sources of the command are sent only to a host whose command is missing, damaged, from another release or built by
+  - The sources of the command are sent to a host only if its command is missing, damaged, from another release, or built by
     another Python.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -22,7 +22,7 @@ options:
   state:
     description:
       - V(present) installs, V(absent) removes.
-      - V(former) restores the previous layout after one was installed with O(on_trial). Without such a layout, it does nothing.
+      - V(former) restores the previous layout if a layout was installed with O(on_trial). Otherwise V(former) does nothing.
     type: str
     choices: [present, absent, former]
     default: present
@@ -36,7 +36,9 @@ options:
     type: str
     default: ""
   on_trial:
-    description: Whether the layout is pending until a reboot. Then it is not tested now, and the previous layout is kept.
+    description: >-
+      Whether the layout is pending until a reboot. If so, the layout is not tested now, and the previous layout is kept for
+      V(former).
     type: bool
     default: false
   metrics:
@@ -124,7 +126,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 done:
-  description: Changes made, or in check mode predicted. If the command is replaced, the entry has the reason.
+  description: Changes made. In check mode, the predicted changes. If the command is replaced, its entry contains the reason.
   returned: success
   type: list
   elements: str

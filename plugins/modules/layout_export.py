@@ -10,9 +10,11 @@ module: layout_export
 short_description: Export a host's current GPU layout to the inventory
 version_added: "0.1.0"
 description:
-  - Reads how the GPUs of a host are shared, and writes this as C(gpu_layout) to a file on the controller, to adopt an existing
-    host. Applying the exported layout to the same host changes nothing. The playbook C(openfleet.gpu.export) uses this module.
-  - Nothing is installed or changed on the host. If the host has no pynvml, the controller's is used while the module runs.
+  - Adopts an existing host. The module reads how the GPUs of the host are shared, and writes a C(gpu_layout) to a file on the
+    controller. Applying the exported layout to the same host changes nothing. The playbook C(openfleet.gpu.export) uses this
+    module.
+  - Nothing is installed or changed on the host. If the host has no pynvml, the module uses a temporary copy from the
+    controller.
   - Without O(overwrite), a file with another layout is not replaced, and no file is written if the inventory has another
     C(gpu_layout) for the host.
 author:
@@ -20,25 +22,26 @@ author:
 options:
   directory:
     description: >-
-      Directory of the inventory on the controller. The file is C(host_vars/HOST/gpu_layout.yml) in it. Without this option, the
-      layout is only returned.
+      Directory of the inventory on the controller. The layout is written to C(host_vars/HOST/gpu_layout.yml) in this directory.
+      Without this option, the layout is only returned.
     type: path
   overwrite:
     description: Whether to replace a file that has another layout.
     type: bool
     default: false
   pin_placements:
-    description: Whether to name the placement of each GPU instance, and the GPU of each tenant that has one.
+    description: Whether to fix the placement of each GPU instance, and the GPU of each tenant that uses one GPU.
     type: bool
     default: false
   select_by:
     description: >-
-      How the layout names GPUs. Indices fit several hosts with the same hardware. UUIDs and PCI addresses fit only this host.
+      How the layout selects GPUs. Indices are valid for several hosts with the same hardware. UUIDs and PCI addresses are valid
+      only for this host.
     type: str
     choices: [index, uuid, pci]
     default: index
   pynvml:
-    description: As O(openfleet.gpu.layout#module:pynvml). Set by the action plugin.
+    description: Same as O(openfleet.gpu.layout#module:pynvml). Set by the action plugin.
     type: str
 extends_documentation_fragment:
   - openfleet.gpu.errors
@@ -80,7 +83,7 @@ path:
   returned: when O(directory) is given
   type: str
 msg:
-  description: A sentence about what was written, or in check mode would be.
+  description: A sentence about the written file. In check mode, about the file that would be written.
   returned: always
   type: str
 """

@@ -10,8 +10,9 @@ module: mig
 short_description: Apply the MIG instances and compute modes of a layout
 version_added: "0.1.0"
 description:
-  - Applies a layout as M(openfleet.gpu.layout) does, except for time slices and MPS daemons, which it does not change. An MPS
-    daemon on a GPU whose MIG mode changes, or in an instance to destroy, is a holder that blocks the change.
+  - Applies only the MIG modes, MIG instances and compute modes of a layout, as M(openfleet.gpu.layout) does. Time slices and
+    MPS daemons are not changed. An MPS daemon is a holder, so it blocks a change of its GPU's MIG mode and the removal of its
+    instance.
   - GPUs of entries with C(sharing) V(mig) get MIG mode and exactly the listed instances. GPUs of other entries get MIG mode
     off and the compute mode of the entry. GPUs without an entry are not changed.
 author:

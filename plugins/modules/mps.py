@@ -11,11 +11,11 @@ short_description: Run the MPS control daemons of a layout
 version_added: "0.1.0"
 description:
   - Applies only the MPS daemons of a layout, as M(openfleet.gpu.layout) does. Each C(mps) part becomes a control daemon for one
-    GPU, several GPUs, or a MIG instance. It is a systemd unit with separate pipe and log directories (C(docs/mps.md)).
+    GPU, several GPUs, or a MIG instance. Each daemon is a systemd unit with separate pipe and log directories (C(docs/mps.md)).
   - GPU settings are not changed. The GPUs must already be in compute mode EXCLUSIVE_PROCESS, or have the MIG instance.
-  - Daemons get new limits while they run. A change that restarts a daemon, or removes one that the layout no longer names,
-    affects its clients. O(on_busy) decides whether to refuse, wait for them, or end them.
-  - The module fails before any change if an entry has more clients than MPS supports, or limits that exceed the memory.
+  - Running daemons get new limits without a restart. Some changes restart a daemon, and a daemon that is no longer in the
+    layout is removed. If such a daemon has clients, O(on_busy) decides whether to fail, wait for the clients, or end them.
+  - The module fails before any change if an entry has more clients than MPS supports, or if the limits exceed the GPU's memory.
   - This collection's daemons on GPUs without an entry are not changed. Other MPS daemons are never changed.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -27,7 +27,7 @@ options:
     description:
       - V(present) runs the daemons of the layout.
       - V(absent) stops and removes all daemons of this collection on the host. The layout is only validated, and may be empty.
-        This needs neither a driver nor nvidia-ml-py.
+        Neither a driver nor nvidia-ml-py is needed.
     type: str
     choices: [present, absent]
     default: present
@@ -72,7 +72,7 @@ plan:
   sample: ["mps inference: start (4 clients of 25 % and 18GiB) on gpu 2"]
 daemons:
   description: >-
-    This collection's daemons on the host after the run, in check mode before it. Each has C(name), C(places), C(devices),
+    This collection's daemons on the host after the run. In check mode, before the run. Each has C(name), C(places), C(devices),
     C(clients) (number in the layout), C(active_thread_percentage) and C(pinned_memory_limits_bytes) as reported by the daemon
     (the percentage of a server if it deviates), C(running), C(pid), C(server_pids), C(silent_server_pids) (servers that do not
     answer), C(client_processes), C(pipe_directory_limited) (whether the size of the pipe directory is limited), and C(problem)
@@ -88,8 +88,8 @@ gpus:
   elements: dict
 counts:
   description: >-
-    Number of GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig)
-    change, and C(gpus_changed), the number of GPUs whose daemon changes.
+    C(gpus_changed) is the number of GPUs whose daemon changes. C(create), C(destroy) and C(keep) are numbers of GPU instances.
+    Only M(openfleet.gpu.layout) and M(openfleet.gpu.mig) change instances.
   returned: when a driver is present
   type: dict
 plan_data:
@@ -102,8 +102,8 @@ reboot_required:
   type: bool
 msg:
   description: >-
-    On failure, the problem, its place and the fix. In check mode without a driver, the reason why only the form of the layout
-    was validated.
+    On failure, the problem, where it is, and the fix. In check mode without a driver, why only the syntax of the layout was
+    validated.
   returned: on failure, and when no driver answers, in check mode with O(state=present)
   type: str
 """

@@ -12,12 +12,12 @@ version_added: "0.1.0"
 description:
   - Stops systemd services and Docker or Podman containers that hold GPUs without using them. M(openfleet.gpu.rightsize) lists
     such holders.
-  - The first run that lists an idle holder only announces the stop. A later run stops it if it was announced O(notice_seconds)
-    ago, is listed again with the same GPUs, and is not kept (C(gpu-layout keep)).
-  - Before a stop, the module reads the holders again and watches the GPUs for O(look_seconds). It spares a holder whose GPUs
-    differ from the listed ones, whose GPU is in use, or that started within O(quiet_seconds). It also spares a service if
-    stopping it would stop other units.
-  - List all holders that may be stopped in each run. Announcements of other holders are deleted.
+  - The first run that lists an idle holder only announces the stop. A later run stops the holder if the announcement is at
+    least O(notice_seconds) old, if the holder is listed again with the same GPUs, and if it is not kept (C(gpu-layout keep)).
+  - Before a stop, the module reads the holders again and watches the GPUs for O(look_seconds). A holder is spared if its GPUs
+    differ from the listed GPUs, if one of its GPUs is in use, or if it started within the last O(quiet_seconds). A service is
+    also spared if stopping it would stop other units.
+  - In each run, O(items) must contain all holders that may be stopped. Announcements of other holders are deleted.
   - A stopped service is not disabled. Start it with C(systemctl start). If it is enabled, it starts at the next boot.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -45,24 +45,24 @@ options:
         type: str
         default: ""
       gpus:
-        description: UUIDs of the held GPUs. A GPU instance is the UUID, a space and the instance ID.
+        description: UUIDs of the held GPUs. A GPU instance is given as the UUID, a space and the instance ID.
         type: list
         elements: str
         required: true
       quiet_seconds:
         description:
-          - Time in seconds for which it is known to be idle. Earlier announcements belong to a previous idle period, and are
+          - For how many seconds the holder is known to be idle. Older announcements belong to a previous idle period and are
             ignored.
         type: float
       idle_after_seconds:
         description: >-
-          Time in seconds after which it counts as idle. A holder that started within this time is spared, as with
-          O(quiet_seconds).
+          After how many seconds without use the holder counts as idle. A holder that started within this time is spared, as
+          with O(quiet_seconds).
         type: float
   jupyter:
     description:
-      - O(items) that are Jupyter servers. The server keeps running. Only kernels that were idle for O(quiet_seconds) and have no
-        connected browser are shut down, through its REST API. The data in their memory is lost.
+      - O(items) that are Jupyter servers. These servers keep running. Their kernels are shut down through the server's REST API
+        if they were idle for O(quiet_seconds) and no browser is connected. The data in a kernel's memory is lost.
     type: list
     elements: dict
     default: []
@@ -86,8 +86,8 @@ options:
   look_seconds:
     description:
       - Time in seconds to watch the GPUs of all O(items) right before a stop, with one sample a second.
-      - A holder is spared if a sample shows activity, if a TCP client connects, or if its processes use a tenth of a core. For
-        MIG instances, only the last two apply, because NVML reports no utilization for them.
+      - A holder is spared if a sample shows activity, if a TCP client connects, or if the holder's processes use a tenth of a
+        core. For MIG instances only the last two rules apply, because NVML does not report their utilization.
     type: float
     default: 60
   notice_seconds:
@@ -96,9 +96,9 @@ options:
     default: 86400
   tell:
     description:
-      - How owners are notified on the host about the announcement and the stop.
-      - V(wall) writes to all terminals. V(home) writes C(gpu-notice-NAME.txt) to the home of the user that runs a service's main
-        process, with that user's ID. It does not apply to containers and to services of root.
+      - How the host notifies owners about the announcement and the stop.
+      - V(wall) writes to all terminals. V(home) writes the file C(gpu-notice-NAME.txt), with the ID of the user that runs the
+        service's main process, to this user's home directory. V(home) does not apply to containers or to services of root.
       - Failed notifications are listed in C(untold). They do not prevent the stop.
     type: list
     elements: str
@@ -109,17 +109,18 @@ options:
     type: str
     default: ""
   keep_url:
-    description: Link for messages, in which C({host}) and C({name}) are replaced. The collection does not serve this link.
+    description: >-
+      Link to include in messages. C({host}) and C({name}) in the link are replaced. The collection does not serve this link.
     type: str
     default: ""
   confirm:
     description:
-      - Whether announcements of this run count only after a run confirms them with O(confirmed). For callers that notify owners
-        themselves, so that nothing is stopped unless its owner was notified.
+      - Whether announcements of this run count only after a later run confirms them with O(confirmed). Callers that notify
+        owners themselves set this, so that nothing is stopped unless its owner was notified.
     type: bool
     default: false
   confirmed:
-    description: Announcements that were delivered. With this option, the module does nothing else.
+    description: Announcements that were delivered. If this option is set, the module only records these.
     type: list
     elements: dict
     default: []
@@ -144,8 +145,8 @@ options:
         required: true
   state_directory:
     description: >-
-      Directory of the host's records, C(gpu_layout_state_directory). Announcements and notes to keep holders are in its
-      subdirectory C(reclaim).
+      Directory of the host's records, C(gpu_layout_state_directory). Its subdirectory C(reclaim) contains the announcements,
+      and the holders to keep.
     type: path
     default: /var/lib/openfleet-gpu
 extends_documentation_fragment:
@@ -179,17 +180,18 @@ EXAMPLES = r"""
 RETURN = r"""
 noticed:
   description: >-
-    Announced holders, in check mode the predicted ones. Each has C(kind), C(name), C(runtime), C(gpus), C(places) (text about the
-    GPUs), C(holders) (descriptions), C(user) (the owner's account, if known), C(idle_since) and C(stop_after) as Unix times,
-    C(jupyter), C(keep) (the name for C(gpu-layout keep), empty if the host has no such service), C(told) (successful
-    notifications) and C(untold) (failed ones).
+    Announced holders. In check mode, the holders that would be announced. Each has C(kind), C(name), C(runtime), C(gpus),
+    C(places) (text about the GPUs), C(holders) (descriptions), C(user) (the owner's account, if known), C(idle_since) and
+    C(stop_after) as Unix times, C(jupyter), C(keep), C(told) (successful notifications) and C(untold) (failed notifications).
+    C(keep) is the name for C(gpu-layout keep), or empty if the host does not run that service.
   returned: success
   type: list
   elements: dict
 stopped:
   description: >-
-    Stopped holders, in check mode the predicted ones. Each has C(kind), C(name), C(runtime), C(gpus), C(places), C(holders),
-    C(user), C(told) and C(untold). Jupyter servers also have C(kernels), the ones that were shut down.
+    Stopped holders. In check mode, the holders that would be stopped. Each has C(kind), C(name), C(runtime), C(gpus),
+    C(places), C(holders), C(user), C(told) and C(untold). Jupyter servers also have C(kernels), a list of the kernels that were
+    shut down.
   returned: success
   type: list
   elements: dict
@@ -256,7 +258,7 @@ def argspec():
 
 @contextlib.contextmanager
 def session(directory):
-    """Open NVML briefly, while no run changes the host. Open GPUs would delay a reset."""
+    """Open NVML briefly, while no run changes the host. Open GPUs delay resets."""
     with looking(directory) as busy:
         if busy is not None:
             raise busy
@@ -286,7 +288,7 @@ def bring_about(params, check_mode):
         try:
             BoundedSession()
         except DriverAbsentError:
-            # Before taking the lock, because the other interpreter takes it.
+            # Respawn before this process takes the lock, because the new interpreter takes the lock itself.
             respawn_with_pynvml()
             raise
     with contextlib.ExitStack() as stack:

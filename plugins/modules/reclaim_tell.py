@@ -14,8 +14,8 @@ version_added: "0.1.0"
 description:
   - Sends mails and calls web hooks about the holders that M(openfleet.gpu.reclaim) announced and stopped on a host. The playbook
     C(openfleet.gpu.rightsize) uses this module.
-  - A receiver gets one message for all announcements of the host, and one for all stops. A user gets only messages about their
-    own holders.
+  - A receiver gets one message about all announcements on the host, and one about all stops. A user gets only messages about
+    their own holders.
   - Without O(result), it only validates the settings. In check mode, it sends nothing.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -29,14 +29,14 @@ options:
     type: dict
   ways:
     description:
-      - How to notify. V(webhook) and V(mail) use the receivers of that type in O(notify). V(wall) and V(home) are done on the
-        host by M(openfleet.gpu.reclaim). A mapping is a receiver as in O(notify).
+      - How to notify. V(webhook) and V(mail) select the receivers of that type in O(notify). M(openfleet.gpu.reclaim) handles
+        V(wall) and V(home) on the host. A mapping is a further receiver, in the format of O(notify).
       - In C(to) of a mail, C({user}) is replaced with the owner's account.
       - Defaults to all receivers of O(notify).
     type: list
     elements: raw
   notify:
-    description: As O(openfleet.gpu.audit#module:notify).
+    description: Same as O(openfleet.gpu.audit#module:notify).
     type: list
     elements: dict
     default: []
@@ -46,13 +46,14 @@ options:
     default: 24h
   owners:
     description:
-      - Owners of holders on the host, for C({user}). Each has C(match), a glob on services (with or without C(.service)) and
-        containers, and C(user). The first match applies. Without a match, the owner is the account that the host reports.
+      - Owners of holders on the host, for C({user}). Each entry has C(match) and C(user). C(match) is a glob that is matched
+        against the names of services (with or without C(.service)) and containers. The first match applies. Without a match,
+        the owner is the account that the host reports.
     type: list
     elements: dict
     default: []
   keep_url:
-    description: As O(openfleet.gpu.reclaim#module:keep_url).
+    description: Same as O(openfleet.gpu.reclaim#module:keep_url).
     type: str
     default: ""
 extends_documentation_fragment:

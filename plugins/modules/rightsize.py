@@ -12,13 +12,13 @@ module: rightsize
 short_description: Propose a layout with fewer GPUs
 version_added: "0.1.0"
 description:
-  - Audits the fleet like M(openfleet.gpu.audit), reads the history of workloads that have more than they use, decides what each
-    needs and how it can share a GPU, and packs them onto fewer GPUs with the least change. The playbook
-    C(openfleet.gpu.rightsize) uses it.
-  - The result is a proposal, an inventory overlay with a C(gpu_layout) for each host that changes. Nothing on hosts is
-    changed. In check mode it writes nothing.
-  - A layout changes only if that frees a GPU, or if the inventory requires it. Uncertain cases are excluded and listed with the
-    reason.
+  - Audits the fleet like M(openfleet.gpu.audit), and reads the history of workloads that use less than they have. Decides which
+    resources each of these workloads needs and how it can share a GPU. Then packs the workloads onto fewer GPUs with the least
+    change. The playbook C(openfleet.gpu.rightsize) uses it.
+  - The result is a proposal in the form of an inventory overlay, with a C(gpu_layout) for each host that would change. Nothing
+    is changed on hosts. In check mode it writes nothing.
+  - A host's layout changes only if this frees a GPU, or if the inventory requires the change. Uncertain cases are excluded, and
+    listed with the reason.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -31,46 +31,47 @@ options:
         written.
     type: path
   prometheus:
-    description: As O(openfleet.gpu.audit#module:prometheus).
+    description: Same as O(openfleet.gpu.audit#module:prometheus).
     type: dict
     default: {}
   window:
-    description: As O(openfleet.gpu.audit#module:window).
+    description: Same as O(openfleet.gpu.audit#module:window).
     type: str
     default: 14d
   selector:
-    description: As O(openfleet.gpu.audit#module:selector).
+    description: Same as O(openfleet.gpu.audit#module:selector).
     type: str
     default: ""
   hosts:
     description:
       - Results of M(openfleet.gpu.gpu_info) by host. Hosts without a result are excluded.
-      - With O(openfleet.gpu.gpu_info#module:profiles), plans use the profiles of the GPUs, otherwise those of the catalogue.
+      - If the results include O(openfleet.gpu.gpu_info#module:profiles), plans use these profiles. Otherwise plans use the
+        profiles of the catalogue.
     type: dict
     default: {}
   hosts_asked:
-    description: The hosts that were asked, to report those that did not answer.
+    description: All queried hosts. The proposal reports those without an answer.
     type: list
     elements: str
     default: []
   kubernetes:
-    description: As in M(openfleet.gpu.audit). Pods have the names and owners of the API.
+    description: Same as O(openfleet.gpu.audit#module:kubernetes). Names and owners of pods are read from the API.
     type: dict
     default: {}
   layouts:
-    description: Current C(gpu_layout) by host. Entries of GPUs that do not change stay in the proposal.
+    description: Current C(gpu_layout) by host. The proposal keeps the entries of GPUs that do not change.
     type: dict
     default: {}
   workloads:
     description:
-      - Settings of workloads by host, a list. The first entry whose C(match) matches the workload's name, unit or place
-        (C(HOST-gpu0)) applies.
+      - Settings of workloads. For each host, the value is a list. The first entry applies whose C(match) matches the workload's
+        name, unit or place (C(HOST-gpu0)).
       - Keys are C(match), C(leave), C(mode), C(profile), C(isolation), C(latency), C(memory), C(sm_percent), C(near), C(apart),
         C(apart_on).
     type: dict
     default: {}
   prices:
-    description: As O(openfleet.gpu.audit#module:prices).
+    description: Same as O(openfleet.gpu.audit#module:prices).
     type: list
     elements: dict
     default: []
@@ -79,7 +80,7 @@ options:
     type: str
     default: ""
   thresholds:
-    description: As O(openfleet.gpu.audit#module:thresholds).
+    description: Same as O(openfleet.gpu.audit#module:thresholds).
     type: dict
     default: {}
   exempt:
@@ -88,11 +89,13 @@ options:
     elements: str
     default: []
   holidays:
-    description: As O(openfleet.gpu.audit#module:holidays).
+    description: Same as O(openfleet.gpu.audit#module:holidays).
     type: dict
     default: {}
   reach:
-    description: Where a workload may move, within its host (V(host)) or to any host (V(fleet)). It stays on its GPU model.
+    description: >-
+      Where a workload may move. V(host) permits moves within its host, V(fleet) to any host. The GPU model of a workload never
+      changes.
     type: str
     choices: [host, fleet]
     default: host
@@ -104,23 +107,24 @@ options:
     type: int
   packing:
     description:
-      - C(policy) (V(binpack) or V(spread)), C(reserve_gpus) (number of GPUs that stay free, by key of the catalogue, per host or
-        fleet according to O(reach)), C(headroom_memory_percent) and C(headroom_sm_percent) (0) that quotas leave free,
-        C(seconds) (60) for the whole search, C(seed), C(workers).
+      - Settings of the search. C(policy) is V(binpack) or V(spread). C(reserve_gpus) maps keys of the catalogue to the number
+        of GPUs that stay free, per host or per fleet according to O(reach). C(headroom_memory_percent) and
+        C(headroom_sm_percent) are the share that quotas leave free (default 0). C(seconds) limits the whole search (default
+        60). Further keys are C(seed) and C(workers).
     type: dict
     default: {}
   sizing:
-    description: Changed numbers of the sizing (docs/sizing.md).
+    description: Overrides of the sizing parameters (C(docs/sizing.md)).
     type: dict
     default: {}
   max_candidates:
-    description: Maximum number of workloads whose history is read, the most expensive first.
+    description: Maximum number of workloads whose history is read. The most expensive workloads are read first.
     type: int
     default: 1000
   reclaim_grace:
     description:
-      - Minimum idle time and age of reclaimable workloads, for example V(48h). Default is the time after which the audit's
-        verdict is idle.
+      - Minimum idle time and age of reclaimable workloads, for example V(48h). The default is the time after which the audit's
+        verdict is V(idle).
     type: str
     default: ""
   reclaim_exempt:
@@ -180,7 +184,7 @@ summary:
   returned: success
   type: dict
 notes:
-  description: Missing data, and what is unchanged because of it.
+  description: Missing data, and the workloads or GPUs that stay unchanged because of it.
   returned: success
   type: list
   elements: str
@@ -190,13 +194,15 @@ layouts:
   type: dict
 reclaim:
   description: >-
-    Idle workloads, each with C(host), C(kind), C(name), C(runtime), C(gpus), C(quiet_seconds), C(holders),
-    C(waste_per_month), C(idle_after_seconds) and C(spared), the reason if it must not be stopped.
+    Idle workloads, each with C(host), C(kind), C(name), C(runtime), C(gpus), C(quiet_seconds), C(holders), C(waste_per_month),
+    C(idle_after_seconds) and C(spared). If the workload must not be stopped, C(spared) has the reason.
   returned: success
   type: list
   elements: dict
 reclaim_grace_seconds:
-  description: O(reclaim_grace) in seconds, or C(idle_hours) of O(thresholds). Newer processes are not stopped.
+  description: >-
+    O(reclaim_grace) in seconds, or the default from C(idle_hours) of O(thresholds). Processes that started within this time are
+    not stopped.
   returned: success
   type: float
 files:

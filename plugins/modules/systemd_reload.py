@@ -19,8 +19,9 @@ requirements:
 options:
   units:
     description:
-      - Unit files that this play is about to write, text by path. An empty text removes the file.
-      - If all of them are as requested, systemd will not reload its units, and nothing is checked.
+      - Unit files that the play is about to write, as a mapping from path to text. An empty text means that the file will be
+        removed.
+      - If all files already have the requested content, systemd will not reload its units, and nothing is checked.
     type: dict
     default: {}
   reload:

@@ -11,10 +11,10 @@ short_description: Set the time slices of a layout
 version_added: "0.1.0"
 description:
   - Applies only the time slices of a layout, as M(openfleet.gpu.layout) does. A time slice is how long a process runs on a GPU
-    before the next process gets its turn. GPUs of entries with C(sharing) V(time_slicing) get the slice of their entry, GPUs of
-    other entries the driver's default. Nothing else is changed.
-  - NVML has no public call for time slices, so nvidia-smi sets them. It reports success for any value, so the module verifies
-    the slices that nvidia-smi lists afterwards.
+    before the next process gets its turn. GPUs of entries with C(sharing) V(time_slicing) get the slice of their entry. GPUs of
+    other entries get the driver's default slice. Nothing else is changed.
+  - NVML has no public call for time slices, so the module runs nvidia-smi. Because nvidia-smi reports success for any value,
+    the module verifies the slices that nvidia-smi lists afterwards.
   - If a GPU does not support time slices, the module fails before any change, with the reason from nvidia-smi.
   - The driver forgets time slices when it is reloaded. The role P(openfleet.gpu.gpu_layout#role) restores them at boot.
 author:
@@ -55,8 +55,8 @@ gpus:
   elements: dict
 counts:
   description: >-
-    Number of GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig)
-    change, and C(gpus_changed).
+    C(gpus_changed) is the number of GPUs whose time slice changes. C(create), C(destroy) and C(keep) are numbers of GPU
+    instances. Only M(openfleet.gpu.layout) and M(openfleet.gpu.mig) change instances.
   returned: when a driver is present
   type: dict
 plan_data:
@@ -69,8 +69,8 @@ reboot_required:
   type: bool
 msg:
   description: >-
-    On failure, the problem, its place and the fix. In check mode without a driver, the reason why only the form of the layout
-    was validated.
+    On failure, the problem, where it is, and the fix. In check mode without a driver, why only the syntax of the layout was
+    validated.
   returned: on failure, and when no driver answers, in check mode
   type: str
 """

@@ -11,9 +11,9 @@ short_description: Send an HTTP request to a verified service on the host
 version_added: "0.1.0"
 description:
   - Sends an HTTP request to a service, as M(ansible.builtin.uri) does, and parses the JSON of the response.
-  - If O(password) is set, nothing is sent before the server is verified. With C(https), its certificate and name are verified.
-    With C(http), the kernel must attest that the other end of the connection is a process of O(unit). So a user of the host who
-    takes the port while the service is down receives no password.
+  - If O(password) is set, nothing is sent before the server is verified. With C(https), the server's certificate and name are
+    verified. With C(http), the kernel must report that the other end of the connection is a process of O(unit). So if a user of
+    the host listens on the port while the service is down, the password is not sent.
   - It follows no redirects and uses no proxy.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -38,7 +38,7 @@ options:
     type: str
     default: ""
   ca_path:
-    description: File with the certificate authorities of the server. Defaults to those that the host trusts.
+    description: File with certificate authorities for verifying the server. Defaults to the authorities that the host trusts.
     type: path
   unit:
     description: systemd unit of the server, with or without C(.service). Used for requests with a password over C(http).
@@ -97,7 +97,7 @@ from ..module_utils.peer_owner import UnitOwner
 from ..module_utils.runner import run
 
 TIMEOUT_SECONDS = 30
-# Limits: bytes of a response, and characters of a server's text in a message.
+# Limits: bytes of a response, and characters of a server's text that a message shows.
 MOST_BYTES, MOST_SHOWN = 1 << 26, 300
 
 

@@ -24,8 +24,8 @@ options:
     default: present
   files:
     description:
-      - Prebuilt C(libopenfleet-vgpu.so), C(libcuda.so.1) and C(vgpu-top) on the controller.
-      - If empty, the host builds them with its own compiler.
+      - Prebuilt files C(libopenfleet-vgpu.so), C(libcuda.so.1) and C(vgpu-top) on the controller.
+      - If empty, the host builds these files with its own compiler.
     type: list
     elements: dict
     default: []
@@ -38,7 +38,7 @@ options:
         description: SHA-256 of the file. The action plugin refuses a file that does not match.
         type: str
   services:
-    description: Mapping of systemd units to the tenants that they run as.
+    description: Mapping from systemd unit to the tenant that it runs as.
     type: dict
     default: {}
 extends_documentation_fragment:
@@ -65,13 +65,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 done:
-  description: Changes made, or in check mode predicted.
+  description: Changes made. In check mode, the predicted changes.
   returned: success
   type: list
   elements: str
   sample: ["write /usr/bin/vgpu-run"]
 missing:
-  description: Programs that are required to build the library and missing on the host. If any are missing, nothing was changed.
+  description: Programs that the build of the library needs and the host lacks. If any are missing, nothing was changed.
   returned: success
   type: list
   elements: str

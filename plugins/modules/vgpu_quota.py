@@ -13,14 +13,15 @@ description:
   - Applies only the tenants of a layout, as M(openfleet.gpu.layout) does. Each tenant of an entry with C(sharing) V(vgpu) gets
     its GPUs, a quota file, a CDI device C(openfleet.io/vgpu=NAME) for containers, and an environment file and a systemd drop-in
     for other programs.
-  - An exact search packs tenants onto the entry's GPUs. Existing tenants keep their GPUs if possible, and their seats. If a
-    tenant does not fit, the module fails before any change and names the tenant and the free capacity.
-  - Running tenants follow a new quota. A quota below the current usage is allowed. The tenant then gets no more memory until
+  - An exact search packs tenants onto the entry's GPUs. Existing tenants keep their GPUs and seats if possible. If a tenant
+    does not fit, the module fails before any change and reports the tenant and the free capacity.
+  - A new quota applies to running tenants at once. It may be below the current usage. The tenant then gets no more memory until
     it has released enough.
-  - Running processes of a removed tenant keep its quota until they end. Processes that they start later have no quota, because
-    the library does nothing without a quota file. C(vgpu-run) and systemd services refuse to start.
-  - A tenant that has to leave a GPU blocks the change while its processes run there (O(on_busy)), because they would escape
-    the quota.
+  - Running processes of a removed tenant keep the tenant's quota until they end. If they start further processes, these have no
+    quota, because the library does nothing without a quota file. C(vgpu-run) and systemd services refuse to start for a removed
+    tenant.
+  - If a tenant has to leave a GPU, its processes on this GPU block the change (O(on_busy)), because they would escape the
+    quota.
   - GPU settings are not changed. MIG mode must be off, and the compute mode must be DEFAULT.
   - Tenants on GPUs without an entry are not changed.
 author:
@@ -31,8 +32,8 @@ options:
   state:
     description:
       - V(present) applies the tenants of the layout.
-      - V(absent) removes all tenants of this collection from the host. The layout is only validated, and may be empty. This
-        needs neither a driver nor nvidia-ml-py.
+      - V(absent) removes all tenants of this collection from the host. The layout is only validated, and may be empty. Neither
+        a driver nor nvidia-ml-py is needed.
     type: str
     choices: [present, absent]
     default: present

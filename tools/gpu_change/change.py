@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Change one unused GPU, verify the effect, and restore its original state.
 
-Changes are planned and applied by `change` in module_utils, as by the collection's modules. The original state is saved to disk
-before the first change and restored however the run ends. After kill -9, the next run restores it first.
+`change` in module_utils plans and applies the changes, as for the collection's modules. Before the first change, the
+original state is saved to disk. It is restored whatever ends the run. After kill -9, the next run restores it first.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 MIG, COMPUTE_MODE, TIME_SLICE, RESTORED = (
     "change: MIG", "change: compute mode", "change: time slice", "change: restored",
 )  # fmt: skip
-#: Areas in the order of the changes.
+#: Areas, in the order in which they are changed.
 AREAS = (MIG, COMPUTE_MODE, TIME_SLICE)
 WHERE = "check-gpu --change"
-#: Codes with which the driver refuses a change. They are no fault of the GPU.
+#: Codes with which the driver refuses a change. They do not mean that the GPU is faulty.
 _REFUSALS = (IN_USE, NO_PERMISSION, NOT_SUPPORTED)
-#: Settings that a GPU reset ends: (name, call for the current value, call for the default, kind).
+#: Settings that are lost in a GPU reset: (name, call for the current value, call for the default, kind).
 _LOST_BY_RESET = (
     ("power limit", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit", ""),
     ("application clock", "nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock", "graphics"),
@@ -64,9 +64,10 @@ _LOST_BY_RESET = (
 
 @dataclass(frozen=True)
 class Request:
-    """The GPU to change (None: the first possible one), and the folder of the record.
+    """The GPU to change, and the folder of the record.
 
-    `calls` are the readings of each GPU by index. `look` returns the checks of a GPU with instances.
+    If the GPU is None, the first possible one is used. `calls` are the readings of each GPU by index. `look` is a
+    function that returns the checks of a GPU with instances.
     """
 
     gpu: int | None
@@ -79,7 +80,7 @@ class Request:
 def checks(request: Request) -> list[Check]:
     """Make all changes and return their checks.
 
-    If an exception ends the run, the GPU is restored before it is raised.
+    If an exception ends the run, the GPU is restored before the exception is raised again.
     """
     if os.geteuid() != 0:
         return list(none(request.gpu, "needs root"))
@@ -92,7 +93,7 @@ def checks(request: Request) -> list[Check]:
 
 
 def none(gpu: int | None, reason: str, areas: Sequence[str] = AREAS) -> Iterator[Check]:
-    """Yield a check that was not run for each area."""
+    """Yield a check with the outcome "not run" for each area."""
     for area in areas:
         yield not_run(area, gpu, "all", reason)
 
@@ -129,12 +130,15 @@ class _Change:
             result = self._all(gpu, original, wanted, why_not)
             return [*result, self._restored(original, "original state")]
         except BaseException:
-            # Restore also if a signal interrupted restoring: only the first signal raises.
+            # Restore again if a signal interrupted the first attempt. Only the first signal raises an exception.
             self._restored(original, "original state")
             raise
 
     def _all(self, gpu: Gpu, original: Original, wanted: Target | None, why_not: str) -> list[Check]:
-        """Make the changes in order and return their checks. An error ends them and becomes a check."""
+        """Make the changes in order and return their checks. An error becomes a check.
+
+        No further changes are made after an error.
+        """
         result: list[Check] = []
         try:
             result += self._mig(gpu, original, wanted) if wanted else [not_run(MIG, gpu.index, "all", why_not)]
@@ -147,7 +151,7 @@ class _Change:
     # --- choice of the GPU and its instances ---------------------------------------------------------------------------
 
     def _choose(self) -> tuple[Gpu | None, str]:
-        """Return a GPU that may be changed and "", or None and the reasons."""
+        """Return a GPU that may be changed and "". Otherwise None and the reasons."""
         reasons = []
         host = self._observe()
         for gpu in host.gpus:
@@ -160,13 +164,13 @@ class _Change:
         return None, "; ".join(reasons) or "the host has no GPU %s" % self._request.gpu
 
     def _instances(self, gpu: Gpu) -> tuple[Target | None, str]:
-        """Return a target full of instances of the smallest profile and "", or None and the reason."""
+        """Return a target full of the smallest instances and "". Otherwise None and why."""
         if not gpu.mig.capable:
             return None, "this GPU has no MIG"
         lost = "" if gpu.mig.enabled or gpu.architecture != "ampere" else self._lost_by_reset(gpu)
         if lost:
             return None, "MIG mode needs a reset of this GPU, which may end settings: %s" % lost
-        # Ignore variants that differ only in engines, such as 1g.10gb+me.
+        # Ignore profiles that differ only in their engines, such as 1g.10gb+me.
         plain = [profile for profile in gpu.mig.profiles if "+" not in profile.name and "-" not in profile.name]
         name, most = "", 0
         if plain:
@@ -212,7 +216,7 @@ class _Change:
         if result[-1].outcome == HELD:
             result += self._request.look(gpu.index)
         if result[0].outcome == HELD:
-            # In MIG mode the time slice may be unreadable, so it is restored later.
+            # The time slice may be unreadable in MIG mode, so it is restored later.
             before = dataclasses.replace(original.target, settings={})
             result += self._applied(MIG, "remove them", gpu, original, before, lambda now: [
                 compared(MIG, gpu.index, "MIG mode afterwards", original.target.mig_enabled, now.mig.enabled),
@@ -246,7 +250,7 @@ class _Change:
     def _set_and_restore(
         self, area: str, gpu: Gpu, original: Original, other: Target, read: Callable[[Gpu], str | None]
     ) -> list[Check]:
-        """Set another value, then the original one, and return checks that each is read back."""
+        """Set another value and the original value. Return checks that each was applied."""
 
         def seen(target: Target) -> Callable[[Gpu], list[Check]]:
             wanted = target.settings.get(SETTING) if area == TIME_SLICE else target.compute_mode
@@ -262,7 +266,7 @@ class _Change:
     def _applied(
         self, area: str, what: str, gpu: Gpu, original: Original, target: Target, seen: Callable[[Gpu], list[Check]]
     ) -> list[Check]:
-        """Apply a target as for gpu_layout. Return the check that it succeeded, and those of `seen`."""
+        """Apply a target as for gpu_layout. Return a check of this, and those of `seen`."""
         host = self._observe()
         now = _of(host, target.gpu_uuid)
         original.refuse_foreign(now)
@@ -287,7 +291,7 @@ class _Change:
     # --- restoring -----------------------------------------------------------------------------------------------------
 
     def _restored(self, original: Original, what: str) -> Check:
-        """Restore the GPU. If that fails, keep the record and return a check with the error."""
+        """Restore the GPU. If this fails, keep the record and return a check with the error."""
         try:
             return self._restore(original, what)
         except FleetError as error:
@@ -298,7 +302,7 @@ class _Change:
     def _restore(self, original: Original, what: str) -> Check:
         now = _of(self._observe(), original.target.gpu_uuid)
         original.refuse_foreign(now)
-        # Restore the mode first, because in MIG mode the time slice may be unreadable.
+        # Restore the MIG mode first, because the time slice may be unreadable in MIG mode.
         for target in (dataclasses.replace(original.target, settings={}), original.target):
             host = apply_plan.go_back(self._context(), [target], apply_plan.is_known)
         self._record.end()
@@ -306,7 +310,7 @@ class _Change:
         return Check(RESTORED, now.index, what, HELD, "restored", seen)
 
     def _observe(self, gpu: str | None = None) -> Host:
-        """Observe the host, or one of its GPUs, with all holders.
+        """Read the state of the host, or of one of its GPUs, with all holders.
 
         Services count as holders and are not stopped.
         """
@@ -324,8 +328,8 @@ def _of(host: Host, uuid: str) -> Gpu:
 
 
 def _refusal(gpu: Gpu) -> str:
-    """Return why a GPU must not be changed, or an empty text."""
-    # Monitoring blocks only changes of the MIG mode, whose plan names it.
+    """Return why the GPU must not be changed. Empty if it may be changed."""
+    # Monitoring blocks only changes of the MIG mode. The plan of such a change lists the monitoring processes.
     users = [str(holder) for holder in gpu.held_by if not holder.watches]
     if users:
         return "is in use: %s" % "; ".join(users)

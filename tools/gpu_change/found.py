@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keep the original state of a GPU on disk until it is restored, also across kill -9 and reboots."""
+"""Store a GPU's original state on disk until it is restored.
+
+The record survives kill -9 and reboots.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,19 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Original:
-    """The original state of a GPU, and the instances that the command may have made, as (profile, start)."""
+    """A GPU's original state, and instances the command may have created.
+
+    Each instance is (profile, start).
+    """
 
     target: Target
     made: tuple[tuple[str, int], ...]
 
     def refuse_foreign(self, gpu: Gpu) -> None:
-        """Raise FleetError if the GPU has instances that the command did not make, which must stay."""
+        """Raise FleetError if the GPU has instances that the command did not create.
+
+        These instances must not be removed.
+        """
         foreign = [i for i in gpu.mig.instances if (i.profile, i.placement.start) not in self.made]
         if foreign:
             raise FleetError(
@@ -39,7 +48,7 @@ class Original:
 class Record:
     """The record of one host, and the journal of the current change.
 
-    Both are removed at the end.
+    Both are removed at the end of a run.
     """
 
     def __init__(self, directory: str) -> None:
@@ -48,7 +57,7 @@ class Record:
         self.journal = Journal(str(self._folder))
 
     def unfinished(self) -> bool:
-        """Return whether an interrupted run left a record that this user can see."""
+        """Return whether an interrupted run left a record that this user can read."""
         with contextlib.suppress(OSError):
             return self.path.exists()
         return False

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""End a run on a signal as on an exception."""
+"""Convert signals to exceptions, so that cleanup code runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Ended(BaseException):
     """A signal ended the run.
 
-    It is not an Exception, so that no step handles it as a failure.
+    The class is not an Exception, so that no step treats the signal as a failure.
     """
 
     def __init__(self, number: int) -> None:
@@ -24,9 +24,9 @@ class Ended(BaseException):
 
 @contextlib.contextmanager
 def as_exceptions() -> Iterator[None]:
-    """Raise Ended in the block for the first signal that ends the run.
+    """Raise Ended in the block if a signal would end the run.
 
-    Later signals are ignored, so that they do not interrupt restoring.
+    Only the first signal raises it. Later signals are ignored, so that they do not interrupt the restoration.
     """
     seen: list[int] = []
 
@@ -35,7 +35,7 @@ def as_exceptions() -> Iterator[None]:
             seen.append(number)
             raise Ended(number)
 
-    # nohup ignores hangups.
+    # nohup ignores SIGHUP, so it stays ignored.
     wanted = [number for number in _SIGNALS if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)]
     before = {number: signal.signal(number, handle) for number in wanted}
     try:

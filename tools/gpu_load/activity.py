@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure a GPU's activity, power and clock over a time with NVML."""
+"""Measure a GPU's activity, power and clock over a period with NVML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from openfleet_exporter import gpm
 
 
 class Activity:
-    """A measurement since its creation. NVML stays initialized until `end`."""
+    """A measurement that begins when the object is created.
+
+    NVML stays initialized until `end` is called.
+    """
 
     def __init__(self, index: int) -> None:
         pynvml.nvmlInit()
@@ -26,7 +29,7 @@ class Activity:
     def end(self, seconds: float) -> dict[str, float]:
         """Return `active` (a ratio, from GPM), `watts` (mean) and `sm_mhz`.
 
-        `seconds` is the length of the measurement. Values that NVML does not report are left out.
+        `seconds` is the duration of the measurement. Values that NVML does not report are omitted.
         """
         found: dict[str, float] = {}
         try:

@@ -17,9 +17,9 @@ from typing import Any, Callable, Iterator, Sequence
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 
 HERE = Path(__file__).resolve().parent
-#: Kinds of memory, in the order of the report.
+#: Kinds of memory, in the order in which the report lists them.
 KINDS = ("linear", "rows", "managed", "pool", "physical", "array")
-#: The default command, which runs kernels through the CUDA driver API.
+#: The default command. It runs kernels through the CUDA driver API.
 PROGRAM = (sys.executable, str(HERE / "program.py"))
 
 
@@ -28,7 +28,7 @@ class NotMeasuredError(Exception):
 
 
 def tried(work: Callable[[], Any]) -> Any:
-    """Return the result of the work, or the reason as text if it cannot be measured."""
+    """Call the function and return its result, or why it cannot be measured, as text."""
     try:
         return work()
     except (NotMeasuredError, FleetError, subprocess.SubprocessError, OSError) as error:
@@ -39,8 +39,8 @@ def tried(work: Callable[[], Any]) -> Any:
 class Card:
     """The GPU to load.
 
-    `index` is from NVML. `device` is the argument for program.py. `image` is for a tenant in a container, with python3.
-    `without` are kinds of memory that are not allocated.
+    `index` is NVML's index. `device` is the argument for program.py. `image` is an image with python3, for a tenant in
+    a container. `without` lists kinds of memory that are not allocated.
     """
 
     index: int
@@ -53,13 +53,16 @@ class Card:
 
     @cached_property
     def uuid(self) -> str:
-        """Return the UUID from CUDA, which quotas use. Raises NotMeasuredError."""
+        """Return the UUID that CUDA reports. Quotas use it. Raises NotMeasuredError."""
         with program(self, "identify") as one:
             return one.line()["uuid"]
 
 
 class Program:
-    """A process with the command `run`, the device and the arguments. `run` is program.py by default."""
+    """A process that runs `run` with the device and the arguments.
+
+    The default of `run` is program.py.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Program:
         self._timeout_seconds = card.timeout_seconds
 
     def line(self) -> dict[str, Any]:
-        """Return the object of the next line. Raises NotMeasuredError if the program failed."""
+        """Return the object in the next line. Raises NotMeasuredError if the program failed."""
         text = self.process.stdout.readline()
         facts = json.loads(text) if text else {"error": "the program ended with status %s" % self.process.wait()}
         if "error" in facts:
@@ -82,12 +85,12 @@ class Program:
         return facts
 
     def go(self) -> None:
-        """Start the next piece of work by writing a line to its standard input."""
+        """Start the next piece of work by writing a line to the process's standard input."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def end(self) -> dict[str, Any]:
-        """Close its standard input and return the object of its last line, or {}.
+        """Close the process's standard input. Return the object in its last line, or {}.
 
         Raises NotMeasuredError if the program failed or does not end.
         """
@@ -104,7 +107,7 @@ class Program:
 
 @contextmanager
 def program(card: Card, *arguments: str, **options: Any) -> Iterator[Program]:
-    """Run a Program until the block ends. `options` are those of Program."""
+    """Run a Program until the block ends. `options` are passed to Program."""
     made = Program(card, *arguments, **options)
     try:
         yield made

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the embedded exporter on a loopback port, and read the series of one GPU."""
+"""Run the embedded exporter on a loopback port, and read one GPU's series."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator, Union
 
 SOURCE = Path(__file__).resolve().parents[2] / "roles" / "dcgm_exporter" / "files"
-#: Modules that it needs besides pynvml.
+#: Modules that the exporter needs in addition to pynvml.
 MODULES = ("nvitop_exporter", "prometheus_client")
-#: Series that the audit uses as signs of work, with their values on a fully busy GPU. docs/dcgm_exporter.md
+#: Series that the audit uses as signs of work, with their values on a fully busy GPU. See docs/dcgm_exporter.md.
 SIGNALS = {
     "gpu_utilization_Percentage": 100.0,
     "openfleet_gpu_graphics_active_ratio": 1.0,
@@ -27,17 +27,20 @@ SIGNALS = {
 }
 PROCESSES = "openfleet_gpu_processes"
 SCRAPE_SECONDS = 30
-#: Ratios are means between two samples, so values from before are gone after some intervals.
+#: Ratios are means between two samples. After some intervals, ratios no longer include values from before the load.
 SAMPLE_SECONDS, SAMPLES = 1, 3
 _SERIES = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
-#: Values by name of the series, or a reason as text.
+#: Values by the name of the series, or why they are missing, as text.
 Series = Union["dict[str, float]", str]
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Callable[[str], Series]]:
-    """Run the exporter until the block ends, and yield a function that reads the series of a GPU by UUID."""
+    """Run the exporter until the block ends.
+
+    Yield a function that returns the series of a GPU, given its UUID.
+    """
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
         reason = "Python has no module %s (pip install -r %s)" % (
@@ -62,7 +65,7 @@ def running(folder: Path) -> Iterator[Callable[[str], Series]]:
 
 
 def _port(output: Iterable[str]) -> tuple[str, str]:
-    """Return the port as soon as the exporter serves, or "" if it ended, and its last line."""
+    """Return the exporter's port and its last line. The port is "" if it ended."""
     line = ""
     for line in output:
         match = re.search(r"serving on \S+ port (\d+)", line)

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run a Python framework on one GPU, and print one JSON object per line.
 
-    framework_program.py DEVICE FRAMEWORK work SECONDS WORK...   count the steps of each work in SECONDS
-    framework_program.py DEVICE FRAMEWORK memory MOST_BYTES      allocate until the framework refuses, or up to MOST_BYTES
+framework_program.py DEVICE FRAMEWORK work SECONDS WORK...   count the steps of each work in SECONDS
+framework_program.py DEVICE FRAMEWORK memory MOST_BYTES      allocate until the framework refuses, or up to MOST_BYTES
 
-FRAMEWORK is torch, cupy, numba or jax. The first line has its version. Then each line of standard input starts a piece of work,
-which prints two lines: one when its time begins, one when it ends.
-DEVICE is not used: CUDA_VISIBLE_DEVICES selects the GPU.
+FRAMEWORK is torch, cupy, numba or jax. The first line of the output contains its version. After that, each line of
+standard input starts a piece of work. Each piece of work prints two lines: one when its measured time begins, and one
+when it ends. DEVICE is not used, because CUDA_VISIBLE_DEVICES selects the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Callable
 
 #: Number of steps between two synchronizations.
 BATCH = 8
-#: Time until a throttled tenant has used its saved turns, and clocks and caches are stable.
+#: Warm-up time. After it, a throttled tenant has used its saved turns, and clocks and caches are stable.
 WARM_SECONDS = 0.75
 PIECES_BYTES = (256 << 20, 16 << 20, 2 << 20, 512)
 
@@ -158,7 +158,7 @@ class Numba:
         try:
             return self.cuda.device_array(size, numpy.uint8)
         except Exception as error:
-            # The class of the error depends on numba's CUDA binding.
+            # The class of the error depends on the CUDA binding that numba uses.
             raise MemoryError(str(error)) from error
 
     def told(self) -> tuple[int, int]:
@@ -169,7 +169,7 @@ class Numba:
 
 
 class Jax:
-    """JAX, which allocates three quarters of the visible memory at its start."""
+    """JAX. It allocates three quarters of the visible memory at its start."""
 
     def __init__(self) -> None:
         import jax
@@ -198,7 +198,7 @@ FRAMEWORKS = {"torch": Torch, "cupy": Cupy, "numba": Numba, "jax": Jax}
 
 
 def work(framework: object, seconds: float, names: list[str]) -> None:
-    """Run each work for some seconds, after a warm-up that is not counted."""
+    """Run each work for some seconds. The warm-up before each does not count."""
     prepared = []
     for name in names:
         step = getattr(framework, name)()
@@ -269,7 +269,7 @@ def main(_device: str, name: str, what: str, *arguments: str) -> None:
         else:
             memory(framework, int(arguments[0]))
     except Exception as error:
-        # Any error of a framework is the result.
+        # An error of a framework is a valid result.
         say(error="%s: %s" % (type(error).__name__, " ".join(str(error).split())[-300:]))
         sys.exit(3)
 

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run framework_program.py on one GPU, alone and as a tenant, and judge its share.
+"""Run framework_program.py on one GPU, alone and as a tenant, and judge the share.
 
-A share is a share of time. If NVML reports how much of the time the GPU worked (GPM), that is judged, and the ratio of steps
-with and without the limiter is only a lower bound, because a GPU that rests in between may run at higher clocks. Without GPM,
-the steps are judged.
+A share is a share of time. If NVML reports how much of the time the GPU worked (GPM), this value is judged. The ratio
+of steps with and without the limiter is then only a lower bound, because a GPU with idle periods may run at higher
+clocks. Without GPM, the ratio of steps is judged.
 """
 
 from __future__ import annotations
@@ -26,35 +26,37 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 )
 
 AREA = "frameworks"
-#: Quota that is enough for the frameworks' own memory.
+#: A quota that suffices for the memory that the frameworks themselves need.
 QUOTA_BYTES = 8 << 30
-#: Limit of allocations, so that a broken limiter does not fill the card.
+#: Limit of allocations, so that a broken limiter does not let a program fill the GPU.
 MOST_BYTES = QUOTA_BYTES + (1 << 30)
 SECONDS = 2.0
 #: Tested shares by framework.
 SHARES_PERCENT = {"torch": (20, 50, 80), "cupy": (50,), "numba": (50,), "jax": (50,)}
-#: The tolerance for kernels of equal length. docs/vgpu-limits.md
+#: Tolerance for kernels of equal duration. See docs/vgpu-limits.md.
 TOLERANCE_POINTS = 5.0
-#: Works that keep the GPU busy all the time, by framework. JAX allocates most memory at its start, so its memory is not tested.
+#: Works that keep the GPU busy all the time, by framework. JAX is not in the memory test, because it allocates most
+#: memory at its start.
 WORKS = {
     "torch": ("matmul", "transformer", "graph"),
     "cupy": ("matmul",),
     "numba": ("saxpy",),
     "jax": ("matmul",),
 }
-#: Works that leave the GPU idle between kernels: a tenant gets about its share of the steps.
+#: Works that leave the GPU idle between kernels. A tenant should get about its share of the steps.
 SHORT, SHORT_POINTS = {"torch": ("short",)}, 10.0
 MEMORY = ("torch", "cupy", "numba")
-#: Two concurrent tenants: their shares, their work, and its time.
+#: A test of two concurrent tenants: their shares, their work, and its duration.
 PAIR_PERCENT, PAIR_WORK, PAIR_SECONDS = (30, 70), "transformer", 5.0
-#: Tolerance for the larger one, whose turns begin with an empty queue. docs/vgpu-tested.md, on a real GPU
+#: Tolerance for the larger share, because its turns begin with an empty queue. See docs/vgpu-tested.md, "on a real
+#: GPU".
 PAIR_POINTS = 15.0
 
 RUN = (sys.executable, str(HERE / "framework_program.py"))
 
 
 def measure(card: Card, library: Path) -> dict[str, Any]:
-    """Return the measurements by framework. A text instead of a measurement is the reason why it is missing."""
+    """Return the measurements by framework. If one is missing, the value is the reason."""
     found: dict[str, Any] = {}
     for name in WORKS:
         card.tell("%s alone and with shares" % name)
@@ -75,7 +77,7 @@ def _on(card: Card, tenant: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shares(card: Card, library: Path, name: str) -> dict[str, Any]:
-    """Return the steps per second of each work by share, and without the limiter as `bare`."""
+    """Return the steps per second of each work, by share. `bare` is without limiter."""
     works = (*WORKS[name], *SHORT.get(name, ()))
     found: dict[str, Any] = {"version": "", "bare": _rates(card, name, works, {})}
     found["version"] = found["bare"].pop("version")
@@ -87,7 +89,7 @@ def _shares(card: Card, library: Path, name: str) -> dict[str, Any]:
 
 
 def _rates(card: Card, name: str, works: tuple[str, ...], tenant: Mapping[str, str]) -> dict[str, Any]:
-    """Return the `rate` of each work in steps per second, with the GPU's activity."""
+    """Return the `rate` of each work in steps per second, and the GPU's activity."""
     with program(card, name, "work", str(SECONDS), *works, environment=_on(card, tenant), run=RUN) as one:
         found = dict(one.line())
         for work in works:
@@ -130,7 +132,7 @@ def _pair(card: Card, library: Path, policy: str) -> dict[str, Any]:
 
 
 def checks(index: int, found: Mapping[str, Any] | str) -> Iterator[Check]:
-    """Yield a check for each measurement. Pure."""
+    """Yield a check for each measurement. This function has no side effects."""
     if isinstance(found, str):
         yield not_run(AREA, index, "all", found)
         return
@@ -159,9 +161,9 @@ def _judged_shares(index: int, name: str, shares: Mapping[str, Any]) -> Iterator
 
 
 def _share(percent: int, said: Mapping[str, float], bare: Mapping[str, float], busy: bool) -> tuple[bool, str, str]:
-    """Return (whether a share is held, the expected value, the measured value).
+    """Return (whether the share is held, the expected value, the measured value).
 
-    `busy`: the work keeps the GPU busy all the time.
+    `busy` means that the work keeps the GPU busy all the time.
     """
     steps, low, high = 100 * said["rate"] / bare["rate"], percent - TOLERANCE_POINTS, percent + TOLERANCE_POINTS
     if not busy:

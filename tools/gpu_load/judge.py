@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judge the measurements of measure.py on a GPU under load. Pure."""
+"""Judge the measurements of measure.py. These functions have no side effects."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 
 LOAD, LIMITER, MPS = "load", "vGPU limiter", "MPS"
 AREAS = {"load": LOAD, "limiter": LIMITER, "frameworks": frameworks.AREA, "mps": MPS}
-#: Minimum utilization of a busy GPU. NVML's window may begin before the load.
+#: Minimum utilization of a busy GPU. The time window of NVML's value may begin before the load.
 BUSY_PERCENT = 50
-#: Tolerance of shares. A tenant saves a tenth of a second, and a turn has 20 ms (docs/vgpu-limits.md).
+#: Tolerance of shares. A tenant can save a tenth of a second, and a turn takes 20 ms (docs/vgpu-limits.md).
 SHARE_TOLERANCE_POINTS = 5.0
-#: A launch takes some microseconds. The limiter adds some nanoseconds (docs/vgpu-tested.md), Python much more to each call.
+#: Time of a launch: some microseconds. The limiter adds some nanoseconds (docs/vgpu-tested.md). Python adds much more
+#: to each call.
 LAUNCH_SECONDS = 1e-6
 OUT_OF_MEMORY = 2
-#: Granularity of the driver's allocations.
+#: Unit in which the driver allocates memory.
 GRANULARITY_BYTES = 2 << 20
-#: If kernels take a smaller part of their length, the driver is a stub, not a GPU.
+#: If kernels take a smaller fraction of their expected duration, the driver is a stub and not a GPU.
 LEAST_OF_LENGTH = 0.5
 
 
 def checks(index: int, measured: Mapping[str, Any], simulated: bool, kernel_seconds: float) -> Iterator[Check]:
     """Yield a check for each measurement.
 
-    `kernel_seconds` is the time of the measured kernels without a limit.
+    `kernel_seconds` is the duration of the measured kernels without a limit.
     """
     for area, title in AREAS.items():
         found = measured[area]
@@ -52,7 +53,7 @@ def checks(index: int, measured: Mapping[str, Any], simulated: bool, kernel_seco
 
 
 def none(index: int | None, reason: str) -> Iterator[Check]:
-    """Yield a check that was not run for each area."""
+    """Yield a check with the outcome "not run" for each area."""
     for title in AREAS.values():
         yield not_run(title, index, "all", reason)
 
@@ -110,9 +111,9 @@ def series(index: int, found: Mapping[str, Mapping[str, float] | str]) -> Iterat
 
 
 def _holders(index: int, found: Mapping[str, Any] | str, used_bytes: int | None) -> Iterator[Check]:
-    """Judge how gpu_info and `gpu-layout holders` list the process.
+    """Judge how gpu_info and `gpu-layout holders` report the process.
 
-    NVML lists it, so its kind must be process, not an open device node.
+    NVML lists the process, so its kind must be `process`. A kind for an open device node would be wrong.
     """
     if isinstance(found, str):
         yield not_run(LOAD, index, "holders", found)
@@ -137,7 +138,8 @@ def _mps(index: int, found: Mapping[str, Any]) -> Iterator[Check]:
     if listed["mps"] is None:
         yield not_run(MPS, index, what, "NVML lists no clients of MPS")
         return
-    # MPS clients must be compute processes too, because their memory is read from that list (techniques/vgpu/agent_nvml.py).
+    # NVML must also list MPS clients as compute processes, because their memory is read from that list
+    # (techniques/vgpu/agent_nvml.py).
     distinct = client in listed["mps"] and direct not in listed["mps"]
     both = {client, direct} <= set(listed["compute"])
     expected = "mps: [%d], compute: [%d, %d]" % (client, client, direct)
@@ -145,7 +147,10 @@ def _mps(index: int, found: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _context_bytes(load: Mapping[str, Any] | str) -> int | None:
-    """Return the memory of a program without allocations in bytes: its context, which the first time costs no quota."""
+    """Return the memory in bytes of a program without allocations.
+
+    This is the memory of its context. The first context costs no quota.
+    """
     return None if isinstance(load, str) else load["busy"]["processes"].get(load["pid"])
 
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run program.py on one GPU, alone and as a tenant of the vGPU limiter, and measure.
+"""Run program.py on one GPU, alone and as a vGPU tenant, and measure.
 
-Nothing on the host changes: quotas, the limiter and the MPS daemon's directories are in a folder of the caller.
+Nothing on the host is changed: the quotas, the limiter and the MPS daemon's directories are in a folder of the caller.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import BoundedSession
 
 SHARES_PERCENT = (20, 50, 80)
-#: Number of kernels of 1 ms, alone and with a share.
+#: Number of kernels of 1 ms each, for the runs alone and with a share.
 KERNELS = 1500
 LAUNCHES = 20_000
-#: Time of load before the GPU is read, because NVML's utilization is that of the last second, and time limit for idle.
+#: Duration of load before the GPU is read, because NVML's utilization covers the last second. Time limit until the GPU
+#: is idle.
 LOADED_SECONDS, REST_SECONDS = 4.0, 60.0
-#: Limit of allocations, so that a broken limiter does not fill the card.
+#: Limit of allocations, so that a broken limiter does not let a program fill the GPU.
 MOST_BYTES = 2 * QUOTA_BYTES
 #: CUDA_ERROR_OUT_OF_MEMORY
 OUT_OF_MEMORY = 2
 #: Folders of CDI specifications.
 CDI_FOLDERS = (Path("/", cdi.LASTING), Path("/", cdi.PASSING))
 ENGINES = ("podman", "docker")
-#: Total time of the kernels of a measurement.
+#: Total duration of a measurement's kernels.
 KERNEL_SECONDS = KERNELS * 0.001
 
 
 def measure(card: Card) -> dict[str, Any]:
-    """Return the measurements by area. A text instead of a measurement is the reason why it is missing."""
+    """Return the measurements by area. If one is missing, the value is the reason."""
     found: dict[str, Any] = {"load": tried(lambda: load(card))}
     library = tried(lambda: build(card))
     if isinstance(library, str):
@@ -59,7 +60,7 @@ def measure(card: Card) -> dict[str, Any]:
 
 
 def load(card: Card) -> dict[str, Any]:
-    """Return readings of NVML and the kernel for a GPU at rest, under load and at rest again."""
+    """Return readings of NVML and the kernel for a GPU that is idle, loaded, and idle again."""
     card.tell("loading GPU %d for some seconds" % card.index)
     with running(card.folder / "exporter") as series:
         return _loaded(card, series)
@@ -94,7 +95,7 @@ def _uuid(index: int) -> str:
 
 
 def _state(index: int) -> dict[str, Any]:
-    """Return figures of NVML, None for unreadable ones."""
+    """Return values from NVML. Unreadable values are None."""
     pynvml.nvmlInit()
     try:
         gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -115,7 +116,7 @@ def _state(index: int) -> dict[str, Any]:
 def holders_of(index: int, pid: int) -> dict[str, Any]:
     """Return the kinds and the memory that gpu_info reports for a process on a GPU.
 
-    As root, also the kinds that `gpu-layout holders` reports.
+    If run as root, also return the kinds that `gpu-layout holders` reports.
     """
     with BoundedSession() as session:
         host = session.observe()
@@ -139,7 +140,7 @@ def _asked(question: Callable[[], Any]) -> Any:
 
 
 def _gpu_nodes(pid: int) -> list[str]:
-    """Return the device nodes of GPUs that a process has open."""
+    """Return the device nodes of GPUs that the process has open."""
     found = set()
     for link in Path("/proc/%d/fd" % pid).iterdir():
         try:
@@ -155,7 +156,7 @@ def _gpu_nodes(pid: int) -> list[str]:
 
 
 def limiter(card: Card, library: Path) -> dict[str, Any]:
-    """Measure programs as tenants: memory of each kind, launches, shares."""
+    """Measure programs as tenants: each kind of memory, launches and shares."""
     card.tell("the CUDA device is %s" % card.uuid)
     found: dict[str, Any] = {"quota": QUOTA_BYTES, "memory": {}, "shares": {}}
     alone = environment(card, library, Tenant("alone"))
@@ -200,7 +201,7 @@ def _module(card: Card, tenant: dict[str, str]) -> dict[str, int]:
 
 
 def _in_container(card: Card, library: Path) -> dict[str, Any]:
-    """Measure memory in a container with the mounts of a tenant's CDI specification."""
+    """Measure memory in a container that has the mounts of a tenant's CDI specification."""
     engine = _engine(card)
     card.tell("allocating memory under a quota in a container of %s" % engine)
     options = container_options(card.folder / "container", card.uuid, library)
@@ -210,14 +211,14 @@ def _in_container(card: Card, library: Path) -> dict[str, Any]:
     try:
         with program(card, "memory", "linear", str(MOST_BYTES), run=run) as one:
             held = one.line()
-            # NVML lists its pid in the host's namespace, which the process does not know.
+            # NVML lists the process with its host PID, which the process in the container does not know.
             return {**held, "card": None, **one.end()}
     finally:
         subprocess.run([engine, "rm", "--force", name], capture_output=True, check=False, timeout=card.timeout_seconds)
 
 
 def _engine(card: Card) -> str:
-    """Return the engine that has the image.
+    """Return the container engine that has the image.
 
     Raises NotMeasuredError if the image, an engine or a CDI specification is missing.
     """
@@ -236,7 +237,10 @@ def _engine(card: Card) -> str:
 
 
 def _two_processes(card: Card, tenant: dict[str, str]) -> dict[str, Any]:
-    """Return the memory of two processes of a tenant. The second is refused memory or its context."""
+    """Return the memory of two processes of a tenant.
+
+    The second process is refused either memory or its context.
+    """
     with program(card, "memory", "linear", str(MOST_BYTES), environment=tenant) as first:
         said = [first.line()]
         with program(card, "memory", "linear", str(MOST_BYTES), environment=tenant) as second:
@@ -264,7 +268,7 @@ def _kernel_seconds(card: Card, environment: dict[str, str]) -> float:
 
 
 def _two_tenants(card: Card, library: Path) -> dict[str, Any]:
-    """Return the number of kernels of each tenant in the same time."""
+    """Return the number of kernels that each of two tenants runs in the same time."""
     with ExitStack() as both:
         made = []
         for seat, percent in enumerate((30, 70)):
@@ -281,9 +285,9 @@ def _two_tenants(card: Card, library: Path) -> dict[str, Any]:
 
 
 def mps(card: Card) -> dict[str, Any]:
-    """Run a private MPS daemon with a client that has a limit of threads, and return how they are listed.
+    """Run a private MPS daemon with a limited client. Return how NVML lists the processes.
 
-    NVML must distinguish that client from a program without MPS.
+    The client has a limit of threads. NVML must distinguish the client from a program without MPS.
     """
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:

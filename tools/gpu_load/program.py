@@ -23,21 +23,21 @@ import sys
 import time
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-#: CUDA driver API, cuda.h.
+#: Result codes of the CUDA driver API (cuda.h).
 SUCCESS, OUT_OF_MEMORY = 0, 2
 ATTRIBUTE_MULTIPROCESSORS, ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 16, 75, 76
 EVENT_DEFAULT, ATTACH_GLOBAL, FORMAT_UINT8 = 0, 1, 1
 ALLOCATION_PINNED, LOCATION_DEVICE, GRANULARITY_MINIMUM = 1, 1, 0
-#: A refused allocation is tried again with the next size.
+#: Sizes of allocations. If the driver refuses one, the next smaller size is tried.
 PIECES_BYTES = (64 << 20, 1 << 20, 64 << 10, 4 << 10, 512, 1)
 SETTLE_SECONDS = 10.0
-#: The limiter reads the memory of contexts and modules from NVML once a second.
+#: Time to wait. The limiter reads the memory of contexts and modules from NVML once a second.
 CHARGE_SECONDS = 4.0
 #: Number of launches between two synchronizations.
 BATCH = 32
-#: Number of launches that fit into any driver's queue.
+#: A number of launches that fit into the queue of any driver.
 ROUND = 200
-#: PTX ISA 6.3 is the first with sm_75, and old drivers support it.
+#: PTX ISA 6.3 is the first version with sm_75, and old drivers support it.
 PTX = """.version 6.3
 .target sm_%d
 .address_size 64
@@ -89,7 +89,7 @@ def launch_arguments(function: c_void_p, blocks: int = 1) -> tuple:
 
 
 class Gpu:
-    """A CUDA device with its primary context, which is current in this thread."""
+    """A CUDA device and its primary context. The context is current in this thread."""
 
     def __init__(self, device: str) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -123,7 +123,7 @@ class Gpu:
         self.call("cuLaunchKernel", *launch_arguments(function, blocks))
 
     def memory(self) -> tuple[int, int]:
-        """Return free and total bytes, as the driver reports them to the program."""
+        """Return the free and total bytes that the driver reports to the program."""
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
@@ -159,7 +159,7 @@ def _linear(gpu: Gpu, size: int):
 
 
 def _pitched(gpu: Gpu, size: int):
-    """Allocate rows of 512 bytes, which need no padding."""
+    """Allocate rows of 512 bytes. These need no padding."""
     pointer, pitch = c_uint64(), c_size_t()
     gpu.call(
         "cuMemAllocPitch_v2", byref(pointer), byref(pitch), c_size_t(512), c_size_t(max(size // 512, 1)), c_uint(4)
@@ -205,7 +205,7 @@ def _array(gpu: Gpu, size: int):
     return lambda: gpu.call("cuArrayDestroy", handle)
 
 
-#: Each with its minimum in bytes. The driver decides the size of an array on the card.
+#: Kinds of memory with their minimum size in bytes. The driver decides how much memory an array takes on the GPU.
 KINDS = {
     "linear": (_linear, 1),
     "rows": (_pitched, 512),
@@ -251,7 +251,7 @@ def memory(gpu: Gpu, kind: str, most_bytes: int) -> None:
     sys.stdin.read()
     for free in frees:
         free()
-    # A pool frees memory at a synchronization, and the limiter counts it within a second (docs/vgpu-limits.md).
+    # A pool releases memory at a synchronization. The limiter accounts for this within a second (docs/vgpu-limits.md).
     limit = time.monotonic() + SETTLE_SECONDS
     while gpu.memory()[0] < free_before and time.monotonic() < limit:
         gpu.call("cuCtxSynchronize")
@@ -269,7 +269,10 @@ def module(gpu: Gpu) -> None:
 
 
 def launches(gpu: Gpu, count: int) -> None:
-    """Print the minimum of many short rounds, because a launch waits for the GPU if the driver's queue is full."""
+    """Measure the minimum over many short rounds, and print it.
+
+    In a long round, launches would wait for the GPU when the driver's queue is full.
+    """
     launch, arguments = gpu.library.cuLaunchKernel, launch_arguments(gpu.function("nothing_0"))
     best = float("inf")
     for _round in range(max(count // ROUND, 1)):
@@ -319,7 +322,7 @@ def main(device: str, what: str, *arguments: str) -> None:
         else:
             raise SystemExit(__doc__)
     except (Refused, OSError, AttributeError) as error:
-        # libcuda is missing or lacks a function.
+        # libcuda is missing, or lacks a function.
         say(error=str(error))
         sys.exit(3)
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build the vGPU limiter and write tenants' files in a folder, like the role vgpu_limiter."""
+"""Build the vGPU limiter and write tenants' files, like the role vgpu_limiter.
+
+All files are written to a given folder.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ QUOTA_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant of one GPU.
+    """A tenant on one GPU.
 
-    Tenants of one `root` share the GPU's turns. Each has a different `seat`.
+    Tenants with the same `root` take turns on the GPU. Each has a different `seat`.
     """
 
     name: str
@@ -36,7 +39,7 @@ class Tenant:
 
 
 def build(card: Card) -> Path:
-    """Return the limiter's library, built with the machine's compiler.
+    """Build the limiter's library with the machine's compiler, and return its path.
 
     Raises NotMeasuredError.
     """
@@ -69,7 +72,7 @@ def environment(card: Card, library: Path, tenant: Tenant) -> dict[str, str]:
     _write(top / quota, vgpu_files.files(written)[quota])
     for shared in vgpu_files.shared_files(written):
         _write(top / shared.path, "")
-    # With another root, the library also reads the number of its process namespace there.
+    # With another root, the library also reads the number of its PID namespace below that root.
     link = top / "proc/self/ns/pid"
     if not link.is_symlink():
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +86,7 @@ def environment(card: Card, library: Path, tenant: Tenant) -> dict[str, str]:
 
 
 def container_options(top: Path, uuid: str, library: Path) -> list[str]:
-    """Write the files of a tenant in a folder, and return the options for its container."""
+    """Write a tenant's files to a folder. Return the options for its container."""
     tenant = VgpuTenant("container", QUOTA_BYTES, 100, (VgpuSeat(uuid, 0),))
     own = vgpu_files.files(tenant)
     for path, text in own.items():

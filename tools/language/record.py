@@ -13,7 +13,7 @@ from typing import Iterable, Mapping, Sequence
 
 from language.rules import Hit
 
-#: The number of violations of each kind in each file.
+#: Number of violations by file and kind.
 Counts = Mapping[str, Mapping[str, int]]
 
 HEADER = """\
@@ -26,9 +26,10 @@ HEADER = """\
 
 @dataclass(frozen=True)
 class Accepted:
-    """Violations that are accepted in the files that match a pattern, with the reason.
+    """Accepted violations in files that match a pattern, with the reason.
 
-    An empty `kind` or `text` accepts all; else the excerpt of a violation has to contain `text`.
+    An empty `kind` accepts all kinds. An empty `text` accepts all texts. Otherwise the excerpt of the violation must
+    contain `text`.
     """
 
     file: str
@@ -43,7 +44,7 @@ class Accepted:
 def without_exceptions(
     hits: Mapping[str, Sequence[Hit]], exceptions: Iterable[Accepted]
 ) -> tuple[dict[str, list[Hit]], list[Accepted]]:
-    """Return the violations without the accepted ones, and the unused exceptions."""
+    """Return the violations that are not accepted, and the unused exceptions."""
     unused = list(exceptions)
     known = tuple(unused)
     left: dict[str, list[Hit]] = {}
@@ -59,14 +60,15 @@ def without_exceptions(
 
 
 def count(hits: Mapping[str, Sequence[Hit]]) -> dict[str, dict[str, int]]:
-    """Return the number of violations of each kind in each file that has any."""
+    """Return the number of violations by file and kind. Files without any are omitted."""
     return {name: dict(Counter(hit.kind for hit in found)) for name, found in hits.items() if found}
 
 
 def read(path: Path) -> dict[str, dict[str, int]]:
-    """Return the recorded numbers. A line is `FILE: KIND NUMBER, KIND NUMBER`.
+    """Return the recorded numbers. Each line is `FILE: KIND NUMBER, KIND NUMBER`.
 
-    A merge keeps the lines of both sides (.gitattributes). The lower number of each kind counts.
+    A merge keeps the lines of both sides (.gitattributes), so a file may have several lines. The lowest number of each
+    kind is used.
     """
     counts: dict[str, dict[str, int]] = {}
     for line in path.read_text("utf-8").splitlines():
@@ -89,7 +91,7 @@ def write(path: Path, counts: Counts) -> None:
 
 
 def raised(counts: Counts, recorded: Counts) -> list[tuple[str, str, int, int]]:
-    """Return (file, kind, number, recorded number) of each number that grew."""
+    """Return (file, kind, number, recorded number) for each number above the record."""
     return [
         (name, kind, number, recorded.get(name, {}).get(kind, 0))
         for name, kinds in sorted(counts.items())
@@ -99,7 +101,7 @@ def raised(counts: Counts, recorded: Counts) -> list[tuple[str, str, int, int]]:
 
 
 def lowered(counts: Counts, recorded: Counts) -> dict[str, dict[str, int]]:
-    """Return the lower one of each recorded and present number."""
+    """Return the lower of the recorded and the current number, by file and kind."""
     lower = {}
     for name, kinds in recorded.items():
         present = counts.get(name, {})

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find text that is not plain English.
 
-The kinds of violations are word, phrase, opening, docstring, task, sentence, line and page.
+Kinds of violations are word, phrase, opening, docstring, task, sentence, line and page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SENTENCE_WORDS = 30
 LINE_CHARACTERS = 300
 PAGE_WORDS = 2000
 
-#: (pattern, advice) of words that no page, plugin or role has any more. A space matches line breaks too.
+#: (pattern, advice) of words that are not used in any page, plugin or role. A space in a pattern also matches a line
+#: break.
 WORDS = (
     (r"whoever|nobody|somebody", "name the user, owner or process"),
     (r"anew", "write: again, or recreate"),
@@ -27,7 +28,7 @@ WORDS = (
     (r"foret(?:ell|ells|elling|old)", "write: predict, or calculate"),
     (r"(?:is|are) told of", "write: receives, or is notified"),
 )
-#: (pattern, advice) of phrases that are being replaced.
+#: (pattern, advice) of phrases that are being replaced. Some files still contain them.
 PHRASES = (
     (r"whom", "name the user, owner or process"),
     (
@@ -55,7 +56,7 @@ PHRASES = (
 def _compiled(
     kind: str, entries: tuple[tuple[str, str], ...]
 ) -> tuple[str, re.Pattern[str], list[tuple[re.Pattern[str], str]]]:
-    """Return the kind, the pattern of any entry, and the pattern and advice of each."""
+    """Return the kind, a pattern that matches any entry, and each pattern with advice."""
     spaced = [(text.replace(" ", r"\s+"), advice) for text, advice in entries]
     whole = r"\b(?:%s)\b" % "|".join(text for text, _advice in spaced)
     return (
@@ -67,14 +68,15 @@ def _compiled(
 
 TABLES = (_compiled("word", WORDS), _compiled("phrase", PHRASES))
 
-#: A sentence may start at the start of a text, in an item of a list, and after the end of a sentence.
+#: Where a sentence may start: at the start of the text, at the start of a list item, or after the end of another
+#: sentence.
 START = r"(?:\A[\s\"'`]*(?:[-*]\s+)?|\n[ \t]*(?:[-*]|\d+\.)[ \t]+|\n[ \t]*\n[ \t]*|[.!?:][)\"'`]*\s+)"
 OPENING = re.compile(
     START + r"(?P<opening>(?:Of|Whom|Whose|What|That which|Where one)(?=\s)"
     r"|(?:Stays|Stay|Comes|Come|Goes|Was|Is|Are|Were|Had|Did|Lies|Should)\s+"
     r"(?:an?|the|it|its|they|what|those|these|each|all|this|that|there|one|no)\b)"
 )
-#: How names of tasks must not start. They start with a verb that names what the task does.
+#: Wrong starts of task names. A task name starts with a verb that describes the task.
 TASK = re.compile(
     r"^[ \t]*(?:-[ \t]+)?name:[ \t]+[\"']?(?P<start>Say|Let|Have|Look|Know|Bring|Take|Leave|Go on|Stop where|Come|Tell|See|"
     r"What|Where|Whether|Who|How|The|An?|Of|No|None|Each|All)\b(?P<rest>[^\n]*)",
@@ -83,7 +85,7 @@ TASK = re.compile(
 TASK_FILES = re.compile(
     r"(?:^|/)(?:tasks|handlers|playbooks|plays)/|(?:^|/)(?:site|converge|prepare|verify|cleanup)\.yml$"
 )
-#: Words that no verb-first docstring of a function starts with.
+#: Words with which a function's docstring must not start, because the first word has to be a verb.
 NO_VERB = re.compile(
     r"(?:a|all|an|and|any|as|at|both|by|each|every|for|from|how|if|in|it|its|no|none|not|of|on|one|or|that|the|their|there|these|"
     r"they|this|those|to|two|under|what|when|where|whether|which|who|whom|whose|with|within|without)\b",
@@ -93,7 +95,7 @@ NO_VERB = re.compile(
 
 @dataclass(frozen=True)
 class Hit:
-    """A violation: its kind, its line in the file, an excerpt, and what to do."""
+    """A violation: its kind, line, excerpt and advice."""
 
     kind: str
     line: int
@@ -102,13 +104,13 @@ class Hit:
 
 
 def check(name: str, source: str) -> list[Hit]:
-    """Return the violations in a file, in the order of its lines."""
+    """Return the violations in a file, sorted by line."""
     hits = [hit for text in extract(name, source) for hit in _text_hits(name, text)]
     if name.endswith((".yml", ".yaml")) and TASK_FILES.search(name):
         hits += _tasks(source)
     if name.endswith(".md"):
         hits += _page(source)
-    # Comments of YAML and of scripts are part of their whole text too.
+    # In YAML files and scripts, the whole text also includes the comments, so a violation may be found twice.
     unique = {(hit.line, hit.kind, *hit.excerpt.lower().split()[:2]): hit for hit in hits}
     return [hit for _key, hit in sorted(unique.items())]
 
@@ -118,7 +120,7 @@ def _text_hits(name: str, text: Text) -> Iterator[Hit]:
         for match in any_entry.finditer(text.body):
             advice = next(advice for pattern, advice in entries if pattern.match(text.body, match.start()))
             yield Hit(kind, _line(text, match.start()), " ".join(match.group().split()), advice)
-    # Code of scripts and templates has no sentences, except in comments.
+    # Code in scripts and templates has no sentences. Only its comments are checked for long sentences.
     code = text.kind == "string" and not name.endswith((".py", ".c", ".h", ".yml", ".yaml"))
     if not code and not name.endswith(".json"):
         yield from _openings(_without_code_blocks(text.body) if text.kind == "page" else text.body, text)
@@ -170,9 +172,9 @@ def _page(source: str) -> Iterator[Hit]:
 
 
 def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
-    """Yield paragraphs and list items, each with the number of its first line.
+    """Yield paragraphs and list items with the number of their first line.
 
-    Code, tables and headings are left out.
+    Code, tables and headings are skipped.
     """
     start = 0
     lines: list[str] = []
@@ -189,14 +191,14 @@ def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _without_code_blocks(source: str) -> str:
-    """Replace the lines of code blocks by empty ones, so that numbers of lines stay."""
+    """Replace lines in code blocks by empty lines, so that line numbers do not change."""
     blank = lambda match: "\n" * match.group().count("\n")  # noqa: E731
     source = re.sub(r"^([ \t]*)(```+|~~~+).*?^[ \t]*\2[ \t]*$", blank, source, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"<!--.*?-->", blank, source, flags=re.DOTALL)
 
 
 def _plain(text: str) -> str:
-    """Make one word of each code span, and the words of a link of a link."""
+    """Replace each code span by one word, and each link by its text."""
     text = re.sub(r"`[^`]*`", "`code`", text)
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
 

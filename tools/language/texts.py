@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Extract the texts that people read from a source file."""
+"""Extract text that people read from a source file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Iterator
 
 #: A block or line comment of C, or a string literal.
 C_TEXT = re.compile(r"/\*(?P<block>.*?)\*/|//(?P<line>[^\n]*)|\"(?P<string>(?:\\.|[^\"\\\n])*)\"", re.DOTALL)
-#: The characters before the text of a comment line.
+#: Characters before the text in a comment line.
 MARKER = re.compile(r"^[ \t]*(?:#+:?|//+|\*)[ \t]?", re.MULTILINE)
 HASH_COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*")
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -20,9 +20,9 @@ DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Text:
-    """A text and the number of its first line.
+    """A text with the number of its first line.
 
-    The kind is comment, docstring, function docstring, string or page.
+    The kind is `comment`, `docstring`, `function docstring`, `string` or `page`.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Text:
 
 
 def extract(name: str, source: str) -> list[Text]:
-    """Return the texts of a file; which ones depends on the ending of its name."""
+    """Return the texts of a file. The file's suffix decides which texts are extracted."""
     if name.endswith(".py") or source.startswith("#!/usr/bin/env python3"):
         return list(_python(source))
     if name.endswith((".c", ".h")):
@@ -44,7 +44,7 @@ def extract(name: str, source: str) -> list[Text]:
 
 
 def _python(source: str) -> Iterator[Text]:
-    """Yield comments, docstrings and the strings that have a space."""
+    """Yield comments, docstrings and strings that contain a space."""
     tree = ast.parse(source)
     spans: dict[int, list[tuple[int, int]]] = {}
     parts: set[int] = set()
@@ -77,7 +77,7 @@ def _docstring(node: Definition) -> ast.Constant | None:
 
 
 def _add_span(spans: dict[int, list[tuple[int, int]]], node: ast.expr) -> None:
-    """Note the columns, in bytes, that a string takes of each of its lines."""
+    """Record which columns (in bytes) of each line belong to a string."""
     last, last_column = node.end_lineno or node.lineno, node.end_col_offset or 0
     for line in range(node.lineno, last + 1):
         start = node.col_offset if line == node.lineno else 0
@@ -86,7 +86,7 @@ def _add_span(spans: dict[int, list[tuple[int, int]]], node: ast.expr) -> None:
 
 
 def _hash_comments(lines: list[str], spans: dict[int, list[tuple[int, int]]]) -> Iterator[Text]:
-    """Yield the comments that start with a hash outside strings.
+    """Yield the comments that start with `#` outside strings.
 
     Comments on consecutive lines are one text.
     """
@@ -115,7 +115,7 @@ def _comment(line: str, spans: list[tuple[int, int]]) -> str | None:
         column = len(line[: match.start()].encode()) if spans else 0
         if not any(start <= column < end for start, end in spans):
             return match.group()
-        # A hash in a string may precede the comment.
+        # A string before the comment may contain a `#`.
         for other in re.finditer("#", line[match.start() + 1 :]):
             at = match.start() + 1 + other.start()
             column = len(line[:at].encode())
@@ -125,7 +125,7 @@ def _comment(line: str, spans: list[tuple[int, int]]) -> str | None:
 
 
 def _c(source: str) -> Iterator[Text]:
-    """Yield comments, and the strings that have a space.
+    """Yield comments and strings that contain a space.
 
     Line comments on consecutive lines are one text.
     """

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tell mypy that the decorator `frozen` of the collection makes dataclasses.
+"""Tell mypy that the collection's decorator `frozen` creates dataclasses.
 
-`typing.dataclass_transform` could say it in the code, but is missing in Python 3.8.
+`typing.dataclass_transform` would do the same in the code, but Python 3.8 does not have it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ DECORATOR, SORTABLE = f"{MODULE}.frozen", f"{MODULE}.sortable"
 
 
 def make_class(context: ClassDefContext) -> bool:
-    """Add the methods of a frozen dataclass, with `<` if it is `sortable` too."""
+    """Add the methods of a frozen dataclass. If it is `sortable`, also add `<`."""
     decorators = {each.fullname for each in context.cls.decorators if isinstance(each, RefExpr)}
     spec = DataclassTransformSpec(eq_default=True, frozen_default=True, order_default=SORTABLE in decorators)
     return DataclassTransformer(context.cls, context.reason, spec, context.api).transform()
 
 
 class FrozenPlugin(Plugin):
-    """The hooks of mypy for classes with the decorator."""
+    """Hooks of mypy for classes that have the decorator."""
 
     def get_class_decorator_hook(self, fullname: str) -> Callable[[ClassDefContext], None] | None:
         """Return the hook that marks the class as a dataclass."""

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build an archive of the embedded exporter's Python packages on the controller: make_archive.py FILE MACHINE [WHEELS]
+"""Build an archive of Python packages on the controller: make_archive.py FILE MACHINE [WHEELS]
 
-It contains only pure Python wheels and wheels for the stable ABI from Python 3.8 on and glibc 2.17 or later, so any host of the
-architecture can use it. Fails if a wheel has none of the hashes in embedded-requirements.txt. An existing file is kept, and
-concurrent calls wait for the first.
+The archive contains the packages of the embedded exporter: only pure Python wheels, and wheels for the stable ABI from
+Python 3.8 on and glibc 2.17 or later. So any host of the architecture can use the archive. Fails if the hash of a wheel
+is not in embedded-requirements.txt. An existing file is kept. If calls are concurrent, the later ones wait for the
+first one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 REQUIREMENTS = Path(__file__).with_name("embedded-requirements.txt")
 PYTHON = "3.8"
 PLATFORM = "manylinux2014_%s"
-#: Architectures that a host may report: the name becomes part of a path and of an argument of pip.
+#: Architectures that a host may report. The name becomes part of a path and an argument of pip.
 ARCHITECTURES = ("x86_64", "aarch64")
 
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Total memory of MIG capable GPUs, from the collection's model files.
+"""Total memory of MIG-capable GPUs, from the collection's model files.
 
-Exporters report only the instances of a divided GPU, so no series contains its remaining memory.
+Exporters report only the instances of a partitioned GPU, so no series contains the GPU's unassigned memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ MODELS = Path(__file__).parents[3] / "plugins" / "module_utils" / "models"
 
 
 def boards_by_memory():
-    """Map memory in MiB to a regular expression of board names, with an optional prefix NVIDIA."""
+    """Map memory in MiB to a regular expression of board names.
+
+    The expression accepts an optional prefix NVIDIA.
+    """
     names = {}
     for path in sorted(MODELS.glob("*.json")):
         model = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Dashboard: costs of the fleet and its waste."""
+"""Dashboard of the fleet's costs and of waste."""
 
 from __future__ import annotations
 

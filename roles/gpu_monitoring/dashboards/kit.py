@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Panels of these dashboards, built with Grafana's own library.
+"""Build panels with Grafana's own library.
 
-Every function takes a title, a description, a unit and queries, so no panel can lack one.
+Every function requires a title, a description, a unit and queries, so no panel can lack one of these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-#: Colours have the same meaning on every dashboard.
+#: Each colour has the same meaning on all dashboards.
 GREEN, BLUE, ORANGE, RED, PURPLE, GREY = "green", "blue", "orange", "red", "purple", "#8e8e8e"
 PER_DEVICE = "{{host}} GPU {{gpu_index}} {{mig_profile}} {{mig_instance}}"
 ON_HOST = "GPU {{gpu_index}} {{mig_profile}} {{mig_instance}}"
@@ -38,7 +38,7 @@ def query(expression, legend="", now=False, letter="A", columns=False):
 
 
 def steps(*pairs):
-    """Return thresholds from pairs of lower bound and colour: (None, GREEN), (1, RED)."""
+    """Return thresholds from pairs of lower bound and colour, for example (None, GREEN), (1, RED)."""
     return (
         dashboard.ThresholdsConfig()
         .mode(models.ThresholdsMode.ABSOLUTE)
@@ -53,7 +53,7 @@ def _describe(panel, title, description, unit, span, height):
 def number(
     title, description, unit, expression, colors=((None, BLUE),), span=4, height=4, decimals=None, none="no data"
 ):
-    """Return a panel with one figure, and its history as background."""
+    """Return a panel with one value, and its history as the background."""
     made = _describe(stat.Panel(), title, description, unit, span, height)
     made.with_target(query(expression)).thresholds(steps(*colors)).no_value(none)
     made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -62,7 +62,7 @@ def number(
 
 
 def total(title, description, unit, expression, colors=((None, BLUE),), span=4, height=4):
-    """Return a panel with one figure for the whole time range, from one instant query."""
+    """Return a panel with one value for the whole time range, from an instant query."""
     made = _describe(stat.Panel(), title, description, unit, span, height)
     made.with_target(query(expression, now=True)).thresholds(steps(*colors)).no_value("no data")
     made.graph_mode(kinds.BigValueGraphMode.NONE).color_mode(kinds.BigValueColorMode.VALUE)
@@ -70,7 +70,7 @@ def total(title, description, unit, expression, colors=((None, BLUE),), span=4, 
 
 
 def lines(title, description, unit, queries, span=12, height=8, stacked=False, most=None, colors=None):
-    """Return a time series panel; `queries` are pairs of expression and legend."""
+    """Return a time series panel. `queries` are pairs of expression and legend."""
     made = _describe(timeseries.Panel(), title, description, unit, span, height).min(0)
     for letter, (expression, legend) in zip("ABCDEFGH", queries):
         made.with_target(query(expression, legend, letter=letter))
@@ -112,10 +112,10 @@ def states(title, description, expression, legend, span=24, height=8, words=(("0
 
 
 def rows(title, description, unit, queries, columns, span=24, height=8, none="nothing now", sort=None):
-    """Return a table of the results of `queries`, with `columns` in order.
+    """Return a table with the results of `queries`. `columns` are in order.
 
-    A column is (field, header, unit) or (field, header, unit, link URL). A field is a label, or `Value` (with several queries
-    `Value #A`, `Value #B`).
+    A column is (field, header, unit) or (field, header, unit, link URL). A field is a label or `Value`. With several
+    queries, the values are `Value #A`, `Value #B` and so on.
     """
     made = _describe(table.Panel(), title, description, unit, span, height).no_value(none).filterable(True)
     for letter, expression in zip("ABCDEFGH", queries):
@@ -124,7 +124,7 @@ def rows(title, description, unit, queries, columns, span=24, height=8, none="no
         made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     order = {field: at for at, (field, *_) in enumerate(columns)}
     names = {field: header for field, header, *_ in columns}
-    # Drop other fields: Grafana adds the time and further labels.
+    # Remove other fields, because Grafana adds the time and further labels.
     keep = {"include": {"names": list(order)}}
     made.with_transformation(models.DataTransformerConfig(id_val="filterFieldsByName", options=keep))
     organize = {"indexByName": order, "renameByName": names, "excludeByName": {}}
@@ -145,7 +145,10 @@ def section(title):
 
 
 def _label_query(label, expression):
-    """Return a variable's query and pattern for a label of an expression; label_values accepts only single series."""
+    """Return a variable's query and pattern for a label of an expression.
+
+    label_values cannot be used, because it accepts only single series.
+    """
     return f"query_result({expression})", f'/\\b{label}="([^"]+)"/'
 
 
@@ -159,7 +162,10 @@ def _variable(name, label, expression, many, all_value=None, pattern=""):
 
 
 def board(uid, title, description, *, one_host=False, gpu=False, tenant=False, span="now-6h"):
-    """Return an empty dashboard with its variables, and links to the other dashboards that keep the variables."""
+    """Return an empty dashboard with variables and links.
+
+    The links lead to the other dashboards and keep the variables.
+    """
     made = dashboard.Dashboard(title).uid("openfleet-gpu-" + uid).description(description).tags(["openfleet-gpu"])
     made.time(span, "now").refresh("1m").timezone("browser").tooltip(models.DashboardCursorSync.CROSSHAIR).editable()
     made.link(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import queries as q
 from kit import BLUE, GREEN, GREY, ORANGE, RED, lines, rows, states
 
-#: The role replaces it by the currency of gpu_monitoring_currency.
+#: The role replaces this value by the currency in gpu_monitoring_currency.
 MONEY = "currencyUSD"
 ALARM = ((None, GREEN), (1, RED))
 WARN = ((None, GREEN), (1, ORANGE))
@@ -45,7 +45,7 @@ def alerts(span, where='host=~"$host|"'):
 
 
 def device_lines(where, legend):
-    """Return the panels that the dashboards of a host and of a GPU share."""
+    """Return panels that the dashboards of hosts and of GPUs have in common."""
     per_gpu = legend.partition(" {{mig_profile}}")[0]
     return [
         lines(

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""PromQL of the dashboards, which reads only gpu:* series (docs/monitoring.md), ALERTS and up.
+"""PromQL queries of the dashboards.
 
-A device is a MIG instance, or a GPU without instances. Several exporters and pods may report the same device, so every query
-first makes devices unique.
+The queries read only gpu:* series (docs/monitoring.md), ALERTS and up. A device is a MIG instance, or a GPU without
+instances. Several exporters and pods may report the same device, so every query first reduces the series to one per
+device.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from boards import boards_by_memory
 
 HOST = 'host=~"$host"'
 GPU = 'host=~"$host", gpu_index=~"$gpu"'
-#: Labels that identify devices and GPUs, and those that are shown.
+#: Labels that identify a device, labels that identify a GPU, and labels that panels show.
 KEY = "host, gpu_uuid, mig_instance"
 DEVICE = "host, gpu_uuid, gpu_index, mig_profile, mig_instance"
 WHOLE = "host, gpu_uuid, gpu_index"
-#: Devices below it count as idle. Background work of drivers and exporters stays below.
+#: Devices below this value count as idle. Background work of drivers and exporters stays below it.
 BUSY_FROM = "0.05"
-#: The audit's rule (docs/audit.md): no sign of work for this long, with nine tenths of the samples present.
+#: Same rule as in the audit (docs/audit.md): no sign of work for this long, and nine tenths of the samples are present.
 QUIET_FOR = "48h"
 QUIET_SAMPLES = 518
 QUIET_BELOW = "0.01"
@@ -30,12 +31,15 @@ def device(series, where=HOST, by=DEVICE):
 
 
 def whole(series, where=HOST):
-    """Return one value of a series per GPU, including divided GPUs."""
+    """Return one value of a series per GPU, including partitioned GPUs."""
     return device(series, where, WHOLE)
 
 
 def of_workload(series, where=HOST):
-    """Return one value per workload and device: the value of the whole device, even if shared."""
+    """Return one value per workload and device.
+
+    If workloads share a device, each gets the value of the whole device.
+    """
     return f'max by (workload, {KEY}) ({series}{{{where}, workload!=""}})'
 
 
@@ -65,7 +69,10 @@ def free(where=HOST):
 
 
 def is_quiet(where=HOST):
-    """Return 1 for devices without a sign of work in the audit's grace, else 0. Empty if samples are missing."""
+    """Return 1 for quiet devices, otherwise 0. Empty if samples are missing.
+
+    A device is quiet if it has shown no sign of work for the audit's grace time.
+    """
     activity = f"gpu:activity_ratio:max5m{{{where}}}[{QUIET_FOR}]"
     return (
         f"(max by ({KEY}) (max_over_time({activity})) < bool {QUIET_BELOW} "
@@ -78,13 +85,16 @@ def held_quiet(where=HOST):
 
 
 def contradictions(where=HOST):
-    """Count devices with contradicting metrics: only utilization, or everything but utilization, shows work."""
+    """Count devices whose metrics contradict each other.
+
+    Either only utilization shows work, or everything except utilization shows work.
+    """
     names = "gpu:unreported_work_ratio:avg5m|gpu:unexplained_busy_ratio:avg5m"
     return f'count(group by ({KEY}) ({{__name__=~"{names}", {where}}})) or 0 * count(group by (host) (up))'
 
 
 def unknown(where=HOST):
-    """Return idle devices with unknown holders: missing data does not mean free."""
+    """Return idle devices with unknown holders, because these may not be free."""
     return f"({busy(where)} < {BUSY_FROM}) unless on ({KEY}) {holders(where)}"
 
 
@@ -109,7 +119,10 @@ def throttled_by_heat(where=HOST):
 
 
 def throttled_by_power(where=HOST):
-    """Like the alerts, exclude GPUs throttled by heat: they may report hw_slowdown too."""
+    """Return 1 for each GPU throttled by power, otherwise 0.
+
+    Like the alerts, this excludes GPUs throttled by heat, because these may also report hw_slowdown.
+    """
     power = throttled("sw_power_cap|hw_power_brake|hw_slowdown", where)
     return f"{power} > bool ({throttled_by_heat(where)} or 0 * {power})"
 
@@ -119,12 +132,16 @@ def gpu_price(where=HOST):
 
 
 def carved(where=HOST):
-    """Return the memory of all devices per GPU."""
+    """Return the total memory of all devices of each GPU."""
     return f"sum by (host, gpu_uuid) ({device('gpu:memory_total_bytes', where, KEY)})"
 
 
 def size(where=HOST):
-    """Return the memory per GPU: that of its devices, or of its board if it is divided, known and larger."""
+    """Return the memory of each GPU.
+
+    This is the total of its devices. If the GPU is partitioned and its board is known and larger, this is the memory of
+    the board.
+    """
     of_boards = " or ".join(
         f'{mib} * 1048576 * group by (host, gpu_uuid, model) (gpu:info{{{where}, mig_instance!="", model=~"{names}"}})'
         for mib, names in boards_by_memory().items()
@@ -133,39 +150,43 @@ def size(where=HOST):
 
 
 def price(where=HOST):
-    """Return the price per hour of each device: its share of the GPU's price, by memory."""
+    """Return the price per hour of each device: its share of the GPU's price by memory."""
     share = f"{device('gpu:memory_total_bytes', where)} / on (host, gpu_uuid) group_left () {size(where)}"
     return f"({share}) * on (host, gpu_uuid) group_left () {gpu_price(where)}"
 
 
 def not_carved(where=HOST):
-    """Return the price per hour of each GPU's memory that is in no device."""
+    """Return the price per hour of each GPU's memory that belongs to no device."""
     return f"(1 - {carved(where)} / {size(where)}) * {gpu_price(where)}"
 
 
 def lost_money(state, where=HOST):
-    """Return the price per hour of devices whose `state` is 1, and 0 for all others."""
+    """Return the price per hour of devices whose `state` is 1. For others return 0."""
     return f"({price(where)}) * on ({KEY}) group_left () ({state})"
 
 
 def over_range(expression):
-    """Return money for the time range from money per hour, sampled every 15 minutes."""
+    """Return the money for the time range, from money per hour.
+
+    The value per hour is sampled every 15 minutes.
+    """
     return f"sum_over_time(({expression})[$__range:15m]) / 4"
 
 
 FIRING = 'ALERTS{alertname=~"Gpu.+", alertstate="firing", host=~"$host|"}'
-#: The role's jobs. An existing Prometheus may scrape the same exporters under other job names.
+#: Jobs of the role. An existing Prometheus may scrape the same exporters under other job names.
 OURS = 'job=~"gpu_exporter|gpu_host"'
-#: Whether exporters answer: those of the role's jobs, and those that reported a GPU within a day.
+#: Whether exporters answer. Includes exporters in the role's jobs, and exporters that reported a GPU within a day.
 EXPORTERS = (
     f"(up{{{OURS}, {HOST}}} or up and on (job, instance)"
     f' last_over_time(group by (job, instance) (gpu:info{{{HOST}, mig_instance=""}})[1d:15m]))'
 )
 DOWN = f"{EXPORTERS} == bool 0"
-#: Series that name a host, now and every half hour of the time range. Every sample of a week would be slow in a large fleet.
+#: Series that contain a host name, now and for every half hour of the time range. In a large fleet, reading every
+#: sample of a week would be slow.
 _NOW = f'group by (job, instance, host) (gpu:info{{host!="", mig_instance=""}} or up{{{OURS}, host!=""}})'
 _KNOWN = f"({_NOW} or last_over_time({_NOW}[$__range:30m]))"
-#: Values of the dashboard variables. Cluster is a label of the scrape, and few gpu:* series have it. Hosts without it are
-#: hidden only if a cluster is selected.
+#: Values of the dashboard variables. `cluster` is a label of the scrape, and few gpu:* series have it. Hosts without
+#: this label are hidden only if a cluster is selected.
 CLUSTERS = f'group by (cluster) (up{{cluster!=""}} and on (job, instance) {_KNOWN})'
 HOSTS = f'group by (host) ({_KNOWN} unless on (job, instance) up{{cluster!~"$cluster"}})'

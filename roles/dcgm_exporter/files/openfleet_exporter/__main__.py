@@ -31,13 +31,13 @@ DEFAULTS: Dict[str, Any] = {
     "web_config": "",
     "textfile_dir": "",
     "hpc_job_mapping_dir": "",
-    # usage, none, commands
+    # usage, none or commands
     "processes": "usage",
     "nvlink_links": False,
     "sample_interval": 10,
     "hostname": "",
 }
-#: Holder detection recognizes the exporter by this process name (docs/holders.md).
+#: The detection of GPU holders recognizes the exporter by this process name (docs/holders.md).
 PROCESS_NAME = b"dcgm-exporter"
 _PR_SET_NAME = 15
 
@@ -55,7 +55,7 @@ def folder(path: str) -> Optional[Path]:
 
 
 def leave(reason: str) -> None:
-    """End the process. systemd starts a new one, which loads the library of the new driver."""
+    """End the process. systemd restarts it, so that it loads the new driver's library."""
     print("NVML is gone, so the exporter exits to be restarted: %s" % reason, flush=True)
     os._exit(1)
 
@@ -81,7 +81,7 @@ def serve(settings: Dict[str, Any]) -> None:
     server = Server(settings["address"], int(settings["port"]), application, context)
     for thread in (xids, gpm):
         thread.start()
-    # Count Xid errors before the first scrape is answered.
+    # Start counting Xid errors before the first scrape is answered.
     xids.ready.wait(10)
     for thread in (xids, gpm):
         threading.Thread(target=end_with, args=(thread,), daemon=True).start()

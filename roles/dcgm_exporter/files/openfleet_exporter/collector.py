@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect one scrape: nvitop's metrics, the additions, and metrics from text files."""
+"""Collect one scrape: metrics of nvitop, own metrics, and metrics of text files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .from_nvitop import FromNvitop
 from .gpm import RATES, RATIOS, Gpm
 from .gpus import Entity, Gpu, Gpus, NvmlGoneError, ask, text
 
-#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) for throttling that an operator can fix.
+#: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) for causes of throttling that an operator can fix.
 THROTTLES = {
     "sw_power_cap": nvml.nvmlClocksEventReasonSwPowerCap,
     "hw_slowdown": nvml.nvmlClocksEventReasonHwSlowdown,
@@ -37,14 +37,14 @@ ECC = {
     "uncorrected": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
 }
 PREFIX = "openfleet_gpu_"
-#: Maximum size of a job file, since each job is a series.
+#: Maximum size of a job file, because each job becomes a series.
 MOST_JOB_BYTES = 4096
-#: Seconds that a scrape waits for the previous one.
+#: How many seconds a scrape waits for the previous one.
 PATIENCE = 20
 
 
 class Families:
-    """Metric families of one scrape. Labels of the GPU or MIG device come first."""
+    """Metric families of one scrape. The first labels identify the GPU or MIG device."""
 
     def __init__(self) -> None:
         self.by_name: Dict[str, Metric] = {}
@@ -52,7 +52,7 @@ class Families:
     def add(
         self, name: str, help: str, entity: Entity, value: Optional[float], total: bool = False, **labels: str
     ) -> None:
-        """Add a sample. A value of None is omitted."""
+        """Add a sample, unless its value is None."""
         family = self.by_name.get(name)
         if family is None:
             kind = CounterMetricFamily if total else GaugeMetricFamily
@@ -65,7 +65,7 @@ class Families:
 
 
 class HostCollector(Collector):
-    """Read NVML at each scrape, one scrape at a time, so that scrapes do not pile up if NVML is slow."""
+    """Read NVML at each scrape. Scrapes are serialized, in case NVML is slow."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class HostCollector(Collector):
         self.lock = threading.Lock()
 
     def describe(self) -> Sequence[Metric]:
-        """Return nothing, so that registering does not read NVML."""
+        """Return nothing, because registration must not read NVML."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -133,7 +133,8 @@ class HostCollector(Collector):
     def _in_use(self, families: Families, gpu: Gpu) -> None:
         if self.gpm is None:
             return
-        # Only the first compute instance of an instance has these metrics, like the memory.
+        # These metrics belong to the whole GPU instance, so they are reported once, for its first compute instance.
+        # Memory is too.
         instances = {mig.gpu_instance: mig.entity for mig in reversed(gpu.mig_devices)}
         places = instances or {None: gpu.entity}
         for instance, entity in places.items():
@@ -146,7 +147,10 @@ class HostCollector(Collector):
             families.add(name, help, gpu.entity, figures.get(name))
 
     def _jobs(self, families: Families, gpu: Gpu) -> None:
-        """Add scheduler jobs from files in dcgm-exporter's format: `0`, or `0.2` for GPU instance 2."""
+        """Add scheduler jobs from files named `0` (GPU 0) or `0.2` (its GPU instance 2).
+
+        This is the format of dcgm-exporter.
+        """
         if self.job_mapping_dir is None:
             return
         names = [(gpu.entity.gpu_index, entity) for entity, _ in gpu.devices]

@@ -13,9 +13,9 @@ import pynvml as nvml
 
 from .gpus import GONE, Entity, Gpus, NvmlGoneError, ask
 
-#: Seconds that an error counts as recent.
+#: For how many seconds an error counts as recent.
 RECENT = 300.0
-#: NVML's id for no particular instance.
+#: NVML's ID if an error belongs to no instance.
 NO_INSTANCE = 0xFFFFFFFF
 _WAIT_MS = 1000
 #: Seconds between two scans for new GPUs.
@@ -25,7 +25,10 @@ Key = Tuple[Entity, int]
 
 
 class XidErrors(threading.Thread):
-    """Count Xid errors since the start. Each GPU has a separate event set, so a lost GPU does not affect others."""
+    """Count Xid errors since the start. A lost GPU does not affect other GPUs.
+
+    Each GPU has its own event set.
+    """
 
     def __init__(self, gpus: Gpus, clock=time.monotonic) -> None:
         super().__init__(name="xid-errors", daemon=True)
@@ -34,12 +37,12 @@ class XidErrors(threading.Thread):
         self.totals: Dict[Key, int] = Counter()
         self.recent: Deque[Tuple[float, Key]] = deque()
         self.gone: Optional[str] = None
-        #: Set once the events of all initial GPUs are registered.
+        #: Set when the events of all initial GPUs are registered.
         self.ready = threading.Event()
         self._waiting: Set[str] = set()
 
     def counts(self) -> Tuple[Dict[Key, int], Dict[Key, int]]:
-        """Return counts since the start and of the last five minutes."""
+        """Return error counts since the start, and error counts of the last five minutes."""
         with self.lock:
             while self.recent and self.recent[0][0] < self.clock() - RECENT:
                 self.recent.popleft()
@@ -57,7 +60,7 @@ class XidErrors(threading.Thread):
             time.sleep(_SCAN_INTERVAL)
 
     def _wait_for_all(self) -> None:
-        """Register events of all GPUs, including those that returned."""
+        """Register the events of all GPUs, including GPUs that were lost before."""
         for gpu in self.gpus.scan():
             uuid = gpu.entity.uuid
             if gpu.lost or uuid in self._waiting:
@@ -106,7 +109,7 @@ class XidErrors(threading.Thread):
         print("Xid %d on %s" % (xid, entity.uuid), flush=True)
 
     def _part(self, entity: Entity, data: Any) -> Entity:
-        """Return the MIG device of the error, or the GPU."""
+        """Return the MIG device on which the error occurred, or the GPU."""
         if data.gpuInstanceId == NO_INSTANCE:
             return entity
         try:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metrics of nvitop-exporter for the current devices."""
+"""Provide the metrics of nvitop-exporter for the current devices."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from .gpus import Gpu
 
 #: Prefix of the memory metrics of GPUs and instances.
 MEMORY = "gpu_memory_"
-#: Metrics per link, omitted by default. The totals stay.
+#: Metrics per link. They are omitted by default, but their totals are kept.
 LINKS = ("gpu_nvlink_tx_throughput_MiBps", "gpu_nvlink_rx_throughput_MiBps")
-#: Command lines of processes, which may contain secrets.
+#: Metric with command lines of processes. Command lines may contain secrets.
 COMMANDS = "process_info"
 PROCESSES = "process_"
-#: Host metrics, which node_exporter provides.
+#: Prefixes of host metrics. node_exporter provides these.
 OMITTED = ("host_", "nvitop")
 
 
 class FromNvitop:
-    """Wrap nvitop's exporter, which expects fixed devices: recreate it when GPUs or MIG devices change."""
+    """Wrap nvitop's exporter, which expects that devices never change.
+
+    The exporter is recreated when GPUs or MIG devices change.
+    """
 
     def __init__(self, hostname: str, processes: str = "usage", links: bool = False) -> None:
         """Set up the wrapper. `processes` is usage, none or commands (usage and command lines)."""
@@ -36,7 +39,7 @@ class FromNvitop:
         self.exporter: Optional[PrometheusExporter] = None
 
     def collect(self, gpus: List[Gpu]) -> Iterator[Metric]:
-        """Return families with known values. A device that disappears meanwhile is omitted."""
+        """Return metric families with known values. Devices lost meanwhile are omitted."""
         alive = [gpu for gpu in gpus if not gpu.lost]
         uuids = tuple(entity.uuid for gpu in alive for entity, _ in ((gpu.entity, None), *gpu.devices))
         if uuids != self.device_uuids:
@@ -46,7 +49,7 @@ class FromNvitop:
             try:
                 self.exporter.update_device(device)
             except libnvml.NVMLError:
-                # Do not serve its old values.
+                # Discard the exporter, so that it does not serve old values.
                 self.device_uuids = None
         if self.device_uuids is None:
             return
@@ -61,13 +64,13 @@ class FromNvitop:
         devices = []
         for gpu in gpus:
             devices.append(PhysicalDevice(index=gpu.index))
-            # By number, because nvitop's own list ends at the first gap.
+            # MIG devices are selected by number, because nvitop's own list ends at the first gap.
             devices.extend(MigDevice(index=(gpu.index, mig.number)) for mig in gpu.mig_devices)
         self.registry = CollectorRegistry()
         self.exporter = PrometheusExporter(devices, hostname=self.hostname, registry=self.registry)
 
     def _known(self, family: Metric, silent: Set[str]) -> Metric:
-        """Remove NaN, nvitop's value for unknown, and memory that is counted on another device."""
+        """Remove NaN (nvitop's value for unknown), and memory counted on another device."""
         kept = Metric(family.name, family.documentation, family.type)
         if family.name.startswith(OMITTED) or (not self.links and family.name in LINKS):
             return kept

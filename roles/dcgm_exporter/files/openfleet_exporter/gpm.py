@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Utilization of GPUs and MIG instances by NVML's GPM, on Hopper and later."""
+"""Read the utilization of GPUs and MIG instances from GPM (Hopper and later)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pynvml as nvml
 from .gpus import Gpu, Gpus, NvmlGoneError, ask
 
 MIB = 1 << 20
-#: Ratios by name: NVML's number of the percentage.
+#: Ratios by name, with NVML's number of the percentage.
 RATIOS = {
     "graphics_active": nvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
     "sm_active": nvml.NVML_GPM_METRIC_SM_UTIL,
@@ -22,7 +22,8 @@ RATIOS = {
     "memory_bandwidth_active": nvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
     "tensor_active": nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
 }
-#: Rates in bytes per second by name: NVML's numbers of both directions, in MiB per second, for the whole GPU.
+#: Rates in bytes per second by name, with NVML's numbers for both directions. NVML reports MiB per second for the whole
+#: GPU.
 RATES = {
     "pcie_bytes_per_second": (nvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, nvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
     "nvlink_bytes_per_second": (
@@ -30,14 +31,14 @@ RATES = {
         nvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
     ),
 }
-#: All metrics of one request.
+#: Numbers of all metrics in one request.
 _NUMBERS = (*RATIOS.values(), *(number for numbers in RATES.values() for number in numbers))
-#: UUID of a GPU, and its GPU instance or None for the whole GPU.
+#: UUID of a GPU, and the GPU instance (None for the whole GPU).
 Place = Tuple[str, Optional[int]]
 
 
 class Gpm(threading.Thread):
-    """Sample continuously rather than at a scrape, because a metric is computed from two samples."""
+    """Sample continuously, because each metric is computed from two samples."""
 
     def __init__(self, gpus: Gpus, interval: float, clock=time.monotonic) -> None:
         super().__init__(name="gpm", daemon=True)
@@ -48,7 +49,7 @@ class Gpm(threading.Thread):
         self._figures: Dict[Place, Tuple[float, Dict[str, float]]] = {}
 
     def figures(self, gpu_uuid: str, instance: Optional[int]) -> Dict[str, float]:
-        """Return ratios and rates by name; empty if NVML has no recent values."""
+        """Return ratios and rates by name. Empty if NVML has no recent values."""
         with self.lock:
             when, figures = self._figures.get((gpu_uuid, instance), (0.0, {}))
         return figures if figures and self.clock() - when <= 3 * self.interval else {}
@@ -69,7 +70,7 @@ class Gpm(threading.Thread):
         for gpu in gpus:
             if gpu.lost or not supported(gpu.handle):
                 continue
-            # Rates exist only for the whole GPU, even with instances.
+            # Rates exist only for the whole GPU, even if the GPU has instances.
             for instance in (None, *sorted({mig.gpu_instance for mig in gpu.mig_devices})):
                 place = (gpu.entity.uuid, instance)
                 sample = take(gpu.handle, instance)
@@ -108,7 +109,7 @@ def take(handle: Any, instance: Optional[int]) -> Any:
 
 
 def between(former: Any, latter: Any) -> Dict[str, float]:
-    """Return the ratios and rates between two samples, without those that NVML does not know."""
+    """Return the ratios and rates between two samples. Unknown values are omitted."""
     request = nvml.c_nvmlGpmMetricsGet_t()
     request.version = nvml.NVML_GPM_METRICS_GET_VERSION
     request.numMetrics = len(_NUMBERS)
@@ -120,7 +121,7 @@ def between(former: Any, latter: Any) -> Dict[str, float]:
     values = {
         number: metric.value
         for number, metric in zip(_NUMBERS, request.metrics)
-        # Also excludes NaN.
+        # This comparison also excludes NaN.
         if metric.nvmlReturn == nvml.NVML_SUCCESS and 0.0 <= metric.value < math.inf
     }
     figures = {name: values[number] / 100.0 for name, number in RATIOS.items() if values.get(number, math.inf) <= 100.0}

@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pynvml as nvml
 
-#: Errors if NVML itself is gone: the driver was unloaded, or does not match the loaded library. A new process loads the new
-#: library.
+#: Errors that mean that NVML itself does not work: the driver was unloaded, or no longer matches the loaded library. A
+#: new process loads the new library.
 GONE = (
     nvml.NVML_ERROR_UNINITIALIZED,
     nvml.NVML_ERROR_DRIVER_NOT_LOADED,
@@ -33,7 +33,7 @@ class NvmlGoneError(Exception):
 
 
 def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call NVML; return None on errors. Raises NvmlGoneError."""
+    """Call NVML. Return None if it reports an error. Raises NvmlGoneError."""
     try:
         return function(*arguments)
     except nvml.NVMLError as error:
@@ -57,7 +57,7 @@ class Entity:
     mig_profile: str = ""
     mig_instance: str = ""
 
-    #: Label names, in the order of `values`.
+    #: Names of the labels, in the order of `values`.
     NAMES = ("uuid", "gpu_uuid", "gpu_index", "model", "mig_profile", "mig_instance")
 
     @property
@@ -69,14 +69,17 @@ class Entity:
 class MigDevice:
     entity: Entity
     handle: Any
-    #: Number of the MIG device on its GPU in NVML. Numbers can have gaps.
+    #: NVML's number of the MIG device on its GPU. Numbers may have gaps.
     number: int
     gpu_instance: int
     compute_instance: int
 
     @property
     def shares_memory(self) -> bool:
-        """Whether its memory is counted on another compute instance of the same GPU instance."""
+        """Return whether another compute instance already counts this memory.
+
+        Compute instances of the same GPU instance share its memory.
+        """
         return self.compute_instance != 0
 
 
@@ -95,22 +98,25 @@ class Gpu:
 
     @property
     def devices(self) -> List[Tuple[Entity, Any]]:
-        """Devices for workloads: the MIG devices, or the GPU itself."""
+        """Return the devices for workloads: the MIG devices, or the GPU itself."""
         return [(mig.entity, mig.handle) for mig in self.mig_devices] or [(self.entity, self.handle)]
 
 
 class Gpus:
-    """Scan GPUs repeatedly. Known GPUs are recorded in a file until it is deleted."""
+    """Scan for GPUs repeatedly. A file records known GPUs until it is deleted."""
 
     def __init__(self, record: Optional[Path] = None) -> None:
         self.record = record
         self.lock = threading.Lock()
         self.known: Dict[str, Dict[str, str]] = self._read()
-        #: Logged reasons by index why GPUs have no handle or UUID.
+        #: For each index, the logged reason why the GPU has no handle or UUID.
         self.unreachable: Dict[int, str] = {}
 
     def scan(self) -> List[Gpu]:
-        """Return all GPUs by index, including lost ones. Raises NvmlGoneError, or nvml.NVMLError if NVML cannot count them."""
+        """Return all GPUs by index, including lost GPUs.
+
+        Raises NvmlGoneError, or nvml.NVMLError if NVML cannot count the GPUs.
+        """
         with self.lock:
             return self._scan()
 
@@ -132,7 +138,10 @@ class Gpus:
         return sorted(gpus.values(), key=lambda gpu: (gpu.index, gpu.entity.uuid))
 
     def _gpu(self, index: int) -> Optional[Gpu]:
-        """Return the GPU with this index, without a handle if it is lost; None if it has no UUID."""
+        """Return the GPU with this index, or None if it has no UUID.
+
+        A lost GPU has no handle.
+        """
         try:
             call = "nvmlDeviceGetHandleByIndex"
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -160,7 +169,10 @@ class Gpus:
         return gpu
 
     def _log(self, index: int, reason: str) -> None:
-        """Log once why a GPU cannot be reached, because an unknown GPU has no series."""
+        """Log once why a GPU cannot be reached.
+
+        A GPU that was never reached has no series that would show this.
+        """
         if self.unreachable.get(index) != reason:
             self.unreachable[index] = reason
             print("GPU %d cannot be reached: %s" % (index, reason), flush=True)
@@ -184,7 +196,10 @@ class Gpus:
 
 
 def count() -> int:
-    """Return the number of GPUs. Raises nvml.NVMLError if it is unknown: then no GPU counts as lost."""
+    """Return the number of GPUs. Raises nvml.NVMLError if the number is unknown.
+
+    In this case, no GPU counts as lost.
+    """
     try:
         return nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
@@ -194,7 +209,10 @@ def count() -> int:
 
 
 def is_lost(handle: Any) -> bool:
-    """Return whether the GPU is lost, by reading its temperature: the driver may cache names and UUIDs."""
+    """Return whether the GPU is lost, by reading its temperature.
+
+    Names and UUIDs do not show this, because the driver may cache them.
+    """
     try:
         nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
     except nvml.NVMLError as error:
@@ -212,7 +230,8 @@ def mig_device(gpu: Gpu, number: int) -> Optional[MigDevice]:
     instance, compute = ask(nvml.nvmlDeviceGetGpuInstanceId, handle), ask(nvml.nvmlDeviceGetComputeInstanceId, handle)
     if uuid is None or instance is None or compute is None:
         return None
-    # "NVIDIA H100 80GB HBM3 MIG 1g.10gb": the profile needs no privilege this way.
+    # The name is for example "NVIDIA H100 80GB HBM3 MIG 1g.10gb". Reading the profile from the name needs no
+    # privileges.
     profile = text(ask(nvml.nvmlDeviceGetName, handle) or "").rpartition(" MIG ")[2]
     entity = Entity(
         text(uuid),
@@ -220,7 +239,7 @@ def mig_device(gpu: Gpu, number: int) -> Optional[MigDevice]:
         gpu.entity.gpu_index,
         gpu.entity.model,
         profile,
-        # Distinguishes several compute instances of a GPU instance.
+        # The second number distinguishes several compute instances of a GPU instance.
         "%d.%d" % (instance, compute) if compute else str(instance),
     )
     return MigDevice(entity, handle, number, instance, compute)

@@ -13,17 +13,21 @@ from typing import Dict, Iterator, List
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-#: Names in the text format (https://prometheus.io/docs/instrumenting/exposition_formats). The parser accepts more.
+#: Valid names in the text format (https://prometheus.io/docs/instrumenting/exposition_formats). The parser accepts more
+#: names.
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__name__$)[a-zA-Z_][a-zA-Z0-9_]*")
-#: Maximum size of a file: some ten thousand samples.
+#: Maximum size of a file. This is enough for some ten thousand samples.
 _MOST_BYTES = 1 << 22
-#: Limit of timestamps: milliseconds in 64 bits.
+#: Maximum timestamp, because Prometheus stores milliseconds in 64 bits.
 _MOST_SECONDS = 2**63 / 1000
 
 
 def families(folder: Path) -> Iterator[Metric]:
-    """Return the families of all *.prom files, and whether each file is readable and when it was written."""
+    """Return the metric families of all *.prom files.
+
+    Additional families show for each file whether it is readable and when it was written.
+    """
     merged: Dict[str, Metric] = {}
     read = GaugeMetricFamily(
         "openfleet_exporter_textfile_readable", "1 if the file could be read as metrics.", labels=["file"]
@@ -54,9 +58,10 @@ def families(folder: Path) -> Iterator[Metric]:
 
 
 def content(path: Path, most: int) -> str:
-    """Return the text of a file of at most `most` bytes. Raises FileNotFoundError, OSError or ValueError.
+    """Return the text of a file of at most `most` bytes.
 
-    The open file is checked, so that a pipe that replaces it cannot block the scrape.
+    Raises FileNotFoundError, OSError or ValueError. The type is checked after the file is opened, so that a pipe put in
+    its place cannot block the scrape.
     """
     descriptor = os.open(str(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -72,7 +77,7 @@ def content(path: Path, most: int) -> str:
 
 
 def _parse(path: Path) -> List[Metric]:
-    """Parse a file. Raises an exception if Prometheus would reject it."""
+    """Parse a file. Raises an exception if Prometheus would reject the file."""
     text = content(path, _MOST_BYTES)
     if "\0" in text:
         raise ValueError("not a text file")

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serve metrics over HTTP, with TLS and passwords from an exporter-toolkit web configuration in JSON.
+"""Serve metrics over HTTP, optionally with TLS and passwords.
 
-Supports tls_server_config (cert_file, key_file) and basic_auth_users, and rejects other settings. Format:
+The configuration is exporter-toolkit's web configuration, as JSON. Supported settings are tls_server_config (cert_file,
+key_file) and basic_auth_users. Other settings are rejected.
 https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md
 """
 
@@ -27,7 +28,7 @@ import bcrypt
 
 #: Seconds until an idle connection is closed.
 CLIENT_TIMEOUT = 30
-#: Concurrent clients in total and per address. Each has a thread.
+#: Maximum number of concurrent clients, in total and per address. Each client has a thread.
 MOST_CLIENTS, MOST_OF_ADDRESS = 64, 8
 KNOWN = {"tls_server_config": {"cert_file", "key_file"}, "basic_auth_users": None}
 
@@ -72,7 +73,10 @@ def tls_context(config: Dict[str, Any]) -> Optional[ssl.SSLContext]:
 
 
 class Passwords:
-    """Check passwords. Bcrypt is slow on purpose, so keyed hashes of correct passwords are cached in memory."""
+    """Check passwords. Keyed hashes of correct passwords are cached in memory.
+
+    The cache is needed, because bcrypt is slow on purpose.
+    """
 
     def __init__(self, hashes: Dict[str, str], check: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
         self.hashes = {user: value.encode() for user, value in hashes.items()}
@@ -80,14 +84,14 @@ class Passwords:
         self.lock = threading.Lock()
         self._key = secrets.token_bytes(32)
         self._right: Set[bytes] = set()
-        # Makes the check of an unknown user as slow as that of a wrong password.
+        # Used for unknown users, so that their check takes as long as the check of a wrong password.
         self._dummy_hash = next(iter(self.hashes.values()), b"")
 
     def right(self, user: str, password: str) -> bool:
         digest = hmac.new(self._key, ("%d:%s:%s" % (len(user), user, password)).encode(), hashlib.sha256).digest()
         if digest in self._right:
             return True
-        # One check at a time, so that guessing cannot use all cores.
+        # Checks are serialized, so that guessing passwords cannot use all cores.
         with self.lock:
             try:
                 right = self.check(password.encode()[:72], self.hashes.get(user, self._dummy_hash))
@@ -100,7 +104,7 @@ class Passwords:
 
 
 def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
-    """Return the application behind a password check."""
+    """Return the application protected by a password check."""
     if passwords is None or not passwords.hashes:
         return application
 
@@ -121,7 +125,7 @@ def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
 
 
 def metrics_only(application: Callable) -> Callable:
-    """Serve only /metrics, in the text format, because text files may not be valid OpenMetrics."""
+    """Serve only /metrics, in the text format. Text files may not be valid OpenMetrics."""
 
     def serve(environ: Dict[str, Any], start_response: Callable) -> Any:
         if environ.get("PATH_INFO") != "/metrics":
@@ -144,7 +148,10 @@ class Handler(WSGIRequestHandler):
 
 
 class Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Use one thread per client, including the TLS handshake, so that a silent client does not delay others."""
+    """Serve each client in its own thread, so that a silent client delays no other one.
+
+    The TLS handshake is also done in this thread.
+    """
 
     daemon_threads = True
     request_queue_size = 64
@@ -159,13 +166,13 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def server_bind(self) -> None:
-        # Skip the base class, which looks up the host name. That can take long.
+        # Skip the method of the base class, because it looks up the host name, which can take long.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]
         self.setup_environ()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Reject clients beyond the limits before a thread starts."""
+        """Reject clients beyond the limits before a thread is started for them."""
         with self._counting:
             if self._clients[client_address[0]] >= MOST_OF_ADDRESS or sum(self._clients.values()) >= MOST_CLIENTS:
                 return False
@@ -176,7 +183,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         try:
             super().process_request(request, client_address)
         except BaseException:
-            # No thread was started that would release the slot.
+            # No thread was started, so no thread will release the slot.
             self._release(client_address)
             raise
 
@@ -189,7 +196,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
     def _release(self, client_address: Any) -> None:
         with self._counting:
             self._clients[client_address[0]] -= 1
-            # Drop addresses without clients.
+            # Remove addresses that have no clients.
             self._clients += Counter()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
@@ -207,4 +214,4 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
             self.shutdown_request(secured)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors of clients, such as disconnects."""
+        """Ignore errors caused by clients, such as disconnects."""

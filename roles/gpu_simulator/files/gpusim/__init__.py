@@ -1,3 +1,3 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create, load, break and show simulated GPUs."""
+"""Create and show simulated GPUs, put load on them, and inject faults."""

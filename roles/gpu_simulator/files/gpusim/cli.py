@@ -18,7 +18,7 @@ from .errors import FleetError
 
 MODELS_DIRECTORY = "/usr/local/share/gpusim/models"
 
-# Faults other than return codes, as in gpusim.h.
+# Faults that are not return codes. gpusim.h describes them.
 SIGNALS = ("kill", "kill-inside", "kill-after", "stop")
 
 SWITCHES = {"on": "1", "off": "0"}
@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     compute_instance = place.compute_instance if options.ci is None else options.ci
     if gpu_instance != WHOLE and compute_instance == WHOLE:
         compute_instance = 0
-    # The entry belongs to this process. exec keeps pid and start time, so it lasts as long as the command.
+    # The entry belongs to this process. exec keeps the PID and start time, so the entry lasts as long as the command.
     pid = os.getpid()
     control.attach(pid, place.gpu, gpu_instance, compute_instance, options.type, load.memory_bytes(options.memory))
     try:

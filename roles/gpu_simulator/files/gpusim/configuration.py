@@ -25,7 +25,7 @@ from .model_readings import CORES
 
 DEFAULT_DRIVER_VERSION = "580.105.08"
 
-# CUDA version of each driver branch, as printed by nvidia-smi.
+# CUDA version of each driver branch, as nvidia-smi prints it.
 CUDA_VERSIONS = {470: "11.4", 525: "12.0", 535: "12.2", 550: "12.4", 570: "12.8", 580: "13.0", 595: "13.2"}
 
 # nvml.h: nvmlBrandType_t and NVML_DEVICE_ARCH_*.
@@ -38,16 +38,16 @@ GPUS_PER_PCI_DOMAIN = 16
 FIRST_PCI_BUS, PCI_BUS_STEP = 0x1A, 0x0E
 NVIDIA_PCI_VENDOR = 0x10DE
 
-# Modules on one board, numbered from 1.
+# Number of modules on one board. They are numbered from 1.
 MODULES_PER_BOARD = 8
 
-# Cards without a module report 1 from this branch on (nvidia-smi -q of A10, L4 and T4), and 0 under 470 and 515.
+# From this branch on, cards without a module report 1 (nvidia-smi -q of A10, L4 and T4). Branches 470 and 515 report 0.
 FIRST_DRIVER_THAT_NUMBERS_CARDS = 535
 
-# Up to this number, GPUs are wired directly, as on HGX boards. More GPUs use NVSwitches.
+# Up to this number, GPUs are connected directly, as on HGX boards. More GPUs are connected by NVSwitches.
 DIRECTLY_WIRED_GPUS = 4
 
-# Last known driver branch that answers profile queries only in MIG mode.
+# The last known driver branch that answers profile queries only while MIG mode is on.
 LAST_DRIVER_WITHOUT_EARLY_PROFILES = 535
 
 _IDENTITY = uuid.UUID("6e5bb0c2-3f5e-4d0c-9a35-6f1f0e6f2a11")
@@ -103,7 +103,10 @@ def check(data: Any, where: str) -> dict[str, Any]:
 
 
 def to_text(configuration: dict[str, Any], models: dict[str, Model]) -> str:
-    """Return the text for gpusimCreate. Its `digest` line changes exactly if another line changes."""
+    """Return the text for gpusimCreate.
+
+    Its `digest` line changes if and only if another line changes.
+    """
     body = list(_gpus(configuration, models))
     host = [
         "host",
@@ -139,7 +142,7 @@ def _gpus(configuration: dict[str, Any], models: dict[str, Model]) -> Iterator[s
         yield f"serial {1_650_000_000_000 + identity.int % 10_000_000_000}"
         yield f"pci_address {index // GPUS_PER_PCI_DOMAIN:08X}:{bus:02X}:00.0"
         yield f"board_id {bus << 8}"
-        # Two sockets with half of the GPUs each.
+        # Two sockets, each with half of the GPUs.
         yield f"numa_node {index * 2 // len(selected)}"
         yield f"profiles_without_mig {int(early_profiles)}"
         yield from _pairs(_nvlink(model, index, siblings))
@@ -148,7 +151,10 @@ def _gpus(configuration: dict[str, Any], models: dict[str, Model]) -> Iterator[s
 
 
 def _module_id(model: Model, position: int, branch: int) -> int:
-    """Return the number of a GPU's module. The real order on a board differs from that of NVML, and between boards."""
+    """Return the number of a GPU's module.
+
+    The real order on a board differs from NVML's order, and between boards.
+    """
     if model.on_module:
         return position % MODULES_PER_BOARD + 1
     return int(branch >= FIRST_DRIVER_THAT_NUMBERS_CARDS)
@@ -177,7 +183,7 @@ def _model(model: Model) -> Iterator[str]:
             "memory_bus_width_bits": model.memory_bus_width_bits,
             "row_remapper_banks": model.row_remapper_banks,
             "power_default_mw": power["default"],
-            # The library needs a range; models/README.md documents the halving.
+            # The library needs a range. models/README.md explains why the minimum is half of the default.
             "power_min_mw": power["default"] // 2 if power["min"] is None else power["min"],
             "power_max_mw": power["max"],
             "power_idle_mw": power["idle"],
@@ -264,7 +270,10 @@ def _profile(model: Model, profile: Profile) -> Iterator[str]:
 
 
 def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
-    """Return the links to GPUs of the same model: divided evenly between them, or all to switches."""
+    """Return the links of a GPU.
+
+    The links are divided evenly between GPUs of the same model, or all lead to switches.
+    """
     peers = [i for i in siblings if i != index]
     links = {
         "nvlink_links": model.nvlink_links,
@@ -283,7 +292,7 @@ def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
 
 
 def _pairs(values: dict[str, Any]) -> Iterable[str]:
-    """Return lines `key value`, without None, which is unknown to the library."""
+    """Yield lines `key value`. Keys with None are omitted, so the library treats them as unknown."""
     return [f"{key} {value}" for key, value in values.items() if value is not None]
 
 
@@ -294,6 +303,6 @@ def _cuda_version(driver_version: str) -> str:
 
 
 def cuda_number(version: str) -> int:
-    """Return a version as NVML's number: 13000 for 13.0."""
+    """Return a version in NVML's number format, for example 13000 for 13.0."""
     major, minor = ([int(part) for part in version.split(".")] + [0])[:2]
     return 1000 * major + 10 * minor

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Call the library's control interface (src/gpusim.h) through ctypes. Only this file calls it."""
+"""Call the library's control interface (src/gpusim.h) through ctypes.
+
+No other file calls this interface.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from .errors import FleetError
 
 LIBRARY_PATH = "/usr/local/lib/gpusim/libnvidia-ml.so.1"
 
-# Return codes of the control interface, with their names in nvml.h.
+# Return codes of the control interface, with their names from nvml.h.
 CODE_NAMES = {
     2: "INVALID_ARGUMENT",
     3: "NOT_SUPPORTED",
@@ -70,7 +73,7 @@ class Control:
         size = ctypes.c_size_t(0)
         while True:
             buffer = ctypes.create_string_buffer(size.value)
-            # Other processes may have enlarged the state since the size was read.
+            # Other processes may have enlarged the state after the size was read.
             code = self._library.gpusimDump(buffer, ctypes.byref(size))
             if code == 0:
                 return json.loads(buffer.value.decode())
@@ -78,7 +81,7 @@ class Control:
                 self._fail("gpusimDump", code)
 
     def changes(self, since: int = 0, wait_seconds: float = 0) -> int:
-        """Wait for a change after `since`, and return the number of changes so far."""
+        """Wait for a change after `since`, and return the total number of changes."""
         seen = ctypes.c_uint32(since)
         code = self._library.gpusimWait(ctypes.byref(seen), ctypes.c_uint(round(wait_seconds * 1000)))
         if code not in (0, TIMEOUT):
@@ -119,7 +122,10 @@ class Control:
         self._call("gpusimFail", function.encode(), ctypes.c_uint(nth), action.encode())
 
     def fail_on(self, function: str, gpu: int, nth: int, lasting: bool, action: str) -> None:
-        """Arm a fault for the nth call on one GPU (WHOLE: all calls), and with `lasting` for all later calls."""
+        """Arm a fault for the nth call on one GPU. WHOLE means calls on any GPU.
+
+        If `lasting` is true, all later calls fail too.
+        """
         self._call("gpusimFailOn", function.encode(), gpu, ctypes.c_uint(nth), int(lasting), action.encode())
 
     def clear_failures(self) -> None:

@@ -1,15 +1,17 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Content of the files of the kernel and its driver, for programs that do not use NVML, such as static and Go programs.
+"""Generate the content of the files that the kernel and the driver provide.
 
-    /proc/driver/nvidia/version, /proc/driver/nvidia/gpus/ADDRESS/information
-    /proc/driver/nvidia/capabilities/…, /proc/driver/nvidia-caps/mig-minors
-    /proc/devices, /proc/modules
-    /sys/bus/pci/devices/ADDRESS/…
+Programs that do not use NVML read these files, for example static programs and Go programs.
 
-Forms: the chapter "Using the /proc File System Interface" of the driver's README, "Device Nodes and Capabilities" of the MIG User
-Guide, proc(5), Documentation/ABI/testing/sysfs-bus-pci of Linux. Interrupts and memory
-addresses, which simulated GPUs lack, are omitted or 0.
+/proc/driver/nvidia/version, /proc/driver/nvidia/gpus/ADDRESS/information
+/proc/driver/nvidia/capabilities/…, /proc/driver/nvidia-caps/mig-minors
+/proc/devices, /proc/modules
+/sys/bus/pci/devices/ADDRESS/…
+
+Sources of the formats: the chapter "Using the /proc File System Interface" of the driver's README, "Device Nodes and
+Capabilities" in the MIG User Guide, proc(5), and Documentation/ABI/testing/sysfs-bus-pci of Linux. Interrupts and
+memory addresses, which simulated GPUs lack, are omitted or 0.
 """
 
 from __future__ import annotations
@@ -19,23 +21,24 @@ import os
 import struct
 from typing import Any
 
-# MIG User Guide: minors of the capabilities, for the maximum numbers of GPUs, GPU instances and compute instances.
+# MIG User Guide: minor numbers of the capabilities. They depend on the maximum numbers of GPUs, GPU instances and
+# compute instances.
 CONFIG_MINOR, MONITOR_MINOR, FIRST_INSTANCE_MINOR = 1, 2, 3
 GPUS, GPU_INSTANCES, COMPUTE_INSTANCES = 32, 15, 8
 MINORS_PER_INSTANCE = 1 + COMPUTE_INSTANCES
 MINORS_PER_GPU = GPU_INSTANCES * MINORS_PER_INSTANCE
 
-# Modes of capability nodes (MIG User Guide): only root configures, all users may use instances.
+# Modes of capability nodes (MIG User Guide): only root may configure, and all users may use instances.
 ROOT_READS, ALL_READ = 0o400, 0o444
 
-# The driver uses any free major number for capabilities. Documentation/admin-guide/devices.txt of Linux: 240 to 254 are for
-# local use.
+# The driver uses any free major number for capabilities. Numbers 240 to 254 are for local use
+# (Documentation/admin-guide/devices.txt of Linux).
 LOCAL_MAJORS = range(240, 255)
 # Major number of the GPUs (same document).
 NVIDIA_MAJOR = 195
 CAPS = "nvidia-caps"
 
-# GT/s by PCIe generation in the kernel's form (drivers/pci/probe.c, pci_speed_string).
+# GT/s by PCIe generation, in the kernel's format (drivers/pci/probe.c, pci_speed_string).
 LINK_SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 # PCI class codes of display controllers with and without a display.
 VGA, CONTROLLER_3D = 0x030000, 0x030200
@@ -49,7 +52,7 @@ def instance_minor(gpu_minor: int, gpu_instance: int, compute_instance: int | No
 
 @functools.lru_cache(maxsize=None)
 def mig_minors() -> str:
-    """Return mig-minors: all possible capabilities, also of instances that do not exist."""
+    """Return mig-minors: all possible capabilities, including those of missing instances."""
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]
     for gpu in range(GPUS):
         for instance in range(GPU_INSTANCES):
@@ -62,7 +65,10 @@ def mig_minors() -> str:
 
 
 def proc_files(state: dict[str, Any]) -> dict[str, str]:
-    """Return the files below /proc/driver of a host: {path: content}. `state` is from `gpusim show --json`."""
+    """Return a host's files below /proc/driver, as {path: content}.
+
+    `state` is the output of `gpusim show --json`.
+    """
     driver = state["host"]["driver_version"]
     files = {
         "nvidia/version": f"NVRM version: NVIDIA UNIX {os.uname().machine} Kernel Module  {driver}  simulated\n"
@@ -81,7 +87,7 @@ def proc_files(state: dict[str, Any]) -> dict[str, str]:
 
 
 def pci_address(gpu: dict[str, Any]) -> str:
-    """Return a GPU's address in the kernel's form: four digits of the domain, lower case."""
+    """Return a GPU's address in the kernel's format: a domain of four digits, lower case."""
     return gpu["pci_address"][-12:].lower()
 
 
@@ -99,7 +105,10 @@ def _information(gpu: dict[str, Any], address: str) -> str:
 
 
 def capabilities(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return the capabilities of a host: {path below /proc/driver/nvidia/capabilities: (minor, mode)}."""
+    """Return a host's capabilities.
+
+    The result is {path below /proc/driver/nvidia/capabilities: (minor, mode)}.
+    """
     found = {"mig/config": (CONFIG_MINOR, ROOT_READS), "mig/monitor": (MONITOR_MINOR, ROOT_READS)}
     for gpu in state["gpus"]:
         minor = gpu["minor_number"]
@@ -112,7 +121,10 @@ def capabilities(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def devices(kernels: str) -> tuple[str, int]:
-    """Return /proc/devices with the driver's numbers, from the kernel's or an earlier text, and the capabilities' major."""
+    """Return the text of /proc/devices with the driver's numbers, and a major number.
+
+    `kernels` is the kernel's text or an earlier result. The major number is that of the capabilities.
+    """
     characters, separator, blocks = kernels.partition("\nBlock devices:")
     words = [line.split() for line in characters.splitlines()]
     numbers = {name: int(number) for number, name in (pair for pair in words if len(pair) == 2 and pair[0].isdigit())}
@@ -127,10 +139,13 @@ def devices(kernels: str) -> tuple[str, int]:
 
 
 def modules(kernels: str) -> str:
-    """Return /proc/modules with the driver's module, from the kernel's or an earlier text."""
+    """Return the text of /proc/modules with the driver's module.
+
+    `kernels` is the kernel's text or an earlier result.
+    """
     if any(line.split()[:1] == ["nvidia"] for line in kernels.splitlines()):
         return kernels
-    # proc(5): name, size, users, dependents, state, address. POE: proprietary, out of tree, unsigned.
+    # Fields in proc(5): name, size, users, dependents, state, address. POE means proprietary, out of tree, unsigned.
     return "nvidia 0 0 - Live 0x0000000000000000 (POE)\n" + kernels
 
 
@@ -149,7 +164,7 @@ def pci_files(gpu: dict[str, Any]) -> dict[str, bytes]:
         "subsystem_device": f"0x{subsystem_device:04x}",
         "class": f"0x{pci_class:06x}",
         "numa_node": "-1" if gpu["numa_node"] is None else str(gpu["numa_node"]),
-        # Start, end and flags of six regions, the ROM and six of virtual functions.
+        # Start, end and flags of six regions, of the ROM, and of six regions for virtual functions.
         "resource": "\n".join(["0x0000000000000000 " * 2 + "0x0000000000000000"] * 13),
         "uevent": f"DRIVER=nvidia\nPCI_CLASS={pci_class:X}\nPCI_ID={identifiers[0]}\nPCI_SUBSYS_ID={identifiers[1]}\n"
         f"PCI_SLOT_NAME={address}",
@@ -159,7 +174,8 @@ def pci_files(gpu: dict[str, Any]) -> dict[str, bytes]:
     if speed:
         texts["max_link_speed"] = f"{speed} GT/s PCIe"
     files = {name: f"{text}\n".encode() for name, text in texts.items()}
-    # Header of the configuration space (PCI Local Bus Specification 3.0, figure 6-1) with identifiers and class only.
+    # Header of the configuration space (PCI Local Bus Specification 3.0, figure 6-1). Contains only identifiers and
+    # class.
     files["config"] = struct.pack(
         "<HHHHBBBB32xHH16x", vendor, device, 0, 0, 0, 0, pci_class >> 8 & 0xFF, pci_class >> 16,
         subsystem_vendor, subsystem_device,
@@ -168,5 +184,5 @@ def pci_files(gpu: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _halves(both: int) -> tuple[int, int]:
-    """Return vendor and device of NVML's combined number."""
+    """Return the vendor and the device from NVML's combined number."""
     return both & 0xFFFF, both >> 16

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the files of the kernel and its driver to their usual places, and follow changes of the state.
+"""Write the files of the kernel and the driver to their usual places.
 
-Nothing can be added to /proc and /sys. So tmpfs mounts cover /proc/driver and /sys/bus/pci/devices. Bind mounts of files cover
-/proc/devices and /proc/modules, which must exist.
+The files follow changes of the state. Nothing can be added to /proc and /sys, so tmpfs mounts cover /proc/driver and
+/sys/bus/pci/devices. Bind mounts of single files cover /proc/devices and /proc/modules. These two must exist.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from . import kernel_files
 from .control import Control
 from .errors import FleetError
 
-# Source of the mounts in /proc/mounts, by which they are recognized.
+# Source of the mounts in /proc/mounts. The mounts are recognized by it.
 MOUNT_SOURCE = "gpusim"
-# Interval for detecting changes of killed processes, which could not announce them.
+# Poll interval for changes by killed processes, because these could not announce the change.
 LOOK_EVERY_SECONDS = 10
 READ_BY_ALL = 0o444
 
 
 def write(state: dict[str, Any], root: Path) -> list[str]:
-    """Write the files of a host below `root`, and remove those of former instances. Return omissions with reasons.
+    """Write the files of a host below `root`, and remove those of former instances.
 
-    `state` is from `gpusim show --json`. Requires root. Raises FleetError.
+    Return what was omitted, with reasons. `state` is the output of `gpusim show --json`. Requires root. Raises
+    FleetError.
     """
     proc = root / "proc" / "driver"
     if not _is_ours(proc):
@@ -47,7 +48,7 @@ def follow(control: Control, root: Path) -> None:
     """Write the files at each change of the state. Never returns."""
     written = None
     while True:
-        # Before reading the state, so that the next round detects a change in between.
+        # The counter is read before the state, so that the next round detects a change in between.
         seen = control.changes()
         state = control.dump()
         desired = (kernel_files.proc_files(state), [kernel_files.pci_files(gpu) for gpu in state["gpus"]])
@@ -74,7 +75,7 @@ def remove(root: Path) -> None:
 
 
 def _write_devices(root: Path, proc: Path, left_out: list[str]) -> int:
-    """Write /proc/devices and return the major number of capabilities."""
+    """Write /proc/devices. Return the major number of the capabilities."""
     path = root / "proc" / "devices"
     text, major = kernel_files.devices(path.read_text(encoding="utf-8"))
     _cover(path, text, proc, left_out)
@@ -90,7 +91,10 @@ def _write_modules(root: Path, proc: Path, left_out: list[str]) -> None:
 
 
 def _cover(path: Path, text: str, proc: Path, left_out: list[str]) -> None:
-    """Mount a file over another one. Its content does not depend on instances and never changes."""
+    """Mount a file over another one.
+
+    The file's content does not depend on instances and never changes.
+    """
     if _is_ours(path):
         return
     new = proc / f"{path.name}.new"
@@ -101,12 +105,12 @@ def _cover(path: Path, text: str, proc: Path, left_out: list[str]) -> None:
     except FleetError as error:
         left_out.append(f"{path}: {error}")
     finally:
-        # A mounted file needs no name.
+        # A mounted file needs no path, so the path is removed.
         new.unlink(missing_ok=True)
 
 
 def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
-    """Write the GPUs' folders in sysfs, next to links to the kernel's devices."""
+    """Write the GPUs' folders in sysfs, next to links to the kernel's own devices."""
     folder = root / "sys" / "bus" / "pci" / "devices"
     if not folder.is_dir():
         left_out.append(f"{folder}: this kernel shows no PCI devices")
@@ -123,7 +127,8 @@ def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
         for name, content in kernel_files.pci_files(gpu).items():
             _write(device / name, content)
         if not (device / "driver").is_symlink():
-            # The kernel has no such driver. Programs read the last part of the path, and some check that it exists.
+            # The kernel does not have this driver, so the link leads to an existing folder. Programs read the last part
+            # of the path, and some check that it exists.
             (device / "driver").symlink_to("../../../../../proc/driver/nvidia")
     gpus = {kernel_files.pci_address(gpu) for gpu in state["gpus"]}
     for device in folder.iterdir():
@@ -133,7 +138,7 @@ def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
 
 
 def _write_tree(top: Path, files: dict[str, bytes]) -> None:
-    """Write files below a folder by relative path, and remove all others."""
+    """Write files to a folder by relative path, and remove all others."""
     for path, content in files.items():
         _write(top / path, content)
     for path in sorted(top.rglob("*"), reverse=True):
@@ -170,7 +175,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
-    """Create the nodes of existing capabilities. Return omissions. Opening a node fails, because no driver has its number."""
+    """Create the nodes of existing capabilities. Return what was omitted, with reasons.
+
+    Opening a node fails, because no driver has its number.
+    """
     folder = root / "dev" / "nvidia-caps"
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
@@ -182,7 +190,8 @@ def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
     for name, (minor, mode) in desired.items():
         node = folder / name
         number = os.makedev(major, minor)
-        # As udev does for the nodes of devtmpfs. Without the link, runc's containers lose the device when systemd reloads.
+        # udev creates this link for nodes of devtmpfs. Without the link, runc's containers lose the device when systemd
+        # reloads.
         link = root / "dev" / "char" / f"{major}:{minor}"
         if link.parent.is_dir() and not link.is_symlink():
             link.symlink_to(f"../nvidia-caps/{name}")
@@ -191,7 +200,7 @@ def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
         try:
             node.unlink(missing_ok=True)
             os.mknod(node, stat.S_IFCHR | mode, number)
-            # mknod applied the umask.
+            # mknod applied the umask, so set the mode again.
             node.chmod(mode)
         except PermissionError:
             left_out.append(f"{node}: device nodes may not be made here")

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Convert load patterns of a command line or a recorded CSV to the text for gpusimLoad."""
+"""Convert load patterns to the text for gpusimLoad.
+
+The patterns are from a command line or from a recorded CSV.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ PATTERNS = ("constant", "square", "sine")
 # Columns of a recorded load. Only the first one is required.
 UTILIZATION, MEMORY, POWER = "utilization_percent", "memory_mib", "power_watts"
 
-# gpusim.h: the power of this sample follows its utilization.
+# Value in gpusim.h which means that the power of this sample follows its utilization.
 POWER_FOLLOWS = -1
 
 
 class LoadError(FleetError):
-    """A load is not readable."""
+    """A load cannot be read."""
 
 
 def pattern_text(
@@ -48,13 +51,19 @@ def pattern_text(
 
 
 def shares_text(sm: int | None, occupancy: int | None, tensor: int | None, bandwidth: int | None) -> str:
-    """Return the GPM values of a load, in percent of its utilization. None selects the library's default."""
+    """Return the GPM values of a load, in percent of its utilization.
+
+    None selects the library's default.
+    """
     shares = {"sm": sm, "occupancy": occupancy, "tensor": tensor, "bandwidth": bandwidth}
     return "".join(f"{key}_percent {value}\n" for key, value in shares.items() if value is not None)
 
 
 def samples_text(path: str, interval: float) -> str:
-    """Return the text of a CSV recording with the header utilization_percent[,memory_mib][,power_watts]."""
+    """Return the text of a CSV recording.
+
+    Its header is utilization_percent[,memory_mib][,power_watts].
+    """
     lines = ["pattern samples", f"interval_seconds {interval:g}"]
     lines += [f"sample {utilization} {memory} {power}" for utilization, memory, power in _samples(path)]
     if len(lines) == 2:
@@ -106,7 +115,7 @@ def _number(option: str, text: str) -> int:
 
 
 def memory_bytes(text: str) -> int:
-    """Return a size with a unit, or 0, in bytes."""
+    """Return a size in bytes. The text has a unit, or is 0."""
     if text == "0":
         return 0
     try:

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create a model file for plugins/module_utils/models from the readings of a card (gpu-check.json)."""
+"""Create a model file from the readings of a card (gpu-check.json).
+
+Model files are in plugins/module_utils/models.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from .catalogue import Model, parse_model
 from .errors import FleetError
 from .model_readings import Field, Readings, fields_of, profile_names, with_parameters
 
-# nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_*: by compute slices.
+# NVML_COMPUTE_INSTANCE_PROFILE_* of nvml.h, by the number of compute slices.
 _COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
 _MAPPINGS = {
     "power_watts": ("default", "min", "max", "idle"),
@@ -24,7 +27,7 @@ _MAPPINGS = {
     "pcie": ("generation", "width"),
     "inforom": ("image", "oem", "ecc", "power"),
 }
-# Fields in the order of a model file, written as read.
+# Fields in the order of a model file. They are written as read.
 _FIELDS = (
     "pci_subsystem_id", "brand", "architecture", "compute_capability", "multiprocessors", "memory_total_mib",
     "memory_reserved_mib", "bar1_total_mib", "memory_bus_width_bits", "row_remapper_banks", "power_watts", "memory_power_watts",
@@ -34,7 +37,7 @@ _FIELDS = (
     "board_part_number", "gpu_part_number", "inforom", "on_module", "mig_capable", "mig_needs_reset",
     "compute_slices", "placement_units", "max_gpu_instances",
 )  # fmt: skip
-# Lines of a profile in the catalogue's files.
+# Lines of a profile in a model file.
 _PROFILE_LINES = (
     ("nvml_profile", "profile_id", "compute_slices", "memory_mib", "multiprocessors"),
     ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines"),
@@ -43,7 +46,10 @@ _PROFILE_LINES = (
 
 
 def read_report(path: str, gpu: int) -> tuple[Readings, str]:
-    """Return the readings of one GPU of a gpu-check.json, and a line with their source. Raises FleetError."""
+    """Return the readings of one GPU in a gpu-check.json, and a line with their source.
+
+    Raises FleetError.
+    """
     cure = "Use a gpu-check.json of make check-gpu"
     try:
         report = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -59,7 +65,7 @@ def read_report(path: str, gpu: int) -> tuple[Readings, str]:
             for one in reading["nvidia_smi"].get("gpus") or ()
             if one["uuid"] == Readings(calls).value("nvmlDeviceGetUUID")
         ]
-        # Replaced UUIDs in a report are still unique.
+        # If UUIDs in a report were replaced, the placeholders are still unique.
         for one in shown[:1]:
             number = one.get("gpu_part_number") or "N/A"
             calls.append({"call": "nvidia-smi", "of": "gpu_part_number", "value": None if "N/A" in number else number})
@@ -107,7 +113,7 @@ def model_text(key: str, readings: Readings, source: str, models: dict[str, Mode
         "sources": [source],
     }
     text = _to_text(data)
-    # Report missing required fields by name.
+    # Parse the text, so that the error lists missing required fields by name.
     parse_model(text, key.lower() + ".json")
     return text
 
@@ -143,7 +149,10 @@ def _profiles(fields: dict[str, Field]) -> list[dict[str, Any]]:
 def _compute_instance_profiles(
     profiles: list[dict[str, Any]], models: dict[str, Model], unconfirmed: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the catalogue's profiles for these slices, because NVML reports them only inside an instance."""
+    """Return the catalogue's profiles for these slices.
+
+    NVML reports compute instance profiles only inside an instance.
+    """
     if not profiles:
         return {}
     known = {slices: inner for model in models.values() for slices, inner in model.compute_instance_profiles.items()}
@@ -177,7 +186,7 @@ def _compute_instance_profiles(
 
 
 def _to_text(data: dict[str, Any]) -> str:
-    """Return JSON in the form of the catalogue's files, with one line per field."""
+    """Return JSON in the format of the model files, with one line per field."""
     lines = []
     for name, value in data.items():
         lines.append(f"  {json.dumps(name)}: {_field_text(name, value)}")

@@ -11,7 +11,10 @@ MIB = 2**20
 
 
 def to_text(state: dict[str, Any]) -> str:
-    """Return a block per GPU, then processes and pending faults. `state` is from Control.dump."""
+    """Return a block for each GPU, and then processes and pending faults.
+
+    `state` is the result of Control.dump.
+    """
     return "\n".join(_lines(state))
 
 

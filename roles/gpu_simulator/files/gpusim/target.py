@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the GPU, GPU instance or compute instance of a command line."""
+"""Find the GPU, GPU instance or compute instance given on a command line."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PCI_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([
 
 
 class TargetError(FleetError):
-    """No GPU or instance of this host has this name."""
+    """No GPU or instance of this host has the given name."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Ids of NVML. WHOLE for levels that the name does not contain."""
+    """NVML IDs of a target. An ID is WHOLE if the name does not contain this level."""
 
     gpu: int
     gpu_instance: int = WHOLE
@@ -28,7 +28,10 @@ class Target:
 
 
 def find(state: dict[str, Any], text: str) -> Target:
-    """Return the place of GPU, GPU/GI or a MIG device's UUID in a state of Control.dump."""
+    """Return the target in a state of Control.dump.
+
+    The text is GPU, GPU/GI or the UUID of a MIG device.
+    """
     if text.startswith("MIG-"):
         for gpu in state["gpus"]:
             for instance in gpu["gpu_instances"]:
@@ -48,7 +51,7 @@ def find(state: dict[str, Any], text: str) -> Target:
 
 
 def find_gpu(state: dict[str, Any], text: str) -> int:
-    """Return the index of a GPU named by index, UUID or PCI address."""
+    """Return the index of a GPU. The text is an index, a UUID or a PCI address."""
     for gpu in state["gpus"]:
         if text in (str(gpu["index"]), gpu["uuid"]) or _pci(text) == _pci(gpu["pci_address"]) is not None:
             return gpu["index"]

@@ -15,8 +15,8 @@
 #include "state.h"
 #include "telemetry.h"
 
-/* A restarted lab host (a container) keeps the kernel's boot id and gets a new PID 1. A restarted
- * machine gets a new boot id too. */
+/* A lab host is a container. If it restarts, it keeps the kernel's boot id but gets a new PID 1. If a machine
+ * restarts, it gets a new boot id too. */
 bool boot_identity(char identity[128])
 {
 	const char *given = getenv("GPUSIM_BOOT");
@@ -41,8 +41,8 @@ void boot_restart(host_t *host, const char *identity)
 	for (int i = 0; i < host->gpu_count; i++) {
 		gpu_t *gpu = &host->gpus[i];
 		telemetry_settle_energy(host, gpu);
-		/* Instances never survive a restart (MIG User Guide, "Device Nodes and Capabilities" and
-		 * "Persistence"); MIG mode does on Ampere and is a setting elsewhere. */
+		/* Instances never survive a restart (MIG User Guide, "Device Nodes and Capabilities" and "Persistence"). MIG
+		 * mode survives it on Ampere. For other architectures this is a setting. */
 		mig_drop_instances(gpu);
 		if (gpu->mig_survives_reboot)
 			gpu->mig_current = gpu->mig_pending;
@@ -77,7 +77,7 @@ nvmlReturn_t boot_follow(void)
 	host_t *host CHANGING = state_begin();
 	if (!host)
 		return NVML_ERROR_DRIVER_NOT_LOADED;
-	/* Another client may have applied it first. */
+	/* Another client may already have applied the restart. */
 	if (strcmp(host->boot, identity) == 0)
 		return NVML_SUCCESS;
 	boot_restart(host, identity);

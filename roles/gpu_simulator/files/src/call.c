@@ -12,7 +12,7 @@
 
 static _Atomic int initializations;
 
-/* The current call of this thread, and the signal of a fault of its GPU. */
+/* The current call of this thread, and the signal that a fault of its GPU sends. */
 static _Thread_local function_t current;
 static _Thread_local int signal_on_return;
 
@@ -45,7 +45,7 @@ call_t call_enter_uninitialized(function_t function)
 		call.die_on_return = true;
 		break;
 	case ACTION_STOP:
-		/* No lock is held here, so the host's other clients continue. */
+		/* No lock is held here, so other clients of the host continue while this process is stopped. */
 		raise(SIGSTOP);
 		break;
 	case ACTION_NONE:

@@ -23,8 +23,9 @@ call_t call_enter(function_t function);
 call_t call_enter_uninitialized(function_t function);
 void call_leave(call_t *call);
 
-/* Applies a fault armed for this GPU, which the call concerns. Only between state_read or state_begin and their end.
- * Faults that kill or stop the process take effect when the call returns and no lock is held. */
+/* Applies a fault that is armed for this GPU, because the call concerns the GPU. Use it only between state_read or
+ * state_begin and their end. Faults that kill or stop the process take effect when the call returns and no lock is
+ * held. */
 nvmlReturn_t call_concerns(int gpu);
 
 /* Body of the functions that this library does not implement. */
@@ -34,7 +35,7 @@ nvmlReturn_t call_unsupported(function_t function);
 void call_set_initialized(int by);
 bool call_is_initialized(void);
 
-/* Opens a function's body. Variables are released in reverse order: the state before the call. */
+/* Opens the body of an exported function. Variables are released in reverse order: the state before the call. */
 #define CALL_AS(function) \
 	call_t call __attribute__((cleanup(call_leave))) = call_enter(function); \
 	if (call.result != NVML_SUCCESS) \
@@ -50,26 +51,26 @@ bool call_is_initialized(void);
 		return call.result
 #define QUERY(name) QUERY_AS(F_##name)
 
-/* The same for values of the GPU that MIG devices lack. */
+/* The same for values of the GPU that MIG devices do not have. */
 #define QUERY_GPU_AS(function) \
 	QUERY_AS(function); \
 	if (on.gi) \
 		return NVML_ERROR_NOT_SUPPORTED
 #define QUERY_GPU(name) QUERY_GPU_AS(F_##name)
 
-/* Only root may change and query this. Queries are those marked "Requires privileged user" in nvml.h
- * (release 12.4): placements, capacities and instances, but not profiles and an instance's information. */
+/* Only root may change or query this. Applies to queries marked "Requires privileged user" in nvml.h (release 12.4):
+ * placements, capacities and instances. Profiles and an instance's information are not restricted. */
 #define ROOT_ONLY \
 	if (geteuid() != 0) \
 		return NVML_ERROR_NO_PERMISSION
 
-/* Aggregates of a GPU in MIG mode over all instances, "only if the caller has appropriate privileges"
- * (nvml.h, nvmlDeviceGetMemoryInfo). All users may query each MIG device. */
+/* Values of a GPU in MIG mode that include all instances: "only if the caller has appropriate privileges" (nvml.h,
+ * nvmlDeviceGetMemoryInfo). All users may query each MIG device. */
 #define AGGREGATE \
 	if (!on.ci && on.gpu->mig_current) \
 		ROOT_ONLY
 
-/* A change of `device`, only for root, as with the driver. */
+/* Opens the body of a change of `device`. Only root may change a GPU, as with the driver. */
 #define CHANGE_AS(function) \
 	CALL_AS(function); \
 	ROOT_ONLY; \
@@ -81,12 +82,12 @@ bool call_is_initialized(void);
 		return call.result
 #define CHANGE(name) CHANGE_AS(F_##name)
 
-/* Results. Values missing in the configuration and empty texts are NOT_SUPPORTED. */
+/* Returns a result. If the value is missing in the configuration or the text is empty, the result is NOT_SUPPORTED. */
 nvmlReturn_t give(unsigned *out, int64_t value);
 nvmlReturn_t give_text(char *out, unsigned length, const char *text);
 
-/* Lists: `count` is the capacity on input and the number of entries on output. INSUFFICIENT_SIZE if the
- * buffer is too small, or missing although entries exist. */
+/* Returns a list. `count` is the capacity on input and the number of entries on output. INSUFFICIENT_SIZE if the
+ * buffer is too small, or if it is NULL although entries exist. */
 nvmlReturn_t give_list(unsigned *count, unsigned found, const void *buffer);
 
 #endif

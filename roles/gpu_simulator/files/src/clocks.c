@@ -28,7 +28,7 @@ static int64_t within(int64_t mhz, int64_t min, int64_t max, int64_t most)
 
 void clocks_limit(const gpu_t *gpu, int64_t *graphics_mhz, int64_t *memory_mhz)
 {
-	/* Default application clocks do not limit boost clocks, others do. */
+	/* Application clocks limit boost clocks, unless they have their default. */
 	if (gpu->application_graphics_mhz != gpu->clock_graphics_application_mhz && *graphics_mhz > gpu->application_graphics_mhz)
 		*graphics_mhz = gpu->application_graphics_mhz;
 	if (*memory_mhz > gpu->application_memory_mhz)
@@ -37,7 +37,8 @@ void clocks_limit(const gpu_t *gpu, int64_t *graphics_mhz, int64_t *memory_mhz)
 	*memory_mhz = within(*memory_mhz, gpu->locked_memory_min_mhz, gpu->locked_memory_max_mhz, gpu->clock_memory_max_mhz);
 }
 
-/* nvml.h, NVML_CLOCK_LIMIT_ID_*: symbols instead of MHz, for the least clock, that of the power limit, and the highest. */
+/* NVML_CLOCK_LIMIT_ID_* of nvml.h. These symbols replace MHz and mean the lowest clock, the clock of the power
+ * limit, and the highest clock. */
 static int64_t limit_mhz(unsigned given, int64_t least, int64_t usual, int64_t most)
 {
 	switch (given) {
@@ -104,9 +105,10 @@ nvmlReturn_t nvmlDeviceResetMemoryLockedClocks(nvmlDevice_t device)
 }
 
 /*
- * Graphics clocks lie 15 MHz apart, from the highest down (supported clocks of boards from T4 to GB200,
- * github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware); 7.5 MHz on Blackwell, and on Volta,
- * whose boards have application clocks of 1245, 1290 and 1312 MHz. Halves are truncated: 2062, 2055, 2047.
+ * Steps of graphics clocks, counted from the highest clock down. The step is 15 MHz (supported clocks of boards from T4
+ * to GB200, github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware). It is 7.5 MHz on
+ * Blackwell, and on Volta, whose boards have application clocks of 1245, 1290 and 1312 MHz. Halves are truncated: 2062,
+ * 2055, 2047.
  */
 static int64_t graphics_clock(const gpu_t *gpu, const clock_range_t *range, unsigned nth)
 {
@@ -218,7 +220,7 @@ static nvmlReturn_t clock_of(function_t function, nvmlDevice_t device, unsigned 
 	case CLOCK_APPLICATION_DEFAULT:
 		return give(mhz, application_mhz(kind, on.gpu->clock_graphics_application_mhz, on.gpu->clock_memory_max_mhz));
 	default:
-		/* An H200 with driver 580.159.04 has one for graphics and SMs, and none for memory and video. */
+		/* An H200 with driver 580.159.04 reports this clock for graphics and SMs, but not for memory and video. */
 		return give(mhz, kind == CLOCK_KIND_GRAPHICS || kind == CLOCK_KIND_SM ? on.gpu->clock_graphics_max_mhz : UNKNOWN);
 	}
 }

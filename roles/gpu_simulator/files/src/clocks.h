@@ -9,10 +9,10 @@
 
 #include "host.h"
 
-/* State after loading the driver: nothing locked, default application clocks. */
+/* Sets the state after the driver is loaded: no locked clocks, and default application clocks. */
 void clocks_reset(gpu_t *gpu);
 
-/* Limits clocks to the set bounds. */
+/* Limits the clocks to the bounds that an administrator has set. */
 void clocks_limit(const gpu_t *gpu, int64_t *graphics_mhz, int64_t *memory_mhz);
 
 #endif

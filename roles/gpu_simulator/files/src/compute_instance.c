@@ -51,7 +51,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t inst
 	return NVML_SUCCESS;
 }
 
-/* "MIG 3g.40gb" when it is the whole GPU instance, "MIG 1c.3g.40gb" when it is a part. */
+/* The name is "MIG 3g.40gb" if the compute instance is the whole GPU instance, and "MIG 1c.3g.40gb" if it is a part. */
 static void profile_name(const target_t *on, const ci_profile_t *profile, char name[96])
 {
 	const char *gi = on->gpu->gi_profiles[on->gi->profile].name;
@@ -75,7 +75,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t ins
 	if ((call.result = profile_by_enum(&on, enumeration, engines, &p)) != NVML_SUCCESS)
 		return call.result;
 	const gi_profile_t *gi = &on.gpu->gi_profiles[on.gi->profile];
-	/* The third version is the second with capabilities at its end. */
+	/* Version 3 of the structure is version 2 with capabilities at its end. */
 	nvmlComputeInstanceProfileInfo_v2_t *info = out;
 	*info = (nvmlComputeInstanceProfileInfo_v2_t){ version, p->id, p->slices, p->max_instances,
 		mig_ci_multiprocessors(on.gpu, on.gi, p), gi->copy_engines, gi->decoders, gi->encoders, gi->jpeg, gi->ofa, "" };
@@ -98,7 +98,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_
 	return NVML_SUCCESS;
 }
 
-/* The count is only returned, as with the placements of GPU instances. */
+/* The count is only an output, as for the placements of GPU instances. */
 nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance_t instance, unsigned id, nvmlPlacement_t *out,
                                                                  unsigned *count)
 {
@@ -216,7 +216,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t instance, u
 	return *out ? NVML_SUCCESS : NVML_ERROR_MEMORY;
 }
 
-/* The first version ends before the placement. */
+/* Version 1 of the structure ends before the placement. */
 static nvmlReturn_t info(function_t function, nvmlComputeInstance_t instance, void *out, size_t size)
 {
 	CALL_AS(function);

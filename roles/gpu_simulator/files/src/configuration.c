@@ -34,7 +34,7 @@ const char *configuration_line(const char *text, int *number, char key[64], char
 	return NULL;
 }
 
-/* The object that receives the lines, and its keys so far. */
+/* The object to which the lines belong, and the keys seen so far. */
 typedef struct {
 	const section_t *section;
 	void *object;
@@ -60,7 +60,8 @@ static bool complete(const open_t *open, char reason[REASON_SIZE])
 	return true;
 }
 
-/* Opens a section, which belongs to the last GPU unless it is the host or a GPU. NULL: no space, no GPU, or unknown section. */
+/* Opens a section. Except for sections of a host or GPU, the section belongs to the last GPU. NULL if there is no
+ * space or no GPU, or if the section is unknown. */
 static const section_t *open_section(host_t *host, const char *name, void **object)
 {
 	gpu_t *gpu = host->gpu_count ? &host->gpus[host->gpu_count - 1] : NULL;
@@ -89,7 +90,7 @@ static void set_unless_known(int64_t *member, int64_t value)
 		*member = value;
 }
 
-/* Derived values, and the state of an unused GPU. */
+/* Sets derived values, and the state of an unused GPU. */
 static const char *finish_gpu(gpu_t *gpu, int index)
 {
 	pci_address_t address;

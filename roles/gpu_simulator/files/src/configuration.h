@@ -11,11 +11,11 @@
 
 enum { REASON_SIZE = 256 };
 
-/* Fills a zeroed host. False with the reason, including the line, if the text is invalid. */
+/* Fills a zeroed host. If the text is invalid, returns false, and `reason` contains the line. */
 bool configuration_read(const char *text, host_t *host, char reason[REASON_SIZE]);
 
-/* Walks the lines `key value` of a text, skipping comments and empty ones. The value is "" without one.
- * Returns the rest of the text, NULL at its end. */
+/* Reads the next line `key value` of a text. Comments and empty lines are skipped. If a line has no value, the value
+ * is "". Returns the rest of the text, or NULL at its end. */
 const char *configuration_line(const char *text, int *number, char key[64], char value[512]);
 
 #endif

@@ -48,7 +48,7 @@ const char *gpusimMessage(void)
 	return message;
 }
 
-/* Start of every call: clears the reason and applies a restart. */
+/* Starts every call: clears the reason, and applies a restart if there was one. */
 static int start(void)
 {
 	message[0] = 0;
@@ -93,7 +93,8 @@ static int replace_host(host_t *fresh)
 		return fail(NVML_ERROR_UNKNOWN, "the state file %s cannot be written", state_path());
 	if (any_process_lives(host))
 		return fail(NVML_ERROR_IN_USE, "a process uses a GPU of this host; end it (gpusim show names it) and try again");
-	/* Handles of old instances must not refer to new ones, also not of another state file. */
+	/* Numbers continue, so that handles of old instances never refer to new ones, not even if another state file
+	 * replaces this one. */
 	fresh->event_count = host->event_count;
 	for (int i = 0; i < MAX_EVENTS; i++)
 		fresh->events[i] = (event_t){ .gpu = UNKNOWN };
@@ -197,13 +198,13 @@ int gpusimLoad(int gpu_index, int gi, const char *text)
 	load_forget_unused_samples(host);
 	char reason[REASON_SIZE] = "";
 	nvmlReturn_t result = text ? load_read(text, host, room_mib, load, reason) : NVML_SUCCESS;
-	/* From the instant up to which the previous load counts. */
+	/* The previous load counts up to this time. The new load starts here. */
 	if (text)
 		load->since_ns = gpu->energy_since_ns;
 	return result == NVML_SUCCESS ? (int)state_commit() : fail(result, "%s", reason);
 }
 
-/* EXCLUSIVE_PROCESS admits one process, PROHIBITED none. */
+/* Returns whether the compute mode permits the process. EXCLUSIVE_PROCESS permits one process, PROHIBITED none. */
 static bool mode_admits(const host_t *host, int64_t mode, const process_t *newcomer)
 {
 	if (mode == COMPUTE_PROHIBITED)
@@ -216,7 +217,7 @@ static bool mode_admits(const host_t *host, int64_t mode, const process_t *newco
 	return true;
 }
 
-/* The entry of the same process in the same place, or a free one, or NULL. */
+/* Returns the entry of the same process in the same place, or else a free entry, or NULL. */
 static process_t *entry_for(host_t *host, const process_t *wanted)
 {
 	process_t *free_entry = NULL;
@@ -353,7 +354,7 @@ int gpusimReboot(void)
 	return state_commit();
 }
 
-/* Faults and counts need a file that may be written. */
+/* Opens the state file for faults and counts. The file must be writable. */
 static int start_traffic(void)
 {
 	int result = start();

@@ -15,8 +15,8 @@
 #include "pci.h"
 #include "telemetry.h"
 
-/* A lost GPU still counts: nvml.h has the number "of all devices in the system even if" no handle of one is
- * given (nvmlDeviceGetHandleByIndex_v2), and nvmlDeviceGetCount_v2 no GPU_IS_LOST among its results. */
+/* A lost GPU still counts. In nvml.h, the number includes "all devices in the system even if" no handle of a device
+ * can be returned (nvmlDeviceGetHandleByIndex_v2), and nvmlDeviceGetCount_v2 does not return GPU_IS_LOST. */
 static nvmlReturn_t count(function_t function, unsigned *out)
 {
 	CALL_AS(function);
@@ -41,8 +41,9 @@ static nvmlReturn_t give_gpu(nvmlDevice_t *out, const host_t *host, int index)
 	return fault == NVML_SUCCESS ? give_handle(out, handle_of_gpu(index)) : fault;
 }
 
-/* A search by UUID or serial number without a result. nvml.h: GPU_IS_LOST "if any GPU has fallen off the bus", which may be
- * the requested one. Whether the driver returns it for another GPU is undocumented. Here other GPUs are found. */
+/* The result of a search by UUID or serial number that found nothing. nvml.h: GPU_IS_LOST "if any GPU has fallen off
+ * the bus", because that GPU may be the requested one. Whether the driver returns GPU_IS_LOST in a search for
+ * another GPU is undocumented. Here, searches for other GPUs succeed. */
 static nvmlReturn_t not_found(const host_t *host)
 {
 	for (int i = 0; i < host->gpu_count; i++)
@@ -129,7 +130,7 @@ nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *out)
 	return not_found(host);
 }
 
-/* nvtop and nvitop query the index of a MIG device, and omit the device without it. */
+/* nvtop and nvitop query the index of each MIG device. If the query fails, they omit the device. */
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
 {
 	QUERY(nvmlDeviceGetIndex);
@@ -142,7 +143,7 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
 	return NVML_ERROR_NOT_FOUND;
 }
 
-/* A MIG device's name is its GPU's and its profile's: "NVIDIA H100 80GB HBM3 MIG 3g.40gb". */
+/* The name of a MIG device consists of the GPU's name and the profile's name: "NVIDIA H100 80GB HBM3 MIG 3g.40gb". */
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *out, unsigned length)
 {
 	QUERY(nvmlDeviceGetName);
@@ -197,7 +198,7 @@ nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned *cores)
 	return give(cores, known ? on.gpu->cores_per_multiprocessor * on.gpu->multiprocessors : UNKNOWN);
 }
 
-/* A query of a member of the GPU, for the GPU only or also for its MIG devices. */
+/* Defines a query for a value of the GPU. The query works for the GPU only, or also for its MIG devices. */
 #define GPU_NUMBER(name, member) \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned *out) { QUERY_GPU(name); return give(out, on.gpu->member); }
 #define GPU_TEXT(name, member) \
@@ -224,14 +225,15 @@ nvmlReturn_t nvmlDeviceGetNumFans(nvmlDevice_t device, unsigned *out)
 	return give(out, on.gpu->fan_idle_percent > 0 ? 1 : 0);
 }
 
-/* nvmlGpuVirtualizationMode_t; 0: none, bare metal. */
+/* nvmlGpuVirtualizationMode_t. 0 means none (bare metal). */
 nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned *mode)
 {
 	QUERY_GPU(nvmlDeviceGetVirtualizationMode);
 	return give(mode, on.gpu->virtualization_mode);
 }
 
-/* NVML_BUS_TYPE_PCIE, modules too: in /proc/driver/nvidia/gpus/ADDRESS/information an H100 of a DGX has the bus type PCIe. */
+/* NVML_BUS_TYPE_PCIE, for modules too. The bus type of an H100 in a DGX is PCIe in
+ * /proc/driver/nvidia/gpus/ADDRESS/information. */
 nvmlReturn_t nvmlDeviceGetBusType(nvmlDevice_t device, unsigned *type)
 {
 	QUERY_GPU(nvmlDeviceGetBusType);
@@ -254,9 +256,9 @@ nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, unsigned object, c
 }
 
 /*
- * The GPU system processor runs the driver's own firmware, of the same version: so on boards from T4 to GB200
- * (github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware). Drivers have it since 510, for Turing
- * and later (driver README, "GSP Firmware").
+ * The GPU system processor runs firmware of the driver, with the driver's version. This was observed on boards from T4
+ * to GB200 (github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware). Drivers have the
+ * firmware since 510, for Turing and later (driver README, "GSP Firmware").
  */
 enum { FIRST_DRIVER_WITH_GSP = 510 };
 
@@ -282,8 +284,8 @@ nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned *enabled
 }
 
 /*
- * Functions by driver branch, from the nvml.h and nvidia-ml-py of that branch and the previous one. Older drivers lack the
- * symbol.
+ * First driver branch that has each function, from nvml.h and nvidia-ml-py of that branch and the previous one. Older
+ * drivers lack the symbol.
  */
 enum { FIRST_DRIVER_WITH_CAPABILITIES = 555, FIRST_DRIVER_WITH_ADDRESSING_MODE = 580, FIRST_DRIVER_WITH_REPAIR_STATUS = 580,
        FIRST_DRIVER_WITH_PDI = 580 };
@@ -292,7 +294,7 @@ enum { FIRST_DRIVER_WITH_CAPABILITIES = 555, FIRST_DRIVER_WITH_ADDRESSING_MODE =
 	if (atoi(host->driver_version) < first) \
 		return NVML_ERROR_FUNCTION_NOT_FOUND
 
-/* The memory of a Grace CPU is not extended: disabled on boards from V100 to B200, and on a GB200. */
+/* Whether the memory of a Grace CPU extends the GPU's memory: disabled on boards from V100 to B200, and on a GB200. */
 nvmlReturn_t nvmlDeviceGetCapabilities(nvmlDevice_t device, nvmlDeviceCapabilities_v1_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetCapabilities);
@@ -306,8 +308,8 @@ nvmlReturn_t nvmlDeviceGetCapabilities(nvmlDevice_t device, nvmlDeviceCapabiliti
 }
 
 /*
- * How GPUs reach memory of the system: ATS beside a Grace CPU (GH200, GB200). Elsewhere it depends on the kernel: T4, A100,
- * L40S and H100 were seen with HMM, A40, L4 and B200 with none. V100 has no such mode.
+ * How a GPU accesses system memory. GPUs with a Grace CPU (GH200, GB200) use ATS. For others it depends on the kernel:
+ * T4, A100, L40S and H100 were observed with HMM, and A40, L4 and B200 with none. V100 has no such mode.
  */
 int64_t device_addressing_mode(const gpu_t *gpu)
 {
@@ -327,7 +329,8 @@ nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressi
 	return give(&out->value, device_addressing_mode(on.gpu));
 }
 
-/* No repair needed, as on L40S, H100, B200 and GB200. A T4 has no such status. No Ampere board was checked. */
+/* No repair is needed, as on L40S, H100, B200 and GB200. A T4 does not have this status. No Ampere board was
+ * checked. */
 nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_v1_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetRepairStatus);
@@ -342,7 +345,7 @@ nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_v1_
 	return NVML_SUCCESS;
 }
 
-/* A number of the board, made from its UUID. */
+/* A number that identifies the board. It is derived from the board's UUID. */
 nvmlReturn_t nvmlDeviceGetPdi(nvmlDevice_t device, nvmlPdi_v1_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetPdi);
@@ -351,16 +354,14 @@ nvmlReturn_t nvmlDeviceGetPdi(nvmlDevice_t device, nvmlPdi_v1_t *out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (out->version != STRUCT_VERSION(nvmlPdi_v1_t, 1u))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	/* FNV-1a. */
+	/* FNV-1a hash. */
 	out->value = 0xcbf29ce484222325u;
 	for (const char *c = on.gpu->uuid; *c; c++)
 		out->value = (out->value ^ (unsigned char)*c) * 0x100000001b3u;
 	return NVML_SUCCESS;
 }
 
-/*
- * Confidential computing is off, so no memory is protected: nvidia-smi -q -x of T4, A100 and H100 has 0 of 0 MiB.
- */
+/* Confidential computing is off, so no memory is protected. nvidia-smi -q -x of T4, A100 and H100 shows 0 of 0 MiB. */
 nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, nvmlMemory_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetConfComputeProtectedMemoryUsage);
@@ -370,21 +371,21 @@ nvmlReturn_t nvmlDeviceGetConfComputeProtectedMemoryUsage(nvmlDevice_t device, n
 	return NVML_SUCCESS;
 }
 
-/* A link without errors. */
+/* The simulated link has no errors. */
 nvmlReturn_t nvmlDeviceGetPcieReplayCounter(nvmlDevice_t device, unsigned *out)
 {
 	QUERY_GPU(nvmlDeviceGetPcieReplayCounter);
 	return give(out, 0);
 }
 
-/* nvml.h, NVML_PCIE_LINK_MAX_SPEED_*: 1 for 2500 MB/s, each further generation one more. */
+/* NVML_PCIE_LINK_MAX_SPEED_* of nvml.h: 1 for 2500 MB/s, and one more for each further generation. */
 nvmlReturn_t nvmlDeviceGetPcieLinkMaxSpeed(nvmlDevice_t device, unsigned *out)
 {
 	QUERY_GPU(nvmlDeviceGetPcieLinkMaxSpeed);
 	return give(out, on.gpu->pcie_generation);
 }
 
-/* In P8 the link has generation 1 (nvidia-smi -q of an idle L4) and its full width. */
+/* In P8, the link runs at generation 1 (nvidia-smi -q of an idle L4), with its full width. */
 static int64_t current_generation(const host_t *host, const target_t *on)
 {
 	return telemetry_of(host, on->gpu_index).performance_state == 0 ? on->gpu->pcie_generation : 1;

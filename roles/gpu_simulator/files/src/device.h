@@ -7,7 +7,7 @@
 
 #include "host.h"
 
-/* How a GPU reaches memory of the system: ADDRESSING_*, or UNKNOWN without such a mode. */
+/* Returns how a GPU accesses system memory: ADDRESSING_*, or UNKNOWN if the GPU has no such mode. */
 int64_t device_addressing_mode(const gpu_t *gpu);
 
 #endif

@@ -60,7 +60,7 @@ static void clocks(FILE *out, const clock_ranges_t *ranges)
 	fputc(']', out);
 }
 
-/* The configured members of an object, without its braces. */
+/* Writes the configured members of an object, without the braces. */
 static void members(FILE *out, const section_t *section, const void *object)
 {
 	for (size_t i = 0; i < section->count; i++) {

@@ -8,7 +8,7 @@
 #include "health.h"
 #include "mig.h"
 
-/* nvml.h, nvmlEccSramErrorStatus_v1_t: parity and SEC-DED errors, and where the uncorrected ones were. */
+/* nvmlEccSramErrorStatus_v1_t of nvml.h: parity errors, SEC-DED errors, and the locations of uncorrected errors. */
 typedef struct {
 	unsigned version;
 	unsigned long long aggregate[3], volatile_counts[3], sources[5];
@@ -38,7 +38,7 @@ static nvmlReturn_t check(const target_t *on, unsigned error, unsigned counter, 
 	return on->gpu->ecc ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* Errors in device memory cannot be attributed to an instance, so a MIG device counts none. */
+/* Errors in device memory cannot be attributed to an instance, so a MIG device reports none. */
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned error, unsigned counter, unsigned long long *out)
 {
 	QUERY(nvmlDeviceGetTotalEccErrors);
@@ -48,14 +48,14 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned error, un
 	return NVML_SUCCESS;
 }
 
-/* An H200 with driver 580.159.04 has no counters for the parts of its SRAM, from L1 to CBU. */
+/* An H200 with driver 580.159.04 does not have separate counters for the parts of its SRAM, from L1 to CBU. */
 static bool has_sram_in_one(const gpu_t *gpu)
 {
 	return gpu->architecture >= ARCHITECTURE_HOPPER;
 }
 
 /*
- * nvml.h on MIG-enabled GPUs: a MIG device reports only uncorrected volatile errors outside DRAM, and
+ * According to nvml.h, MIG-enabled GPUs differ: a MIG device reports only uncorrected volatile errors outside DRAM, and
  * "querying volatile errors using device handles is currently not supported".
  */
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned error, unsigned counter, unsigned location,
@@ -109,7 +109,8 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *correctabl
 	return NVML_SUCCESS;
 }
 
-/* Number of banks with all, many, some, few or no spare rows left. Each remapped row is the first one of its bank. */
+/* Returns the number of banks with all, many, some, few or no spare rows left. Here, each remapped row is the first
+ * one of its bank. */
 nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetRowRemapperHistogram);
@@ -126,8 +127,8 @@ nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemap
 }
 
 /*
- * SRAM errors are not simulated. nvml.h: "for Ampere or newer". A GPU in MIG mode has no volatile counts (above). Whether it
- * reports only aggregate ones is undocumented.
+ * SRAM errors are not simulated. nvml.h: "for Ampere or newer". A GPU in MIG mode has no volatile counts (see above).
+ * Whether it then reports only aggregate counts is undocumented.
  */
 nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_v1_t *out)
 {
@@ -143,8 +144,8 @@ nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErr
 }
 
 /*
- * GPUs without row remapping retire pages, others have no retired pages (nvidia-smi -q -x of T4, A100 and H100,
- * github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware). No page is retired here.
+ * GPUs without row remapping retire pages. Other GPUs never have retired pages (nvidia-smi -q -x of T4, A100 and H100,
+ * github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware). Here, no page is ever retired.
  */
 static bool retires_pages(const gpu_t *gpu)
 {

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Event sets. Events are in the host's state, and a set only stores its read position. So every set of
- * every process receives each event, and a dead client leaves nothing behind. Only Xid errors are
- * raised. Other types may be registered, as on hardware.
+ * Event sets. The events are stored in the host's state, and a set stores only its read position. So every set of every
+ * process receives each event, and a dead client leaves nothing behind. Only Xid errors are raised. Other types of
+ * events may be registered, as on hardware.
  */
 #include "events.h"
 
@@ -15,14 +15,14 @@
 
 #include "call.h"
 
-/* Polling interval of a waiting client. A poll costs two system calls. */
+/* Poll interval of a waiting client. Each poll takes two system calls. */
 enum { LOOK_EVERY_MS = 25 };
 
 static const uint64_t NEVER = UINT64_MAX;
 
-/* Several threads may wait on one set. Each event goes to one of them. */
+/* Several threads may wait for one set. Each event is delivered to only one of them. */
 struct event_set {
-	_Atomic uint64_t since[MAX_GPUS];	/* first number that the registration of a GPU covers */
+	_Atomic uint64_t since[MAX_GPUS];	/* for each GPU, the first event number that its registration includes */
 	_Atomic uint64_t next;			/* number of the first unread event */
 };
 
@@ -58,7 +58,8 @@ nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long
 	return NVML_SUCCESS;
 }
 
-/* Covers later events (nvml.h). MIG devices have no events. The GPU's events contain the instance. */
+/* The registration includes only later events (nvml.h). MIG devices have no events. An event of a GPU contains the
+ * instance. */
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
 	QUERY(nvmlDeviceRegisterEvents);
@@ -72,14 +73,14 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 	return NVML_SUCCESS;
 }
 
-/* Events of an instance are for privileged clients (nvml.h, nvmlEventSetWait_v2: "only if the caller has
- * appropriate privileges"); events of the whole GPU are for all clients. */
+/* Only privileged clients receive events of an instance (nvml.h, nvmlEventSetWait_v2: "only if the caller has
+ * appropriate privileges"). All clients receive events of the whole GPU. */
 static bool is_for(const struct event_set *set, uint64_t number, const event_t *event, bool privileged)
 {
 	return event->gpu >= 0 && number >= atomic_load(&set->since[event->gpu]) && (privileged || event->gi == UNKNOWN);
 }
 
-/* The oldest unread event of the set. */
+/* Takes the oldest unread event of the set. */
 static bool take(struct event_set *set, const host_t *host, bool privileged, event_t *event)
 {
 	uint64_t from = atomic_load(&set->next), end = host->event_count;
@@ -89,7 +90,7 @@ static bool take(struct event_set *set, const host_t *host, bool privileged, eve
 			n++;
 		if (n >= end)
 			return false;
-		/* Another thread may have read it meanwhile; `from` is then its position. */
+		/* If another thread has read the event in the meantime, `from` is set to that thread's position. */
 		if (atomic_compare_exchange_strong(&set->next, &from, n + 1)) {
 			*event = host->events[n % MAX_EVENTS];
 			return true;
@@ -97,7 +98,8 @@ static bool take(struct event_set *set, const host_t *host, bool privileged, eve
 	}
 }
 
-/* nvml.h, nvmlEventSetWait_v2: GPU_IS_LOST "if a GPU has fallen off the bus". Queued events are delivered first. */
+/* nvmlEventSetWait_v2 in nvml.h: GPU_IS_LOST "if a GPU has fallen off the bus". Events in the queue are delivered
+ * first. */
 static bool watches_lost(const struct event_set *set, const host_t *host)
 {
 	for (int i = 0; i < host->gpu_count; i++)
@@ -147,7 +149,7 @@ static nvmlReturn_t wait_for_event(function_t function, nvmlEventSet_t set, void
 	}
 }
 
-/* The structure of programs built before MIG has no instances. */
+/* The structure in programs that were built before MIG has no fields for instances. */
 nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, void *data, unsigned timeout_ms)
 {
 	return wait_for_event(F_nvmlEventSetWait, set, data, offsetof(nvmlEventData_t, gpu_instance), timeout_ms);

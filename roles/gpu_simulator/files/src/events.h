@@ -9,7 +9,8 @@
 
 #include "host.h"
 
-/* Appends an event, and drops the oldest of too many. Part of the caller's transaction. */
+/* Appends an event to the host's events. If there are too many, the oldest one is dropped. Runs inside the caller's
+ * transaction. */
 void events_raise(host_t *host, event_t event);
 
 #endif

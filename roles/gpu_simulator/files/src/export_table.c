@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The private interface of nvidia-smi: a table of functions, found by a GUID. Word 0 is its size in bytes, word n is function
- * n. The functions are undocumented. Those below were found by observing Debian's nvidia-smi 450 to 555. All others return
- * NOT_SUPPORTED and write nothing, which nvidia-smi shows as N/A.
+ * The private interface of nvidia-smi: a table of functions that is identified by a GUID. Word 0 of the table is its
+ * size in bytes, and word n is function n. The functions are undocumented. The functions below were found by observing
+ * Debian's nvidia-smi 450 to 555. All other functions return NOT_SUPPORTED and write nothing, and nvidia-smi shows N/A
+ * for them.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,25 +28,25 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 
 enum {
 	ENTRIES = 320,
-	/* Called before all others, without any effect on the output. */
+	/* Called before all other functions. They do not affect the output. */
 	DEBUG_LOG = 26, SILENT = 72,
 	COMMON_ANCESTOR = 23,
 	HANDLE_BY_INDEX = 81,
 	ENFORCED_POWER_LIMIT = 108,
 	PRIVATE_FIELDS = 165,
-	/* Equal to public functions, which later releases call instead (470: module and firmware). */
+	/* Equivalent to public functions, which later releases of nvidia-smi call instead (470: module and firmware). */
 	MODULE_ID = 207, GSP_FIRMWARE_VERSION = 211, NEAREST_CPU_NODES = 223, GPU_PART_NUMBER = 231, MARGIN_TEMPERATURE = 240,
-	/* Called by 525. In later releases it is the part number of a replacement, which no board has. */
+	/* Called by 525. In later releases, this function returns the part number of a replacement. No board has one. */
 	MARGIN_TEMPERATURE_OF_525 = 237,
 	HOST_LINK_GENERATION = 230,
-	/* 535 and later; the sparse mode has another number from 550 on. */
+	/* Called by 535 and later. From 550 on, the sparse mode has another number. */
 	ADDRESSING_MODE = 242, SPARSE_MODE_OF_535 = 243, SPARSE_MODE = 249,
-	/* `nvlink -e` of 460 and of 470. */
+	/* Called by `nvlink -e` of 460 and 470. */
 	LANE_ERRORS_OF_460 = 197, LANE_ERRORS_OF_470 = 208,
-	/* `-pm` of 555. */
+	/* Called by `-pm` of 555. */
 	SET_PERSISTENCE_MODE = 251,
 	SET_COMPUTE_POLICY = 192, LIST_COMPUTE_POLICIES = 193,
-	/* The process lists of nvidia-smi 525 and later. */
+	/* The process lists that nvidia-smi 525 and later read. */
 	COMPUTE_PROCESSES = 213, MPS_PROCESSES = 214, GRAPHICS_PROCESSES = 215,
 };
 
@@ -74,8 +75,8 @@ static nvmlReturn_t nothing(void)
 }
 
 /*
- * `topo -m` identifies GPUs by PCI bus id and has its own numbers for levels: 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS. Higher
- * numbers appear as that many NVLinks.
+ * `topo -m` identifies GPUs by PCI bus id, and has its own numbers for levels: 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS. It
+ * shows higher numbers as that many NVLinks.
  */
 static _Thread_local bool in_topology;
 
@@ -103,9 +104,9 @@ static nvmlReturn_t common_ancestor(const char *one, const char *other, unsigned
 }
 
 /*
- * Values by numbers that differ from nvml.h and between releases. In `topo -m`, 450 queries links to switches with 1, always
- * right after a common ancestor. 470 and later use 1 for something else, outside `topo -m`. 550.54 and 555 query the reset
- * status with 4 and 5 together.
+ * Values are identified by numbers that differ from nvml.h and between releases. In `topo -m`, release 450 queries
+ * links to switches with 1, always directly after a common ancestor. Releases from 470 on use 1 for something else,
+ * outside `topo -m`. 550.54 and 555 query the reset status with 4 and 5 together.
  */
 enum { PRIVATE_SWITCH_LINKS = 1, PRIVATE_RESET_STATUS = 4, PRIVATE_DRAIN_STATUS = 5 };
 enum { FIELD_SWITCH_LINKS = 147, FIELD_RESET_STATUS = 226, FIELD_DRAIN_STATUS = 227 };
@@ -167,7 +168,7 @@ static nvmlReturn_t margin_temperature_of_525(nvmlDevice_t device, int *celsius)
 	return driver_is(525) ? margin_temperature(device, celsius) : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* The host's slots are assumed to have the GPU's generation. A GH200 with its Grace CPU has none. */
+/* The host's slots are assumed to support the GPU's generation. A GH200 with its Grace CPU has no slot. */
 static nvmlReturn_t host_link_generation(nvmlDevice_t device, unsigned *out)
 {
 	QUERY_GPU_AS(F_nvmlInternalGetExportTable);
@@ -180,14 +181,15 @@ static nvmlReturn_t addressing_mode(nvmlDevice_t device, unsigned *out)
 	return give(out, device_addressing_mode(on.gpu));
 }
 
-/* Disabled on H100 and GH200; T4, A100, A40, L4, L40S, B200 and GB200 have none. */
+/* Disabled on H100 and GH200. T4, A100, A40, L4, L40S, B200 and GB200 do not have this mode. */
 static nvmlReturn_t sparse_mode(nvmlDevice_t device, unsigned *out)
 {
 	QUERY_GPU_AS(F_nvmlInternalGetExportTable);
 	return give(out, on.gpu->architecture == ARCHITECTURE_HOPPER ? 0 : UNKNOWN);
 }
 
-/* Corrected errors on the lanes of a link, always 0. The third argument, 4 too, is NVML_NVLINK_ERROR_DL_ECC_DATA. */
+/* Corrected errors on the lanes of a link. They are always 0. The third argument is 4, like
+ * NVML_NVLINK_ERROR_DL_ECC_DATA. */
 typedef struct { uint32_t corrected; uint8_t overflow; } lane_errors_t;
 
 static nvmlReturn_t lane_errors(nvmlDevice_t device, unsigned link, unsigned counter, unsigned lanes, lane_errors_t *out)
@@ -200,7 +202,7 @@ static nvmlReturn_t lane_errors(nvmlDevice_t device, unsigned link, unsigned cou
 	return NVML_SUCCESS;
 }
 
-/* The driver accepts any value, and nvidia-smi shows values above 3 as unknown. */
+/* The driver accepts any value. nvidia-smi shows values above 3 as unknown. */
 static nvmlReturn_t set_compute_policy(nvmlDevice_t device, const policy_t *asked)
 {
 	CHANGE_AS(F_nvmlInternalGetExportTable);
@@ -223,7 +225,8 @@ static nvmlReturn_t list_compute_policies(nvmlDevice_t device, policies_t *out)
 	return NVML_SUCCESS;
 }
 
-/* nvidia-smi shows a process in both the compute list and the MPS list as M+C, and one in the MPS list only not at all. */
+/* nvidia-smi shows a process that is in both the compute list and the MPS list as M+C. It does not show a process
+ * that is only in the MPS list. */
 static nvmlReturn_t list_processes(nvmlDevice_t device, int type, unsigned *count, listed_process_t *out)
 {
 	QUERY_AS(F_nvmlInternalGetExportTable);

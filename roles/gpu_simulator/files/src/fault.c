@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * No lock: if a process dies between any two of these steps, only its own call is affected.
+ * Count calls and trigger faults. There is no lock: if a process dies between two steps, only its own call is affected.
  */
 #include "fault.h"
 
@@ -67,8 +67,8 @@ const char *fault_action_name(int32_t action, char words[32])
 	return words;
 }
 
-/* A lasting fault for a function without a version (nvmlDeviceGetCount) strikes all its versions, because clients
- * choose one. Versions end in _v2, or in V if the version is in a structure. */
+/* A lasting fault whose function name has no version (nvmlDeviceGetCount) applies to all versions of the function,
+ * because clients choose one of them. Names of versions end in _v2, or in V if the version is in a structure. */
 static bool is_version_of(const char *plain, const char *name)
 {
 	size_t length = strlen(plain);
@@ -95,7 +95,8 @@ action_t fault_strikes(traffic_t *traffic, function_t function, int gpu, bool wr
 		fault_t *fault = &traffic->faults[i];
 		if (!concerns(fault, atomic_load(&fault->function), function, gpu))
 			continue;
-		/* Exactly one caller sees it fall from 1 to 0. A lasting fault strikes from then on. */
+		/* Exactly one caller sees the counter change from 1 to 0. From then on, a lasting fault applies to all
+		 * calls. */
 		int32_t left = atomic_load(&fault->remaining);
 		if (writable && !(fault->lasts && left <= 0))
 			left = atomic_fetch_sub(&fault->remaining, 1);
@@ -117,7 +118,7 @@ bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, bool last
 	for (int i = 0; i < MAX_FAULTS; i++) {
 		fault_t *fault = &traffic->faults[i];
 		int32_t unused = 0;
-		/* -1 reserves the place while its other words are written. */
+		/* The value -1 reserves the entry while its other words are written. */
 		if (!atomic_compare_exchange_strong(&fault->function, &unused, -1))
 			continue;
 		fault->action = action;

@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Faults for the nth call of a function by any process of the host.
+ * Faults that are triggered by the nth call of a function by any process of the host.
  */
 #ifndef FAULT_H
 #define FAULT_H
 
 #include "state.h"
 
-/* Actions of faults. Non-negative numbers in fault_t.action are return codes. */
+/* Actions of faults. If fault_t.action is not negative, it is a return code. */
 typedef enum {
 	ACTION_RESULT = 0,
 	ACTION_NONE = -1,
@@ -19,20 +19,22 @@ typedef enum {
 	ACTION_STOP = -5,
 } action_t;
 
-/* Number of a function by name (FAULT_ANY: "any"), or -1. */
+/* Returns the number of a function by its name (FAULT_ANY for "any"), or -1. */
 int function_by_name(const char *name);
 const char *function_name(int function);
 
-/* The words of the control interface: "kill", "kill-inside", "kill-after", "stop", an NVML error's name
+/* Parses an action of the control interface: "kill", "kill-inside", "kill-after", "stop", the name of an NVML error
  * with or without its prefix, or its number. False if unknown. */
 bool fault_action_by_name(const char *name, int32_t *action);
 const char *fault_action_name(int32_t action, char words[32]);
 
-/* Counts down for a call of `function`, on this GPU or (UNKNOWN) any. ACTION_RESULT sets *result. In a read-only file
- * nothing is counted, and only lasting faults that have started strike. */
+/* Counts a call of `function` on this GPU, or on any GPU (UNKNOWN), and returns the action of a triggered fault.
+ * ACTION_RESULT sets *result. In a read-only file nothing is counted, and only lasting faults that were already
+ * triggered apply. */
 action_t fault_strikes(traffic_t *traffic, function_t function, int gpu, bool writable, nvmlReturn_t *result);
 
-/* False if all places are taken. `action`: an action_t below ACTION_NONE, or a return code. `lasts`: the nth call and all later ones. */
+/* Arms a fault. False if all entries are in use. `action` is an action_t below ACTION_NONE, or a return code.
+ * `lasts` means that the nth call and all later ones fail. */
 bool fault_arm(traffic_t *traffic, int function, int gpu, int32_t nth, bool lasts, int32_t action);
 void fault_clear(traffic_t *traffic);
 

@@ -29,7 +29,8 @@ enum {
 	FIELD_MARGIN_MEMORY = 195, FIELD_MARGIN_GPU = 196, FIELD_PROFILES_WITHOUT_MIG = 199,
 };
 
-/* nvml.h, NVML_FI_DEV_NVLINK_SPEED_*: a field for each of the first twelve links, one for all, and one with the link as scope. */
+/* NVML_FI_DEV_NVLINK_SPEED_* of nvml.h: one field for each of the first twelve links, one for all links, and one
+ * whose scope is the link. */
 static int64_t link_speed(const gpu_t *gpu, unsigned field, unsigned scope)
 {
 	unsigned link = scope;
@@ -54,12 +55,13 @@ static int64_t switch_links(const gpu_t *gpu)
 	return gpu->nvlink_links > 0 ? count : UNKNOWN;
 }
 
-/* Distances from the maximum operating temperature, negative for higher thresholds (nvidia-smi: "T.Limit"). */
+/* Returns the distance from the maximum operating temperature. It is negative for higher thresholds (nvidia-smi:
+ * "T.Limit"). */
 static bool margin(const gpu_t *gpu, unsigned field, int64_t *out)
 {
 	if (!gpu->temperature_margins || (field == FIELD_MARGIN_MEMORY && gpu->temperature_memory_idle_c == UNKNOWN))
 		return false;
-	/* The memory's distance is relative to its own limit. */
+	/* For the memory, the distance is relative to the memory's own limit. */
 	*out = field == FIELD_MARGIN_SHUTDOWN ? gpu->temperature_max_c - gpu->temperature_shutdown_c
 	     : field == FIELD_MARGIN_SLOWDOWN ? gpu->temperature_max_c - gpu->temperature_slowdown_c : 0;
 	return true;
@@ -72,7 +74,7 @@ static bool has_average_power(const gpu_t *gpu)
 	return gpu->architecture >= ARCHITECTURE_AMPERE && !ga100;
 }
 
-/* A module is a GPU with its Grace CPU, whose power stays idle. */
+/* A module consists of a GPU and its Grace CPU. The simulated CPU is always idle. */
 static int64_t module_power(const gpu_t *gpu, unsigned field, int64_t power_mw)
 {
 	switch (field) {
@@ -117,7 +119,7 @@ static bool is_power(unsigned field)
 	return field >= FIELD_POWER_AVERAGE && field <= FIELD_POWER_REQUESTED_LIMIT && field != FIELD_ENERGY;
 }
 
-/* The scope of the power fields is a part of the board; of link fields, the link. */
+/* For power fields, the scope is a part of the board. For link fields, it is the link. */
 static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned field, unsigned scope, int64_t *out)
 {
 	const gpu_t *gpu = on->gpu;
@@ -132,7 +134,8 @@ static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned fiel
 	if ((ecc && !gpu->ecc) || (remapped && (!health_has_row_remapping(gpu) || mig_has_instances(gpu))))
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (ecc) {
-		/* Corrected and uncorrected of the volatile counts, then of the aggregate ones. */
+		/* The fields are ordered: corrected and uncorrected volatile counts, then corrected and uncorrected
+		 * aggregate counts. */
 		unsigned nth = field - FIELD_CORRECTED_VOLATILE;
 		*out = health_ecc_count(gpu, nth % 2, nth / 2);
 		return NVML_SUCCESS;
@@ -144,7 +147,7 @@ static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned fiel
 		*out = link_speed(gpu, field, scope);
 		return *out == UNKNOWN ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 	}
-	/* Counted per link of the first twelve, and for all. */
+	/* There is a field for each of the first twelve links, and one for all links. */
 	if (field >= FIELD_LINK_ECC_0 && field <= FIELD_LINK_ECC_TOTAL) {
 		bool known = gpu->architecture >= ARCHITECTURE_AMPERE
 		             && (field == FIELD_LINK_ECC_TOTAL ? 0 : field - FIELD_LINK_ECC_0) < gpu->nvlink_links;
@@ -155,7 +158,8 @@ static nvmlReturn_t figure(const host_t *host, const target_t *on, unsigned fiel
 	case FIELD_MEMORY_TEMPERATURE:
 		*out = telemetry_of(host, on->gpu_index).temperature_memory_c;
 		break;
-	/* A healthy GPU needs no recovery action (T4, A100 and H100). The action for pending remappings is undocumented. */
+	/* A healthy GPU needs no recovery action (T4, A100 and H100). Which action the driver reports for pending
+	 * remappings is undocumented. */
 	case FIELD_RESET_STATUS:
 	case FIELD_DRAIN_AND_RESET_STATUS:
 	case FIELD_RECOVERY_ACTION:

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * GPM: activity of a GPU or a GPU instance between two samples. A sample contains the activity since the GPU's
- * creation, so that the average between any two is exact for any load.
+ * GPM reports the activity of a GPU or a GPU instance between two samples. A sample contains the total activity since
+ * the GPU was created, so the average between any two samples is exact for any load.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 #include "call.h"
 #include "telemetry.h"
 
-/* nvml.h, nvmlGpmMetricId_t. The maximum number of metrics is the longest known list (nvidia-ml-py 13.615). */
+/* nvmlGpmMetricId_t of nvml.h. The maximum number of metrics is the length of the longest known list (nvidia-ml-py
+ * 13.615). */
 enum { METRIC_GRAPHICS = 1, METRIC_SM = 2, METRIC_OCCUPANCY = 3, METRIC_TENSOR = 5, METRIC_BANDWIDTH = 10, METRICS_MAX = 477 };
 enum { GPM_VERSION = 1 };
 
@@ -68,7 +69,7 @@ nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
 	return sample ? take(host, &on, sample) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* `device` is the GPU. The instance is given by its id, not as a MIG device. */
+/* `device` is the GPU. The instance is given by its ID. A MIG device cannot be passed. */
 nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned gpu_instance, nvmlGpmSample_t sample)
 {
 	QUERY_GPU(nvmlGpmMigSampleGet);
@@ -83,7 +84,7 @@ nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned gpu_instance, nvm
 	return take(host, &on, sample);
 }
 
-/* Metrics of PCIe and NVLink (20, 21, 60 and above) are not supported: no traffic is simulated. */
+/* Metrics of PCIe and NVLink (20, 21, 60 and above) are not supported, because no traffic is simulated. */
 static void fill(nvmlGpmMetric_t *metric, const activity_t *from, const activity_t *to, double seconds)
 {
 	static const struct { unsigned id; size_t offset; const char *short_name, *long_name; } known[] = {
@@ -106,7 +107,8 @@ static void fill(nvmlGpmMetric_t *metric, const activity_t *from, const activity
 	}
 }
 
-/* The driver updates its counters every 100 ms, so nvml.h requires that distance. Here any distance is valid. */
+/* The driver updates its counters every 100 ms, so nvml.h requires this distance between samples. Here, any distance
+ * is valid. */
 nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *request)
 {
 	CALL(nvmlGpmMetricsGet);

@@ -11,7 +11,7 @@
 #include "process.h"
 #include "telemetry.h"
 
-/* Profiles and placements can be queried with MIG mode off, unless the driver is too old (field 199). */
+/* Profiles and placements can be queried while MIG mode is off, unless the driver is too old (field 199). */
 static nvmlReturn_t profiles_are_known(const gpu_t *gpu)
 {
 	return gpu->mig_capable && (gpu->mig_current || gpu->profiles_without_mig) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
@@ -54,13 +54,13 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned e
 	return NVML_SUCCESS;
 }
 
-/* The driver's name of a profile, as nvidia-smi prints it: "MIG 1g.10gb". */
+/* Copies the driver's name of a profile, as nvidia-smi prints it: "MIG 1g.10gb". */
 static void copy_name(char name[96], const gi_profile_t *profile)
 {
 	snprintf(name, 96, "MIG %s", profile->name);
 }
 
-/* The versioned structs: `out` begins with the version word, which says what it is. */
+/* Fills one of the versioned structures. `out` begins with the version word, which identifies the structure. */
 static nvmlReturn_t give_profile(const gi_profile_t *p, void *out)
 {
 	unsigned version = *(unsigned *)out;
@@ -111,8 +111,8 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsig
 }
 
 /*
- * nvml.h: a NULL buffer queries the number of placements, any other buffer "must be large enough". The count is only
- * returned. nvidia-smi 450 and 460 pass a count that they did not set.
+ * In nvml.h, a NULL buffer queries the number of placements, and any other buffer "must be large enough". The count is
+ * only an output, because nvidia-smi 450 and 460 pass a count that they did not set.
  */
 static nvmlReturn_t possible_placements(function_t function, nvmlDevice_t device, unsigned id, nvmlPlacement_t *out, unsigned *count)
 {
@@ -141,8 +141,9 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
 }
 
 /*
- * With MIG mode off this is NOT_SUPPORTED if profiles cannot be queried either, as in nvml.h. If they can, nvidia-smi 550
- * queries this and gives up on an error. An H200 with driver 580.159.04 then reports the maximum of each profile.
+ * If MIG mode is off and profiles cannot be queried, this is NOT_SUPPORTED, as in nvml.h. If profiles can be queried,
+ * nvidia-smi 550 calls this function too, and an error would end its output. In this case, an H200 with driver
+ * 580.159.04 reports the maximum of each profile.
  */
 nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned id, unsigned *count)
 {
@@ -218,8 +219,8 @@ nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
 }
 
 /*
- * The caller's buffer must hold all instances of the profile (its instance count), according to nvml.h.
- * With MIG mode off there are none, which is not an error: H200, driver 580.159.04.
+ * According to nvml.h, the caller's buffer must hold all instances of the profile (its instance count). If MIG mode is
+ * off, there are no instances. This is not an error on an H200 with driver 580.159.04.
  */
 nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *out, unsigned *count)
 {

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Handles of GPUs, MIG devices and instances: pointers to records of this process that are never freed
- * or moved. An object always has the same handle. An instance's record contains its serial number, so
- * the handle becomes invalid with the instance and never refers to a later one with its id.
+ * Handles of GPUs, MIG devices and instances. A handle is a pointer to a record in this process that is never freed or
+ * moved. An object always has the same handle. The record of an instance contains the instance's serial number. So the
+ * handle becomes invalid when the instance is destroyed, and never refers to a later instance with the same ID.
  */
 #ifndef HANDLE_H
 #define HANDLE_H
@@ -12,7 +12,7 @@
 #include "host.h"
 #include "nvml_abi.h"
 
-/* The GPU or instance of a handle. gi and ci may be NULL. */
+/* The GPU or instance that a handle refers to. gi and ci may be NULL. */
 typedef struct {
 	gpu_t *gpu;
 	gi_t *gi;
@@ -20,7 +20,8 @@ typedef struct {
 	int gpu_index, gi_id, ci_id;
 } target_t;
 
-/* INVALID_ARGUMENT: unknown handle, another kind, or its instance is gone. GPU_IS_LOST: the GPU is lost. */
+/* INVALID_ARGUMENT: the handle is unknown or of another kind, or its instance was destroyed. GPU_IS_LOST: the GPU is
+ * lost. */
 nvmlReturn_t handle_device(host_t *host, nvmlDevice_t handle, target_t *target);
 nvmlReturn_t handle_gpu_instance(host_t *host, nvmlGpuInstance_t handle, target_t *target);
 nvmlReturn_t handle_compute_instance(host_t *host, nvmlComputeInstance_t handle, target_t *target);

@@ -10,7 +10,7 @@
 
 #include "keys.h"
 
-/* A hardware slowdown always appears with its cause, its "indicator" (nvml.h). */
+/* NVML reports a hardware slowdown together with its cause, called "indicator" in nvml.h. */
 static const struct { const char *name; int64_t reasons; bool shown; } REASONS[] = {
 	{ "sw_power_cap", REASON_SW_POWER_CAP, true },
 	{ "hw_slowdown", REASON_HW_SLOWDOWN, true },
@@ -99,8 +99,8 @@ nvmlReturn_t health_set(gpu_t *gpu, const char *key, const char *value, const ch
 	return NVML_SUCCESS;
 }
 
-/* "Volatile counts are reset each time the driver loads", aggregate counts last as long as the board (nvml.h,
- * nvmlEccCounterType_t). A reset applies pending remappings (nvml.h, nvmlDeviceGetRemappedRows). */
+/* "Volatile counts are reset each time the driver loads". Aggregate counts are kept for the lifetime of the board
+ * (nvml.h, nvmlEccCounterType_t). A reset applies pending remappings (nvml.h, nvmlDeviceGetRemappedRows). */
 void health_reload(health_t *health)
 {
 	for (int error = 0; error < 2; error++) {
@@ -117,7 +117,7 @@ void health_reboot(health_t *health)
 	health->temperature_c = 0;
 }
 
-/* nvml.h has remapped rows "for Ampere or newer"; so does NVIDIA's table
+/* Row remapping exists "for Ampere or newer" in nvml.h, and in NVIDIA's table
  * docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/supported-gpus.html. Turing retires pages instead. */
 bool health_has_row_remapping(const gpu_t *gpu)
 {

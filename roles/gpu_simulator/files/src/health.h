@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Faults of a GPU: throttling, ECC errors, remapped rows. Set with gpusimSet.
+ * Faults of a GPU: throttling, ECC errors and remapped rows. gpusimSet sets them.
  */
 #ifndef HEALTH_H
 #define HEALTH_H
@@ -19,21 +19,21 @@ enum {
 /* Names of the active reasons, joined by commas, or "". */
 void health_throttle_names(int64_t reasons, char names[128]);
 
-/* Effects of loading the driver, also by a reset: clears volatile counts and remaps pending rows. */
+/* Applies the effects of loading the driver, which a reset has too: clears volatile counts and remaps pending rows. */
 void health_reload(health_t *health);
 
-/* Further effects of a reboot: ends throttling and a set temperature. */
+/* Applies the additional effects of a reboot: ends throttling and a set temperature. */
 void health_reboot(health_t *health);
 
-/* Whether `key` is listed in gpusim.h. */
+/* Returns whether gpusim.h lists `key`. */
 bool health_knows(const char *key);
 
-/* Sets a key. On failure *wrong is the reason. */
+/* Sets a key. On failure, *wrong is set to the reason. */
 nvmlReturn_t health_set(gpu_t *gpu, const char *key, const char *value, const char **wrong);
 
 bool health_has_row_remapping(const gpu_t *gpu);
 
-/* Errors of a kind (0 corrected, 1 uncorrected) since the driver was loaded, or ever. */
+/* Returns the errors of a kind (0 corrected, 1 uncorrected): the volatile count, or the aggregate count. */
 int64_t health_ecc_count(const gpu_t *gpu, unsigned error, bool aggregate);
 
 #endif

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Data of a simulated host, without pointers, because it is in the state file.
- * Any change of these types needs a new STATE_SCHEMA (state.h).
+ * Data of a simulated host. The data contains no pointers, because it is stored in the state file. After any change of
+ * these types, increase STATE_SCHEMA (state.h).
  */
 #ifndef HOST_H
 #define HOST_H
@@ -22,19 +22,19 @@ enum {
 	MAX_MEMORY_CLOCKS = 8,
 	MAX_PROCESSES = 512,
 	MAX_SAMPLES = 65536,
-	MAX_EVENTS = 128,	/* events that a client may lag before the oldest are lost */
+	MAX_EVENTS = 128,	/* maximum number of unread events of a client. If there are more, the oldest are lost */
 };
 
-/* Value missing in the configuration: its queries return NOT_SUPPORTED. */
+/* The value is missing in the configuration, so queries return NOT_SUPPORTED. */
 #define UNKNOWN (-1)
 
-/* An NVLink whose other end is a switch, and one that is not connected. */
+/* The other end of an NVLink: a switch, or nothing. */
 enum { PEER_SWITCH = -2, PEER_NONE = -1 };
 
 typedef struct { int32_t start, size; } span_t;
 typedef struct { int32_t count; span_t at[MAX_PLACEMENTS]; } spans_t;
 
-/* Memory clocks from the highest, each with its graphics clocks. */
+/* The supported memory clocks, highest first, each with its range of graphics clocks. */
 typedef struct { int32_t memory_mhz, lowest_mhz, highest_mhz; } clock_range_t;
 typedef struct { int32_t count; clock_range_t at[MAX_MEMORY_CLOCKS]; } clock_ranges_t;
 
@@ -52,7 +52,7 @@ typedef struct {
 
 typedef enum { LOAD_NONE, LOAD_CONSTANT, LOAD_SQUARE, LOAD_SINE, LOAD_SAMPLES } pattern_t;
 
-/* One instant of a load. power_mw UNKNOWN: follows utilization. */
+/* One sample of a load. If power_mw is UNKNOWN, power follows utilization. */
 typedef struct { float utilization_percent; int32_t memory_mib, power_mw; } sample_t;
 
 typedef struct {
@@ -65,10 +65,10 @@ typedef struct {
 	int32_t first_sample, sample_count;	/* in host_t.samples */
 } load_t;
 
-/* Work done, in percent times seconds. */
+/* Work done, in percent of the GPU times seconds. */
 typedef struct { double graphics, sm, occupancy, tensor, bandwidth; } activity_t;
 
-/* `serial` is 0 in a free slot, otherwise unique among all instances ever created. */
+/* `serial` is 0 in a free slot. Otherwise it is unique among all instances that were ever created. */
 typedef struct {
 	uint64_t serial;
 	int32_t profile;			/* index in gpu_t.ci_profiles */
@@ -81,15 +81,15 @@ typedef struct {
 	uint64_t serial;
 	int32_t profile;			/* index in gpu_t.gi_profiles */
 	span_t placement;
-	activity_t activity;			/* up to its GPU's energy_since_ns */
+	activity_t activity;			/* activity up to the GPU's energy_since_ns */
 	load_t load;
 	ci_t cis[MAX_CIS];			/* indexed by id */
 } gi_t;
 
-/* Errors since the driver was loaded, and before that. */
+/* Errors since the driver was loaded, and errors before that. */
 typedef struct { int64_t volatile_count, before; } ecc_t;
 
-/* Faults of a GPU; all zero: healthy. */
+/* Faults of a GPU. If all values are zero, the GPU is healthy. */
 typedef struct {
 	int64_t throttle;			/* active nvmlClocksEventReason* */
 	int64_t temperature_c;			/* 0: follows power */
@@ -122,32 +122,32 @@ typedef struct {
 	gi_profile_t gi_profiles[MAX_GI_PROFILES];
 	ci_profile_t ci_profiles[MAX_CI_PROFILES];
 
-	/* what changes */
+	/* changing state */
 	int64_t mig_current, mig_pending, compute_mode, timeslice, persistence_mode, power_limit_mw;
 	int64_t locked_graphics_min_mhz, locked_graphics_max_mhz;	/* UNKNOWN: not locked */
 	int64_t locked_memory_min_mhz, locked_memory_max_mhz;
 	int64_t application_graphics_mhz, application_memory_mhz;
 	int64_t lost;				/* fallen off the bus */
 	health_t health;
-	int64_t energy_mj, energy_since_ns;	/* up to energy_since_ns; later energy is computed */
-	activity_t activity;			/* up to energy_since_ns, too */
+	int64_t energy_mj, energy_since_ns;	/* energy up to energy_since_ns. Later energy is computed from the load */
+	activity_t activity;			/* activity up to energy_since_ns */
 	load_t load;
 	gi_t gis[MAX_GIS];			/* indexed by id */
 } gpu_t;
 
 typedef enum { PROCESS_COMPUTE, PROCESS_GRAPHICS, PROCESS_MPS } process_type_t;
 
-/* Counts only while a process `pid` with this start time lives. Free slot: pid 0. */
+/* An entry counts only while a process `pid` with this start time is alive. In a free entry, pid is 0. */
 typedef struct {
 	int32_t pid, gpu, gi, ci, type;
 	uint64_t started_ticks;
 	int64_t memory_bytes;
 } process_t;
 
-/* The events of a host are numbered from 0. Event n is in host_t.events[n % MAX_EVENTS]. */
+/* Events of a host are numbered from 0. Event n is stored in host_t.events[n % MAX_EVENTS]. */
 typedef struct {
 	uint64_t data;				/* number of an Xid event */
-	int32_t type, gpu, gi, ci;		/* EVENT_XID; gi and ci may be UNKNOWN */
+	int32_t type, gpu, gi, ci;		/* type of the event (EVENT_XID). gi and ci may be UNKNOWN */
 } event_t;
 
 typedef struct {
@@ -156,7 +156,7 @@ typedef struct {
 	int64_t cuda_version;
 	uint64_t next_serial;
 	int32_t gpu_count, sample_count;
-	uint64_t event_count;			/* all events so far */
+	uint64_t event_count;			/* number of events so far */
 	event_t events[MAX_EVENTS];
 	process_t processes[MAX_PROCESSES];
 	gpu_t gpus[MAX_GPUS];

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The keys of the configuration (described in gpusim.h): one table per section, used by the parser,
- * gpusimSet and gpusimDump.
+ * Keys of the configuration (described in gpusim.h). There is one table for each section. The parser, gpusimSet and
+ * gpusimDump use these tables.
  */
 #ifndef KEYS_H
 #define KEYS_H
@@ -16,7 +16,7 @@ typedef enum { KEY_INTEGER, KEY_TEXT, KEY_SPANS, KEY_PEERS, KEY_CLOCKS } key_kin
 
 enum { MAX_KEYS = 96 };	/* per section */
 
-/* Optional, mandatory, or optional and changeable later (gpusimSet). */
+/* Whether a key is optional, mandatory, or optional and changeable later with gpusimSet. */
 enum { OPTIONAL = 0, MANDATORY = 1, ADJUSTABLE = 2 };
 
 typedef struct {
@@ -37,7 +37,7 @@ extern const section_t SECTION_HOST, SECTION_GPU, SECTION_GI_PROFILE, SECTION_CI
 
 const config_key_t *key_by_name(const section_t *section, const char *name);
 
-/* Gives every member its initial value. */
+/* Sets every member to its default. */
 void key_defaults(const section_t *section, void *object);
 
 /* Stores the text of a value. Returns NULL or the error. */

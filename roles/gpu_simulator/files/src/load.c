@@ -14,7 +14,7 @@ int64_t load_now_ns(void)
 	return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Position of a pattern between its low (0) and high value (1), t seconds after its start. */
+/* Returns the position of a pattern between its low value (0) and its high value (1), t seconds after its start. */
 static double height(const load_t *load, double t, double period)
 {
 	switch (load->pattern) {
@@ -27,7 +27,7 @@ static double height(const load_t *load, double t, double period)
 	}
 }
 
-/* The integral of that from 0 to t. */
+/* Returns the integral of `height` from 0 to t. */
 static double area(const load_t *load, double t, double period)
 {
 	switch (load->pattern) {

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Load patterns: activity of a GPU or a GPU instance at a time.
+ * Load patterns. A pattern determines the activity of a GPU or a GPU instance at any time.
  */
 #ifndef LOAD_H
 #define LOAD_H
@@ -20,7 +20,8 @@ int64_t load_now_ns(void);
 
 level_t load_level(const host_t *host, const load_t *load, int64_t now_ns);
 
-/* Integrals from the attachment to now_ns: percent * s, and mW * s of the stated power (0 when it follows). */
+/* Integrals from the start of the load to now_ns: utilization in percent * s, and configured power in mW * s (0 if
+ * power follows utilization). */
 typedef struct { double utilization, power; bool states_power; } work_t;
 work_t load_work(const host_t *host, const load_t *load, int64_t now_ns);
 

@@ -30,9 +30,9 @@ int64_t mig_gi_slices(const gpu_t *gpu, const gi_t *gi)
 }
 
 /*
- * A compute instance that spans the GPU instance has all its SMs. A part has per slice as many as the
- * smallest GPU instance, as on A100 (MIG User Guide: 14 in 1c.3g.20gb). This is unconfirmed for other
- * models, so a configuration may set the number.
+ * A compute instance that covers the whole GPU instance has all its SMs. A smaller compute instance has, per slice, as
+ * many SMs as the smallest GPU instance, as on A100 (MIG User Guide: 14 in 1c.3g.20gb). For other models this is
+ * unconfirmed, so a configuration may set the number.
  */
 int64_t mig_ci_multiprocessors(const gpu_t *gpu, const gi_t *gi, const ci_profile_t *profile)
 {
@@ -50,14 +50,14 @@ static uint64_t units(span_t at)
 	return ((UINT64_C(1) << at.size) - 1) << at.start;
 }
 
-/* Resources of all instances of a GPU. */
+/* Resources that all instances of a GPU use. */
 typedef struct {
 	uint64_t units;
 	int64_t slices, engines[4];
 	int instances[MAX_GI_PROFILES];
 } usage_t;
 
-/* Media engines. Copy engines are shared if there are too few, so they never run out. */
+/* Returns the number of media engines. Copy engines do not count, because instances share them if there are too few. */
 static int64_t media_engines(const gi_profile_t *profile, int kind)
 {
 	const int64_t counts[] = { profile->decoders, profile->encoders, profile->jpeg, profile->ofa };
@@ -112,7 +112,7 @@ bool mig_gi_fits(const gpu_t *gpu, int profile, span_t at)
 	return fits(gpu, &usage, profile, at);
 }
 
-/* Number of free placements of all profiles that taking `at` would block. */
+/* Returns how many free placements of all profiles would be blocked if `at` were taken. */
 static int harm(const gpu_t *gpu, uint64_t taken, span_t at)
 {
 	int lost = 0;
@@ -125,9 +125,9 @@ static int harm(const gpu_t *gpu, uint64_t taken, span_t at)
 }
 
 /*
- * The driver chooses the placement that blocks the fewest others, the first of equals. This rule was
- * inferred from outputs in NVIDIA's MIG User Guide: seven 1g instances of an A100 are placed at 6, 4, 5, 0,
- * 1, 2, 3; the first 3g at 4; and creating 1g 1g 2g 3g (19,19,14,9) fails where 3g 1g 1g 2g succeeds.
+ * The driver chooses the placement that blocks the fewest other placements. Among equal ones it chooses the first. This
+ * rule was inferred from outputs in NVIDIA's MIG User Guide: seven 1g instances of an A100 are placed at 6, 4, 5, 0, 1,
+ * 2, 3. The first 3g is placed at 4. Creating 1g 1g 2g 3g (19,19,14,9) fails, but 3g 1g 1g 2g succeeds.
  */
 int mig_gi_best_placement(const gpu_t *gpu, int profile)
 {
@@ -146,8 +146,8 @@ int mig_gi_best_placement(const gpu_t *gpu, int profile)
 	return best;
 }
 
-/* Placements of one profile have one size and ascending starts, so taking the first that fits leaves
- * room for the most. */
+/* The placements of a profile have the same size and ascending starts. So always taking the first one that fits
+ * leaves room for the most instances. */
 int mig_gi_remaining(const gpu_t *gpu, int profile)
 {
 	usage_t usage = usage_of(gpu);
@@ -163,9 +163,9 @@ int mig_gi_remaining(const gpu_t *gpu, int profile)
 }
 
 /*
- * Ids number the halves, quarters and eighths of a GPU in order: the whole is 0, halves are 1 and 2,
- * quarters 3 to 6, eighths 7 to 14 (outputs of the MIG User Guide). Other placements, and those whose
- * number is taken by an instance of another size, get the lowest free id.
+ * IDs number the halves, quarters and eighths of a GPU in order. The whole GPU is 0, halves are 1 and 2, quarters 3 to
+ * 6, and eighths 7 to 14 (outputs in the MIG User Guide). Other placements get the lowest free ID. So do placements
+ * whose number is used by an instance of another size.
  */
 static int free_gi_id(const gpu_t *gpu, span_t at)
 {

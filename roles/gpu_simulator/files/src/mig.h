@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * GPU instances and compute instances: capacity, creation and removal. Independent of NVML handles.
+ * GPU instances and compute instances: capacity, creation and removal. These functions do not use NVML handles.
  */
 #ifndef MIG_H
 #define MIG_H
@@ -21,10 +21,10 @@ int64_t mig_gi_slices(const gpu_t *gpu, const gi_t *gi);
 /* SMs of a compute instance of a profile in a GPU instance. */
 int64_t mig_ci_multiprocessors(const gpu_t *gpu, const gi_t *gi, const ci_profile_t *profile);
 
-/* Whether an instance of the profile fits there, given existing instances. */
+/* Returns whether an instance of the profile fits at the placement, given the existing instances. */
 bool mig_gi_fits(const gpu_t *gpu, int profile, span_t at);
 
-/* Index of the placement that the driver chooses for an instance without a given placement, or -1. */
+/* Returns the index of the placement that the driver chooses if no placement is given, or -1. */
 int mig_gi_best_placement(const gpu_t *gpu, int profile);
 
 /* Number of further instances of the profile that fit. */
@@ -37,7 +37,7 @@ bool mig_ci_fits(const gpu_t *gpu, const gi_t *gi, int profile, span_t at);
 int mig_ci_first_placement(const gpu_t *gpu, const gi_t *gi, int profile);
 int mig_ci_remaining(const gpu_t *gpu, const gi_t *gi, int profile);
 
-/* Creates an instance that fits, with a new UUID. Returns its id, or -1 without randomness. */
+/* Creates an instance that fits, with a new UUID. Returns its ID, or -1 if no random numbers are available. */
 int mig_ci_create(host_t *host, gi_t *gi, int profile, span_t at);
 
 bool mig_has_instances(const gpu_t *gpu);

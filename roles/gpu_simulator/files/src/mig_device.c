@@ -2,16 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * MIG devices: compute instances as devices.
+ * MIG devices. A MIG device is a compute instance, presented as a device.
  */
 #include "call.h"
 #include "mig.h"
 
-/* Returns SUCCESS and 0 on a GPU that is not a MIG device (nvml.h). */
+/* If `device` is a GPU and not a MIG device, returns SUCCESS and 0 (nvml.h). */
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
 {
 	QUERY_GPU(nvmlDeviceGetMaxMigDeviceCount);
-	/* nvml.h: 0 with MIG mode off; so has an H200 with driver 580.159.04. */
+	/* 0 while MIG mode is off, in nvml.h and on an H200 with driver 580.159.04. */
 	return give(count, on.gpu->mig_current ? on.gpu->max_mig_devices : 0);
 }
 

@@ -22,9 +22,9 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsign
 }
 
 /*
- * Reason that blocks a pending mode. nvml.h has IN_USE (the GPU is not idle) and RESET_REQUIRED (the
- * driver cannot reset it: passthrough). Instances count as use, because no source documents that the
- * driver drops them.
+ * Returns why a pending mode cannot be activated. nvml.h lists IN_USE (the GPU is not idle) and RESET_REQUIRED (the
+ * driver cannot reset the GPU, because of passthrough). Instances count as use, because no source documents that the
+ * driver destroys them.
  */
 static nvmlReturn_t activation_obstacle(const host_t *host, const target_t *on)
 {
@@ -49,7 +49,7 @@ nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvmlReturn
 		if (*activation_status == NVML_SUCCESS) {
 			telemetry_settle_energy(host, on.gpu);
 			on.gpu->mig_current = mode;
-			/* A change of mode starts from the default (nvml.h, nvmlDeviceSetComputeMode). */
+			/* After a change of MIG mode, the compute mode has its default (nvml.h, nvmlDeviceSetComputeMode). */
 			on.gpu->compute_mode = COMPUTE_DEFAULT;
 		}
 	}

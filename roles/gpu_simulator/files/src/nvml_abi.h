@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The implemented part of NVML's binary interface: own declarations of layouts and numbers published
- * in the NVML API reference (docs.nvidia.com/deploy/nvml-api) and nvml.h.
+ * The parts of NVML's binary interface that this library implements. The declarations are our own. Layouts and numbers
+ * are published in the NVML API reference (docs.nvidia.com/deploy/nvml-api) and nvml.h.
  */
 #ifndef NVML_ABI_H
 #define NVML_ABI_H
@@ -36,14 +36,14 @@ typedef enum {
 typedef struct handle *nvmlDevice_t, *nvmlGpuInstance_t, *nvmlComputeInstance_t;
 typedef struct event_set *nvmlEventSet_t;
 
-/* The version word of a versioned struct: its size, and the version in the top byte. */
+/* The version word of a versioned structure. It contains the size of the structure, and the version in the top byte. */
 #define STRUCT_VERSION(type, version) ((unsigned)sizeof(type) | (version) << 24)
 
 enum { NVML_INIT_FLAG_NO_GPUS = 1 };
 enum { ADDRESSING_HMM = 1, ADDRESSING_ATS = 2 };
 enum { POWER_SCOPE_GPU, POWER_SCOPE_MODULE, POWER_SCOPE_MEMORY };
 enum { ARCHITECTURE_TURING = 6, ARCHITECTURE_AMPERE = 7, ARCHITECTURE_HOPPER = 9, ARCHITECTURE_BLACKWELL = 10 };
-/* nvmlGpuVirtualizationMode_t: of a GPU in a guest of vGPU. */
+/* Value of nvmlGpuVirtualizationMode_t for a GPU in a vGPU guest. */
 enum { VIRTUALIZATION_VGPU = 2 };
 enum { COMPUTE_DEFAULT, COMPUTE_EXCLUSIVE_THREAD, COMPUTE_PROHIBITED, COMPUTE_EXCLUSIVE_PROCESS };
 enum { CLOCK_CURRENT, CLOCK_APPLICATION, CLOCK_APPLICATION_DEFAULT, CLOCK_CUSTOMER_BOOST };
@@ -64,7 +64,7 @@ typedef struct {
 	char bus_id[32];
 } nvmlPciInfo_t;
 
-/* The first two generations end in four reserved words, where the third has the long bus id. */
+/* Versions 1 and 2 of the structure end with four reserved words. Version 3 has the long bus ID in their place. */
 typedef struct {
 	char bus_id_legacy[16];
 	unsigned domain, bus, device, pci_device_id, pci_subsystem_id, reserved[4];
@@ -80,7 +80,7 @@ typedef struct { unsigned version; unsigned long long total, reserved, free, use
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
 typedef struct { unsigned version, sensor; int temperature; } nvmlTemperature_v1_t;
 typedef struct { unsigned version; int celsius; } nvmlMarginTemperature_v1_t;
-/* The scope is one byte (nvmlPowerScopeType_t). nvidia-smi does not clear the following bytes. */
+/* The scope is one byte (nvmlPowerScopeType_t). nvidia-smi does not clear the bytes after it. */
 typedef struct { unsigned version; unsigned char scope; unsigned milliwatts; } nvmlPowerValue_v2_t;
 typedef struct { unsigned sessions, fps, latency_us; } nvmlFBCStats_t;
 typedef struct { unsigned enabled; } nvmlC2cModeInfo_v1_t;
@@ -90,7 +90,7 @@ typedef struct { unsigned version; unsigned long long value; } nvmlPdi_v1_t;
 typedef struct { unsigned version, channel_pending, tpc_pending; } nvmlRepairStatus_v1_t;
 typedef struct { unsigned max, high, partial, low, none; } nvmlRowRemapperHistogramValues_t;
 
-/* How far a GPU has joined the NVLink fabric; the third version has a summary of the health behind the second. */
+/* State of a GPU's registration in the NVLink fabric. Version 3 adds a health summary to version 2. */
 typedef struct {
 	unsigned char cluster_uuid[16];
 	nvmlReturn_t status;
@@ -179,12 +179,12 @@ typedef struct {
 } nvmlFieldValue_t;
 
 enum { EVENT_XID = 8, EVENTS_SUPPORTED = 0x1f };	/* nvmlEventType*: ECC errors, performance state, Xid, clock */
-#define NO_INSTANCE 0xffffffffu				/* for an event without an instance */
+#define NO_INSTANCE 0xffffffffu				/* value for an event that belongs to no instance */
 
 typedef struct {
 	nvmlDevice_t device;
 	unsigned long long type, data;
-	unsigned gpu_instance, compute_instance;	/* not in what nvmlEventSetWait without _v2 fills */
+	unsigned gpu_instance, compute_instance;	/* nvmlEventSetWait without _v2 does not fill this */
 } nvmlEventData_t;
 
 typedef struct gpm_sample *nvmlGpmSample_t;
@@ -196,14 +196,14 @@ typedef struct {
 	double value;
 	nvmlGpmMetricInfo_t info;
 } nvmlGpmMetric_t;
-/* The capacity for metrics depends on the client's nvml.h. `count` is the number requested. */
+/* The maximum number of metrics depends on the client's nvml.h. `count` is the requested number. */
 typedef struct {
 	unsigned version, count;
 	nvmlGpmSample_t sample1, sample2;
 	nvmlGpmMetric_t metrics[];
 } nvmlGpmMetricsGet_t;
 
-/* Version words observed from clients (nvidia-ml-py 13.615). */
+/* Version words that clients were observed to send (nvidia-ml-py 13.615). */
 static_assert(STRUCT_VERSION(nvmlMemory_v2_t, 2u) == 0x02000028, "nvmlMemory_v2");
 static_assert(STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1u) == 0x01000040, "nvmlPciInfoExt_v1");
 static_assert(STRUCT_VERSION(nvmlGpuFabricInfo_v2_t, 2u) == 0x02000024, "nvmlGpuFabricInfo_v2");

@@ -77,7 +77,7 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_v1_t *o
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	nvmlPciInfo_t info;
 	pci_fill(on.gpu, &info);
-	/* PCI class 03: display controller; 00 drives a display (VGA), 02 does not (3D). */
+	/* PCI class 03 is a display controller. Subclass 00 drives a display (VGA), subclass 02 does not (3D). */
 	*out = (nvmlPciInfoExt_v1_t){ out->version, info.domain, info.bus, info.device, info.pci_device_id, info.pci_subsystem_id,
 		0x03, on.gpu->display ? 0x00 : 0x02, "" };
 	strcpy(out->bus_id, info.bus_id);

@@ -12,10 +12,10 @@
 
 typedef struct { unsigned domain, bus, device, function; } pci_address_t;
 
-/* "00000000:1B:00.0", "0000:1b:00.0" or "1B:00.0", hexadecimal, any case. */
+/* Parses "00000000:1B:00.0", "0000:1b:00.0" or "1B:00.0", in upper or lower case. */
 bool pci_parse(const char *text, pci_address_t *address);
 
-/* Is the GPU at this address, in any of these forms? */
+/* Returns whether the GPU has this address. The text may have any of these formats. */
 bool pci_is_at(const gpu_t *gpu, const char *text);
 
 void pci_fill(const gpu_t *gpu, nvmlPciInfo_t *info);

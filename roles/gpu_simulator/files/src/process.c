@@ -24,17 +24,18 @@ uint64_t process_start_ticks(int pid)
 	size_t length = fread(line, 1, sizeof line - 1, file);
 	fclose(file);
 	line[length] = 0;
-	/* proc(5): the name, in parentheses, may hold any character; state is field 3, start time 22. */
+	/* proc(5): the name is in parentheses and may contain any character. The state is field 3, and the start time is
+	 * field 22. */
 	char *rest = strrchr(line, ')'), state;
 	unsigned long long ticks;
 	if (!rest || sscanf(rest + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
 	                    &state, &ticks) != 2)
 		return 0;
-	/* A zombie has released its GPUs. Add one, because a machine's PID 1 starts at tick 0. */
+	/* A zombie no longer uses GPUs. Add one to the ticks, because PID 1 of a machine starts at tick 0. */
 	return state == 'Z' || state == 'X' ? 0 : ticks + 1;
 }
 
-/* /proc may hide other users' processes (hidepid, ProtectProc=); signals still show that they exist. */
+/* /proc may hide other users' processes (hidepid, ProtectProc=). Signals still show that such processes exist. */
 static bool is_hidden(int pid)
 {
 	char name[32];
@@ -100,13 +101,13 @@ const char *process_type_name(int type)
 	return TYPES[type];
 }
 
-/* MPS clients are also in the list of compute processes, as on an H200 with driver 580. */
+/* MPS clients are in the list of compute processes too, as on an H200 with driver 580. */
 bool process_is_listed(const process_t *process, int type)
 {
 	return process->type == type || (type == PROCESS_COMPUTE && process->type == PROCESS_MPS);
 }
 
-/* The layouts of a list's entries: the first has no instance ids; the second and third are alike. */
+/* Layouts of list entries. The first layout has no instance IDs. The second and third layouts are the same. */
 typedef enum { LAYOUT_V1, LAYOUT_V3 } layout_t;
 
 static nvmlReturn_t processes(function_t function, nvmlDevice_t device, int type, layout_t layout, unsigned *count, void *out)
@@ -129,7 +130,7 @@ static nvmlReturn_t processes(function_t function, nvmlDevice_t device, int type
 	return give_list(count, found, out);
 }
 
-/* Each list exists without a version (the first layout), as _v2 and as _v3. */
+/* Each list exists as a function without a version (first layout), as _v2 and as _v3. */
 #define PROCESS_LIST(name, type) \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *out) \
 	{ return processes(F_##name, device, type, LAYOUT_V1, count, out); } \
@@ -142,7 +143,7 @@ PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, PROCESS_COMPUTE)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, PROCESS_GRAPHICS)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, PROCESS_MPS)
 
-/* The processes of a GPU share its utilization evenly, because a load belongs to no process. */
+/* The processes of a GPU share its utilization evenly, because loads are not assigned to processes. */
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned *count,
                                              unsigned long long last_seen_us)
 {
@@ -179,7 +180,7 @@ bool process_name(int pid, char *out, size_t length)
 	snprintf(path, sizeof path, "/proc/%d/exe", pid);
 	ssize_t size = readlink(path, name, sizeof name - 1);
 	if (size < 0) {
-		/* Only the name of another user's process is visible. */
+		/* For another user's process, only the name is visible. */
 		snprintf(path, sizeof path, "/proc/%d/comm", pid);
 		FILE *file = fopen(path, "re");
 		if (!file)

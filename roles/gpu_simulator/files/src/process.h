@@ -15,7 +15,7 @@ uint64_t process_start_ticks(int pid);
 
 bool process_is_alive(const process_t *process);
 
-/* Whether a live process is on the GPU, in its GPU instance, in its compute instance (-1: any). */
+/* Returns whether a live process uses the GPU, the GPU instance or the compute instance (-1: any). */
 bool process_uses(const host_t *host, int gpu, int gi, int ci);
 
 /* Memory of live processes on a GPU (gi -1) or in a GPU instance. */
@@ -24,15 +24,16 @@ int64_t process_memory_bytes(const host_t *host, int gpu, int gi);
 /* Frees the entries of dead processes. */
 void process_forget_dead(host_t *host);
 
-/* Its program, or its name if the program is hidden. False: no such process. */
+/* Returns the path of the process's program, or the process's name if the program is hidden. False if the process
+ * does not exist. */
 bool process_name(int pid, char *out, size_t length);
 
-/* Scope of a process list: a whole GPU, or one compute instance. */
+/* Returns whether the process belongs to the list of the target: a whole GPU or one compute instance. */
 bool process_is_on(const process_t *process, const target_t *target);
-/* Whether the list of a type, process_type_t, has the process. */
+/* Returns whether the list of this type (process_type_t) contains the process. */
 bool process_is_listed(const process_t *process, int type);
 
-/* Number of a word of the control interface, or -1. */
+/* Returns the type for a word of the control interface, or -1. */
 int process_type_by_name(const char *name);
 const char *process_type_name(int type);
 

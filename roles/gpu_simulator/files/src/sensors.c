@@ -15,7 +15,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 	QUERY(nvmlDeviceGetUtilizationRates);
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	/* In MIG mode neither the GPU nor its instances have utilization rates. */
+	/* In MIG mode, neither the GPU nor its instances report utilization rates. */
 	if (on.gpu->mig_current)
 		return NVML_ERROR_NOT_SUPPORTED;
 	telemetry_t now = telemetry_of(host, on.gpu_index);
@@ -23,7 +23,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 	return NVML_SUCCESS;
 }
 
-/* Loads do not use media engines, so their utilization is 0. */
+/* Loads do not use media engines, so the utilization of media engines is 0. */
 static nvmlReturn_t media_utilization(function_t function, nvmlDevice_t device, unsigned *percent, unsigned *period_us)
 {
 	QUERY_AS(function);
@@ -56,7 +56,7 @@ nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned *percent,
 	return media_utilization(F_nvmlDeviceGetOfaUtilization, device, percent, period_us);
 }
 
-/* There are no encoding or capturing sessions. */
+/* No encoding or capturing sessions exist. */
 static nvmlReturn_t no_sessions(function_t function, nvmlDevice_t device, unsigned *count, unsigned *fps, unsigned *latency_us)
 {
 	QUERY_GPU_AS(function);
@@ -97,7 +97,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (!on.gpu->memory_info)
 		return NVML_ERROR_NOT_SUPPORTED;
-	/* The first version has no field for reserved memory and counts it as used (nvml.h). */
+	/* Version 1 of the structure has no field for reserved memory, so reserved memory counts as used (nvml.h). */
 	framebuffer_t memory = telemetry_framebuffer(host, &on);
 	*out = (nvmlMemory_t){ memory.total, memory.free, memory.used + memory.reserved };
 	return NVML_SUCCESS;
@@ -128,8 +128,8 @@ nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *
 		return NVML_ERROR_NOT_SUPPORTED;
 	uint64_t total = (uint64_t)on.gpu->bar1_total_mib << 20, used = 1 << 20;
 	if (on.gi) {
-		/* A MIG device has the window's share of its memory slices; of the last MiB nvidia-smi shows nothing: 32767 for half
-		 * of 65536 on an A100 40 GB (github.com/XuehaiPan/nvitop/pull/8). */
+		/* A MIG device has a share of the BAR1 window in proportion to its memory slices. nvidia-smi reports one MiB
+		 * less than that: 32767 for half of 65536 on an A100 40 GB (github.com/XuehaiPan/nvitop/pull/8). */
 		total = total * on.gi->placement.size / on.gpu->placement_units - (1 << 20);
 		used = 0;
 	}
@@ -188,7 +188,7 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned kin
 	}
 }
 
-/* How far the GPU is from its highest operating temperature (nvidia-smi: "GPU T.Limit Temp"). */
+/* Returns the distance of the GPU from its maximum operating temperature (nvidia-smi: "GPU T.Limit Temp"). */
 nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTemperature_v1_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetMarginTemperature);
@@ -216,7 +216,7 @@ nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, unsigned *state)
 	return give(state, telemetry_of(host, on.gpu_index).performance_state);
 }
 
-/* nvml.h: deprecated, the same as the performance state. */
+/* Deprecated in nvml.h. Same as the performance state. */
 nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, unsigned *state)
 {
 	QUERY_GPU(nvmlDeviceGetPowerState);
@@ -250,7 +250,7 @@ static nvmlReturn_t supported_clocks_event_reasons(function_t function, nvmlDevi
 	QUERY_GPU_AS(function);
 	if (!reasons)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	/* Two that are never engaged here, and shown as not active by every board that was read (T4, A100, H100). */
+	/* These two reasons never apply here. Every board that was checked shows them as not active (T4, A100, H100). */
 	*reasons = REASON_APPLICATIONS_CLOCKS | REASON_DISPLAY_CLOCKS;
 	*reasons |= REASON_IDLE | REASON_SW_POWER_CAP | REASON_HW_SLOWDOWN | REASON_SYNC_BOOST | REASON_SW_THERMAL | REASON_HW_THERMAL
 	         | REASON_HW_POWER_BRAKE;
@@ -267,7 +267,8 @@ nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, un
 	return supported_clocks_event_reasons(F_nvmlDeviceGetSupportedClocksThrottleReasons, device, reasons);
 }
 
-/* No traffic is simulated. Idle boards report 0 (A100 80 GB, L4, GB200) to 869 KB/s (B200), caused by the query. */
+/* No traffic is simulated. Idle boards report between 0 (A100 80 GB, L4, GB200) and 869 KB/s (B200). The query
+ * itself causes this traffic. */
 nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *kib_per_second)
 {
 	QUERY_GPU(nvmlDeviceGetPcieThroughput);

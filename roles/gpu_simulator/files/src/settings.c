@@ -22,7 +22,7 @@ nvmlReturn_t nvmlDeviceSetPersistenceMode(nvmlDevice_t device, unsigned mode)
 	return state_commit();
 }
 
-/* With MIG on, the mode belongs to each MIG device; the GPU itself is always in the default mode. */
+/* In MIG mode, each MIG device has its own compute mode. The GPU itself is always in the default mode. */
 nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode)
 {
 	QUERY(nvmlDeviceGetComputeMode);
@@ -34,7 +34,8 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 	CHANGE(nvmlDeviceSetComputeMode);
 	if (mode > COMPUTE_EXCLUSIVE_PROCESS)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	/* A vGPU guest has only compute mode Default. The documented result for it is unknown. */
+	/* A vGPU guest supports only the default compute mode. Which error the driver returns for other modes is not
+	 * documented. */
 	if (on.gpu->compute_mode_fixed || on.gpu->virtualization_mode == VIRTUALIZATION_VGPU)
 		return NVML_ERROR_NOT_SUPPORTED;
 	/* EXCLUSIVE_THREAD was removed in CUDA 8. */
@@ -95,6 +96,6 @@ nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, const nvm
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (value->version != STRUCT_VERSION(nvmlPowerValue_v2_t, 2u))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	/* Scope 0 is the GPU. 1 and 2 are module and memory, which these GPUs do not distinguish. */
+	/* Scope 0 is the GPU. Scopes 1 and 2 are the module and the memory. These GPUs have no separate limits for them. */
 	return value->scope == 0 ? set_power_limit(host, &on, value->milliwatts) : NVML_ERROR_NOT_SUPPORTED;
 }

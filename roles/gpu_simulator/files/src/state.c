@@ -24,8 +24,8 @@
 
 static const char MAGIC[8] = "GPUSIM\r\n";
 
-/* A library recognizes the layout of a file by the schema and, in case its increment was forgotten,
- * by the size of a copy and the number of functions. */
+/* A library recognizes the layout of a file by the schema number. It also compares the size of a copy and the number
+ * of functions, in case the schema number was not increased. */
 typedef struct {
 	char magic[8];
 	uint32_t schema, functions;
@@ -45,15 +45,16 @@ static struct {
 	int descriptor;
 	bool writable;
 	file_t *file;
-	_Atomic(traffic_t *) traffic;	/* counts in the file, NULL if read-only; they need no mutex */
+	_Atomic(traffic_t *) traffic;	/* counts in the file. NULL if the file is read-only. They need no mutex */
 	dev_t device;
 	ino_t inode;
 } map = { .descriptor = -1 };
 
-/* flock belongs to the open file, which threads share, so a mutex protects within the process. */
+/* flock belongs to the open file description, which threads share. So within the process, a mutex protects the
+ * state. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* Keep the mapping, because another thread may be counting a call in it. Files are replaced rarely. */
+/* Keep the old mapping, because another thread may be counting a call in it. Files are replaced rarely. */
 static void forget_file(void)
 {
 	if (map.descriptor >= 0)
@@ -63,8 +64,8 @@ static void forget_file(void)
 	map.descriptor = -1;
 }
 
-/* A forked child shares its parent's open file and locks, until it opens its own. If that fails, it has
- * none, and its next nvmlInit tries again. */
+/* A forked child shares its parent's open file and locks until it opens its own file. If opening fails, the child
+ * has no file, and its next nvmlInit tries again. */
 static void fork_prepare(void) { pthread_mutex_lock(&mutex); }
 static void fork_parent(void) { pthread_mutex_unlock(&mutex); }
 static void fork_child(void)
@@ -118,7 +119,7 @@ static nvmlReturn_t open_locked(void)
 	if (map.file && status.st_dev == map.device && status.st_ino == map.inode)
 		return NVML_SUCCESS;
 	forget_file();
-	/* A service in a read-only system (ProtectSystem=strict) can still read, as with a real GPU. */
+	/* A service whose file system is read-only (ProtectSystem=strict) can still read GPUs, as with a real GPU. */
 	int descriptor = open(state_path(), O_RDWR | O_CLOEXEC);
 	bool writable = descriptor >= 0;
 	if (!writable)
@@ -157,7 +158,7 @@ nvmlReturn_t state_open(void)
 	return result;
 }
 
-/* An empty host is all zeros, so the file is sparse except for its head. */
+/* An empty host is all zeros, so the file is sparse after its head. */
 static bool write_empty_file(const char *name)
 {
 	int descriptor = open(name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -165,7 +166,7 @@ static bool write_empty_file(const char *name)
 		return false;
 	head_t head = { .schema = STATE_SCHEMA, .functions = F_COUNT, .host_bytes = sizeof(host_t) };
 	memcpy(head.magic, MAGIC, sizeof MAGIC);
-	/* Clients of all users change it, as through the driver's device files. */
+	/* Clients of all users may change the state, as they may change a real GPU through the driver's device files. */
 	bool done = fchmod(descriptor, 0666) == 0 && pwrite(descriptor, &head, sizeof head, 0) == (ssize_t)sizeof head
 	         && ftruncate(descriptor, sizeof(file_t)) == 0;
 	close(descriptor);
@@ -180,9 +181,9 @@ static bool has_the_name(int descriptor)
 }
 
 /*
- * Ensures that the named file is ours. Only a complete file gets the name, from exactly one of several
- * processes: by link if there is no file, under its lock if one of another schema exists. The other
- * processes use that file, otherwise they would create GPUs in an invisible file.
+ * Ensures that the file with this name is usable. Only a complete file gets the name. If several processes try this,
+ * exactly one succeeds: by link if there is no file, or under the file's lock if the file has another schema. The other
+ * processes then use that file. Otherwise they would create GPUs in a file that no other process sees.
  */
 static bool provide_file(const char *complete)
 {
@@ -269,7 +270,7 @@ void state_read_end(host_t **host)
 		leave();
 }
 
-/* Copy only the used part: a host with two GPUs copies two. */
+/* Copies only the part in use. For a host with two GPUs, these are two GPUs. */
 static void copy_host(host_t *to, const host_t *from)
 {
 	memcpy(to, from, offsetof(host_t, gpus) + from->gpu_count * sizeof(gpu_t));
@@ -299,7 +300,7 @@ nvmlReturn_t state_commit(void)
 	if (state_die_inside)
 		state_die();
 	atomic_fetch_add(&map.file->generation, 1);
-	/* Not a private futex, because waiting processes map the same page. */
+	/* The futex must not be private, because waiting processes map the same page. */
 	syscall(SYS_futex, &map.file->generation, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 	return NVML_SUCCESS;
 }
@@ -307,7 +308,7 @@ nvmlReturn_t state_commit(void)
 bool state_wait(uint32_t *seen, unsigned timeout_ms)
 {
 	pthread_mutex_lock(&mutex);
-	/* The mapping outlives the mutex: see forget_file. */
+	/* The mapping stays valid after the mutex is released (see forget_file). */
 	file_t *file = map.file;
 	pthread_mutex_unlock(&mutex);
 	if (!file)

@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The state file: two copies of host_t, and a word that selects the valid one.
+ * The state file. It contains two copies of host_t, and a word that selects the valid copy.
  *
- * A change copies the valid copy to the other, modifies that and flips the word, so that a kill at any
- * instruction leaves either the old or the new state. Readers hold a shared file lock, writers an
+ * A change copies the valid copy to the other one, modifies the other one, and then flips the word. So if a process is
+ * killed at any instruction, either the old or the new state is valid. Readers hold a shared file lock, and writers an
  * exclusive one. The kernel releases the lock of a dead process.
  */
 #ifndef STATE_H
@@ -19,60 +19,63 @@
 
 enum { STATE_SCHEMA = 9, MAX_FAULTS = 16 };
 
-/* Faults and counts change with every call and must not cost a transaction: they are outside the
- * two copies and change only by single atomic operations. */
+/* Faults and counts change with every call and must not need a transaction. So they are outside the two copies, and
+ * change only by single atomic operations. */
 typedef struct {
-	_Atomic int32_t function;	/* 0: free; else function + 1 (FAULT_ANY + 1: all), written last when arming */
-	_Atomic int32_t remaining;	/* calls until it strikes */
-	int32_t lasts;			/* it also strikes all later calls, until it is cleared */
+	_Atomic int32_t function;	/* 0: free. Otherwise function + 1 (FAULT_ANY + 1: all). Written last when arming */
+	_Atomic int32_t remaining;	/* number of calls until the fault is triggered */
+	int32_t lasts;			/* whether all later calls fail too, until the fault is cleared */
 	int32_t action;			/* action_t, or a return code */
-	int32_t gpu;			/* GPU whose calls count; UNKNOWN: all calls of the function */
+	int32_t gpu;			/* only calls on this GPU count. UNKNOWN: all calls of the function count */
 } fault_t;
 
-/* Instead of a function: every call on the GPU. */
+/* Replaces the function in a fault for every call on a GPU. */
 enum { FAULT_ANY = F_COUNT };
 
 typedef struct {
 	fault_t faults[MAX_FAULTS];
-	_Atomic uint32_t armed;		/* a hint: no fault is pending when 0 */
+	_Atomic uint32_t armed;		/* a hint: if 0, no fault is pending */
 	_Atomic uint32_t calls[F_COUNT];
 } traffic_t;
 
-/* Maps the state file, again if another file replaced it. DRIVER_NOT_LOADED without one. */
+/* Maps the state file. If another file has replaced it, maps that file. DRIVER_NOT_LOADED if there is no file. */
 nvmlReturn_t state_open(void);
 
-/* Creates the file without GPUs if it is missing or has another schema, and maps it. */
+/* Maps the state file. If it is missing or has another schema, first creates a file without GPUs. */
 nvmlReturn_t state_create(void);
 
 const char *state_path(void);
 
-/* Faults and counts of the mapped file; NULL if none is mapped or it is read-only. */
+/* Returns faults and counts of the mapped file. NULL if no file is mapped or the file is read-only. */
 traffic_t *state_traffic(void);
 
-/* The same also for a read-only file, for lasting faults. Only between state_read or state_begin and their end. */
+/* Like state_traffic, but also for a read-only file. Used for lasting faults. Call it only between state_read or
+ * state_begin and their end. */
 traffic_t *state_faults(void);
 bool state_is_writable(void);
 
-/* Between these, the calling thread sees one consistent state. NULL if no file is mapped. */
+/* Between state_read and its end, the calling thread sees one consistent state. NULL if no file is mapped. */
 host_t *state_read(void);
 void state_read_end(host_t **host);
 
-/* A transaction; NULL if no file is mapped or it is read-only. Changes of the returned copy take effect
- * with state_commit, or never. */
+/* Starts a transaction. NULL if no file is mapped or the file is read-only. Changes of the returned copy take effect
+ * with state_commit. Without it, they are discarded. */
 host_t *state_begin(void);
 nvmlReturn_t state_commit(void);
 void state_end(host_t **host);		/* discards an uncommitted change */
 
-/* Waits at most timeout_ms until the number of commits differs from *seen, and stores it there. True if it differs. */
+/* Waits until the number of commits differs from *seen, at most timeout_ms, and stores the number in *seen. True if
+ * it differs. */
 bool state_wait(uint32_t *seen, unsigned timeout_ms);
 
 #define READING __attribute__((cleanup(state_read_end)))
 #define CHANGING __attribute__((cleanup(state_end)))
 
-/* Set by a fault: the next commit of this thread dies before it becomes visible. */
+/* Set by a fault. The process is killed in this thread's next commit, before the change becomes visible. */
 extern _Thread_local bool state_die_inside;
 
-/* Kills this process, and its parent if this one asked to be killed with it and so is part of the parent's run. */
+/* Kills this process. If this process asked to be killed together with its parent, it is part of the parent's run,
+ * and the parent is killed too. */
 void state_die(void);
 
 #endif

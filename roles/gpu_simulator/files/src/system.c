@@ -9,7 +9,7 @@
 
 static nvmlReturn_t init(function_t function)
 {
-	/* Another file may have the name by now, and without a file there are no faults. */
+	/* Another file may have the name by now. If there is no file, there are no faults. */
 	nvmlReturn_t result = state_open();
 	call_t call __attribute__((cleanup(call_leave))) = call_enter_uninitialized(function);
 	if (result == NVML_SUCCESS)
@@ -34,7 +34,7 @@ nvmlReturn_t nvmlShutdown(void)
 
 static nvmlReturn_t version(function_t function, char *out, unsigned length, size_t member)
 {
-	/* Versions are known before nvmlInit, as in the driver's library. */
+	/* Versions can be read before nvmlInit, as with the driver's library. */
 	nvmlReturn_t result = call_is_initialized() ? NVML_SUCCESS : state_open();
 	call_t call __attribute__((cleanup(call_leave))) = call_enter_uninitialized(function);
 	if (result != NVML_SUCCESS || (result = call.result) != NVML_SUCCESS)

@@ -42,17 +42,17 @@ framebuffer_t telemetry_framebuffer(const host_t *host, const target_t *on)
 		.reserved = on->gi ? 0 : (uint64_t)on->gpu->memory_reserved_mib << 20,
 		.used = memory_used_bytes(host, on),
 	};
-	/* A load may request more memory than processes leave free. */
+	/* A load may request more memory than is left free by processes. */
 	if (memory.used > memory.total - memory.reserved)
 		memory.used = memory.total - memory.reserved;
 	memory.free = memory.total - memory.reserved - memory.used;
 	return memory;
 }
 
-/* A load of a GPU, and the part of the GPU that it covers. */
+/* A load on a GPU, and the share of the GPU that it uses. */
 typedef struct { const load_t *load; double share; } acting_t;
 
-/* The GPU's own load or, with MIG on, those of its instances. Returns their number. */
+/* Lists the loads on a GPU: the GPU's own load, or in MIG mode the loads of its instances. Returns their number. */
 static int acting_loads(const gpu_t *gpu, acting_t loads[MAX_GIS])
 {
 	int count = 0;
@@ -97,7 +97,8 @@ telemetry_t telemetry_of(const host_t *host, int gpu_index)
 	                          + fmin(fmax(warmth, 0), 1) * (gpu->temperature_max_c - 5 - gpu->temperature_idle_c));
 	if (gpu->health.temperature_c)
 		t.temperature_c = gpu->health.temperature_c;
-	/* nvml.h: a hardware slowdown reduces clocks "by a factor of 2 or more"; other reasons are treated the same. */
+	/* According to nvml.h, a hardware slowdown reduces clocks "by a factor of 2 or more". Here, other reasons have
+	 * the same effect. */
 	if (gpu->health.throttle & ~REASON_SYNC_BOOST)
 		cap *= 0.5;
 	bool busy = t.utilization_percent > 0 || process_uses(host, gpu_index, -1, -1);
@@ -108,13 +109,13 @@ telemetry_t telemetry_of(const host_t *host, int gpu_index)
 	t.clock_video_mhz = busy ? gpu->clock_video_max_mhz : gpu->clock_video_idle_mhz;
 	if (t.performance_state == 0)
 		clocks_limit(gpu, &t.clock_graphics_mhz, &t.clock_memory_mhz);
-	/* The memory is assumed to warm up like the GPU. */
+	/* The memory's temperature is assumed to rise like the GPU's. */
 	t.temperature_memory_c = gpu->temperature_memory_idle_c == UNKNOWN ? UNKNOWN
 	                       : gpu->temperature_memory_idle_c + t.temperature_c - gpu->temperature_idle_c;
 	return t;
 }
 
-/* Without idle energy, because callers subtract two of these. */
+/* Idle energy is excluded, because callers subtract two of these values. */
 static double dynamic_energy_mj(const host_t *host, const gpu_t *gpu, int64_t now_ns)
 {
 	double energy = 0;

@@ -22,13 +22,14 @@ typedef struct {
 } telemetry_t;
 telemetry_t telemetry_of(const host_t *host, int gpu_index);
 
-/* Since the energy count began. */
+/* Returns the energy used since counting began. */
 int64_t telemetry_energy_mj(const host_t *host, const gpu_t *gpu);
 
-/* Work of a GPU or a GPU instance since its creation. An instance's work is in percent of the instance. */
+/* Returns the work of a GPU or GPU instance since its creation. The work of an instance is in percent of the
+ * instance. */
 activity_t telemetry_activity(const host_t *host, const target_t *target, int64_t now_ns);
 
-/* Call before any change that affects power, so that energy and work so far are counted. */
+/* Call this before any change that affects power, so that energy and work up to now are counted with the old values. */
 void telemetry_settle_energy(host_t *host, gpu_t *gpu);
 
 #endif

@@ -14,7 +14,7 @@ static nvmlReturn_t link_of(const target_t *on, unsigned link, int *peer)
 {
 	if (on->gpu->nvlink_links <= 0)
 		return NVML_ERROR_NOT_SUPPORTED;
-	/* Links beyond this GPU's number do not exist. nvidia-smi queries the maximum of all GPUs. */
+	/* Links from this GPU's number of links on do not exist. nvidia-smi queries up to the maximum of all GPUs. */
 	if (link >= on->gpu->nvlink_links)
 		return link < MAX_LINKS ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
 	*peer = on->gpu->nvlink_peers[link];
@@ -39,8 +39,9 @@ nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned link, unsi
 	return give(version, on.gpu->nvlink_version);
 }
 
-/* The links to a Grace CPU. nvidia-smi -q shows them enabled on a GB200, disabled on H100 and B200, and N/A on T4 and A100
- * (captures, see device.c): GPUs of these generations have them if they have NVLink, and other CPUs do not use them. */
+/* Links to a Grace CPU. nvidia-smi -q shows them enabled on a GB200, disabled on H100 and B200, and N/A on T4 and
+ * A100 (captures, see device.c). So GPUs of these generations have the links if they have NVLink, and CPUs other
+ * than Grace do not use them. */
 nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetC2cModeInfoV);
@@ -48,7 +49,7 @@ nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t
 	return give(out ? &out->enabled : NULL, on.gpu->c2c_links > 0 ? 1 : has ? 0 : UNKNOWN);
 }
 
-/* 0: peer to peer over NVLink; 5: the link is usable at all. */
+/* Capability 0 is peer to peer over NVLink. Capability 5 is whether the link is usable at all. */
 nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned link, unsigned capability, unsigned *out)
 {
 	QUERY_GPU(nvmlDeviceGetNvLinkCapability);
@@ -58,7 +59,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned link, u
 	return capability > 5 ? NVML_ERROR_INVALID_ARGUMENT : give(out, capability == 0 || capability == 5);
 }
 
-/* Links have no errors. */
+/* The simulated links have no errors. */
 nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned link, unsigned counter, unsigned long long *out)
 {
 	QUERY_GPU(nvmlDeviceGetNvLinkErrorCounter);
@@ -79,7 +80,7 @@ static nvmlReturn_t remote_pci(function_t function, nvmlDevice_t device, unsigne
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if ((call.result = link_of(&on, link, &peer)) != NVML_SUCCESS)
 		return call.result;
-	/* The address of a switch is unknown here and must differ from a GPU's. */
+	/* The addresses of switches are unknown here. The returned address must differ from every GPU's. */
 	if (peer < 0 || peer >= host->gpu_count)
 		return NVML_ERROR_NOT_SUPPORTED;
 	pci_fill(&host->gpus[peer], out);
@@ -122,11 +123,12 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlDevice
 	return between == TOPOLOGY_UNKNOWN ? NVML_ERROR_NOT_SUPPORTED : give(level, between);
 }
 
-/* nvml.h: the other GPUs at this level from a GPU. `count` is the capacity on input. A NULL list queries the number. */
+/* Returns the other GPUs at this level, as in nvml.h. `count` is the capacity on input. A NULL list queries the
+ * number. */
 nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned level, unsigned *count, nvmlDevice_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetTopologyNearestGpus);
-	/* Without other GPUs, count 0 and no buffer is valid too: H200, driver 580.159.04. */
+	/* If there are no other GPUs, a count of 0 without a buffer is also valid (H200, driver 580.159.04). */
 	if (!count || level > TOPOLOGY_SYSTEM || level % 10 || host->gpu_count == 1)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	unsigned found = 0, room = out ? *count : 0;
@@ -146,7 +148,8 @@ static int64_t numa_nodes(const host_t *host)
 	return last + 1;
 }
 
-/* The CPUs of the machine, divided evenly between the nodes of the simulated host, at least one per node. */
+/* The CPUs of a node. The CPUs of the machine are divided evenly between the nodes of the simulated host. Each node
+ * has at least one. */
 typedef struct { int64_t first, end; } cpus_t;
 
 static cpus_t cpus_of_node(const host_t *host, int64_t node)
@@ -156,7 +159,7 @@ static cpus_t cpus_of_node(const host_t *host, int64_t node)
 	return on.first == on.end ? (cpus_t){ node % cpus, node % cpus + 1 } : on;
 }
 
-/* The GPUs on the node of a CPU (nvml.h, nvmlSystemGetTopologyGpuSet). */
+/* Returns the GPUs on the NUMA node of a CPU (nvml.h, nvmlSystemGetTopologyGpuSet). */
 nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, nvmlDevice_t *out)
 {
 	CALL(nvmlSystemGetTopologyGpuSet);
@@ -175,7 +178,7 @@ nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, nvmlDevi
 	return NVML_SUCCESS;
 }
 
-/* Sets bits in a bitmap of `words` longs; INSUFFICIENT_SIZE if they are too few. */
+/* Sets bits in a bitmap of `words` longs. INSUFFICIENT_SIZE if the bitmap is too small. */
 static nvmlReturn_t give_bits(unsigned long *out, unsigned words, int64_t first, int64_t end)
 {
 	const int64_t width = 8 * sizeof *out;
@@ -189,7 +192,7 @@ static nvmlReturn_t give_bits(unsigned long *out, unsigned words, int64_t first,
 	return NVML_SUCCESS;
 }
 
-/* Node and socket are the same here: the scope changes nothing (0: node, 1: socket). */
+/* The node and the socket are the same here, so the scope (0: node, 1: socket) changes nothing. */
 static nvmlReturn_t affinity(function_t function, nvmlDevice_t device, unsigned words, unsigned long *out, unsigned scope, bool memory)
 {
 	QUERY_AS(function);
@@ -237,8 +240,9 @@ static bool nvlink_connects(const gpu_t *one, const gpu_t *other, int other_inde
 }
 
 /*
- * Access of one GPU to the memory of another. Over NVLink: read, write and atomics. Over PCIe it depends on chipset and
- * driver, which are unknown here. MIG User Guide: no peer to peer in MIG mode, neither over PCIe nor NVLink.
+ * Whether one GPU can access the memory of another one. Over NVLink: read, write and atomics. Over PCIe, this depends
+ * on the chipset and the driver, which are unknown here. In MIG mode, there is no peer to peer access over PCIe or
+ * NVLink (MIG User Guide).
  */
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, unsigned index, unsigned *status)
 {
@@ -257,13 +261,14 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, uns
 }
 
 /*
- * Hopper and later join the fabric of their switches. nvidia-smi of boards with 8 GPUs (github.com/NVIDIA/k8s-test-infra
- * tests/e2e/go/assertions/nvidiasmi/testdata/hardware, H100, B200) has: completed, success, clique 0, a cluster UUID of zeros;
- * a B200 reports only a summary of the health, an H100 none.
+ * Hopper and later GPUs join the fabric of their switches. On boards with 8 GPUs, nvidia-smi reports: completed,
+ * success, clique 0, and a cluster UUID of zeros (github.com/NVIDIA/k8s-test-infra
+ * tests/e2e/go/assertions/nvidiasmi/testdata/hardware, H100, B200). A B200 reports only a health summary, and an H100
+ * reports no health.
  */
 enum { FABRIC_NOT_SUPPORTED = 0, FABRIC_COMPLETED = 3, FABRIC_HEALTHY = 1 };
 
-/* A Hopper GPU without a fabric reports that in its state: H200 with its NVLinks off, driver 580.159.04. */
+/* If a Hopper GPU has no fabric, its state reports this (H200 with NVLinks off, driver 580.159.04). */
 static bool knows_fabric(const gpu_t *gpu)
 {
 	return gpu->architecture >= ARCHITECTURE_HOPPER;

@@ -9,7 +9,7 @@
 
 #include "host.h"
 
-/* nvmlGpuTopologyLevel_t; TOPOLOGY_UNKNOWN if a NUMA node is unknown. */
+/* Returns an nvmlGpuTopologyLevel_t. TOPOLOGY_UNKNOWN if a NUMA node is unknown. */
 unsigned topology_between(const gpu_t *one, const gpu_t *other);
 
 #endif

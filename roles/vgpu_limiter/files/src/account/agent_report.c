@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Read the agent's report and charge by it.
+ * Read the agent's report and charge the reported memory.
  */
 #include "account/agent_report.h"
 
@@ -75,7 +75,7 @@ static int column_of(const struct nvml_report *report, const struct quota_gpu *g
 	return -1;
 }
 
-/* A report from before a context change is for another number of contexts. */
+/* If a context changed after the report, the report describes another number of contexts. */
 static bool is_of_these_contexts(const struct tenant *tenant, uint32_t slot, const struct nvml_report *report)
 {
 	return slot < REGION_SLOTS && atomic_load(&tenant->region->slots[slot].contexts_changed_ns) < report->asked_ns;
@@ -91,7 +91,7 @@ static void settle_own(struct account *account, const struct quota *quota, int g
 	}
 	if (contexts > 0 && !has_managed)
 		tenant_learn_context(&account->tenant, gpu, beyond / contexts);
-	/* Managed memory on the GPU that does not count cannot be separated from the rest. */
+	/* Managed memory may be exempt from the quota, but NVML's value for the GPU includes it. */
 	if (!quota->managed_oversubscribed || !has_managed)
 		tenant_set_context(&account->tenant, gpu, beyond + atomic_load(&account->context_pending[gpu]));
 }
@@ -124,7 +124,7 @@ static void charge_all(struct account *account, const struct quota *quota, const
 
 static struct nvml_report *buffer(void)
 {
-	static struct nvml_report report;	/* account->settling serializes threads */
+	static struct nvml_report report;	/* account->settling lets only one thread in */
 	return &report;
 }
 
@@ -161,7 +161,7 @@ bool agent_report_learn(struct account *account, const struct quota *quota)
 	}
 	if (unknown && speaks) {
 		charge_all(account, quota, report);
-		/* Waiting longer does not help if the report omits these contexts. */
+		/* If the report is complete but omits these contexts, waiting longer does not help. */
 		atomic_fetch_or(&account->learned, report->asked_ns > began ? unknown : 0);
 	}
 	atomic_store(&account->settling, false);

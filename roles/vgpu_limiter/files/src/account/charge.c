@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Begin and end of each allocation.
+ * Reserve and release memory.
  */
 #include "account/charge.h"
 
@@ -10,7 +10,7 @@
 #include "account/sums.h"
 #include "base/likely.h"
 
-/* Before failing, trim pools with unused memory, as the driver does. */
+/* Before this function reports out of memory, it trims pools with unused memory, as the driver does. */
 bool charge(struct account *account, const struct target *target, uint64_t bytes)
 {
 	if (UNLIKELY(target->gpu == NO_PLACE))

@@ -12,12 +12,13 @@
 /* The target GPU of a call. */
 enum { NOT_COUNTED = -1, NO_PLACE = -2 };
 struct target {
-	int gpu;			/* index in the region, NOT_COUNTED, or NO_PLACE: cannot be counted, so nothing fits */
+	int gpu;			/* index in the region, NOT_COUNTED, or NO_PLACE (no accounting is possible, so nothing fits) */
 	CUdevice device;
-	uint64_t limit_bytes;		/* UINT64_MAX: only counted */
+	uint64_t limit_bytes;		/* UINT64_MAX: count without a limit */
 };
 
-/* Reserve memory. False if out of memory. Exact and visible to all processes of the tenant at once. */
+/* Reserve memory. False if out of memory. The check is exact: other processes of the tenant see the reservation at
+ * once. */
 bool charge(struct account *, const struct target *, uint64_t bytes);
 void uncharge(struct account *, int gpu, uint64_t bytes);
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Changes of the process's contexts. A report of their memory may be from before or after a change.
+ * Record changes of the process's contexts, because a report of their memory may be older than the last change.
  */
 #ifndef CONTEXT_EVENTS_H
 #define CONTEXT_EVENTS_H
@@ -12,7 +12,7 @@
 
 static inline void context_change_begins(struct account *account) { atomic_fetch_add(&account->contexts_begun, 1); }
 
-/* Also called when a limit changed the size of a context. */
+/* Also call this after a limit changed the size of a context. */
 static inline void context_has_changed(struct account *account)
 {
 	if (account->tenant.region)
@@ -30,7 +30,7 @@ static inline bool context_changes_are_over(struct account *account)
 	return atomic_load(&account->contexts_ended) == atomic_load(&account->contexts_begun);
 }
 
-/* Bit mask of GPUs with contexts whose cost was not requested yet. */
+/* Return a bit mask of GPUs with contexts for which NVML was not yet queried for the cost of a context. */
 static inline unsigned context_places_to_learn(struct account *account)
 {
 	unsigned with_contexts = 0;

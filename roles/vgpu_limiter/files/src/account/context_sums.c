@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Reserve memory for contexts, and learn the cost of one.
+ * Reserve memory for contexts, and record the cost of one context.
  */
 #include "account/context_sums.h"
 
@@ -84,7 +84,7 @@ static bool is_process(const struct tenant *tenant, uint32_t slot, uint32_t nonc
 
 void tenant_raise_context(struct tenant *tenant, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes)
 {
-	/* Check without the lock first, because there is rarely work. */
+	/* Check without the lock first, because the value rarely has to be raised. */
 	if (!is_process(tenant, slot, nonce) || atomic_load(&tenant->region->slots[slot].context[gpu]) >= bytes)
 		return;
 	region_lock(tenant);
@@ -95,7 +95,7 @@ void tenant_raise_context(struct tenant *tenant, uint32_t slot, uint32_t nonce, 
 	tenant_note_peak(tenant, gpu);
 }
 
-/* Requires the region's lock. Earlier content of the slot belongs to a dead process. */
+/* Requires the region's lock. Any earlier content of the slot belongs to a dead process. */
 static void open_slot(struct region *region, uint32_t slot)
 {
 	struct slot *opened = &region->slots[slot];

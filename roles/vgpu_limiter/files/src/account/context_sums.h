@@ -11,13 +11,14 @@
 
 bool tenant_reserve_context(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);
 void tenant_give_back_context(struct tenant *, int gpu, uint64_t bytes);
-uint64_t tenant_context_cost(struct tenant *, int gpu);	/* cost of one context, 0 if unknown */
-void tenant_learn_context(struct tenant *, int gpu, uint64_t bytes);	/* keeps the lowest value */
-/* Replace the reservation by NVML's value for this process beyond its allocations. */
+uint64_t tenant_context_cost(struct tenant *, int gpu);	/* cost of one context in bytes, 0 if unknown */
+void tenant_learn_context(struct tenant *, int gpu, uint64_t bytes);	/* record a cost. The lowest recorded value is kept */
+/* Replace the reservation with the memory that NVML reports for this process beyond its allocations. */
 void tenant_set_context(struct tenant *, int gpu, uint64_t bytes);
-/* The same for another process if it still owns the slot. Its contexts count as at least `bytes`. */
+/* Raise the value of another process if that process still owns the slot. At least `bytes` are charged for its
+ * contexts. */
 void tenant_raise_context(struct tenant *, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes);
-/* Charge processes without a slot, in a slot locked by the agent. */
+/* Charge the memory of processes without a slot. The agent holds a slot for this purpose. */
 void tenant_set_others(struct tenant *, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes);
 
 #endif

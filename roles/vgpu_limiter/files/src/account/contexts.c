@@ -99,7 +99,7 @@ void context_is_gone(struct account *account, CUcontext context)
 	struct entry entry;
 	if (!take_out(&account->tables, T_CONTEXT, (uintptr_t)context, &entry))
 		return;
-	/* The first context was created before its cost was known. NVML's value for it is removed too. */
+	/* The first context was created before its cost was known. Subtract NVML's value for this context too. */
 	uint64_t cost = tenant_context_cost(&account->tenant, entry.gpu);
 	atomic_fetch_sub(&account->contexts[entry.gpu], 1);
 	give_back(account, entry.gpu, entry.bytes, entry.bytes > cost ? entry.bytes : cost);
@@ -107,7 +107,7 @@ void context_is_gone(struct account *account, CUcontext context)
 
 /* --- limits --- */
 
-/* Add to the context's cost, or subtract at most what was added. */
+/* Add the difference to the context's cost, or subtract at most the amount that was added before. */
 static void change_context(struct account *account, int gpu, uint64_t before, uint64_t after)
 {
 	CUcontext context = NULL;
@@ -122,7 +122,7 @@ static void change_context(struct account *account, int gpu, uint64_t before, ui
 		entry->bytes -= less;
 	}
 	mutex_unlock(&account->tables.lock);
-	/* A context from before the quota has no record. NVML reports it if possible. */
+	/* A context created before the quota existed has no record. If possible, NVML reports its memory. */
 	if (!entry && after > before)
 		less = after - before;
 	if (less)

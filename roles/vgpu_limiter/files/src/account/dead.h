@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Processes that ended without freeing their memory. Their slots are cleared before memory is refused or reported.
+ * Clear the slots of processes that ended without freeing their memory. Call this before memory is refused or reported.
  */
 #ifndef DEAD_H
 #define DEAD_H
@@ -11,9 +11,10 @@
 
 /* Remove a slot from the sums and free it. Requires the region's lock. */
 void tenant_clear_slot(struct region *, struct slot *);
-/* Clear the slots of all dead processes. Requires the region's lock, briefly if few are dead. */
+/* Clear the slots of all dead processes. Requires the region's lock, and holds it only briefly if few processes are
+ * dead. */
 void tenant_strike_off_all(struct tenant *);
-/* Clear slots of dead processes with memory on the GPU (-1 for any). Takes the region's lock. */
+/* Clear the slots of dead processes that have memory on the GPU (-1 for any GPU). Takes the region's lock. */
 void tenant_strike_off(struct tenant *, int gpu);
 
 #endif

@@ -20,7 +20,7 @@ static bool uuid_of_device(struct account *account, CUdevice device, CUuuid *uui
 		*uuid = account->device_uuid[device];
 		return true;
 	}
-	/* The second form returns the MIG device, the first one its GPU. */
+	/* cuDeviceGetUuid_v2 returns the UUID of the MIG device, and cuDeviceGetUuid the UUID of its GPU. */
 	if ((HAVE(cuDeviceGetUuid_v2) ? REAL(cuDeviceGetUuid_v2)(uuid, device) : REAL(cuDeviceGetUuid)(uuid, device)) != CUDA_SUCCESS)
 		return false;
 	mutex_lock(&account->tables.lock);

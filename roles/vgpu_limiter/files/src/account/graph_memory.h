@@ -10,10 +10,10 @@
 #include "account/charge.h"
 
 bool graphs_reserved(CUdevice, uint64_t *bytes);
-/* Set the charge for graphs on the GPU to `bytes`. Requires account->pools. False if it does not fit, without a
- * change. */
+/* Set the charge for graphs on the GPU to `bytes`. Requires account->pools. If `bytes` does not fit, returns false
+ * and changes nothing. */
 bool graphs_charge_held(struct account *, int gpu, uint64_t bytes, uint64_t limit);
-/* Charge the current memory of the device's graphs, or of all used devices' graphs. */
+/* Charge the memory that graphs of the device currently hold, or graphs of all used devices. */
 void graphs_settle(struct account *, const struct quota *, CUdevice);
 void graphs_settle_all(struct account *, const struct quota *);
 

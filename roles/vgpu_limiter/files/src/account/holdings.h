@@ -2,20 +2,20 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The process's allocations: table entries with their charge.
+ * The process's allocations: table entries with the charged bytes.
  */
 #ifndef HOLDINGS_H
 #define HOLDINGS_H
 
 #include "account/charge.h"
 
-/* Record an allocation of the driver. False without memory for the entry. */
+/* Record an allocation made by the driver. False if there is no memory for the entry. */
 bool remember(struct account *, enum table_kind, uint64_t key, const struct entry *);
-/* Record an allocation in the thread's context, charged to the target. False without memory for the entry. */
+/* Record an allocation in the thread's context, charged to the target. False if there is no memory for the entry. */
 bool remember_allocation(struct account *, enum table_kind, uint64_t key, const struct target *, uint64_t bytes);
 
-/* Wrap the driver function that frees the key. The entry is removed from its table during the driver call. With
- * account NULL, nothing is recorded. Returns the driver's result. */
+/* Call freeing_begins before and freeing_ends after the driver function that frees the key. The entry is removed
+ * from its table during the driver call. If account is NULL, nothing is recorded. Returns the driver's result. */
 struct freeing {
 	struct account *account;
 	enum table_kind kind;
@@ -25,7 +25,7 @@ struct freeing {
 struct freeing freeing_begins(struct account *, enum table_kind, uint64_t key);
 CUresult freeing_ends(const struct freeing *, CUresult);
 
-/* Handle a destroyed context and its memory. Memory of pools and handles belongs to no context. */
+/* Forget a destroyed context and its memory. Memory of pools and handles belongs to no context. */
 void forget_allocations_of(struct account *, CUcontext);
 
 #endif

@@ -19,13 +19,13 @@
 #include "base/log.h"
 #include "base/shared_file.h"
 
-/* The lock makes the slot ours. Its content is written under the region's lock. */
+/* Holding the lock of its byte makes the slot ours. The slot's content is written under the region's lock. */
 static bool take_slot(struct tenant *tenant, int descriptor)
 {
 	struct slot *slots = tenant->region->slots;
 	for (int pass = 0; pass < 2; pass++) {
 		for (int i = 0; i < REGION_SLOTS; i++) {
-			/* Check dead processes last, because most slots marked as used are alive. */
+			/* Check slots of dead processes last, because most slots marked as used belong to living processes. */
 			if (pass == 0 && atomic_load(&slots[i].state) == SLOT_USED)
 				continue;
 			if (!vgpu_take_byte(descriptor, LOCK_SLOTS + i))
@@ -61,10 +61,10 @@ static void fill_slot(struct tenant *tenant)
 
 /* --- opening --- */
 
-/* If processes cannot share a count, a quota per process would not limit the tenant. */
+/* If processes cannot share one count, each would get the whole quota, and the tenant would not be limited. */
 #define REFUSED "this process cannot be counted, so its allocations on GPUs with a quota are refused"
 
-/* One of the processes that find a new file writes the header. The others wait. */
+/* If several processes find a new file, one of them writes the header and the others wait. */
 static bool has_head(struct region *region, int descriptor)
 {
 	if (atomic_load(&region->magic) == 0 && vgpu_wait_for_byte(descriptor, LOCK_INIT)) {
@@ -145,7 +145,8 @@ static int find_gpu(struct region *region, const CUuuid *uuid)
 	return place;
 }
 
-/* Requires the lock. Called by a process without a quota and without memory. Return whether it is the only process. */
+/* Return whether this is the tenant's only process. Requires the lock, and a process that had no quota and has no
+ * memory. */
 static bool is_alone(struct tenant *tenant)
 {
 	tenant_strike_off_all(tenant);
@@ -155,7 +156,7 @@ static bool is_alone(struct tenant *tenant)
 	return true;
 }
 
-/* A tenant may use many GPUs over time. Free the entries of GPUs that no living process uses. */
+/* Free the entries of GPUs that no living process uses, because a tenant may use many GPUs over time. */
 static void clear_gpus(struct region *region)
 {
 	for (int i = 0; i < REGION_GPUS; i++) {

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * NVML's values for this process.
+ * Charge the memory that NVML reports for this process.
  */
 #include "account/nvml.h"
 
@@ -16,7 +16,7 @@
 #include "base/files.h"
 #include "driver/reals.h"
 
-enum { LISTED = 1024, TRIES = 4 };	/* limit of NVML queries while memory changes */
+enum { LISTED = 1024, TRIES = 4 };	/* maximum number of NVML queries while memory changes */
 #define SELDOM_NS (60 * NS_PER_SECOND)
 
 static bool uses_cuda(const struct account *account)
@@ -34,10 +34,11 @@ static bool start(struct account *account)
 	return account->nvml_started;
 }
 
-/* False if NVML does not list this process on the GPU. Adds the entries of MIG instances. */
+/* Read the memory that NVML reports for this process on the GPU, as the sum over MIG instances. False if NVML does
+ * not list this process. */
 static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
 {
-	static nvmlProcessInfo_t listed[LISTED];	/* account->settling serializes threads */
+	static nvmlProcessInfo_t listed[LISTED];	/* account->settling lets only one thread in */
 	nvmlDevice_t device;
 	unsigned count = LISTED, pid = (unsigned)getpid();
 	bool named = false;
@@ -56,7 +57,7 @@ static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
 	return named;
 }
 
-/* Read the current count, but not during a pool's growth, which the driver allocates before it is charged. */
+/* Read the current count, but not while a pool grows: the driver allocates before the growth is charged. */
 static uint64_t counted_whole(struct account *account, int gpu)
 {
 	recursive_lock(&account->pools);
@@ -65,8 +66,8 @@ static uint64_t counted_whole(struct account *account, int gpu)
 	return bytes;
 }
 
-/* Modules add to the value, so keep the lowest one. If contexts changed meanwhile, the value is for another number
- * of contexts. */
+/* Loaded modules add to the reported value, so keep the lowest value. If contexts changed during the query, the
+ * value belongs to another number of contexts. */
 static void learn(struct account *account, int gpu, uint64_t beyond, unsigned ended_before)
 {
 	unsigned contexts = atomic_load(&account->contexts[gpu]);
@@ -74,14 +75,14 @@ static void learn(struct account *account, int gpu, uint64_t beyond, unsigned en
 		tenant_learn_context(&account->tenant, gpu, beyond / contexts);
 }
 
-/* NVML's value for this process on a GPU beyond the accounting. */
+/* The memory that NVML reports for this process on a GPU beyond the accounting. */
 struct answer {
 	bool named;	/* NVML lists the process */
-	bool still;	/* no memory changed meanwhile */
+	bool still;	/* no memory changed during the query */
 	uint64_t beyond;
 };
 
-/* Memory may change during the query. Subtract the larger count, so that no memory counts twice. */
+/* Memory may change during the query. Subtract the larger of the two counts, so that no memory counts twice. */
 static struct answer ask(struct account *account, const struct quota_gpu *gpu)
 {
 	struct tenant *tenant = &account->tenant;
@@ -92,8 +93,8 @@ static struct answer ask(struct account *account, const struct quota_gpu *gpu)
 	return (struct answer){ named, atomic_load(&tenant->moves) == moves, bytes > counted ? bytes - counted : 0 };
 }
 
-/* Memory allocated and freed during the query may be in NVML's value but in neither count. The lowest of several
- * values excludes it. */
+/* Memory that is allocated and freed during the query may be in NVML's value but in neither count. Query several
+ * times and use the lowest value, which excludes such memory. */
 static struct answer ask_until_still(struct account *account, const struct quota_gpu *gpu)
 {
 	struct answer least = ask(account, gpu);
@@ -121,7 +122,7 @@ void nvml_settle(struct account *account, const struct quota *quota)
 			named_somewhere |= answer.named;
 			if (answer.named && answer.still)
 				learn(account, gpu, answer.beyond, ended);
-			/* Managed memory on the GPU that does not count cannot be separated from the rest. */
+			/* Managed memory may be exempt from the quota, but NVML's value for the GPU includes it. */
 			if (answer.named && quota->managed_oversubscribed && atomic_load(&account->has_managed))
 				continue;
 			tenant_set_context(&account->tenant, gpu, answer.named ? answer.beyond + atomic_load(&account->context_pending[gpu])

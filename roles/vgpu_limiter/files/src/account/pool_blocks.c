@@ -77,8 +77,8 @@ void pool_trim_held(CUmemoryPool pool, uint64_t keep)
 void settle_pools_held(struct account *account, int gpu, bool trim, CUmemoryPool growing)
 {
 	struct table *pools = &account->tables.table[T_POOL];
-	/* Only the holder of account->pools changes this table. A callback inside a driver call may be the holder,
-	 * so read again after each call. Never call the driver with tables.lock held. */
+	/* Only the holder of account->pools changes this table. The holder may be a callback inside a driver call, so
+	 * read the entry again after each driver call. Never call the driver while tables.lock is held. */
 	for (uint32_t i = 0; i < pools->capacity; i++) {
 		struct entry block;
 		CUmemoryPool pool = (CUmemoryPool)(uintptr_t)pools->entries[i].key;
@@ -91,7 +91,8 @@ void settle_pools_held(struct account *account, int gpu, bool trim, CUmemoryPool
 	}
 }
 
-/* A thread that finds the lock taken sets the flag before the holder releases the lock and reads the flag. */
+/* A thread sets the flag before it tries to take the lock, and the holder reads the flag after it releases the lock.
+ * So one of them settles the pools. */
 static void settle_given_back(struct account *account)
 {
 	atomic_thread_fence(memory_order_seq_cst);
@@ -124,7 +125,7 @@ void settle_pools(struct account *account, int gpu, bool trim)
 	pools_leave(account);
 }
 
-/* Requires account->pools. A destroyed pool is charged until its last pointer is freed. */
+/* Requires account->pools. A destroyed pool stays charged until its last pointer is freed. */
 static void drop_orphan(struct account *account, uint64_t id)
 {
 	struct entry block = { 0 };

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The lock of the tenant's region, and liveness of slots' owners. formats/region.h describes how the lock survives kill
- * -9.
+ * The lock of the tenant's region, and checks whether the owners of slots are alive. formats/region.h describes how the
+ * lock survives `kill -9`.
  */
 #ifndef REGION_LOCK_H
 #define REGION_LOCK_H
@@ -14,8 +14,8 @@
 /* Requires tenant->memory, so one thread per process. */
 void region_lock(struct tenant *);
 void region_unlock(struct tenant *);
-/* The mapped file, or -1 if its name is gone or belongs to another file (the tenant was recreated while this process
- * ran). Locks in the new file do not apply to these slots. */
+/* Return a descriptor of the mapped file. -1 if the name is gone or belongs to another file, because the tenant was
+ * recreated while this process ran. Locks in the new file do not apply to these slots. */
 int region_reopen(const struct tenant *);
 bool region_slot_is_dead(const struct tenant *, int descriptor, uint32_t slot);
 

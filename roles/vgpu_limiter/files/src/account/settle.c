@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Find changes that no call reports.
+ * Charge changes that no hooked call shows.
  */
 #include "account/settle.h"
 
@@ -13,7 +13,7 @@
 
 void account_settle(struct account *account, const struct quota *quota)
 {
-	/* Driver calls in here may reenter a hook. Do not settle recursively. */
+	/* Driver calls in this function may call a hook again. Do not settle recursively. */
 	if (!account->tenant.region || atomic_exchange(&account->settling, true))
 		return;
 	settle_pools(account, -1, false);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Once a second, update the charge of pools, graphs and NVML's value for this process.
+ * Once a second, update the charges for pools, graphs and the memory that NVML reports for this process.
  */
 #ifndef SETTLE_H
 #define SETTLE_H

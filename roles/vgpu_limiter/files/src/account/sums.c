@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Add memory of a process to the region, and subtract it.
+ * Add a process's memory to the region, and subtract it.
  */
 #include "account/sums.h"
 
@@ -11,7 +11,7 @@
 #include "base/files.h"
 #include "base/likely.h"
 
-/* Requires the region's lock, so that only one thread writes. */
+/* Requires the region's lock, so only one thread writes the counter. */
 static inline void moved(struct tenant *tenant)
 {
 	uint32_t moves = atomic_load_explicit(&tenant->moves, memory_order_relaxed);

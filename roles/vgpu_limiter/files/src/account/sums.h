@@ -10,23 +10,24 @@
 
 #include "account/tenant.h"
 
-/* Exact: dead processes are removed before a refusal or a report. */
+/* Reserve memory. The result is exact, because dead processes are removed before memory is refused or reported. */
 bool tenant_reserve(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);
-bool tenant_has_room(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);	/* check only, without reserving */
+bool tenant_has_room(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);	/* checks without reserving */
 uint64_t tenant_used(struct tenant *, int gpu);
 void tenant_give_back(struct tenant *, int gpu, uint64_t bytes);
-/* Reserved memory exists now and counts for the peak, as do concurrent requests of other processes. */
+/* Reserved memory has become an allocation and counts for the peak. Concurrent requests of other processes count
+ * too. */
 void tenant_note_peak(struct tenant *, int gpu);
-/* Count an allocation that finally failed. */
+/* Count an allocation that was refused after all attempts. */
 void tenant_refused(struct tenant *, int gpu);
 
-uint64_t tenant_own_used(struct tenant *, int gpu);		/* this process, without its contexts */
-/* Return the number of the tenant's living processes, with their host PIDs. Omits processes in other PID namespaces,
- * and all if this process is in one. */
+uint64_t tenant_own_used(struct tenant *, int gpu);		/* memory of this process without its contexts */
+/* Return the number of the tenant's living processes, and store their host PIDs. Processes in other PID namespaces
+ * are omitted. If this process is in another PID namespace than the host's, all are omitted. */
 int tenant_pids(struct tenant *, unsigned pids[REGION_SLOTS]);
 
 
-/* Requires the region's lock. Return whether the sum leaves room. */
+/* Requires the region's lock. Return whether `bytes` fits in addition to the current sum. */
 bool tenant_fits(const struct tenant *, int gpu, uint64_t bytes, uint64_t limit);
 
 #endif

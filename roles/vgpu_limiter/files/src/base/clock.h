@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Time in nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
+ * Time in nanoseconds of CLOCK_MONOTONIC, which is the same for all processes of a host.
  */
 #ifndef CLOCK_H
 #define CLOCK_H
@@ -24,7 +24,7 @@ static inline int64_t ns_of_clock(clockid_t clock)
 
 static inline int64_t now_ns(void) { return ns_of_clock(CLOCK_MONOTONIC); }
 
-/* The kernel's clock, even if the program replaces the C library's clock. */
+/* Read the kernel's clock directly, because the program may replace the C library's clock functions. */
 static inline int64_t kernel_ns(void)
 {
 	struct timespec now = { 0 };
@@ -32,7 +32,7 @@ static inline int64_t kernel_ns(void)
 	return now.tv_sec * NS_PER_SECOND + now.tv_nsec;
 }
 
-/* Cheap, but up to a few milliseconds old. */
+/* Cheap to read, but up to a few milliseconds behind. */
 static inline int64_t coarse_ns(void) { return ns_of_clock(CLOCK_MONOTONIC_COARSE); }
 
 #endif

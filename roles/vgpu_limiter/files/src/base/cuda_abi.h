@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The binary interface of the CUDA driver and NVML, as far as this library uses it. Types, layouts and numbers are
- * declared here from the CUDA driver API reference (docs.nvidia.com/cuda/cuda-driver-api) and the NVML API reference
- * (docs.nvidia.com/deploy/nvml-api). Functions have their exported names, which the linker uses, not the names that the
- * headers' macros replace.
+ * The parts of the binary interfaces of the CUDA driver and NVML that this library uses. Types, layouts and numbers are
+ * taken from the CUDA driver API reference (docs.nvidia.com/cuda/cuda-driver-api) and the NVML API reference
+ * (docs.nvidia.com/deploy/nvml-api). Functions are declared with their exported names, which the linker uses. In
+ * NVIDIA's headers, macros replace some of the documented names with these exported names.
  */
 #ifndef CUDA_ABI_H
 #define CUDA_ABI_H
@@ -38,7 +38,7 @@ typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct { unsigned char bytes[16]; } CUuuid;
 
-/* Streams without an object: the legacy default stream and the per-thread default stream. */
+/* Streams without a stream object: the legacy default stream and the per-thread default stream. */
 #define CU_STREAM_LEGACY     ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
 
@@ -121,8 +121,9 @@ typedef struct {
 } CUDA_LAUNCH_PARAMS;
 static_assert(sizeof(CUDA_LAUNCH_PARAMS) == 56, "CUDA_LAUNCH_PARAMS_v1");
 
-/* Before CUDA 3.2, device pointers and sizes had 32 bits, even on 64-bit processors. Names without a suffix still do
- * (cuda.h, "CUDA API made obselete at API version 3020"; cudaTypedefs.h, PFN_cuMemAlloc_v2000 and similar). */
+/* Before CUDA 3.2, device pointers and sizes had 32 bits, even on 64-bit processors. Functions without a suffix
+ * still use 32 bits (cuda.h, "CUDA API made obselete at API version 3020"; cudaTypedefs.h, PFN_cuMemAlloc_v2000 and
+ * similar). */
 typedef unsigned CUdeviceptr_v1;
 typedef struct { unsigned width, height, format, channels; } CUDA_ARRAY_DESCRIPTOR_v1;
 typedef struct { unsigned width, height, depth, format, channels, flags; } CUDA_ARRAY3D_DESCRIPTOR_v1;
@@ -202,7 +203,7 @@ CUresult cuStreamSynchronize(CUstream);
 CUresult cuStreamSynchronize_ptsz(CUstream);
 CUresult cuEventSynchronize(CUevent);
 
-/* Functions that are only called. cuCtxGetDevice has the form of CUDA 2.0, without a context. */
+/* Functions that are called but not intercepted. cuCtxGetDevice has the signature of CUDA 2.0, without a context. */
 CUresult cuCtxGetDevice(CUdevice *);
 CUresult cuCtxGetCurrent(CUcontext *);
 CUresult cuCtxPushCurrent_v2(CUcontext);
@@ -240,7 +241,7 @@ enum {
 typedef struct nvmlDevice_st *nvmlDevice_t;
 typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;
-/* An entry of a process list: first form, then second and third form. */
+/* An entry of a process list, in version 1 of the structure, and then in versions 2 and 3. */
 typedef struct { unsigned pid; unsigned long long memory_bytes; } nvmlProcessInfo_v1_t;
 typedef struct {
 	unsigned pid;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Paths below the root, and system calls for files.
+ * Build paths below the root, and make system calls for files.
  */
 #include "base/files.h"
 
@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* After fork, a child starts with its parent's value and sets its own before it uses a path. */
+/* After fork, the child starts with its parent's value. It sets its own value before it uses a path. */
 static char root[128];
 
 bool files_set_root(const char *path)
@@ -40,7 +40,7 @@ bool vgpu_path(char *to, size_t room, const char *format, ...)
 	return length >= 0 && (size_t)length < room - used;
 }
 
-/* glibc 2.33 renamed stat and fstat. The system call has one name. */
+/* glibc 2.33 changed the symbols of stat and fstat. The system call works with every glibc. */
 int file_status(int descriptor, const char *path, struct stat *status)
 {
 	return (int)syscall(SYS_newfstatat, descriptor, path, status, *path ? 0 : AT_EMPTY_PATH);

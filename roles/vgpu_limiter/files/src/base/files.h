@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Files, by direct system calls. The C library's functions are cancellation points (pthread_cancel), and a thread must
- * not end with a lock held.
+ * File access by direct system calls. The C library's functions are cancellation points (pthread_cancel), and a thread
+ * must not be cancelled while it holds a lock.
  */
 #ifndef FILES_H
 #define FILES_H
@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Prefix of all paths: OPENFLEET_VGPU_ROOT in tests, empty in production. False if too long. */
+/* Set the prefix of all paths: OPENFLEET_VGPU_ROOT in tests, empty in production. False if too long. */
 bool files_set_root(const char *root);
 const char *files_root(void);
 /* Build a path below the root. False if too long. */
@@ -21,14 +21,14 @@ bool vgpu_path(char *to, size_t room, const char *format, ...) __attribute__((fo
 int vgpu_openat(const char *path, int flags, unsigned mode);
 long vgpu_read(int descriptor, void *, size_t);
 void vgpu_close(int descriptor);
-int vgpu_reopen(const char *path);	/* O_RDWR | O_CLOEXEC, -1 on failure */
+int vgpu_reopen(const char *path);	/* flags O_RDWR | O_CLOEXEC. -1 on failure */
 
 struct stat;
-/* Status of the path, or of the descriptor if the path is "". */
+/* Read the status of the path, or of the descriptor if the path is "". */
 int file_status(int descriptor, const char *path, struct stat *);
 
-/* Number of this process's PID namespace, 0 if unknown. NVML reports host PIDs, which are valid only in the initial
- * namespace. In another namespace the same PID may be an unrelated process. */
+/* Return the number of this process's PID namespace, 0 if unknown. NVML reports host PIDs, so they are valid only in
+ * the initial namespace. In another namespace the same PID may belong to an unrelated process. */
 #define INITIAL_PID_NAMESPACE UINT64_C(0xeffffffc)	/* PROC_PID_INIT_INO of linux/proc_ns.h, the same on every host */
 uint64_t vgpu_pid_namespace(void);
 

@@ -2,8 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Log lines for operators: to syslog's socket from LOG_NOTICE on, or all lines to the file (or `stderr`) in
- * OPENFLEET_VGPU_LOG. The socket or file is opened for each line, so that no descriptor stays open in the program.
+ * Log lines for operators. By default, lines from LOG_NOTICE on are sent to syslog's socket. If OPENFLEET_VGPU_LOG is
+ * set, all lines are written to that file, or to `stderr`. The socket or file is opened for each line, so that the
+ * program keeps no additional descriptor open.
  */
 #include "base/log.h"
 
@@ -26,7 +27,7 @@
 
 enum { LINES = 20, SECONDS = 60 };
 
-/* Limit of LINES lines in SECONDS for the process. Two threads may count one line twice. */
+/* Allow at most LINES lines in SECONDS per process. Two threads may count the same line twice. */
 static bool may_log(void)
 {
 	static _Atomic int64_t window_ns;
@@ -49,7 +50,7 @@ static void to_syslog(int level, const char *text)
 	int length = snprintf(line, sizeof line, "<%d>openfleet-vgpu[%d]: %s", LOG_USER | level, (int)getpid(), text);
 	if (length >= (int)sizeof line)
 		length = sizeof line - 1;
-	/* Connectionless, so that an unread socket never blocks the program. */
+	/* The socket is connectionless, so that an unread socket never blocks the program. */
 	syscall(SYS_sendto, descriptor, line, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT, &address, sizeof address);
 	vgpu_close(descriptor);
 }
@@ -81,7 +82,7 @@ void vgpu_log(int level, const char *format, ...)
 	if ((named || level <= LOG_NOTICE) && may_log()) {
 		char text[512];
 		va_list arguments;
-		errno = error;	/* for %m */
+		errno = error;	/* `%m` in the format needs errno */
 		va_start(arguments, format);
 		vsnprintf(text, sizeof text, format, arguments);
 		va_end(arguments);

@@ -9,7 +9,8 @@
 
 #include <syslog.h>
 
-/* Log one line, from LOG_ERR to LOG_DEBUG. Keeps errno, never waits, and drops lines above the limit. */
+/* Log one line at a level from LOG_ERR to LOG_DEBUG. Preserves errno and never waits. Lines above the rate limit are
+ * dropped. */
 void vgpu_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Locks of one word, based on futexes.
+ * One-word locks based on futexes.
  */
 #include "base/mutex.h"
 
@@ -12,7 +12,7 @@
 
 #include "base/likely.h"
 
-/* 0: free, 1: held, 2: held, and another thread may wait. */
+/* 0: free, 1: held, 2: held, and other threads may be waiting. */
 void mutex_lock(struct mutex *mutex)
 {
 	uint32_t free = 0;

@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A lock of the kind F_OFD_SETLK belongs to the open file, and ends with the last reference to it. Here this is a
- * mapping that fork does not copy. The descriptor is closed at once, so a program that closes all descriptors does not
- * release the lock, and a child does not share it. exec, exit and kill -9 release it.
+ * A lock of type F_OFD_SETLK belongs to the open file description, and ends when the last reference to it is gone. Here
+ * the last reference is a mapping that fork does not copy, because the descriptor is closed at once. So a program that
+ * closes all descriptors does not release the lock, and a child does not share it. The lock ends with exec, exit or
+ * kill -9.
  */
 #include "base/shared_file.h"
 
@@ -17,15 +18,15 @@
 
 #include "base/files.h"
 
-/* Linux 3.15 and later. Headers before glibc 2.20 lack the names. */
+/* Available since Linux 3.15. Headers before glibc 2.20 lack the names. */
 #ifndef F_OFD_GETLK
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
 #define F_OFD_SETLKW 38
 #endif
 
-/* A tmpfs file has no pages before the first write, and a write without free memory ends the program (SIGBUS). So
- * allocate all pages here, where failure is an ordinary error. Not every file system supports this. */
+/* A tmpfs file has no pages before the first write, and if no memory is free, a write ends the program (SIGBUS). So
+ * allocate all pages here, because a failure here is an ordinary error. Not every file system supports this. */
 static bool has_pages(int descriptor, size_t size)
 {
 	long result;
@@ -45,7 +46,7 @@ void *vgpu_open_shared(const char *path, size_t size, int *descriptor)
 	if (file_status(*descriptor, "", &status) == 0) {
 		if (!S_ISREG(status.st_mode))
 			errno = EINVAL;
-		/* Never shrink. If several processes run this at once, the last one sets the same length again. */
+		/* Never shrink the file. If several processes get here at once, all set the same length. */
 		else if ((status.st_size >= (off_t)size || ftruncate(*descriptor, (off_t)size) == 0) && has_pages(*descriptor, size))
 			memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
 	}

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Files that processes map together, with locked bytes that show which processes are alive.
+ * Files that several processes map. A locked byte in the file shows that a process is alive.
  */
 #ifndef SHARED_FILE_H
 #define SHARED_FILE_H
@@ -11,13 +11,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Map the file and extend it to `size` bytes if it is shorter. A child of fork does not inherit the mapping.
- * *descriptor refers to the same open file. Locks by vgpu_take_byte through it last as long as the mapping, so the
- * caller closes it after taking a byte. NULL sets errno. */
+/* Map the file, and extend it to `size` bytes if it is shorter. A child of fork does not inherit the mapping.
+ * *descriptor refers to the same open file description. Locks taken through *descriptor with vgpu_take_byte last as
+ * long as the mapping, so the caller closes *descriptor after it has taken a byte. NULL on failure, with errno set. */
 void *vgpu_open_shared(const char *path, size_t size, int *descriptor);
-/* True: this process owns the byte while it lives and keeps the mapping. */
+/* Take the byte. True: this process owns the byte as long as it lives and keeps the mapping. */
 bool vgpu_take_byte(int descriptor, int64_t offset);
-/* Return whether a living process, including this one, owns the byte. Works through any descriptor of the file
+/* Return whether a living process, including this one, owns the byte. Any descriptor of the file may be used
  * (vgpu_reopen). True if unknown. */
 bool vgpu_byte_is_taken(int descriptor, int64_t offset);
 /* Wait until this process owns the byte, then release it. */

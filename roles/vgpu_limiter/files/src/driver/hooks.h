@@ -2,17 +2,18 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The list of intercepted and called functions. It has no include guard: each includer defines the macros that it
- * needs, and the others expand to nothing. The Makefile derives the exported names from the same lines.
+ * The list of intercepted and called functions. This header has no include guard: each file that includes it defines
+ * the macros that it needs, and the other macros expand to nothing. The Makefile derives the exported names from these
+ * lines.
  *
  *   HOOK(symbol, name, version, per_thread)
- *       an exported name of the driver. The handler is the function of that name in this library. The other three
- *       are the arguments of cuGetProcAddress: the name, the first CUDA version of this form, and whether it is
- *       the form for per-thread default streams.
- *   HOOK_NVML(symbol)   an exported name of NVML
+ *       an exported name of the driver. The function of the same name in this library intercepts it. The other three
+ *       values are arguments of cuGetProcAddress: the name, the CUDA version that introduced this form, and whether
+ *       this form uses per-thread default streams.
+ *   HOOK_NVML(symbol)   an exported name of NVML that this library intercepts
  *   HOOK_LIBC(symbol)   dlsym, dlvsym
- *   CALLED(symbol)      a driver function that is called and not intercepted
- *   CALLED_NVML(symbol) the same of NVML
+ *   CALLED(symbol)      a driver function that this library calls but does not intercept
+ *   CALLED_NVML(symbol) an NVML function that this library calls but does not intercept
  */
 #ifndef HOOK
 #define HOOK(symbol, name, version, per_thread)

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Find dlsym and dlvsym in the tables of the C library, because the loader returns this library's own functions.
+ * Find dlsym and dlvsym in the symbol tables of the C library. The loader cannot be used for this, because it returns
+ * this library's functions of the same name.
  */
 #include "driver/loader.h"
 
@@ -10,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Symbol versions of every C library since 2.17, independent of the build host's version. */
+/* Symbol versions that every C library since 2.17 has, whatever version the build host has. */
 #if defined(__x86_64__)
 #define FIRST_GLIBC "GLIBC_2.2.5"
 #elif defined(__aarch64__)
@@ -27,10 +28,10 @@ struct tables {
 	uintptr_t bias, base;
 	const Elf64_Sym *symbols;
 	const char *names;
-	const uint32_t *hash;		/* DT_GNU_HASH: buckets, number of the first symbol, words and shift of the filter, ... */
+	const uint32_t *hash;		/* Layout of DT_GNU_HASH: buckets, number of the first symbol, words and shift of the filter, ... */
 };
 
-/* On most systems, the loader has added the bias to the addresses in the table. */
+/* On most systems, the loader has already added the load bias to the addresses in this table. */
 static const void *address_in(const struct tables *t, uint64_t value)
 {
 	return (const void *)(value < t->base ? t->bias + value : (uintptr_t)value);
@@ -61,7 +62,7 @@ static bool read_tables(struct tables *t, const void *base)
 	return t->symbols && t->names && t->hash;
 }
 
-/* In every C library, all versions of this name are the same function. */
+/* In every C library, all versions of this symbol are the same function. */
 static void *defined_in(const void *base, const char *name)
 {
 	struct tables t;
@@ -84,8 +85,8 @@ static void *defined_in(const void *base, const char *name)
 	return NULL;
 }
 
-/* The functions are in the same library as dlopen and dladdr: libdl.so.2 before glibc 2.34, then libc.so.6. Another
- * library may have replaced one of them. */
+/* The functions are in the library that also has dlopen and dladdr: libdl.so.2 before glibc 2.34, libc.so.6 since
+ * then. Another library may have replaced either function. */
 static void *in_c_library(const char *name)
 {
 	void *const beside[] = { (void *)libc_dladdr, (void *)libc_dlopen };

@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The C library's dynamic loader, bypassing this library's dlsym and dlvsym.
+ * Use the C library's dynamic loader, bypassing this library's dlsym and dlvsym.
  *
- * loader.c and hooks/resolve.c run before a sanitizer is ready, so they call no function that sanitizers replace.
+ * loader.c and hooks/resolve.c run before a sanitizer is initialized, so they must not call functions that sanitizers
+ * replace.
  */
 #ifndef LOADER_H
 #define LOADER_H
@@ -23,7 +24,7 @@ extern _Atomic(dlvsym_t *) loader_dlvsym;
 dlsym_t *loader_find_dlsym(void);
 dlvsym_t *loader_find_dlvsym(void);
 
-/* The C library's functions. A tail call keeps the program as their caller. */
+/* The C library's functions. Call them by a tail call, so that the program remains their caller. */
 static inline dlsym_t *real_dlsym(void)
 {
 	dlsym_t *found = atomic_load_explicit(&loader_dlsym, memory_order_acquire);
@@ -36,11 +37,11 @@ static inline dlvsym_t *real_dlvsym(void)
 	return LIKELY(found) ? found : loader_find_dlvsym();
 }
 
-/* dlopen and dladdr. dladdr returns false if no library contains the address. */
+/* Call dlopen and dladdr. loader_address returns false if no library contains the address. */
 void *loader_open(const char *name, int flags);
 bool loader_address(const void *address, Dl_info *);
 
-/* Replaces strcmp, because sanitizers intercept it and call dlsym and dlvsym before it works. */
+/* Use this instead of strcmp: sanitizers intercept strcmp, and they call dlsym and dlvsym before their strcmp works. */
 static inline bool loader_is_same(const char *a, const char *b)
 {
 	while (*a && *a == *b) {

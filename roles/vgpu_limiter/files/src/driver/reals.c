@@ -20,10 +20,10 @@ static const struct { const char *symbol; bool nvml; } LISTED[REAL_COUNT] = {
 };
 
 _Atomic(void *) vgpu_reals[REAL_COUNT];
-static _Atomic(bool) resolved[2];	/* functions of the driver and of NVML */
+static _Atomic(bool) resolved[2];	/* whether the functions were resolved: [0] of the driver, [1] of NVML */
 
-/* A library with the driver's soname may be the front (front.c), which exports our names and names the driver's
- * file. */
+/* A library with the driver's soname may be the front library (front.c). The front exports the intercepted names,
+ * and contains the path of the driver's file. */
 static void *driver_handle(void)
 {
 	void *handle = loader_open("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
@@ -31,8 +31,8 @@ static void *driver_handle(void)
 	return behind ? loader_open(behind, RTLD_LAZY | RTLD_NOLOAD) : handle;
 }
 
-/* The library must already be loaded, with this soname but from any path. Keep the handle, so that no dlclose
- * unloads it. Two threads may do this at once and find the same library. */
+/* The library must already be loaded with this soname, from any path. Keep the handle, so that no dlclose unloads
+ * the library. If two threads do this at once, both find the same library. */
 static bool resolve(bool nvml)
 {
 	void *handle = nvml ? loader_open("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD) : driver_handle();
@@ -60,7 +60,7 @@ bool vgpu_load_nvml(void)
 	return loader_open("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL) && resolve(true);
 }
 
-/* Replacement for a missing function or driver, with any arguments. */
+/* Replaces a missing function, or all functions if no driver is loaded. Accepts any arguments. */
 static CUresult no_such_driver_function(void) { return CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND; }
 static nvmlReturn_t no_such_nvml_function(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The driver's and NVML's own functions, listed in hooks.h.
+ * Call the original functions of the driver and NVML that hooks.h lists.
  */
 #ifndef REALS_H
 #define REALS_H
@@ -24,9 +24,9 @@ enum real {
 };
 
 extern _Atomic(void *) vgpu_reals[REAL_COUNT];
-bool vgpu_load_nvml(void);		/* false: not loaded and cannot be loaded */
+bool vgpu_load_nvml(void);		/* false: the library is not loaded and cannot be loaded */
 void *vgpu_find_real(enum real);	/* NULL if the driver lacks the function or is not loaded */
-void *vgpu_real_or_refusal(enum real);	/* a replacement that returns an error */
+void *vgpu_real_or_refusal(enum real);	/* the function, or a stand-in that returns an error if the function is missing */
 
 static inline void *vgpu_real(enum real which)
 {
@@ -34,7 +34,7 @@ static inline void *vgpu_real(enum real which)
 	return LIKELY(found) ? found : vgpu_real_or_refusal(which);
 }
 
-/* Call the driver's or NVML's own function: REAL(cuMemFree_v2)(pointer). */
+/* Call the original function of the driver or NVML. Example: REAL(cuMemFree_v2)(pointer). */
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real(REAL_##symbol))
 /* Return whether the function exists. Older drivers lack some. */
 #define HAVE(symbol) (vgpu_find_real(REAL_##symbol) != NULL)

@@ -11,21 +11,22 @@
 
 #include "base/cuda_abi.h"
 
-/* Return whether this is not a default stream. Default streams have no handle. */
+/* Return whether this is not a default stream. Default streams have no stream object. */
 static inline bool stream_is_object(CUstream stream)
 {
 	return stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
 }
 
-/* Make the stream's context current if it is not. Pass the result to vgpu_leave_stream. */
+/* Make the stream's context current if another one is current. Pass the result to vgpu_leave_stream. */
 bool vgpu_enter_stream(CUstream);
 bool vgpu_enter_context(CUcontext);
 void vgpu_leave_stream(bool entered);
 
-/* Return whether work in the stream is captured into a graph. */
+/* Return whether the stream is being captured into a graph. */
 bool vgpu_is_capturing(CUstream, bool per_thread);
 
-/* Allow calls that would invalidate another thread's stream capture. Return the thread's mode for restore_capture. */
+/* Allow calls that would otherwise invalidate another thread's stream capture. Return the thread's previous mode for
+ * restore_capture. */
 int relax_capture(void);
 void restore_capture(int mode);
 

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Parser of quota files. It avoids strtoull and sscanf, which newer headers map to functions that older C libraries
- * lack. Containers may have an older C library.
+ * Parser of quota files. The parser avoids strtoull and sscanf, because newer headers map them to functions that older
+ * C libraries lack. Containers may have an older C library than the build host.
  */
 #include "formats/quota.h"
 

@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The tenant's quota file, /etc/openfleet-gpu/vgpu/NAME/quota. Lines of words. # begins a comment:
+ * The tenant's quota file, /etc/openfleet-gpu/vgpu/NAME/quota. Each line is a key and its values. # begins a comment.
  *
  *   version 1
  *   tenant notebook-b
- *   counted_as notebook-a       after a rename. Default: the name under `tenant`
+ *   counted_as notebook-a       the tenant's earlier name after a rename. Default: the name under `tenant`
  *   policy fixed                fixed | contended | burst
  *   priority 0
- *   managed counted             counted (default) | oversubscribed: whether managed memory counts
+ *   managed counted             counted (default) | oversubscribed. counted: managed memory counts for the quota
  *   gpu GPU-UUID memory BYTES sm PERCENT seat NUMBER
  */
 #ifndef QUOTA_H
@@ -24,32 +24,33 @@ enum { QUOTA_GPUS = 16, TENANT_NAME = 64 };
 
 struct quota_gpu {
 	CUuuid uuid;
-	uint64_t memory_bytes;		/* 0: another provider limits memory, so only count it */
+	uint64_t memory_bytes;		/* 0: another provider limits memory, so memory is only counted */
 	int sm_percent;			/* 100: never throttled */
-	int seat;			/* in this GPU's turnstile */
-	int region;			/* index of the GPU in the tenant's region, -1: none, so nothing fits */
-	char name[48];			/* GPU-..., as in the quota file and the turnstile's name */
+	int seat;			/* seat number in this GPU's turnstile */
+	int region;			/* index of the GPU in the tenant's region. -1: no index, so nothing fits */
+	char name[48];			/* GPU-..., as in the quota file and in the name of the turnstile */
 };
 
-/* A quota is immutable. A new file creates a new object, and the old one stays valid for existing pointers. */
+/* A quota is immutable. If the file changes, a new object is created. The old object stays valid for existing
+ * pointers. */
 struct quota {
-	char tenant[TENANT_NAME];	/* the process's tenant name */
-	char counted_as[TENANT_NAME];	/* the tenant's key: name of its region and agent folder, and on its seats */
-	int policy;			/* enum policy, turnstile.h */
+	char tenant[TENANT_NAME];	/* tenant name of this process */
+	char counted_as[TENANT_NAME];	/* the tenant's stable name in region paths, agent paths and seats */
+	int policy;			/* enum policy in turnstile.h */
 	int priority;
-	bool managed_oversubscribed;	/* whether managed memory is exempt */
-	bool refuses_all;		/* the required quota is missing: no memory on any GPU */
+	bool managed_oversubscribed;	/* whether managed memory is exempt from the quota */
+	bool refuses_all;		/* the required quota is missing, so no memory is allowed on any GPU */
 	int gpu_count;
 	struct quota_gpu gpus[QUOTA_GPUS];
 };
 
-/* Callback for each unknown key. */
+/* Called for each unknown key. */
 typedef void quota_unknown(const char *tenant, const char *key);
-/* Parse `text`, which is modified. Return NULL, or the problem with its line. */
+/* Parse `text`. The function modifies `text`. Return NULL, or an error text with its line number in *line. */
 const char *quota_parse(struct quota *, char *text, const char *tenant, int *line, quota_unknown *);
-/* "GPU-..." or "MIG-..." with 32 hexadecimal digits. */
+/* Parse "GPU-..." or "MIG-..." with 32 hexadecimal digits. */
 bool quota_parse_uuid(CUuuid *, const char *);
-/* A tenant name without path components. */
+/* Return whether the text is a tenant name. A tenant name contains no path separators. */
 bool quota_is_name(const char *);
 
 #endif

@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The shared memory of a turnstile. throttle/turnstile.h describes its use.
+ * The format of a turnstile's shared memory. throttle/turnstile.h describes its use.
  *
- * A seat of zeros is valid and empty. Each field is one word that changes atomically. Without a lock, a process may be
- * killed at any instruction, and no repair is needed.
+ * A seat of zeros is valid and empty. Each field is one word that changes atomically. There is no lock. A process may
+ * be killed at any instruction, and nothing has to be repaired afterwards.
  */
 #ifndef FORMATS_TURNSTILE_H
 #define FORMATS_TURNSTILE_H
@@ -18,17 +18,17 @@
 enum {
 	TURNSTILE_VERSION = 1,
 	TURNSTILE_SEATS = 64,
-	TURNSTILE_PROCESSES = 4096, /* process 0 is unused */
+	TURNSTILE_PROCESSES = 4096, /* process number 0 is unused */
 	TURNSTILE_TENANT = 64,
-	/* Process N holds the lock of byte TURNSTILE_LOCKS + N, far behind the content (vgpu_take_byte). */
+	/* Process N holds the lock of byte TURNSTILE_LOCKS + N, far beyond the content (vgpu_take_byte). */
 	TURNSTILE_LOCKS = 1 << 20,
 };
 
 enum policy { POLICY_FIXED = 0, POLICY_CONTENDED = 1, POLICY_BURST = 2 };
 
-/* A tenant's seat. paid_until alone decides what the tenant may use: the time when its share of elapsed time will
- * have covered its GPU time. If it is in the future, the tenant has to wait until then. All times are nanoseconds of
- * CLOCK_MONOTONIC (base/clock.h). */
+/* A tenant's seat. `paid_until` alone decides how much the tenant may use: it is the time at which the tenant's
+ * share of elapsed time will have paid for its GPU time. If paid_until is in the future, the tenant waits until
+ * then. All times are nanoseconds of CLOCK_MONOTONIC (base/clock.h). */
 struct seat {
 	char tenant[TURNSTILE_TENANT];
 	_Atomic uint32_t percent;
@@ -36,21 +36,21 @@ struct seat {
 	_Atomic int32_t priority; /* 0 is the most urgent */
 	uint32_t unused;
 	_Atomic int64_t paid_until;
-	_Atomic int64_t active_until;  /* the tenant wants the GPU until then, at least to use up its credit */
-	_Atomic int64_t waiting_until; /* the tenant waits until then and could run if it had the turn */
+	_Atomic int64_t active_until;  /* the tenant wants the GPU until this time, at least to use up its credit */
+	_Atomic int64_t waiting_until; /* the tenant waits until this time, and could run if it had the turn */
 	_Atomic uint64_t used_ns;      /* total GPU time */
-	_Atomic uint64_t throttled_ns; /* time by which launches were delayed */
-	_Atomic int64_t due;           /* expected end of its work on this GPU, 0 without work */
-	_Atomic int64_t lead;          /* bonus to its credit here, from its other GPUs */
+	_Atomic uint64_t throttled_ns; /* time for which launches were delayed */
+	_Atomic int64_t due;           /* expected end of the tenant's work on this GPU, 0 without work */
+	_Atomic int64_t lead;          /* credit added on this GPU, derived from the tenant's other GPUs */
 	_Atomic uint64_t launches;     /* number of started launches */
-	_Atomic uint64_t lease;        /* process << 48 | end of its lease in microseconds, 0 without a lease */
+	_Atomic uint64_t lease;        /* process << 48 | end of the lease in microseconds, 0 without a lease */
 	_Atomic int64_t lease_since;   /* start of the lease */
-	_Atomic uint64_t passes;       /* launches without the lease, concurrent with the holder's work */
+	_Atomic uint64_t passes;       /* launches without the lease, concurrent with the lease holder's work */
 	uint64_t reserved[4];
 };
 
-/* Format of the file. Earlier releases store the lease in bytes that are unused here, and share the credit in the
- * seats with this release. */
+/* Format of the file. Earlier releases store the lease in the bytes that are unused here. The seats, and so the
+ * credit, are shared with earlier releases. */
 struct turnstile_file {
 	_Atomic uint64_t magic; /* written last */
 	_Atomic uint32_t version, size;
@@ -58,7 +58,7 @@ struct turnstile_file {
 	struct seat seats[TURNSTILE_SEATS];
 };
 
-/* Written by the agent and read by tenants: the tenant of each seat, and the number of changes. */
+/* Written by the agent and read by tenants: the tenant of each seat, and a counter of changes. */
 struct turnstile_terms {
 	_Atomic uint64_t changes; /* written last */
 	uint64_t reserved[7];
@@ -71,6 +71,6 @@ struct turnstile_terms {
 	} seats[TURNSTILE_SEATS];
 };
 
-enum { TURNSTILE_PAGE_BYTES = 4096, TURNSTILE_TERMS_BYTES = 8192 }; /* in the agent's memory */
+enum { TURNSTILE_PAGE_BYTES = 4096, TURNSTILE_TERMS_BYTES = 8192 }; /* sizes of memory that the agent shares */
 
 #endif

@@ -2,16 +2,16 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Arrays. Their real layout is unknown, so they count by their description: width x height x depth x channels x size of
- * the format, ignoring dimensions of 0.
+ * Hooks of arrays. The driver does not document the memory layout of an array, so its size is calculated from its
+ * description: width x height x depth x channels x size of the format. Dimensions of 0 are ignored.
  */
 #include "account/holdings.h"
 #include "driver/reals.h"
 #include "process/state.h"
 #include "process/target.h"
 
-/* Return the bits of an element: of one channel, or of all channels if the format fixes their number. Values of
- * CUarray_format from the CUDA driver API reference. */
+/* Return the bits of one channel, or of a whole element if the format fixes the number of channels. The values of
+ * CUarray_format are from the CUDA driver API reference. */
 static uint64_t element_bits(unsigned format, unsigned channels)
 {
 	switch (format) {
@@ -26,7 +26,7 @@ static uint64_t element_bits(unsigned format, unsigned channels)
 	case 0x93: case 0x94: case 0x95: case 0x96:	/* BC2, BC3, BC5, BC6H, BC7: 16 bytes */
 	case 0x99: case 0x9a: case 0x9b: case 0x9c: case 0x9d: case 0x9e:
 		return 8;
-	case 0xb0:					/* video, all planes: NV12 */
+	case 0xb0:					/* video formats, bits for all planes: NV12 */
 		return 12;
 	case 0xa2: case 0xa5:				/* NV16, YUY2 */
 		return 16;
@@ -36,20 +36,20 @@ static uint64_t element_bits(unsigned format, unsigned channels)
 		return 48;
 	case 0xb1:					/* Y416 */
 		return 64;
-	case 0xc0: case 0xc6: return 8;			/* normalised: 8 bits x 1, 2, 4 */
+	case 0xc0: case 0xc6: return 8;			/* normalised 8-bit formats with 1, 2 and 4 channels */
 	case 0xc1: case 0xc7: return 16;
 	case 0xc2: case 0xc8: return 32;
-	case 0xc3: case 0xc9: return 16;		/* and 16 bits */
+	case 0xc3: case 0xc9: return 16;		/* normalised 16-bit formats with 1, 2 and 4 channels */
 	case 0xc4: case 0xca: return 32;
 	case 0xc5: case 0xcb: return 64;
-	default:					/* including those of 32 bits in total: 10-10-10-2, P210, P216, Y210, Y216, AYUV, Y410 */
+	default:					/* also formats with 32 bits in total: 10-10-10-2, P210, P216, Y210, Y216, AYUV, Y410 */
 		return 32;
 	}
 }
 
 static uint64_t at_least_one(uint64_t value) { return value ? value : 1; }
 
-/* UINT64_MAX: more than possible. */
+/* Return the bytes of a mipmap level. UINT64_MAX if the value is too large. */
 static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uint64_t bits)
 {
 	uint64_t elements, all;
@@ -60,11 +60,11 @@ static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uin
 	return all / 8 + (all % 8 != 0);
 }
 
-/* Each level halves every dimension, but keeps layers and faces. The last possible level has one element, and at
- * least one level exists. */
+/* Each level halves every dimension, but keeps the layers and faces. The last possible level has a single element.
+ * At least one level exists. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels)
 {
-	/* Memory is created separately and mapped into the array. */
+	/* The memory is created separately and mapped into the array. */
 	if (what->flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
 		return 0;
 	bool layered = what->flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
@@ -82,7 +82,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels
 	return sum;
 }
 
-/* An array being created. */
+/* An array that is being created. */
 struct array { enum table_kind kind; struct target target; uint64_t bytes; };
 
 static bool is_counted(const struct target *target, const void *array, const void *described)
@@ -90,13 +90,13 @@ static bool is_counted(const struct target *target, const void *array, const voi
 	return target->gpu != NOT_COUNTED && array && described;
 }
 
-/* False if out of memory. An array without bytes is not counted. */
+/* Reserve the array's memory. False if out of memory. An array of 0 bytes is not counted. */
 static bool begins(struct array *a)
 {
 	return a->bytes == 0 || charge(vgpu_account(), &a->target, a->bytes);
 }
 
-/* Process the driver's result. */
+/* Record the array if the driver created it. Return the driver's result. */
 static CUresult ends(const struct array *a, CUresult result, void *array)
 {
 	if (a->bytes == 0)

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Contexts: creation, destruction, and limits that change their size.
+ * Hooks that create and destroy contexts, and that set limits which change a context's size.
  */
 #include "account/context_events.h"
 #include "account/contexts.h"
@@ -102,7 +102,7 @@ static CUresult destroy_context(CUcontext context, CUresult real(CUcontext))
 CUresult cuCtxDestroy(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy)); }
 CUresult cuCtxDestroy_v2(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy_v2)); }
 
-/* The primary context ends with its last user. Only retaining it reveals its handle. */
+/* A primary context ends when its last user releases it. Its handle can only be read by retaining the context. */
 static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresult release(CUdevice), bool always)
 {
 	struct account *account = vgpu_quota_now() ? vgpu_account() : NULL;
@@ -117,7 +117,7 @@ static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresu
 	if (result == CUDA_SUCCESS && primary && (always || !primary_is_active(device))) {
 		throttle_context_gone(primary);
 		forget_context(account, primary);
-		/* The device's default pool and graphs may have lost their memory too. */
+		/* The default pool and the graphs of the device may have lost their memory too. */
 		settle_pools(account, -1, false);
 		graphs_settle_all(account, vgpu_quota_now());
 	}
@@ -148,7 +148,8 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 
 /* --- limits --- */
 
-/* Return the memory of a context for a limit. The stack exists once per thread that the GPU can hold. */
+/* Return the bytes that a context needs for this limit. Stack memory exists for every thread that the GPU can run at
+ * once. */
 static uint64_t limit_bytes(int limit, uint64_t value, CUdevice device)
 {
 	int processors = 0, threads = 0;

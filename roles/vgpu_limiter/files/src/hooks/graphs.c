@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Memory that graphs allocate. The driver keeps it in one pool per device, allocates it when a graph is uploaded, and
- * uploads a graph at its first launch. A launch cannot be revoked, so a graph is uploaded first and launched only if
- * its memory fits.
+ * Hooks of graphs that allocate memory. The driver keeps this memory in one pool per device, and allocates it when a
+ * graph is uploaded. The first launch of a graph uploads it. A launch cannot be revoked, so this code uploads a graph
+ * first, and launches it only if its memory fits.
  */
 #include "hooks/graphs.h"
 
@@ -24,7 +24,7 @@ void vgpu_graph_memory(CUdevice device)
 		graphs_settle(vgpu_account(), quota, device);
 }
 
-/* Requires account->pools. Called after an upload. */
+/* Charge the memory after an upload. Requires account->pools. */
 static CUresult charge_upload(struct account *account, const struct target *target, uint64_t bytes)
 {
 	if (graphs_charge_held(account, target->gpu, bytes, target->limit_bytes))
@@ -42,7 +42,8 @@ static CUresult charge_upload(struct account *account, const struct target *targ
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* If the device has no graph memory after the upload of a graph, this graph has none. Remember that. */
+/* Upload a graph. If the device has no graph memory after the upload, this graph allocates none. Record that in the
+ * table. */
 static CUresult upload(struct account *account, CUgraphExec graph, CUstream stream, const struct target *target,
                        CUresult real(CUgraphExec, CUstream))
 {
@@ -73,7 +74,7 @@ CUresult vgpu_graph_admit(CUgraphExec graph, CUstream stream, bool per_thread)
 	if (!account || !graph || target.limit_bytes == UINT64_MAX || is_known_without_memory(account, graph)
 	    || !HAVE(cuGraphUpload) || vgpu_is_capturing(stream, per_thread))
 		return CUDA_SUCCESS;
-	/* If the upload fails, so will the launch, which returns the error. */
+	/* If the upload fails, the launch fails too and returns the error. */
 	CUresult result = upload(account, graph, stream, &target, per_thread ? REAL(cuGraphUpload_ptsz) : REAL(cuGraphUpload));
 	return result == CUDA_ERROR_OUT_OF_MEMORY ? result : CUDA_SUCCESS;
 }
@@ -87,7 +88,7 @@ static CUresult upload_hook(CUgraphExec graph, CUstream stream, CUresult real(CU
 CUresult cuGraphUpload(CUgraphExec graph, CUstream stream) { return upload_hook(graph, stream, REAL(cuGraphUpload)); }
 CUresult cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream) { return upload_hook(graph, stream, REAL(cuGraphUpload_ptsz)); }
 
-/* The next graph at this address may be a different one. */
+/* Forget the graph, because another graph may be created at the same address. */
 CUresult cuGraphExecDestroy(CUgraphExec graph)
 {
 	struct account *account = vgpu_account();

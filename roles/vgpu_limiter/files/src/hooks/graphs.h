@@ -11,9 +11,9 @@
 
 #include "base/cuda_abi.h"
 
-/* Call before a graph launch. CUDA_ERROR_OUT_OF_MEMORY if its memory does not fit. */
+/* Call this before a graph launch. Returns CUDA_ERROR_OUT_OF_MEMORY if the graph's memory does not fit. */
 CUresult vgpu_graph_admit(CUgraphExec, CUstream, bool per_thread);
-/* Call after a graph launch. Charges the current memory of the device's graphs. */
+/* Call this after a graph launch. Charges the memory that graphs of the device currently hold. */
 void vgpu_graph_memory(CUdevice device);
 
 #endif

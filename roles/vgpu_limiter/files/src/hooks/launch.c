@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Hooks of launches. An unthrottled program pays for two loads and a counter. The arguments stay in place, and the hook
- * jumps to the driver's function.
+ * Hooks of launches. An unthrottled program pays for two loads and a counter per launch. The arguments stay in place,
+ * and the hook jumps to the driver's function.
  */
 #include "base/clock.h"
 #include "driver/reals.h"
@@ -16,8 +16,8 @@
 	unsigned shared, CUstream stream
 #define KERNEL_ARGUMENTS f, gx, gy, gz, bx, by, bz, shared, stream
 
-/* Check the quota file after every so many launches of a thread. A thread with fewer launches in a quarter of a
- * second checks each time. */
+/* A thread checks the quota file once in this many launches. If the thread launched less often in the last quarter
+ * of a second, it checks at each launch. */
 enum { LOOK_EVERY = 32 };
 static __thread struct { int left; int64_t looked_ns; } look __attribute__((tls_model("initial-exec")));
 
@@ -41,7 +41,7 @@ static uint64_t mix(uint64_t hash, unsigned a, unsigned b, unsigned c)
 	return (hash ^ c) * UINT64_C(1099511628211);
 }
 
-/* 0 is not a shape. */
+/* Return a hash of the grid and block sizes. Never returns 0, which means "no shape". */
 static uint64_t shape_of(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz)
 {
 	uint64_t hash = mix(mix(UINT64_C(14695981039346656037), gx, gy, gz), bx, by, bz);
@@ -70,10 +70,10 @@ static struct work work_of_config(const CUlaunchConfig *c, CUfunction f)
 	return (struct work){ f, shape_of(c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y, c->block_z), is_dependent(c) };
 }
 
-/* In the _ptsz form, stream 0 is another stream. */
+/* In functions with the suffix _ptsz, stream 0 is the per-thread default stream. */
 static CUstream own_default(CUstream stream) { return stream ? stream : CU_STREAM_PER_THREAD; }
 
-/* Call the driver's function, with a possible delay by the throttle. */
+/* Wait until the throttle permits the launch. */
 static struct passage held(struct work work, CUstream stream)
 {
 	count_looks();
@@ -205,8 +205,8 @@ CUresult cuLaunchGridAsync(CUfunction f, int w, int h, CUstream stream)
 	return slow_cuLaunchGridAsync(f, w, h, stream);
 }
 
-/* One launch on each of several devices, each in a separate stream. The driver refuses more than the possible
- * number. */
+/* This call launches once on each of several devices, each in its own stream. If `count` exceeds the maximum, the
+ * driver refuses the call. */
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags)
 {
 	struct passage passages[DEVICES];
@@ -221,7 +221,7 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
 	return result;
 }
 
-/* A graph may also allocate memory, which its launch charges (graphs.c). */
+/* A graph may also allocate memory, so charge this memory after the launch (graphs.c). */
 static CUresult and_its_memory(CUresult result, CUstream stream)
 {
 	CUdevice device;
@@ -247,7 +247,7 @@ static CUresult launch_graph(CUgraphExec graph, CUstream stream, bool per_thread
 CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) { return launch_graph(graph, stream, false, REAL(cuGraphLaunch)); }
 CUresult cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) { return launch_graph(graph, stream, true, REAL(cuGraphLaunch_ptsz)); }
 
-/* The next stream at this address may belong to another context. */
+/* Forget the stream, because a new stream at the same address may belong to another context. */
 CUresult cuStreamDestroy(CUstream stream)
 {
 	throttle_stream_gone(stream);

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Plain device memory.
+ * Hooks of device memory that is allocated and freed immediately, without a stream.
  */
 #include "account/holdings.h"
 #include "account/pool_blocks.h"
@@ -10,13 +10,14 @@
 #include "process/state.h"
 #include "process/target.h"
 
-/* Calls that the driver will refuse, or that do not count, only go to the driver. */
+/* False for calls that the driver will refuse and calls that do not count. These calls go directly to the driver. */
 static inline bool is_counted(const struct target *target, const void *pointer, size_t bytes)
 {
 	return target->gpu != NOT_COUNTED && pointer && bytes > 0;
 }
 
-/* Process the driver's result. The memory exists and is charged: record it, or free it. */
+/* Process the driver's result. If the memory was allocated, it is already charged: record it, or free it again if it
+ * cannot be recorded. */
 static CUresult allocated(const struct target *target, CUresult result, const CUdeviceptr *pointer, uint64_t bytes)
 {
 	if (result == CUDA_SUCCESS) {
@@ -51,14 +52,15 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned bytes)
 	return allocated(&target, result, &found, bytes);
 }
 
-/* An allocation that cannot be counted is refused, even if it would not count. */
+/* Return whether managed memory is exempt from this quota. If no accounting is possible, the allocation is refused
+ * even if it would be exempt. */
 static bool is_beyond_quota(const struct target *target)
 {
 	return vgpu_quota_now()->managed_oversubscribed && target->gpu >= 0 && target->limit_bytes > 0;
 }
 
-/* Managed memory may be on the host. It counts in full for the context's GPU. If the quota exempts it, it does not
- * count, because the driver evicts it for other memory. */
+/* Managed memory may be in host memory. It counts in full for the context's GPU. If the quota exempts managed
+ * memory, it does not count, because the driver evicts it when other memory is needed. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
 	struct target target = target_of_context();
@@ -72,7 +74,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 	return counts ? allocated(&target, result, pointer, bytes) : result;
 }
 
-/* Both forms of the call. The old one returns 32 bits. */
+/* Call the driver's function in either form. The old form returns 32-bit values. */
 static CUresult ask_for_rows(bool old, CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
 {
 	CUdeviceptr_v1 found = 0;
@@ -85,7 +87,8 @@ static CUresult ask_for_rows(bool old, CUdeviceptr *pointer, size_t *pitch, size
 	return result;
 }
 
-/* Only the driver knows the pitch. It is at least the width. The rest is reserved afterwards. */
+/* The real pitch is known only after the driver call. It is at least the width. First reserve memory for the width,
+ * and afterwards the difference. */
 static CUresult allocate_rows(bool old, const struct target *counted, CUdeviceptr *pointer, size_t *pitch, size_t width,
                               size_t height, unsigned element)
 {
@@ -137,7 +140,7 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned *pitch, unsigned widt
 	return result;
 }
 
-/* The driver may have waited for the GPU. */
+/* Process the result of a call that frees memory. The driver may have waited for the GPU during the call. */
 static CUresult freed(const struct freeing *freeing, CUresult result)
 {
 	freeing_ends(freeing, result);

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Stream-ordered memory.
+ * Hooks of stream-ordered memory.
  *
- * A pool grows at least by the part of a request that exceeds its unused memory. Check for that much room before the
- * driver call. Growth that does not fit is released, and the call fails with out of memory. account->pools is held
- * throughout, so that the difference belongs to one thread.
+ * If a request exceeds the unused memory of a pool, the pool grows by at least the difference. Before the driver call,
+ * check that this difference fits. If the pool grew by more than fits, release the growth and let the call fail with
+ * out of memory. account->pools is held the whole time, so that the growth can be attributed to one thread.
  */
 #include "account/holdings.h"
 #include "account/pool_blocks.h"
@@ -16,7 +16,8 @@
 #include "process/state.h"
 #include "process/target.h"
 
-/* A pool not created by the process: a device's default pool, or an imported one, which is not counted here. */
+/* Return the target GPU of a pool that the process did not create. Such a pool is a device's default pool or an
+ * imported pool. Imported pools are not counted here. */
 static struct target target_of_pool(struct account *account, CUmemoryPool pool)
 {
 	mutex_lock(&account->tables.lock);
@@ -35,7 +36,7 @@ static struct target target_of_pool(struct account *account, CUmemoryPool pool)
 	return (struct target){ .gpu = NOT_COUNTED };
 }
 
-/* Common form of the hooks' calls. A capturing stream allocates nothing now. */
+/* A request in the form that all these hooks share. In a capturing stream, nothing is allocated during the call. */
 struct request {
 	CUdeviceptr *pointer;
 	size_t bytes;
@@ -61,7 +62,7 @@ static void hand_back(const struct request *r)
 		REAL(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
-/* Check for room for the pool's minimum growth for `bytes` more, without a reservation. */
+/* Check whether the minimum growth of the pool for `bytes` more fits. Reserves nothing. */
 static bool find_room(struct account *account, const struct target *target, CUmemoryPool pool, uint64_t bytes)
 {
 	uint64_t used = 0, reserved = 0;
@@ -94,7 +95,7 @@ static bool charge_growth(struct account *account, const struct request *r, cons
 	    || pool_charge_held(account, &block, bytes, target->limit_bytes);
 }
 
-/* Requires account->pools. */
+/* Allocate from a pool. Requires account->pools. */
 static CUresult allocate(struct account *account, const struct request *r, const struct target *target)
 {
 	struct entry block;
@@ -115,7 +116,7 @@ static CUresult allocate(struct account *account, const struct request *r, const
 		return result;
 	bool fits = charge_growth(account, r, target);
 	if (!fits) {
-		/* Unused memory of this and other pools may make room. */
+		/* Releasing unused memory of this and other pools may make room. */
 		settle_pools_held(account, target->gpu, true, r->pool);
 		fits = charge_growth(account, r, target);
 	}
@@ -188,7 +189,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *what)
 	struct target target = { .gpu = NOT_COUNTED };
 	if (pool && what && what->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
 		target = target_of_device(what->location.id);
-	/* No allocation was possible. */
+	/* If no accounting is possible, nothing was allocated. */
 	if (target.gpu == NO_PLACE)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = REAL(cuMemPoolCreate)(pool, what);
@@ -201,7 +202,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *what)
 	return result;
 }
 
-/* Destroy under the lock, because the driver must not be asked about a destroyed pool. */
+/* Destroy the pool while the lock is held, because other threads must not query the driver about a destroyed pool. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
 	struct account *account = vgpu_account();

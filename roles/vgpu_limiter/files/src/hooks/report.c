@@ -2,8 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Report a program's GPU memory and processes. Total is the quota, or the card's size if that is less. Free is the
- * tenant's rest. GPUs without a memory limit are reported unchanged.
+ * Hooks that report GPU memory and processes to the program. The reported total is the quota, or the GPU's size if that
+ * is smaller. The reported free memory is what the tenant may still allocate. GPUs without a memory limit are reported
+ * unchanged.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -17,7 +18,8 @@ struct figures { uint64_t total, used, free; };
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* False if not limited here. The card's real free memory is the upper limit. */
+/* Replace the memory values by the quota's. False if this GPU has no memory limit. The GPU's real free memory is the
+ * upper limit of the reported free memory. */
 static bool limited(const struct quota_gpu *gpu, uint64_t total, uint64_t free, struct figures *told)
 {
 	if (!gpu || gpu->memory_bytes == 0)
@@ -41,7 +43,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 			*free = 0;
 		return result;
 	}
-	/* Either may be NULL, but we need both. */
+	/* The program may pass NULL for either pointer, but both values are needed here. */
 	size_t real_free = 0, real_total = 0;
 	CUresult result = REAL(cuMemGetInfo_v2)(&real_free, &real_total);
 	if (result != CUDA_SUCCESS)
@@ -67,8 +69,8 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 
 static unsigned in_32_bits(uint64_t bytes) { return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes; }
 
-/* Return the newer form's value in the old form, as far as possible. The driver's result for 4 GiB and more is not
- * documented. */
+/* The old form of cuMemGetInfo returns 32-bit values. Convert the values as far as they fit. The driver does not
+ * document its result for 4 GiB and more. */
 CUresult cuMemGetInfo(unsigned *free, unsigned *total)
 {
 	CUresult result = REAL(cuMemGetInfo)(free, total);
@@ -116,7 +118,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 	return result;
 }
 
-/* The driver's reserved memory is not the tenant's. This form reports it separately. */
+/* The driver's reserved memory does not belong to the tenant. This version of the structure reports it separately. */
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
 	nvmlReturn_t result = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
@@ -130,12 +132,13 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 	return result;
 }
 
-/* --- NVML's lists of processes: the tenant's own --- */
+/* --- NVML's lists of processes, reduced to the tenant's processes --- */
 
 enum { LISTED = 1024 };
 typedef nvmlReturn_t list_t(nvmlDevice_t, unsigned *, void *);
 
-/* Entries of `size` bytes begin with the PID. Move the tenant's entries to the front and return their number. */
+/* Keep only the tenant's entries. Entries have `size` bytes and begin with the PID. Move the tenant's entries to the
+ * front, and return their number. */
 static unsigned keep_own(struct tenant *tenant, char *entries, unsigned count, size_t size, unsigned *pids)
 {
 	unsigned kept = 0;

@@ -2,14 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Decide which function a program gets.
+ * Decide which function a program gets when it looks one up.
  *
- * dlsym and dlvsym: other names go to the C library by a tail call, so that RTLD_NEXT and RTLD_DEFAULT keep the
- * caller's meaning. For our names, the C library's result is replaced only if it is the driver's own function, because
- * another library may define the same name.
+ * dlsym and dlvsym: lookups of other names go to the C library by a tail call, so that RTLD_NEXT and RTLD_DEFAULT still
+ * refer to the caller. For intercepted names, the C library's result is replaced only if it is the driver's function,
+ * because another library may define the same name.
  *
- * cuGetProcAddress: the driver is asked first. Its result is replaced if it is the address of an intercepted function.
- * This handles versions and per-thread streams without a table.
+ * cuGetProcAddress: the driver is queried first. If its result is the address of an intercepted function, the result is
+ * replaced. So versions and per-thread streams need no table.
  */
 #include <errno.h>
 #include <string.h>
@@ -21,10 +21,10 @@
 #error "dlsym must tail-call the real dlsym, which -O0 prevents: build with -O1 or higher"
 #endif
 
-/* Properties in hooks.h of each intercepted function. Other functions have no hook. */
+/* Properties of each intercepted function, from hooks.h. Other functions have no hook. */
 struct what {
 	const char *symbol, *name;
-	void *hook;			/* NULL: only called, not intercepted */
+	void *hook;			/* NULL: called but not intercepted */
 	int version;
 	bool per_thread, nvml;
 };
@@ -36,7 +36,7 @@ static const struct what WHAT[REAL_COUNT] = {
 
 /* --- dlsym and dlvsym --- */
 
-/* All our names begin with cu or nvml. This rejects almost all other lookups. */
+/* Find the hook of a name. All intercepted names begin with cu or nvml. This test rejects almost all other lookups. */
 static int find_hook(const char *symbol)
 {
 	if (!(symbol[0] == 'c' && symbol[1] == 'u') && strncmp(symbol, "nvml", 4) != 0)
@@ -47,8 +47,8 @@ static int find_hook(const char *symbol)
 	return -1;
 }
 
-/* Call the real dlsym last, because dlerror describes the last call. A global search finds our own name. Without a
- * driver it must fail as without this library. */
+/* Look up an intercepted name. Call the real dlsym last, because dlerror describes the last call. A global search
+ * finds this library's own function. Without a driver, the lookup must fail as it would without this library. */
 static __attribute__((noinline)) void *dlsym_of_hook(void *handle, enum real which)
 {
 	dlsym_t *real = real_dlsym();
@@ -73,8 +73,8 @@ static __attribute__((noinline)) void *dlsym_of_search(void *handle, const char 
 	return own_search(real_dlsym()(handle, symbol));
 }
 
-/* RTLD_NEXT: a tail call keeps the caller. A library before us finds our function. A library after us looks behind
- * us. */
+/* RTLD_NEXT: a tail call keeps the program as the caller. A library loaded before this one finds this library's
+ * function. A library loaded after this one searches the libraries behind it. */
 void *dlsym(void *handle, const char *symbol)
 {
 	if (handle != RTLD_NEXT) {
@@ -93,7 +93,8 @@ static __attribute__((noinline)) void *dlvsym_of_hook(void *handle, enum real wh
 	return found && found == drivers ? WHAT[which].hook : found;
 }
 
-/* Our functions have no version, so RTLD_NEXT skips them and searches behind us for every caller. */
+/* This library's functions have no symbol version. So RTLD_NEXT skips them and searches the libraries behind this
+ * one, for every caller. */
 static __attribute__((noinline)) void *dlvsym_of_search(void *handle, const char *symbol, const char *version)
 {
 	return own_search(real_dlvsym()(handle, symbol, version));
@@ -111,8 +112,8 @@ void *dlvsym(void *handle, const char *symbol, const char *version)
 
 /* --- cuGetProcAddress --- */
 
-/* Handle an address of the driver that is not an exported function. Choose the form of that name by version and
- * stream mode. Versions of CUDA 13 and later get the newest known form. */
+/* Handle an address that does not belong to any exported function of the driver. Choose the hook by name, version
+ * and stream mode. For versions of CUDA 13 and later, choose the newest known form. */
 static void *replace_by_name(const char *name, void *found, int version, uint64_t flags)
 {
 	enum { NEWEST = 13999 };

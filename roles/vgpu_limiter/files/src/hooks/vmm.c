@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Physical memory that is created and mapped separately (PyTorch's expandable segments). It is free after all handles
- * are released and all mappings are unmapped, in any order. A block represents the memory and counts both. Imported
- * memory of another process has no block.
+ * Hooks of physical memory that is created and mapped by separate calls (used by PyTorch's expandable segments). The
+ * memory is freed after all its handles are released and all its mappings are unmapped, in any order. A block
+ * represents the memory, and counts handles and mappings. Memory imported from another process has no block.
  */
 #include "account/charge.h"
 #include "account/sums.h"
@@ -12,14 +12,14 @@
 #include "process/state.h"
 #include "process/target.h"
 
-/* --- with account->tables.lock held --- */
+/* --- requires account->tables.lock --- */
 
 static struct entry *find_block(struct account *account, uint64_t id)
 {
 	return id ? table_find(&account->tables.table[T_BLOCK], id) : NULL;
 }
 
-/* Remove a block whose memory is free, else do nothing. Return its cost. */
+/* Remove a block if its memory is free. Return the block's cost, or 0 if the block stays. */
 static uint64_t drop_if_free(struct account *account, uint64_t id, int *gpu)
 {
 	struct entry *block = find_block(account, id);
@@ -31,14 +31,14 @@ static uint64_t drop_if_free(struct account *account, uint64_t id, int *gpu)
 	return bytes;
 }
 
-/* Add a handle to the block. False without memory for the entry. */
+/* Add a handle to the block. False if there is no memory for the entry. */
 static bool add_handle(struct account *account, CUmemGenericAllocationHandle handle, uint64_t id)
 {
 	struct entry *block = find_block(account, id);
 	struct entry *known = block ? table_add(&account->tables.table[T_HANDLE], handle) : NULL;
 	if (!known)
 		return false;
-	/* A reused handle replaces the earlier one, which no longer exists. */
+	/* If a handle value is reused, replace the earlier handle, which no longer exists. */
 	if (known->with != id) {
 		struct entry *before = find_block(account, known->with);
 		if (before)
@@ -51,7 +51,7 @@ static bool add_handle(struct account *account, CUmemGenericAllocationHandle han
 	return true;
 }
 
-/* If the address has no entry, find a mapping that contains it. */
+/* Return the block that is mapped at the address. If the address has no entry, find the mapping that contains it. */
 static uint64_t block_at(struct account *account, uint64_t address)
 {
 	struct table *table = &account->tables.table[T_MAPPING];
@@ -95,7 +95,7 @@ static bool add_block(struct account *account, CUmemGenericAllocationHandle hand
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *what, unsigned long long flags)
 {
 	struct target target = { .gpu = NOT_COUNTED };
-	/* The device is in the memory's description, because the thread may have no context. */
+	/* Use the device from the memory's description, because the thread may have no context. */
 	if (handle && bytes > 0 && what && what->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
 		target = target_of_device(what->location.id);
 	if (target.gpu == NOT_COUNTED)
@@ -129,7 +129,8 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 	return result;
 }
 
-/* Remove the entry during the driver call, because the driver may reuse the handle in another thread. */
+/* Remove the entry during the driver call, because another thread may get the same handle value as soon as it is
+ * free. */
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	struct account *account = vgpu_account();
@@ -158,7 +159,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	return result;
 }
 
-/* Count before the driver maps, so that a concurrent release does not free the block. */
+/* Count the mapping before the driver maps, so that a concurrent release does not free the block. */
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
 	struct account *account = vgpu_quota_now() ? vgpu_account() : NULL;
@@ -192,7 +193,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 	return result;
 }
 
-/* A range of several complete mappings. */
+/* The range may contain several complete mappings. */
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
 	struct account *account = vgpu_account();

@@ -2,8 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Calls that wait for the GPU. In them the driver releases memory of pools above their release threshold. The process
- * may make no call for a long time afterwards, so settle at once for the tenant's other processes.
+ * Hooks of calls that wait for the GPU. During such a call, the driver releases pool memory above the release
+ * threshold. The process may not make another call for a long time, so settle the pools at once for the tenant's other
+ * processes.
  */
 #include "account/pool_blocks.h"
 #include "driver/reals.h"

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Read the mounts and the environment.
+ * Find the tenant from the mounts and the environment.
  */
 #include "process/identity.h"
 
@@ -19,7 +19,7 @@
 
 #define FOLDERS "/etc/openfleet-gpu/vgpu"
 
-/* statx(2) with STATX_ATTR_MOUNT_ROOT of Linux 5.8. C libraries before 2.28 declare neither. */
+/* statx(2) with STATX_ATTR_MOUNT_ROOT needs Linux 5.8. C libraries before 2.28 declare neither. */
 #ifndef SYS_statx
 #if defined(__x86_64__)
 #define SYS_statx 332
@@ -38,7 +38,7 @@ struct status_x {
 };
 static_assert(sizeof(struct status_x) == 256, "struct statx");
 
-/* Format of getdents64(2). */
+/* Layout of an entry of getdents64(2). */
 struct entry_of_folder {
 	uint64_t inode, offset;
 	uint16_t length;
@@ -46,8 +46,8 @@ struct entry_of_folder {
 	char name[];
 };
 
-/* On older kernels, compare the file system with the parent folder's. A container's mounts differ, because its own
- * files are in an image. */
+/* On older kernels, compare the folder's file system with its parent folder's. In a container these differ for a
+ * mount, because the container's own files are in an image. */
 static bool is_mount_point(int around, const char *name)
 {
 	struct status_x known = { 0 };
@@ -60,7 +60,8 @@ static bool is_mount_point(int around, const char *name)
 	    && S_ISDIR(inside.st_mode) && inside.st_dev != outside.st_dev;
 }
 
-/* Return the number of mounted quota folders below the root. *name is one of them, or `wanted` if it is mounted. */
+/* Count the mounted quota folders below the root. *name is set to `wanted` if it is mounted, or else to one of the
+ * others. */
 static int count_mounted(const char *root, const char *wanted, char name[TENANT_NAME])
 {
 	char path[512];

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Read the quota file, check its owner and mode, and decide what applies if it is unusable.
+ * Read the quota file and check its owner and mode. If the file is unusable, decide which limits apply.
  */
 #include "process/quota_file.h"
 
@@ -34,8 +34,9 @@ static void note(struct quota_file *file, const struct stat *now)
 	file->read.changed_ns = now->st_ctim.tv_sec * NS_PER_SECOND + now->st_ctim.tv_nsec;
 }
 
-/* The file must belong to root, which is the overflow user in a user namespace without root. Below
- * OPENFLEET_VGPU_ROOT it may also belong to the user, who could start without the library anyway. */
+/* Return why the file is not trusted, or NULL. Its owner must be root. In a user namespace without root, root
+ * appears as the overflow user. Below OPENFLEET_VGPU_ROOT, the file may also belong to the user, who could start
+ * programs without the library anyway. */
 static const char *distrust(const struct stat *status)
 {
 	if (!S_ISREG(status->st_mode))
@@ -54,7 +55,7 @@ static void log_unknown(const char *tenant, const char *key)
 	vgpu_log(LOG_NOTICE, "quota of %s: unknown key `%s` is ignored", tenant, key);
 }
 
-/* Whether a quota was ever read. */
+/* Return whether a quota was ever read. */
 static bool has_quota(const struct quota_file *file)
 {
 	const struct quota *quota = atomic_load_explicit(&file->quota, memory_order_acquire);
@@ -85,7 +86,7 @@ void quota_refuse_all(struct quota_file *file)
 	atomic_compare_exchange_strong(&file->quota, &none, &refusing);
 }
 
-/* End of log lines if the file is unusable. */
+/* Return the end of a log line about an unusable file. */
 static const char *consequence(struct quota_file *file)
 {
 	if (has_quota(file))
@@ -96,13 +97,13 @@ static const char *consequence(struct quota_file *file)
 	return "it is mounted, so allocations on GPUs are refused until there is a quota";
 }
 
-/* Quotas stay in separate pages, because another thread may read the old one. */
+/* Use a new quota. Old quotas stay in separate pages, because another thread may still read them. */
 static void adopt(struct quota_file *file, struct account *account, const struct quota *read)
 {
 	struct quota *quota = mmap(NULL, sizeof *quota, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (quota == MAP_FAILED) {
 		quota_refuse_all(file);
-		memset(&file->read, 0, sizeof file->read);	/* retry at the next check */
+		memset(&file->read, 0, sizeof file->read);	/* retried at the next check */
 		return;
 	}
 	*quota = *read;
@@ -125,7 +126,8 @@ void quota_file_read(struct quota_file *file, struct account *account)
 		return;
 	int descriptor = vgpu_openat(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
 	if (descriptor < 0 || file_status(descriptor, "", &status) != 0) {
-		/* If the file is removed, the quota ends with the process. If it never existed, log once. */
+		/* If the file is removed, the quota applies until the process ends. If the file never existed, log this
+		 * once. */
 		if (file->read.inode != 0 || !file->looked)
 			vgpu_log(LOG_NOTICE, "cannot read %s (%m): %s", path, consequence(file));
 		memset(&file->read, 0, sizeof file->read);

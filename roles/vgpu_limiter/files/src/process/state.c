@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The process's state is in memory that the kernel clears in a child of fork (MADV_WIPEONFORK, Linux 4.14). The child
- * has no slot, no allocations and no held lock, and starts from scratch at its first hook call. So the library needs no
- * fork handler in the program.
+ * The process's state is in memory that the kernel clears in a child of fork (MADV_WIPEONFORK, Linux 4.14). So the
+ * child has no slot, no allocations and no held lock, and creates its own state at its first hook call. The library
+ * therefore needs no fork handler in the program.
  */
 #include "process/state.h"
 
@@ -40,7 +40,7 @@ static struct state *make_page(void)
 
 struct state *vgpu_state_start(void)
 {
-	/* Most processes that load the library have no tenant. They pay for one check. */
+	/* Most processes that load the library have no tenant. For these processes, this flag is the only cost. */
 	static _Atomic bool hopeless;
 	if (atomic_load_explicit(&hopeless, memory_order_relaxed))
 		return NULL;
@@ -63,7 +63,7 @@ struct state *vgpu_state_start(void)
 		const struct quota *quota = atomic_load_explicit(&state->file.quota, memory_order_acquire);
 		if (quota)
 			agent_report_first(&state->account, quota);
-		/* Do little in a process's first call. NVML is queried a second later. */
+		/* Do little in the first call of a process: NVML is queried one second later. */
 		atomic_store(&state->look_again_ns, coarse_ns() + LOOK_EVERY_NS);
 		atomic_store_explicit(&state->phase, on ? PHASE_ON : PHASE_OFF, memory_order_release);
 	}
@@ -72,7 +72,7 @@ struct state *vgpu_state_start(void)
 	return atomic_load_explicit(&state->phase, memory_order_acquire) == PHASE_ON ? state : NULL;
 }
 
-/* One thread does it. The others use the current values. */
+/* Check the quota file. One thread does this, and the other threads use the current values in the meantime. */
 static __attribute__((noinline)) void look_again(struct state *state, int64_t due, int64_t now)
 {
 	if (!atomic_compare_exchange_strong(&state->look_again_ns, &due, now + LOOK_EVERY_NS))

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The process's state: one page, created at the first hook call and cleared by fork.
+ * The process's state. It is one page, created at the first hook call. fork clears it in the child.
  */
 #ifndef STATE_H
 #define STATE_H
@@ -15,18 +15,18 @@ struct throttle;
 
 struct state {
 	_Atomic uint32_t phase;			/* PHASE_* */
-	struct mutex starting;			/* held while the state is created and the quota file is read */
-	_Atomic int64_t look_again_ns;		/* next check of the file (coarse_ns) */
+	struct mutex starting;			/* held while the state is created or the quota file is read */
+	_Atomic int64_t look_again_ns;		/* time of the next check of the quota file (coarse_ns) */
 	struct quota_file file;
 	struct account account;
-	_Atomic int unthrottled;		/* no GPU is throttled, so launches bypass the throttle (throttle/throttle.c) */
-	_Atomic(struct throttle *) throttle;	/* state of the throttle, NULL before its first use */
+	_Atomic int unthrottled;		/* no GPU is throttled, so launches skip the throttle (throttle/throttle.c) */
+	_Atomic(struct throttle *) throttle;	/* state of the throttle. NULL before the first throttled launch */
 };
 
 enum { PHASE_NEW, PHASE_OFF, PHASE_ON };
 
 extern _Atomic(struct state *) vgpu_state_page;
-/* Return the process's state, created if missing. NULL without a tenant. */
+/* Return the process's state, and create it if it does not exist. NULL without a tenant. */
 struct state *vgpu_state_start(void);
 
 static inline struct state *vgpu_state(void)
@@ -49,9 +49,9 @@ static inline struct account *vgpu_account(void)
 	return state ? &state->account : NULL;
 }
 
-/* Return this process's quota, NULL if passive. vgpu_quota() checks the file and NVML's report once a second.
- * vgpu_quota_now() costs one or two loads and checks neither. The first call creates the process's state, also in a
- * child of fork. */
+/* Return this process's quota, or NULL if nothing is limited. vgpu_quota() checks the file and NVML's report once a
+ * second. vgpu_quota_now() checks neither and costs one or two loads. The first call creates the process's state,
+ * also in a child of fork. */
 const struct quota *vgpu_quota(void);
 static inline const struct quota *vgpu_quota_now(void)
 {

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Map devices, contexts and streams to the tenant's accounting.
+ * Find the GPU in the tenant's accounting for a device, context or stream.
  */
 #include "process/target.h"
 

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Hash tables with linear probing. Removal closes the gap, without tombstones. They use separate mappings, because the
- * program may replace the heap.
+ * Hash tables with linear probing. Removing an entry closes the gap, so no tombstones are needed. The tables use their
+ * own memory mappings, because the program may replace malloc.
  */
 #include "tables/table.h"
 
@@ -12,7 +12,7 @@
 
 enum { FIRST_CAPACITY = 128 };
 
-/* Pointers and handles are multiples of powers of two. The upper bits of the product are well mixed. */
+/* Pointers and handles are multiples of powers of two, so use the upper bits of the product, which are well mixed. */
 static uint32_t place(const struct table *table, uint64_t key)
 {
 	return (uint32_t)(key * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (table->capacity - 1);
@@ -43,7 +43,7 @@ void table_clear(struct table *table)
 	*table = (struct table){ 0 };
 }
 
-/* A child of fork starts with empty tables and does not need these pages. */
+/* The new table is excluded from fork, because a child starts with empty tables. */
 static bool grow(struct table *table)
 {
 	struct table larger = { .capacity = table->capacity ? 2 * table->capacity : FIRST_CAPACITY, .count = table->count };
@@ -73,7 +73,7 @@ struct entry *table_add(struct table *table, uint64_t key)
 	return entry;
 }
 
-/* Move each entry behind the gap that may move into it. */
+/* After the removal, move each following entry into the gap if its hash permits this. */
 void table_remove(struct table *table, struct entry *entry)
 {
 	uint32_t mask = table->capacity - 1, gap = (uint32_t)(entry - table->entries);

@@ -14,16 +14,17 @@
 #include "throttle/usage.h"
 #include "throttle/words.h"
 
-#define IN_FLIGHT_NS (4 * NS_PER_MS)		/* limit of work in flight, unless one launch exceeds it */
-#define IN_FLIGHT_BORROWED_NS (2 * NS_PER_MS)	/* limit for a borrower, because tenants with credit may wait for it */
-#define UNKNOWN_LEASE_NS (50 * NS_PER_MS)	/* assumed time of an unmeasured kernel */
-#define DRAIN_LEASE_NS (20 * NS_PER_MS)		/* minimum rest of a holder's lease while it waits for its own work */
-#define STUCK_NS (50 * NS_PER_MS)		/* work so late may wait for later work */
-#define PASS_NS (2 * NS_PER_MS)			/* a delay after which it may run concurrently with the holder's work */
+#define IN_FLIGHT_NS (4 * NS_PER_MS)		/* maximum work in flight. A single launch may exceed it */
+#define IN_FLIGHT_BORROWED_NS (2 * NS_PER_MS)	/* maximum for a borrower. Tenants with credit may have to wait for it */
+#define UNKNOWN_LEASE_NS (50 * NS_PER_MS)	/* assumed duration of a kernel that was never measured */
+#define DRAIN_LEASE_NS (20 * NS_PER_MS)		/* minimum remaining lease of a holder that waits for its own work */
+#define STUCK_NS (50 * NS_PER_MS)		/* if work is this late, it may be waiting for work that is launched later */
+#define PASS_NS (2 * NS_PER_MS)			/* a launch delayed this long may run concurrently with the lease holder's work */
 
 static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64_t now, bool *borrows)
 {
-	/* More than this process used, and more than other processes of the tenant can have used. */
+	/* Upper limit of the debt: what this process used, plus the most that other processes of the tenant can have
+	 * used. */
 	int64_t others = policy == POLICY_BURST ? BORROW_MAX_NS : SIBLING_DEBT_MAX_NS;
 	int64_t most = (g->own_paid > now ? g->own_paid : now) + others;
 	int64_t paid = turnstile_limit_debt(seat_of(g), now, most) - g->lead_ns, resume = turnstile_resume(g->terms.percent);
@@ -61,8 +62,8 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	if (t->quota->gpu_count > 1)
 		usage_tell_due(g);
 
-	/* A kernel may wait for one launched later in another stream or on another GPU. So start one launch without
-	 * waiting for the earlier work or for a turn, and let its lease expire. */
+	/* A kernel may wait for a kernel that is launched later, in another stream or on another GPU. In this case,
+	 * start one launch without waiting for earlier work or for a turn, and let its lease expire. */
 	bool stuck = !idle && now - g->progress_ns > STUCK_NS + within(in_flight, 0, STUCK_NS);
 
 	turnstile_set_active(seat_of(g), now, now + ACTIVE_NS);
@@ -76,9 +77,9 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	*reason = FOR_CREDIT;
 	wait = wait_for_credit(g, policy, now, &borrows);
 	bool hurry = g->hurry && wait < BORROW_MAX_NS;
-	/* Another GPU of the tenant had credit a moment ago and is working. Start as many launches here. Otherwise
-	 * that work waits for this GPU while another tenant takes it, and each tenant gets only one GPU at each
-	 * step. */
+	/* Another GPU of the tenant had credit a moment ago and is working. Start as many launches here as there.
+	 * Otherwise the work on the other GPU waits for this GPU, another tenant takes this GPU, and at each step each
+	 * tenant gets only one of the two GPUs. */
 	if (wait > 0 && !hurry && !(g->behind && wait < LEAD_MAX_NS)) {
 		if (!idle)
 			return drain_ns(in_flight);
@@ -88,14 +89,14 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	*reason = FOR_THE_GPU;
 	int64_t most = borrows ? IN_FLIGHT_BORROWED_NS : IN_FLIGHT_NS;
 	if (!stuck && (busy_is_full(b) || (!idle && in_flight + estimate > most))) {
-		/* A launch concurrent with another tenant's work still waits for its turn. Otherwise two tenants
-		 * that each hold the GPU the other one needs would continue like this at each step. */
+		/* A launch that runs concurrently with another tenant's work still waits for its turn. Otherwise, if each of
+		 * two tenants held the GPU that the other one needs, this state would continue at each step. */
 		if (!holds && g->has_peers)
 			wait_for_turn(g, now, now + in_flight + DRAIN_LEASE_NS);
 		return drain_ns(in_flight);
 	}
 	*reason = FOR_ITS_TURN;
-	/* Check here too, because the peer check may have waited for work in flight. */
+	/* Check the turn here too, because the code above may have waited for work in flight. */
 	if (holds && !stuck && (g->ending || now - g->turn_checked_ns >= POLL_NS)) {
 		g->turn_checked_ns = now;
 		if ((wait = turn_ends(g, now, idle, in_flight)) > 0)
@@ -109,8 +110,8 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 		return hurry ? 0 : wait;
 	if (now - g->hurry_ns <= PASS_NS)
 		return wait;
-	/* Late enough, so the GPU is shared for now. Do not start launches of the next step soon, or two tenants
-	 * would continue step by step in each other's slots. */
+	/* The launch is late enough, so it may share the GPU now. Do not start launches of the next step soon after it.
+	 * Otherwise two tenants would continue step by step, each in the other's time slot. */
 	if (!g->behind)
 		g->hurry_ns = now;
 	return 0;

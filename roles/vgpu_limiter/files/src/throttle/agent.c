@@ -4,7 +4,8 @@
  *
  * Get seats from the host's agent (agent.h).
  *
- * Uses direct system calls, as base/shared_file.c does, because the C library's functions are cancellation points.
+ * This file uses direct system calls, as base/shared_file.c does, because the C library's functions are cancellation
+ * points.
  */
 #include "throttle/agent.h"
 
@@ -22,7 +23,7 @@
 
 #define SOCKET "turnstiles.1"
 
-/* Linux 3.17 and later. Headers before glibc 2.27 lack the names. */
+/* Available since Linux 3.17. Headers before glibc 2.27 lack the names. */
 #ifndef F_GET_SEALS
 #define F_GET_SEALS 1034
 #define F_SEAL_SHRINK 0x0002
@@ -30,7 +31,8 @@
 
 static void close_descriptor(int descriptor) { syscall(SYS_close, descriptor); }
 
-/* Return the socket's path, or a shorter path if it does not fit in an address. Close *directory. */
+/* Build the socket's address. If the path is too long for an address, use a shorter path through *directory. The
+ * caller closes *directory. */
 static bool address_of(const char *folder, struct sockaddr_un *address, int *directory)
 {
 	*directory = -1;
@@ -50,7 +52,7 @@ static int connect_to(const char *folder)
 	if (!address_of(folder, &address, &directory))
 		return -1;
 	int connection = (int)syscall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	/* The first timeout also limits connect, because connections queue up if an agent does not accept them. */
+	/* The first timeout also limits connect, because connect waits if the agent does not accept connections. */
 	bool done = connection >= 0
 		&& syscall(SYS_setsockopt, connection, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most) == 0
 		&& syscall(SYS_setsockopt, connection, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most) == 0
@@ -66,7 +68,7 @@ static int connect_to(const char *folder)
 	return connection;
 }
 
-/* Copy the next word of a line. Return the rest of the line, NULL without a word or if it is too long. */
+/* Copy the next word of a line. Return the rest of the line. NULL if there is no word or if the word is too long. */
 static const char *next_word(const char *line, char *word, size_t room)
 {
 	size_t length = strcspn(line, " ");
@@ -77,7 +79,7 @@ static const char *next_word(const char *line, char *word, size_t room)
 	return line + length + (line[length] == ' ');
 }
 
-/* Parse by hand, because newer C libraries rename their number parsers, and older ones lack the new names. */
+/* Parse without the C library: newer versions rename their number parsers, and older versions lack the new names. */
 static bool parse(const char *line, struct agent_part *part)
 {
 	static const char *const kinds[] = { [AGENT_OWN] = "own", [AGENT_SEAT] = "seat", [AGENT_TERMS] = "terms" };
@@ -96,7 +98,7 @@ static bool parse(const char *line, struct agent_part *part)
 	return false;
 }
 
-/* Match the lines of a message with its descriptors. Return the number of matches. */
+/* Pair each line of a message with one of its descriptors. Return the number of pairs. */
 static int take(agent_taker *taker, void *context, char *text, const int *descriptors, int count)
 {
 	int taken = 0;
@@ -115,12 +117,12 @@ static int take(agent_taker *taker, void *context, char *text, const int *descri
 	return taken;
 }
 
-/* Below 0: end of data. */
+/* Receive one message. The result is below 0 at the end of the data. */
 static int receive(int connection, agent_taker *taker, void *context)
 {
 	char text[AGENT_PARTS * AGENT_LINE + 1];
 	union {
-		struct cmsghdr header;	/* for alignment */
+		struct cmsghdr header;	/* aligns the buffer */
 		char bytes[CMSG_SPACE(AGENT_PARTS * sizeof(int))];
 	} control;
 	int descriptors[AGENT_PARTS], taken = 0;
@@ -147,7 +149,7 @@ bool agent_ask(const char *folder, agent_taker *taker, void *context)
 	if (connection < 0)
 		return false;
 	errno = 0;
-	/* Limit for programs whose signals interrupt every wait. */
+	/* A limit on messages is needed for programs whose signals interrupt every wait. */
 	for (int i = 0; i < AGENT_MESSAGES && more >= 0; i++) {
 		more = receive(connection, taker, context);
 		taken += more > 0 ? more : 0;

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Seats from the host's agent (openfleet-vgpu-agent.service): memory that no tenant can truncate and only its own
- * tenant can write. A file has neither property.
+ * Seats from the host's agent (openfleet-vgpu-agent.service). The agent provides memory that no tenant can truncate,
+ * and that only the seat's tenant can write. A shared file has neither property.
  *
- * The agent sends its memory for each GPU, with descriptors, to each new connection. Without an answer, the files below
- * gpus/ are used. No call here waits longer than twice AGENT_WAIT_MS.
+ * For each new connection, the agent sends descriptors of its memory for each GPU. If the agent does not answer, the
+ * files below gpus/ are used instead. No function here waits longer than twice AGENT_WAIT_MS.
  */
 #ifndef AGENT_H
 #define AGENT_H
@@ -18,12 +18,12 @@
 enum { AGENT_PARTS = 32, AGENT_LINE = 80, AGENT_MESSAGES = 64, AGENT_NAME = 48, AGENT_WAIT_MS = 500 };
 
 enum agent_kind {
-	AGENT_OWN,	/* "GPU-... own SEAT": own seat of the socket's tenant, readable and writable */
-	AGENT_SEAT,	/* "GPU-... seat SEAT": a neighbour's seat, read-only */
-	AGENT_TERMS,	/* "GPU-... terms 0": tenants of all seats, read-only */
+	AGENT_OWN,	/* "GPU-... own SEAT": the seat of the tenant that the socket belongs to, readable and writable */
+	AGENT_SEAT,	/* "GPU-... seat SEAT": another tenant's seat, read-only */
+	AGENT_TERMS,	/* "GPU-... terms 0": the tenants and terms of all seats, read-only */
 };
 
-/* Handle one descriptor of an answer, which is closed afterwards. */
+/* One descriptor of an answer, with its description. The descriptor is closed after the callback returns. */
 struct agent_part {
 	char gpu[AGENT_NAME];
 	enum agent_kind kind;
@@ -33,10 +33,11 @@ struct agent_part {
 
 typedef void agent_taker(void *context, const struct agent_part *);
 
-/* Query the socket in `folder` and handle each part of the answer. False without an answer, with errno set. */
+/* Query the socket in `folder`, and call `agent_taker` for each part of the answer. False without an answer, with
+ * errno set. */
 bool agent_ask(const char *folder, agent_taker *, void *context);
-/* Map a part that is sealed and has this size, without inheritance by a child of fork. NULL otherwise. *inode
- * identifies the memory. */
+/* Map a part if it is sealed and has this size. A child of fork does not inherit the mapping. NULL on failure.
+ * *inode identifies the memory. */
 void *agent_map(const struct agent_part *, size_t size, uint64_t *inode);
 
 #endif

@@ -2,13 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Measure GPU time with an event directly before and after a launch. The time between them is this process's GPU time
- * if no other process had the GPU. Gaps on the host and copies are excluded. If the GPU is idle, the first event
- * completes at once, and a launch that takes long on the host, for example to load its function, would count, so that
- * time is subtracted. Launches in several streams overlap, so intervals are merged before they are summed.
+ * Measure GPU time with one event directly before a launch and one directly after it. If no other process had the GPU,
+ * the time between the events is this process's GPU time. Time for copies and gaps caused by the host are not included.
+ * If the GPU is idle, the first event completes at once. The interval then contains the time that the launch takes on
+ * the host, for example to load its function, so this time is subtracted. Launches in several streams overlap, so their
+ * intervals are merged before they are summed.
  *
  * Events are created and queried in the relaxed capture mode, because a capture in another stream must not be affected.
- * Recording events in other streams does not affect it.
+ * Recording an event in another stream does not affect the capture.
  */
 #include "throttle/busy.h"
 
@@ -18,17 +19,19 @@
 #include "throttle/sampling.h"
 #include "throttle/times.h"
 
-/* The driver reports time as float milliseconds. After four seconds its resolution is a quarter of a microsecond. */
+/* The driver reports time as a float in milliseconds. After four seconds, its resolution is a quarter of a
+ * microsecond. */
 #define ANCHOR_AGE_NS INT64_C(4000000000)
-#define CLOCK_DRIFT 4096	/* maximum relative drift between the clocks */
-#define BUSY_HOST_NS INT64_C(50000)	/* maximum host time of a launch, except a function's first */
-#define AHEAD_MOST 32	/* limit of launches in flight that are checked one by one */
+#define CLOCK_DRIFT 4096	/* maximum relative drift between the clocks of host and GPU: 1 / CLOCK_DRIFT */
+#define BUSY_HOST_NS INT64_C(50000)	/* maximum host time of a launch, except for the first launch of a function */
+#define AHEAD_MOST 32	/* if more launches than this are in flight, they are not checked one by one */
 #define ASK_LEAST_NS INT64_C(50000)
-#define ASK_MOST_NS INT64_C(100000)	/* poll interval of an unfinished timed launch that is due */
-#define ASK_EXPECTED_NS INT64_C(500000)	/* poll interval if it is not due */
+#define ASK_MOST_NS INT64_C(100000)	/* poll interval for an unfinished timed launch that should be done */
+#define ASK_EXPECTED_NS INT64_C(500000)	/* poll interval for an unfinished timed launch that is not due yet */
 
-/* Estimate the remaining time of work in flight. Each launch begins after its submission and after the previous
- * launch. Only the first of many launches may have begun late, for example if other GPUs wait for this one. */
+/* Estimate the remaining time of work in flight. Each launch begins after it was submitted and after the previous
+ * launch. If many launches are in flight, only the first can have begun late, for example because other GPUs wait
+ * for this one. */
 static int64_t ahead(const struct busy *b, int64_t now)
 {
 	uint32_t from = b->put - b->done > AHEAD_MOST ? b->put - 1 : b->done;
@@ -76,7 +79,7 @@ static bool create(CUevent *event)
 	return created;
 }
 
-/* Captures in other streams are not affected. */
+/* Record an event. Captures in other streams are not affected. */
 static bool record(CUevent *event, CUstream stream)
 {
 	return (*event || create(event)) && REAL(cuEventRecord)(*event, stream) == CUDA_SUCCESS;
@@ -92,13 +95,13 @@ static bool is_done(CUevent event)
 	return done;
 }
 
-/* Only this thread sets the phase. The launch's slot may be reused afterwards. */
+/* Complete the launch's entry. Only this thread sets the phase. Afterwards, the entry may be reused. */
 void busy_after(struct launch *launch, CUstream stream, bool timed, bool launched, int64_t host_ns)
 {
 	int phase = launched ? LAUNCH_UNTIMED : LAUNCH_FAILED;
 	if (launched && timed) {
-		/* If it is unfinished, the stream had a copy or similar work, and the launch took no time between
-		 * the events. */
+		/* If `begin` is unfinished, the stream was busy with a copy or similar work, and the host time is not
+		 * between the events. */
 		if (host_ns > 0 && is_done(launch->begin))
 			launch->host_ns = host_ns;
 		if (record(&launch->end, stream))
@@ -116,7 +119,7 @@ static bool time_of(const struct busy *b, CUevent event, int64_t *ns)
 	return true;
 }
 
-/* The event becomes the reference for later times. The launch gets the old event. */
+/* Use the event as the reference for later times. The launch gets the old event. */
 static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
 {
 	CUevent old = b->anchor;
@@ -125,16 +128,17 @@ static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
 	*event = old;
 }
 
-/* Host time within a measured interval, from the end of earlier work. A launch that returns only after its kernel
- * (for example under a debugger) looks like a slow first load of a function. A function's second launch never loads. */
+/* Return the host time that falls into a measured interval and after the end of earlier work. If a launch returns
+ * only after its kernel has ended (for example in a debugger), this looks like a slow first load of the function.
+ * Later launches of a function never load it. */
 static int64_t host_time(const struct busy *b, const struct launch *launch)
 {
 	int64_t ns = later(launch->host_ns - launch->ahead_ns, 0);
 	return length_find(b, launch->work.function, 0) && ns > BUSY_HOST_NS ? BUSY_HOST_NS : ns;
 }
 
-/* Convert to the host's clock, not later than now. The GPU's clock lags by a constant: the smallest difference seen,
- * plus possible drift since. */
+/* Convert a GPU time to the host's clock. The result is not later than now. The GPU's clock lags by a constant. Use
+ * the smallest lag seen so far, plus the possible drift since then. */
 static int64_t host_clock(struct busy *b, int64_t to, int64_t now)
 {
 	int64_t offset = now - to, known = b->offset_ns + (now - b->offset_at) / CLOCK_DRIFT;
@@ -143,7 +147,7 @@ static int64_t host_clock(struct busy *b, int64_t to, int64_t now)
 	return to + b->offset_ns;
 }
 
-/* -1 if the driver does not know. */
+/* Return the measured time. -1 if the driver cannot measure it. */
 static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 {
 	int64_t from, to, fresh, slack;
@@ -155,7 +159,7 @@ static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 		return -1;
 	if (!time_of(b, launch->end, &to))
 		return -1;
-	/* An edge ends earlier launches and itself. */
+	/* An edge launch marks the end of all earlier launches and of itself. */
 	slack = launch->edge ? to - launch->estimate_ns : from;
 	slack -= b->covered.to + launch->untimed_ns;
 	if (slack > 0)
@@ -163,7 +167,7 @@ static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 	else
 		b->excess_ns -= slack;
 	fresh = busy_cover(&b->covered, from + host_time(b, launch), to);
-	if (launch->edge)	/* earlier launches have finished */
+	if (launch->edge)	/* all earlier launches have finished */
 		b->covered = (struct covered){ to, to, to };
 	b->done_ns = host_clock(b, to, now);
 	if (to - b->anchor_ns > ANCHOR_AGE_NS)
@@ -171,7 +175,7 @@ static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 	return fresh;
 }
 
-/* Its time, without the part charged to other launches. */
+/* Return the launch's own time, without the part that was charged to other launches. */
 static int64_t own_time(const struct busy *b, const struct launch *launch, struct others now, int64_t ns)
 {
 	bool known;
@@ -204,7 +208,8 @@ static bool harvest_timed(struct busy *b, struct launch *launch, struct others o
 	if (result == CUDA_ERROR_NOT_READY) {
 		int64_t expected = b->done_ns + launch->estimate_ns - now, half = launch->estimate_ns / 2;
 		int64_t later = half < ASK_LEAST_NS ? ASK_LEAST_NS : half < ASK_MOST_NS ? half : ASK_MOST_NS;
-		/* Most launches find work in flight and do not all need to ask. The estimate may have decreased. */
+		/* Most launches find work in flight, so not every launch has to query the driver. The estimate may have
+		 * decreased. */
 		if (expected > later)
 			later = expected < ASK_EXPECTED_NS ? expected : ASK_EXPECTED_NS;
 		b->ask_ns = now + later;
@@ -214,9 +219,9 @@ static bool harvest_timed(struct busy *b, struct launch *launch, struct others o
 		bool known = length_find(b, launch->work.function, launch->work.shape) != NULL;
 		if (measured >= 0 && !(launch->edge && known)) {
 			*busy_ns = own_time(b, launch, others, measured);
-			/* The waiting time within a first launch is unknown. The next shorter launch corrects an
-			 * estimate that is too high. One that is too low would persist, because longer times are
-			 * attributed to other work. */
+			/* The time that a first launch spent waiting is unknown. If its estimate is too high, the next shorter
+			 * launch corrects it. An estimate that is too low would persist, because longer times are attributed to
+			 * other work. */
 			*busy_ns += length_learn(b, launch, known ? *busy_ns : measured);
 		}
 	}

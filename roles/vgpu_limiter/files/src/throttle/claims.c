@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Claims of tenants and their order in each clock slot.
+ * Order the claims of tenants in each time slot.
  */
 #include "throttle/claims.h"
 
@@ -53,7 +53,7 @@ struct terms turnstile_terms(const struct turnstile *t, int seat)
 			atomic_load(&t->terms->seats[seat].priority)};
 	if (terms.percent < 1 || terms.percent > 100) terms.percent = 1;
 	if (terms.policy > POLICY_BURST) terms.policy = POLICY_FIXED;
-	if (terms.priority == INT32_MIN) terms.priority = INT32_MAX; /* no valid quota has this value */
+	if (terms.priority == INT32_MIN) terms.priority = INT32_MAX; /* a value that no valid quota has */
 	return terms;
 }
 

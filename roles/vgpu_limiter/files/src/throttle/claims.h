@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Claims of a turnstile's seats in order: whose turn it is.
+ * Order the claims of a turnstile's seats, to decide whose turn it is.
  */
 #ifndef CLAIMS_H
 #define CLAIMS_H
@@ -10,36 +10,40 @@
 #include "throttle/credit.h"
 #include "throttle/turnstile.h"
 
-/* Fields of a seat that decide whose turn it is. */
+/* The values of a seat that decide whose turn it is. */
 struct claim {
 	bool credit;
 	int32_t priority;
 	int64_t paid_until;
-	uint32_t place; /* order of tenants in this time slot */
+	uint32_t place; /* position of the tenant in this time slot */
 };
 
-/* Above 0 if a comes first. Credit precedes priority, so that a borrower never precedes a tenant that uses its own
- * share. The order of equal tenants changes with each time slot and is the same on all GPUs of the host, so that
- * interdependent processes of a tenant run at the same time on several GPUs. */
+/* Compare two claims. The result is above 0 if `a` comes first. Credit precedes priority, so that a borrower never
+ * comes before a tenant that uses its own share. The order of equal tenants changes with each time slot, and is the
+ * same on all GPUs of the host. So processes of a tenant that wait for each other run at the same time on several
+ * GPUs. */
 int turnstile_order(struct claim a, struct claim b);
-/* A tenant's position in a slot's order. Any two tenants swap positions from each slot to the next. */
+/* Return a tenant's position in the order of a time slot. Any two tenants swap their order from each slot to the
+ * next. */
 uint32_t turnstile_place(const char *tenant, int64_t now);
-/* Like turnstile_order, then by lag behind the share, for a lease without an owner. */
+/* Like turnstile_order, but equal claims are ordered by how far each tenant is behind its share. Used if the lease
+ * has no owner. */
 bool turnstile_before(struct claim a, struct claim b);
 
-/* Find the seats with a tenant. */
+/* Count the seats up to the last one with a tenant. */
 void turnstile_count(struct turnstile *t);
-/* A seat's trusted terms: the agent's, or without an agent those in the seat. */
+/* Return the trusted terms of a seat. The agent provides them. Without the agent, the terms in the seat are used. */
 struct terms turnstile_terms(const struct turnstile *t, int seat);
-/* Return whether no other active tenant precedes this one in the slot's order. */
+/* Return whether no other active tenant comes before this one in the time slot. */
 bool turnstile_has_slot(const struct turnstile *t, int seat, int64_t now);
-/* A waiting borrower counts as having credit only if it suffices for a turn. Other tenants do not wait before. */
+/* Return a seat's claim. A waiting borrower counts as having credit only if its credit suffices for a turn. Until
+ * then, other tenants do not wait for it. */
 struct claim turnstile_claim(const struct turnstile *t, int seat, struct terms terms, int64_t now, bool holds);
-/* Return the first other waiting seat with its claim, -1 without one. */
+/* Return the waiting seat that comes first, except `seat`, and its claim. -1 if no other seat waits. */
 int turnstile_rival(const struct turnstile *t, int seat, int64_t now, struct claim *rival);
 /* Return whether another tenant wants the GPU. */
 bool turnstile_contended(const struct turnstile *t, int seat, int64_t now);
-/* Return the number of launches of all tenants that ran concurrently with a lease holder's work. */
+/* Return how many launches of all tenants ran concurrently with a lease holder's work. */
 uint64_t turnstile_passes(const struct turnstile *t);
 
 #endif

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A list for each GPU, because a process has few contexts.
+ * A list of contexts for each GPU. A list suffices, because a process has few contexts.
  */
 #include "throttle/contexts.h"
 
@@ -45,7 +45,7 @@ void drop_busy(struct throttle_gpu *g, CUcontext context)
 		at = &(*at)->next;
 	if (!at || !*at)
 		return;
-	/* Work in flight stays charged by its estimate. */
+	/* Work in flight stays charged with its estimate. */
 	struct busy *gone = *at;
 	*at = gone->next;
 	free(gone);

@@ -13,11 +13,11 @@ int64_t busy_cover(struct covered *c, int64_t from, int64_t to)
 		from = c->floor;
 	if (to <= from)
 		return 0;
-	if (from > c->to) {		/* after a gap */
+	if (from > c->to) {		/* the interval begins after a gap */
 		*c = (struct covered){c->to, from, to};
 		return to - from;
 	}
-	if (to < c->from)		/* in the gap, separate from the last interval */
+	if (to < c->from)		/* the interval lies in the gap and does not touch the last interval */
 		return to - from;
 	fresh = (from < c->from ? c->from - from : 0) + (to > c->to ? to - c->to : 0);
 	if (from < c->from)

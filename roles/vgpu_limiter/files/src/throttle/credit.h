@@ -18,21 +18,22 @@ struct terms {
 
 /* --- arithmetic without a clock --- */
 
-/* Return paid_until after `busy` ns of GPU time requested at `asked`, at most `most` after now. Negative `busy`
- * corrects a too high charge. */
+/* Return the new paid_until after `busy` ns of GPU time that was requested at `asked`. The result is at most `most`
+ * after now. A negative `busy` corrects an earlier charge that was too high. */
 int64_t turnstile_charge(int64_t paid_until, int64_t asked, int64_t now, int64_t busy, unsigned percent, int64_t most);
 /* Return the wall time that pays for this GPU time. */
 int64_t turnstile_wall(int64_t busy, unsigned percent);
-/* Return the wall time that a tenant without credit waits beyond its debt, because turns have a cost. */
+/* Return for how long a tenant without credit waits after its debt is paid. The wait avoids short turns, because
+ * each turn has a cost. */
 int64_t turnstile_resume(unsigned percent);
 
 /* --- in a seat --- */
 
-/* paid_until, limited to believable values. */
+/* Return the seat's paid_until, limited to plausible values. */
 int64_t turnstile_paid(const struct seat *s, int64_t now);
-/* Lower paid_until to `most`. Return the result. */
+/* Lower paid_until to `most` if it is higher. Return the result. */
 int64_t turnstile_limit_debt(struct seat *s, int64_t now, int64_t most);
-/* Limit of a tenant's debt. */
+/* Return the maximum debt of a tenant. */
 int64_t turnstile_most_debt(struct terms terms);
 /* Charge GPU time to a seat's share. */
 void turnstile_spend(struct seat *s, struct terms terms, int64_t asked, int64_t now, int64_t busy);

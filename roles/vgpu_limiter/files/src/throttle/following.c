@@ -12,8 +12,8 @@
 
 #include "throttle/seat.h"
 
-#define AGENT_AGAIN_NS (10 * NS_PER_SECOND)	/* interval for requesting a missing turnstile from the agent, */
-#define AGENT_CHECK_NS (60 * NS_PER_SECOND)	/* and for checking whether the current one is valid */
+#define AGENT_AGAIN_NS (10 * NS_PER_SECOND)	/* interval of requests to the agent while it does not provide a turnstile */
+#define AGENT_CHECK_NS (60 * NS_PER_SECOND)	/* interval of checks whether the current turnstile is still valid */
 #define CHANGE_AGAIN_NS (100 * NS_PER_MS)	/* minimum interval between requests after changes */
 
 bool follow_quota(struct throttle *t, const struct quota *quota)
@@ -23,7 +23,7 @@ bool follow_quota(struct throttle *t, const struct quota *quota)
 	memcpy(before, t->gpus, sizeof before);
 	memset(t->gpus, 0, sizeof t->gpus);
 	for (int i = 0; quota && i < quota->gpu_count; i++) {
-		/* A GPU keeps its state wherever the new quota lists it. */
+		/* If the new quota also lists a GPU, the GPU keeps its state. */
 		for (int j = 0; t->quota && j < t->quota->gpu_count; j++)
 			if (before[j] && memcmp(&quota->gpus[i].uuid, &t->quota->gpus[j].uuid, sizeof(CUuuid)) == 0)
 				t->gpus[i] = before[j];
@@ -37,7 +37,7 @@ bool follow_quota(struct throttle *t, const struct quota *quota)
 	}
 	const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
 	t->blocking = blocking && *blocking && strcmp(blocking, "0") != 0;
-	for (int i = 0; i < QUOTA_GPUS; i++)	/* keep the mapping of a GPU of the old quota */
+	for (int i = 0; i < QUOTA_GPUS; i++)	/* keep the mapping of a GPU that both quotas list */
 		if (!quota || !t->quota || i >= quota->gpu_count || i >= t->quota->gpu_count
 		    || memcmp(&quota->gpus[i].uuid, &t->quota->gpus[i].uuid, sizeof(CUuuid)) != 0
 		    || quota->gpus[i].seat != t->quota->gpus[i].seat)
@@ -46,7 +46,7 @@ bool follow_quota(struct throttle *t, const struct quota *quota)
 	return !off;
 }
 
-/* Query the agent. After a failure, do not retry soon. */
+/* Query the agent. After a failure, wait before the next query. */
 static void ask(struct throttle *t, const struct quota *quota, struct seat_answer *answer, int64_t now)
 {
 	memset(answer, 0, sizeof *answer);
@@ -57,7 +57,7 @@ static void ask(struct throttle *t, const struct quota *quota, struct seat_answe
 	t->ask_change_ns = now + CHANGE_AGAIN_NS;
 }
 
-/* The tenant's seat on a GPU that this process only reads. */
+/* Update the tenant's seat on a GPU that this process only reads. */
 static void follow_peer(struct peer *peer, const struct quota_gpu *gpu, struct seat_pages *pages)
 {
 	struct seat *page = pages->own;

@@ -2,19 +2,20 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Learn lengths. A launch may take an unusual time because of neighbours, or because the kernel has changed.
+ * Learn the durations of kernels. A launch may take an unusual time because of other tenants, or because the kernel's
+ * work has changed.
  */
 #include "throttle/lengths.h"
 
 #include "throttle/times.h"
 
-#define ODD_TIMES 2	/* a launch longer than this multiple of the usual time is unusual, if the next one is usual, */
-#define ODD_LEAST_NS INT64_C(10000)	/* and if the difference is at least this */
-#define ODD_WEIGHT 32	/* an unusual launch weighs as much as this many usual ones, */
-#define ODD_OFTEN 40	/* and above this weight the kernel has several lengths */
-#define ODD_MOST 128	/* limit of the weight */
-#define VARYING_PART 32	/* fraction of a launch's deviation that enters the average of such a kernel */
-#define SETTLED 4	/* usual launches in a row that confirm the length */
+#define ODD_TIMES 2	/* a launch is unusual if it takes longer than this multiple of the usual time */
+#define ODD_LEAST_NS INT64_C(10000)	/* and if it differs by at least this from the usual time */
+#define ODD_WEIGHT 32	/* weight of an unusual launch, compared with 1 for a usual one */
+#define ODD_OFTEN 40	/* above this weight, the kernel has several durations */
+#define ODD_MOST 128	/* maximum of the weight */
+#define VARYING_PART 32	/* the average of such a kernel moves by 1 / VARYING_PART of each launch's deviation */
+#define SETTLED 4	/* number of usual launches in a row that confirm the duration */
 
 static unsigned place_of(const void *function, uint64_t shape)
 {
@@ -29,7 +30,7 @@ struct estimate *length_find(const struct busy *b, const void *function, uint64_
 
 bool length_varies(const struct estimate *e) { return e->often >= ODD_OFTEN; }
 
-/* A new shape starts with the kernel's average. */
+/* Estimate a launch. A shape that was never measured starts with the kernel's average. */
 int64_t busy_estimate(const struct busy *b, const struct work *work, bool *known)
 {
 	const struct estimate *e = length_find(b, work->function, work->shape);
@@ -46,17 +47,17 @@ static void add(struct busy *b, const void *function, uint64_t shape, int64_t ns
 		.slack_ns = b->slack_ns, .excess_ns = b->excess_ns, .once = true };
 }
 
-/* A first launch may be unusual, so the second one replaces its result. With several GPUs, use the tenant's shortest
- * launch, because other tenants or other GPUs may have delayed the longer ones. If each GPU used its own measured
- * length, the GPUs would run out of credit at different times. All these launches are timed, so their final charge
- * is exact. */
+/* Update the average. The first launch may be unusual, so the second one replaces its value. If the tenant uses
+ * several GPUs, use the shortest launch, because other tenants or other GPUs may have delayed the longer ones. If
+ * each GPU used its own measured duration, the GPUs would run out of credit at different times. All these launches
+ * are timed, so their final charge is exact. */
 static void average(struct estimate *e, int64_t ns, bool least)
 {
 	e->ns = e->once || (least && ns < e->ns) ? ns : e->ns + (ns - e->ns) / 4;
 	e->once = false;
 }
 
-/* Above 0: much longer than usual. Below 0: much shorter. */
+/* Return a value above 0 if the launch took much longer than usual, and below 0 if much shorter. */
 static int odd(const struct estimate *e, int64_t ns)
 {
 	if (e->once || (ns < e->ns + ODD_LEAST_NS && e->ns < ns + ODD_LEAST_NS))
@@ -64,7 +65,7 @@ static int odd(const struct estimate *e, int64_t ns)
 	return ns > e->ns * ODD_TIMES ? 1 : ns * ODD_TIMES < e->ns ? -1 : 0;
 }
 
-/* Set the estimate of launches in flight. Return the added time of those after the last timed one. */
+/* Set the estimate of launches in flight. Return the time added for those after the last timed one. */
 static int64_t change_estimates(struct busy *b, const struct work *work, int64_t ns)
 {
 	int64_t sum = 0;
@@ -83,8 +84,8 @@ static int64_t change_estimates(struct busy *b, const struct work *work, int64_t
 	return sum;
 }
 
-/* Limit the correction: at most the time in which no known work ran, at least the time in which the launches must
- * have run. */
+/* Limit the correction. The maximum is the time in which no known work ran. The minimum is the time in which the
+ * launches must have run. */
 static int64_t arrears(struct busy *b, struct estimate *e, int64_t more)
 {
 	int64_t slack = b->slack_ns - e->slack_ns, excess = b->excess_ns - e->excess_ns;
@@ -105,11 +106,11 @@ static void is_accounted_for(const struct busy *b, struct estimate *e)
 	e->excess_ns = b->excess_ns;
 }
 
-/* The time beyond their charge, if each launch took this long. */
+/* Return by how much the launches exceed their charge if each of them took `ns`. */
 static int64_t beyond(struct sum launches, int64_t ns) { return ns * launches.count - launches.charged_ns; }
 
-/* One unusual launch does not predict the next, because another process's work may have interrupted it. After two in
- * a row the kernel has a new length. */
+/* Handle an unusual launch. A single one does not predict the next launch, because another process's work may have
+ * interrupted it. After two in a row, the kernel has a new duration. */
 static int64_t learn_odd(struct busy *b, const struct launch *launch, struct estimate *e, int64_t ns, int sign)
 {
 	int64_t more;
@@ -121,7 +122,7 @@ static int64_t learn_odd(struct busy *b, const struct launch *launch, struct est
 		e->doubtful = launch->untimed;
 		return 0;
 	}
-	/* Use the value nearer to the usual one. */
+	/* Use the unusual value that is closer to the usual time. */
 	if ((ns < e->odd_ns) != (sign > 0))
 		ns = e->odd_ns;
 	more = arrears(b, e, beyond(launch->untimed, ns) + beyond(e->doubtful, ns));
@@ -133,13 +134,14 @@ static int64_t learn_odd(struct busy *b, const struct launch *launch, struct est
 	return more;
 }
 
-/* A kernel of several lengths is charged by its average. No launch takes exactly that, so each timed launch also
- * represents those since the previous one. All are equally likely to be timed, so the sum is right. A launch that
- * was long by chance, for example beside work of another stream, represents at most the elapsed time. */
+/* A kernel with several durations is charged with its average. No launch takes exactly this time. So each timed
+ * launch also represents the untimed launches since the previous timing. All launches are equally likely to be
+ * timed, so the sum is right. A launch may take long by chance, for example while another stream has work. Such a
+ * launch represents at most the elapsed time. */
 static int64_t learn_varying(struct busy *b, const struct launch *launch, struct estimate *e, int64_t ns)
 {
 	int64_t more = earlier(beyond(launch->untimed, ns), later(b->slack_ns - e->slack_ns, 0));
-	b->slack_ns -= more;	/* returned amounts are not accounted further */
+	b->slack_ns -= more;	/* the returned correction is complete */
 	e->ns += (ns - e->ns) / VARYING_PART;
 	return more;
 }

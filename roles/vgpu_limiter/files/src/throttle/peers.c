@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Find which of the tenant's GPUs wait for each other.
+ * Find out which of the tenant's GPUs wait for each other.
  */
 #include "throttle/peers.h"
 
@@ -10,10 +10,10 @@
 #include "throttle/times.h"
 #include "throttle/words.h"
 
-#define UNUSUAL_NS (NS_PER_SECOND / 4)	/* time after which uneven counts have no usual difference */
-#define ALIKE 8				/* turns in a row with the same initial difference that make it the usual one */
+#define UNUSUAL_NS (NS_PER_SECOND / 4)	/* if the usual difference was not seen for this long, launch counts are uneven */
+#define ALIKE 8				/* if this many turns in a row begin with the same difference, it becomes the usual one */
 
-/* Learn the difference of launches at the start of a turn. */
+/* Learn the usual difference of launches from the start of a turn. */
 static void begin_turn(struct peer *peer, int64_t ahead, uint64_t launches)
 {
 	if (launches != peer->turn)
@@ -35,11 +35,12 @@ static void compare_launches(struct peer *peer, uint64_t there, uint64_t here, b
 	peer->ahead = ahead;
 }
 
-/* Steps may have more launches on one GPU than on another. */
+/* Return whether each step has more launches on one GPU than on the other. */
 static bool is_uneven(const struct peer *peer, int64_t now) { return now - peer->usual_ns > UNUSUAL_NS; }
 
-/* Return whether the peer got more launches than this GPU. The start of a single turn proves little, because it may
- * be in the middle of a step. This GPU would then appear to be behind and start its next step in a neighbour's turn. */
+/* Return whether the peer got more launches than this GPU. The counts at the start of a single turn prove little,
+ * because the turn may start in the middle of a step. Then this GPU would appear to be behind, and would start its
+ * next step in another tenant's turn. */
 static bool is_ahead(const struct peer *peer, int64_t now)
 {
 	int64_t more = peer->ahead - (is_uneven(peer, now) ? peer->begun : peer->usual);
@@ -68,7 +69,7 @@ void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 		if (i == own || gpu->sm_percent >= 100 || gpu->seat < 0)
 			continue;
 		if (!peer->looked) {
-			/* An available agent is asked at the next launch. Until then, ignore the peer. */
+			/* If the agent is available, it is queried at the next launch. Until then, ignore the peer. */
 			*peer = (struct peer){ .looked = true, .seat = t->no_agent ? seat_peer(gpu) : NULL };
 			t->ask_agent_ns = t->no_agent ? t->ask_agent_ns : 0;
 		}
@@ -96,9 +97,9 @@ void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 		g->late_ns = now;
 	else
 		g->hurry_ns = now;
-	/* A peer may be late because of current work here. The next launch is then the next step. An early start
-	 * would take this GPU from a neighbour that has the other one, and each tenant would continue with one GPU.
-	 * With uneven counts, lateness is the only evidence. */
+	/* The peer may be late because of current work here. In that case, the next launch belongs to the next step. An
+	 * early start would take this GPU from another tenant that has the peer's GPU, and each tenant would continue
+	 * with one GPU. With uneven counts, lateness is the only evidence. */
 	if (!late || (!uneven && has_work(g)))
 		g->idle_hurry_ns = now;
 	g->hurry = g->hurry || now - g->idle_hurry_ns > HURRY_NS;

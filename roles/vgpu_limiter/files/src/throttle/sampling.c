@@ -20,11 +20,12 @@ void sampling_forget_stream(struct busy *b, CUstream stream)
 {
 	for (int i = 0; i < BUSY_DEPENDENT; i++)
 		if (b->dependent[i] == stream)
-			b->dependent[i] = (CUstream)-1;	/* no stream */
+			b->dependent[i] = (CUstream)-1;	/* no stream found */
 }
 
-/* Work until the next timing of a kernel. Rows of launches are timed less often by their length. Kernels of varying
- * length are timed more often, so that each timing represents fewer launches. */
+/* Return how much work may run before the kernel's next timing. If launches are timed in rows, this is longer in
+ * proportion to the row's length. If the kernel's duration varies, this is shorter, so that each timing represents
+ * fewer launches. */
 static int64_t distance(struct busy *b, const struct estimate *e, bool row)
 {
 	int64_t each = (length_varies(e) ? BUSY_SAMPLE_NS / 4 : BUSY_SAMPLE_NS) * (row ? BUSY_WINDOW + 1 : 1);
@@ -60,7 +61,7 @@ void sampling_choose(struct busy *b, struct launch *launch, bool all)
 		b->untimed++;
 		return;
 	}
-	/* The last launch of a window is no edge of another window, because launches before the window have
+	/* The last launch of a window is not an edge of another window, because launches before the window have
 	 * finished. */
 	launch->edge = launch->edge && !in_window;
 	if (launch->edge)
@@ -68,7 +69,7 @@ void sampling_choose(struct busy *b, struct launch *launch, bool all)
 	if (e)
 		e->left_ns = distance(b, e, launch->edge || in_window);
 	launch->untimed = e ? e->untimed : (struct sum){ 0 };
-	if (e && !launch->edge)	/* do not learn from an edge's own time */
+	if (e && !launch->edge)	/* an edge launch's own time is unknown, so do not learn from it */
 		e->untimed = (struct sum){ 0 };
 	launch->untimed_ns = b->untimed_ns;
 	b->untimed_ns = 0;

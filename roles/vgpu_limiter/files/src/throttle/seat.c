@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A process's place at a GPU's turnstile: the agent's pages or the shared file, a process number, and the tenant's
- * seat.
+ * Connect a process to a GPU's turnstile: map the agent's memory or the shared file, take a process number, and use the
+ * tenant's seat.
  */
 #include "throttle/seat.h"
 
@@ -24,10 +24,11 @@
 
 static_assert((int)TURNSTILE_TENANT == (int)TENANT_NAME, "a seat has room for the name");
 
-/* Take a number whose byte stays locked while the mapping exists. */
+/* Take a process number. Its byte stays locked as long as the mapping exists. */
 static unsigned take_number(int descriptor)
 {
-	/* Start at a process-specific position, so that hundreds of starting processes do not try the same numbers. */
+	/* Each process starts its search at a different number, so that hundreds of starting processes do not try the
+	 * same numbers. */
 	unsigned first = (unsigned)getpid();
 	for (unsigned i = 0; i < TURNSTILE_PROCESSES; i++) {
 		unsigned process = (first + i) % TURNSTILE_PROCESSES;
@@ -37,15 +38,17 @@ static unsigned take_number(int descriptor)
 	return 0;
 }
 
-/* Take a number without a lock if no lock is free. Others cannot tell whether the process lives, so they wait for
- * its leases to end. Locks in the tenant's region are not reachable by neighbours. */
+/* Choose a process number without a lock if no lock is free. Other processes cannot check whether this process is
+ * alive, so they wait until its leases end. Locks in the tenant's region would not help, because other tenants
+ * cannot reach them. */
 static unsigned own_number(void)
 {
 	const struct account *account = vgpu_account();
 	return TURNSTILE_PROCESSES + (account && account->tenant.region ? (unsigned)account->tenant.slot : 0);
 }
 
-/* Map the file and take a number. Read the memory only if it is used, because the file may be truncated. */
+/* Map the file and take a process number. Read the mapped memory only if it is used, because the file may be
+ * truncated. */
 static void open_file(struct throttle_gpu *g, const char *uuid)
 {
 	int descriptor;
@@ -101,8 +104,8 @@ static void take_part(void *context, const struct agent_part *part)
 	}
 }
 
-/* Return whether all parts arrived. Some are missing if the program lacked room for all descriptors. An unseen
- * neighbour would not be waited for. */
+/* Return whether all parts of the answer arrived. If the program has too few free descriptors, some parts are
+ * missing. This process would then not wait for a tenant whose seat it does not see. */
 static bool is_whole(struct seat_pages *pages)
 {
 	if (!pages->terms || !pages->own)
@@ -122,7 +125,7 @@ bool seat_ask(const struct quota *quota, struct seat_answer *answer, bool log)
 	if (!vgpu_path(folder, sizeof folder, "/run/openfleet-gpu/vgpu/agent/%s", quota->counted_as))
 		return false;
 	bool answers = agent_ask(folder, take_part, answer);
-	/* Without an agent the socket is missing or stale. Log every other error. */
+	/* If no agent runs, the socket is missing or stale. Log all other errors. */
 	if (!answers && log && errno != ENOENT && errno != ENOTDIR && errno != ECONNREFUSED)
 		vgpu_log(LOG_WARNING, "%s: the agent does not answer (error %d), so neighbours can end this program", folder, errno);
 	for (int i = 0; i < quota->gpu_count; i++) {
@@ -153,14 +156,14 @@ struct seat *seat_peer(const struct quota_gpu *gpu)
 	return turnstile_adopt(t) ? &t->seats[gpu->seat] : NULL;
 }
 
-/* The mapped own memory belongs to the seat in the quota. */
+/* Use the own memory from the agent for the seat in the quota. */
 static void sit(struct throttle_gpu *g, int seat)
 {
 	struct seat_pages *pages = &g->pages;
 	g->seat = seat;
 	if (!pages->own || pages->own_seat == seat)
 		return;
-	/* The agent reports the change soon, with all other changes. */
+	/* The agent will soon report this change together with all others. */
 	struct seat *other = pages->seats[seat];
 	pages->seats[seat] = pages->own;
 	pages->seats[pages->own_seat] = other;
@@ -174,7 +177,7 @@ void seat_take(struct throttle_gpu *g, const struct quota *quota, const struct q
 	int64_t now = now_ns();
 	sit(g, gpu->seat);
 	struct seat *seat = seat_of(g);
-	if (strncmp(seat->tenant, quota->counted_as, sizeof seat->tenant) != 0) {	/* seat of an earlier tenant */
+	if (strncmp(seat->tenant, quota->counted_as, sizeof seat->tenant) != 0) {	/* an earlier tenant used this seat */
 		atomic_store(&seat->paid_until, now);
 		atomic_store(&seat->active_until, 0);
 		atomic_store(&seat->waiting_until, 0);
@@ -198,7 +201,7 @@ void seat_leave(struct throttle_gpu *g)
 	g->seat = -1;
 }
 
-/* Switch the process to the agent's pages. */
+/* Switch this process from the file to the agent's memory. */
 static void adopt(struct throttle_gpu *g, struct seat_pages *pages)
 {
 	g->pages = *pages;
@@ -219,18 +222,18 @@ void seat_move(struct throttle_gpu *g, const struct quota *quota, const struct q
 	if (!same)
 		seat_leave(g);
 	adopt(g, pages);
-	/* A seat's next tenant must not inherit penalties of the previous one. */
+	/* The next tenant of a seat must not inherit the doubts about the previous one. */
 	memset(g->view.doubts, 0, sizeof g->view.doubts);
 	seat_drop(&before);
 	if (!same && gpu->seat >= 0)
-		turnstile_give(g->mine, g->pages.own_seat, g->process);	/* state left by a dead process with this number */
+		turnstile_give(g->mine, g->pages.own_seat, g->process);	/* remove state of a dead process that had this number */
 	if (gpu->seat >= 0)
 		seat_take(g, quota, gpu);
 	else
 		g->seat = same ? seat : -1;
 }
 
-/* Without the agent, the file contains the seats. */
+/* Without the agent, the seats are in the file. */
 static void use_file(struct throttle_gpu *g, struct turnstile_file *file)
 {
 	for (int i = 0; i < TURNSTILE_SEATS; i++)
@@ -260,14 +263,15 @@ struct throttle_gpu *seat_start(const struct quota *quota, const struct quota_gp
 	}
 	g->noise = g->process;
 	if (g->mine) {
-		/* Remove state left by a dead process with this number. */
+		/* Remove state of a dead process that had this number. */
 		turnstile_give(g->mine, g->pages.own ? g->pages.own_seat : gpu->seat, g->process);
 		seat_take(g, quota, gpu);
 	}
 	return g;
 }
 
-/* False if unknown, because the file was renamed or removed. The lease ends anyway. */
+/* Return whether the process is dead. False if unknown, because the file was renamed or removed. Its lease ends
+ * anyway. */
 bool seat_holder_is_dead(const struct throttle_gpu *g, unsigned process)
 {
 	struct stat status;

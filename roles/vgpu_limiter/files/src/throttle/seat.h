@@ -2,33 +2,33 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Get the tenant's seat at a GPU's turnstile, from the agent or in the shared file.
+ * Get the tenant's seat at a GPU's turnstile from the agent or from the shared file.
  */
 #ifndef SEAT_H
 #define SEAT_H
 
 #include "throttle/gpu.h"
 
-/* The agent's answer, by index in the quota. */
+/* The agent's answer. The parts are ordered by index in the quota. */
 struct seat_answer {
 	const struct quota *quota;
 	struct seat_pages gpus[QUOTA_GPUS];
 };
 
-/* Open the GPU's turnstile with the answer's seats or else the file's, and take the tenant's seat. NULL without
- * memory. */
+/* Open the GPU's turnstile and take the tenant's seat. The seats are from the agent's answer, or else from the file.
+ * NULL without memory. */
 struct throttle_gpu *seat_start(const struct quota *, const struct quota_gpu *, struct seat_pages *);
 /* Switch to the answer's seats, if any. */
 void seat_move(struct throttle_gpu *, const struct quota *, const struct quota_gpu *, struct seat_pages *);
 /* Write the quota's settings into the seat. */
 void seat_take(struct throttle_gpu *, const struct quota *, const struct quota_gpu *);
-/* The quota has no seat any more, so do not throttle. */
+/* Stop throttling, because the quota no longer contains a seat. */
 void seat_leave(struct throttle_gpu *);
-/* Open the tenant's seat in another GPU's file for reading. NULL without one. */
+/* Open the tenant's seat in another GPU's file for reading. NULL if there is no seat. */
 struct seat *seat_peer(const struct quota_gpu *);
-/* Query the agent. False without an answer. `log`: messages for operators. */
+/* Query the agent. False without an answer. `log` enables log lines for operators. */
 bool seat_ask(const struct quota *, struct seat_answer *, bool log);
-/* Unmap parts that were not taken over. Parts taken over are set to nothing. */
+/* Unmap the parts of an answer that were not used. Parts in use are already cleared from the answer. */
 void seat_drop(struct seat_pages *);
 static inline bool seat_has_changed(const struct throttle_gpu *g)
 {

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A hash table of streams in which new entries replace old ones.
+ * A cache of stream contexts: a hash table in which a new entry replaces the old one at its position.
  */
 #include "throttle/stream_contexts.h"
 
@@ -10,7 +10,7 @@
 
 static unsigned place_of_stream(CUstream stream)
 {
-	return (uint32_t)((uintptr_t)stream >> 4) * UINT32_C(2654435761) >> 26;	/* 6 bits: THROTTLE_STREAMS */
+	return (uint32_t)((uintptr_t)stream >> 4) * UINT32_C(2654435761) >> 26;	/* 6 bits, because THROTTLE_STREAMS is 64 */
 }
 
 CUcontext stream_context(const struct throttle *t, CUstream stream)

@@ -2,10 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A launch's path through the throttle: wait, start, and be recorded as in flight.
+ * The throttle of launches. A launch waits, starts, and is then recorded as in flight.
  *
  * Threads wait without holding a lock. A thread that waits for a lease sleeps until the lease is released or ends
- * (turnstile_sleep). Tenants with a share of 100 never get here.
+ * (turnstile_sleep). Launches of tenants with a share of 100 do not reach this code.
  */
 #include "throttle/throttle.h"
 
@@ -25,15 +25,16 @@
 #include "throttle/turn.h"
 #include "throttle/usage.h"
 
-#define NAP_NS (50 * NS_PER_MS)			/* longest sleep, because the quota may change */
-#define PEERS_NAP_NS (NS_PER_MS / 2)		/* the same if another GPU of the tenant may start waiting for this one */
+#define NAP_NS (50 * NS_PER_MS)			/* maximum sleep. The quota may change during a sleep */
+#define PEERS_NAP_NS (NS_PER_MS / 2)		/* maximum sleep if another GPU of the tenant may start to wait for this one */
 
-/* Distinguishes per-thread streams of threads, which share one handle. */
+/* The per-thread default streams of all threads have the same handle, so the address of this variable distinguishes
+ * them. */
 static __thread char own_stream __attribute__((tls_model("initial-exec")));
 
 static CUstream meant_stream(CUstream stream) { return stream == CU_STREAM_PER_THREAD ? (CUstream)&own_stream : stream; }
 
-/* NULL without memory. A child of fork creates a new one. */
+/* Return the throttle's state. NULL without memory. A child of fork creates its own. */
 static struct throttle *throttle_of(struct state *state)
 {
 	struct throttle *t = atomic_load_explicit(&state->throttle, memory_order_acquire), *none = NULL;
@@ -45,13 +46,13 @@ static struct throttle *throttle_of(struct state *state)
 	return none;
 }
 
-/* Requires the lock. */
+/* Apply changes of the quota and the agent. Requires the lock. */
 static void follow(struct state *state, struct throttle *t, const struct quota *quota)
 {
 	atomic_store(&state->unthrottled, !follow_quota(t, quota));
 }
 
-/* Call without the lock. If sleeping on a watched lease fails, nap for `poll`. */
+/* Sleep. Call without the lock. If sleeping on a watched lease fails, sleep for `poll` instead. */
 static enum watched rest(struct watch watch, int64_t ns, int64_t poll)
 {
 	enum watched watched = watch.half ? turnstile_sleep(watch, ns) : WATCHED_NOT;
@@ -72,20 +73,21 @@ static void nap(struct throttle *t, struct throttle_gpu *g, int64_t ns, enum rea
 	mutex_lock(&t->lock);
 	g->woken = watched == WATCHED_GIVEN;
 	g->sleepers--;
-	/* Threads that sleep concurrently count the time once. Waiting for a full queue is not charged as a delay. */
+	/* If several threads sleep at the same time, the time counts once. Waiting for a full queue does not count as a
+	 * delay. */
 	if (first && reason != FOR_THE_GPU && g->seat >= 0)
 		atomic_fetch_add(&seat_of(g)->throttled_ns, (uint64_t)(now_ns() - began));
 }
 
-/* A launch to be admitted. */
+/* A launch that waits for admission. */
 struct candidate {
 	struct work work;
 	CUstream stream;
 	CUcontext context;
-	bool is_current;	/* the context is the thread's */
+	bool is_current;	/* the thread's current context is the stream's context */
 };
 
-/* Requires the lock, also held on return. NULL: this launch is not throttled. */
+/* Admit a launch. Requires the lock, which is also held on return. NULL: this launch is not throttled. */
 static struct launch *admit(struct state *state, struct throttle *t, const struct candidate *c)
 {
 	for (;;) {
@@ -107,13 +109,13 @@ static struct launch *admit(struct state *state, struct throttle *t, const struc
 		enum reason reason = FOR_NOTHING;
 		int64_t wait = hold_back(t, i, b, &c->work, now, &reason);
 		if (wait == 0) {
-			g->progress_ns = now;	/* otherwise the next one starts only after another STUCK_NS */
-			if (busy_is_full(b))	/* earlier work is stuck, so it cannot be measured */
+			g->progress_ns = now;	/* the next launch may start only after another STUCK_NS */
+			if (busy_is_full(b))	/* the launch cannot be measured, because earlier work is stuck */
 				return NULL;
 			struct others before = usage_of_others(g);
 			if (turnstile_last_process(g->mine, g->seat) != g->process)
 				atomic_fetch_add(&seat_of(g)->passes, 1);
-			/* Work for which other GPUs may wait takes a different time at each launch. */
+			/* A launch that other GPUs may wait for takes a different time at each run. */
 			struct launch *launch = busy_reserve(b, &c->work, meant_stream(c->stream), before, g->has_peers, now);
 			if (quota->gpu_count > 1) {
 				atomic_fetch_add(&seat_of(g)->launches, 1);
@@ -133,14 +135,14 @@ static struct launch *admit(struct state *state, struct throttle *t, const struc
 	}
 }
 
-/* Return whether the launch is captured into a graph, or unknown because the launch itself will fail. */
+/* Return whether the launch is captured into a graph. True if unknown, because then the launch itself will fail. */
 static bool is_captured(CUstream stream)
 {
 	int status = CU_STREAM_CAPTURE_STATUS_NONE;
 	return REAL(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Call without the lock. The legacy stream cannot be captured. */
+/* Wait until the launch is admitted. Call without the lock. The legacy stream cannot be captured. */
 static struct launch *enter(struct state *state, struct throttle *t, struct candidate *c, bool *entered)
 {
 	if (c->stream && c->stream != CU_STREAM_LEGACY && is_captured(c->stream))
@@ -148,7 +150,7 @@ static struct launch *enter(struct state *state, struct throttle *t, struct cand
 	bool is_new = !c->context;
 	if (is_new) {
 		CUcontext of = NULL;
-		/* It runs on the stream's GPU, so the events need the stream's context. */
+		/* The launch runs on the stream's GPU, so the events need the stream's context. */
 		*entered = vgpu_enter_stream(c->stream);
 		if (REAL(cuCtxGetCurrent)(&c->context) != CUDA_SUCCESS || !c->context)
 			return NULL;
@@ -171,7 +173,7 @@ struct passage throttle_enter(struct work work, CUstream stream)
 	struct state *state = vgpu_state();
 
 	if (!state) {
-		/* Without a tenant this never changes, so later launches skip the check. */
+		/* A process without a tenant never gets one, so later launches skip this check. */
 		state = atomic_load_explicit(&vgpu_state_page, memory_order_acquire);
 		if (state)
 			atomic_store(&state->unthrottled, 1);
@@ -215,7 +217,7 @@ void throttle_leave(const struct passage *passage, CUresult result)
 	vgpu_leave_stream(entered);
 }
 
-/* NULL: no launch was throttled in this process. */
+/* Return the throttle's state. NULL if this process never had a throttled launch. */
 static struct throttle *used_throttle(void)
 {
 	struct state *state = vgpu_state();

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Delay launches until the tenant's share allows them. launch.c calls it before and after each launch. The rest of the
- * library only reports contexts that end.
+ * Delay launches until the tenant's share allows them. launch.c calls the throttle before and after each launch. Other
+ * parts of the library only report contexts and streams that end.
  */
 #ifndef THROTTLE_H
 #define THROTTLE_H
@@ -16,25 +16,25 @@
 
 struct launch;
 
-/* A launch in progress. With `launch` NULL it is not throttled. */
+/* A launch in progress. If `launch` is NULL, it is not throttled. */
 struct passage {
 	struct launch *launch;
 	CUstream stream;
-	CUcontext context;	/* the stream's context if the thread has another one, else NULL */
+	CUcontext context;	/* the stream's context if the thread has another current context, else NULL */
 	bool timed;
-	int64_t began_ns;	/* time of the driver call, 0 if not needed */
+	int64_t began_ns;	/* start time of the driver call, 0 if not needed */
 };
 
 /* Wait until the launch may start. */
 struct passage throttle_enter(struct work, CUstream stream);
 void throttle_leave(const struct passage *, CUresult);
 
-/* Account for finished work before a context is destroyed. Work in flight stays charged by estimate. */
+/* Account for finished work before a context is destroyed. Work in flight stays charged with its estimate. */
 void throttle_settle(void);
-/* A context is about to be destroyed, or a primary context was destroyed (the driver reports it as inactive). Its
- * events are invalid. */
+/* Call this before a context is destroyed, or after a primary context was destroyed (the driver then reports it as
+ * inactive). The events of the context are no longer valid. */
 void throttle_context_gone(CUcontext);
-/* Handle a stream before its destruction. */
+/* Call this before a stream is destroyed. */
 void throttle_stream_gone(CUstream);
 
 #endif

@@ -12,9 +12,9 @@
 #include "throttle/times.h"
 #include "throttle/words.h"
 
-#define OVERTIME_NS (QUANTUM_NS / 2)		/* extension of a turn for work on the tenant's other GPUs */
-#define GANG_NS NS_PER_SECOND			/* time for which a late peer shows that the processes wait for each other */
-#define LIVENESS_NS (10 * NS_PER_MS)		/* interval of a waiter's check that the holder is alive */
+#define OVERTIME_NS (QUANTUM_NS / 2)		/* maximum extension of a turn for work on the tenant's other GPUs */
+#define GANG_NS NS_PER_SECOND			/* after a peer was late, the processes count as waiting for each other for this long */
+#define LIVENESS_NS (10 * NS_PER_MS)		/* interval at which a waiting process checks whether the holder is alive */
 
 int64_t drain_ns(int64_t in_flight) { return within(in_flight / 2, POLL_NS / 4, NS_PER_MS); }
 
@@ -24,7 +24,7 @@ int64_t poll_ns(struct throttle_gpu *g)
 	return POLL_NS / 2 + ((POLL_NS * (g->noise >> 16)) >> 16);
 }
 
-/* Use the values that others trust, so that two tenants always agree who is first. */
+/* Return the own claim from the values that other tenants trust, so that all tenants always agree who is first. */
 static struct claim own_claim(const struct throttle_gpu *g, int64_t now, bool holds)
 {
 	struct terms terms = g->mine->terms ? turnstile_terms(g->mine, g->seat) : g->terms;
@@ -36,7 +36,8 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 	struct turnstile *t = g->mine;
 	struct claim rival, claim = own_claim(g, now, true);
 	bool waits = turnstile_rival(t, g->seat, now, &rival) >= 0;
-	/* This process does not wait while it has the lease, so another process of the tenant waits. */
+	/* This process does not wait while it has the lease. If its seat is marked as waiting, another process of the
+	 * tenant waits. */
 	bool sibling = turnstile_is_waiting(seat_of(g), now);
 	bool over = now - g->took_ns >= QUANTUM_NS;
 	int order = waits ? turnstile_order(rival, claim) : -1;
@@ -51,7 +52,7 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 		return 0;
 	if (!idle)
 		return drain_ns(in_flight);
-	/* Keep an idle GPU only for a process that waits for its peers, whose work is sometimes late. */
+	/* Keep an idle GPU only if the process waits for its peers. The work of peers is sometimes late. */
 	if (overtime && g->together && now - g->late_ns < GANG_NS)
 		return POLL_NS;
 	turnstile_give(t, g->seat, g->process);
@@ -59,7 +60,7 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 	return POLL_NS;
 }
 
-/* Return the time to wait for the holder's lease. After a useless wake-up, nap. */
+/* Return how long to wait for the holder's lease. After a useless wake-up, wait only for a short time. */
 static int64_t wait_for_lease(struct throttle_gpu *g, int holder, int64_t now)
 {
 	struct watch watch = turnstile_watch(g->mine, holder);
@@ -67,8 +68,7 @@ static int64_t wait_for_lease(struct throttle_gpu *g, int holder, int64_t now)
 	g->woken = false;
 	g->watch = watch;
 	g->watches = !in_vain;
-	/* Vary the time, because the kernel wakes the longest sleeper first. The order of several processes must
-	 * change. */
+	/* Vary the time. The kernel wakes the longest sleeper first, and the order of several processes must change. */
 	return in_vain ? poll_ns(g) : turnstile_watch_ns(g->mine, holder, now, WATCH_NS - poll_ns(g));
 }
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Write usage of finished launches into the seat.
+ * Charge finished launches, and write the usage into the seat.
  */
 #include "throttle/usage.h"
 
@@ -17,9 +17,9 @@ void usage_spend(struct throttle_gpu *g, int64_t asked, int64_t now, int64_t bus
 
 static void account(struct throttle_gpu *g, const struct launch *done, int64_t busy_ns, int64_t now)
 {
-	if (g->seat < 0)	/* it was released meanwhile */
+	if (g->seat < 0)	/* the seat was released in the meantime */
 		return;
-	/* Below 0: less than was charged. Public counters never decrease. */
+	/* The value is below 0 if less was used than charged. Public counters must never decrease. */
 	int64_t used = g->unseen_ns + busy_ns;
 	g->unseen_ns = used < 0 ? used : 0;
 	if (used > 0)

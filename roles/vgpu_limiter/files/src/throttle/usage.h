@@ -10,11 +10,11 @@
 #include "throttle/gpu.h"
 
 void usage_spend(struct throttle_gpu *, int64_t asked, int64_t now, int64_t busy_ns);
-/* Account for finished work. Return the estimated time of the rest. */
+/* Account for finished work. Return the estimated time of the work that is still in flight. */
 int64_t usage_harvest(struct throttle_gpu *, int64_t now, bool *idle);
-/* Write the expected end of work on this GPU into the tenant's seat. */
+/* Write the expected end of this GPU's work into the tenant's seat. */
 void usage_tell_due(struct throttle_gpu *);
-/* Return the current total of other work that makes a launch take longer. */
+/* Return the current totals of other work that can delay a launch. */
 struct others usage_of_others(const struct throttle_gpu *);
 
 #endif

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Write a tenant's fields, and validate those of other tenants.
+ * Write the fields of a tenant's seat, and validate the fields of other tenants.
  */
 #include "throttle/words.h"
 
@@ -11,7 +11,7 @@
 bool turnstile_adopt(struct turnstile_file *t)
 {
 	if (atomic_load(&t->magic) == 0) {
-		/* Several processes may do this at once and write the same value. */
+		/* Several processes may get here at once. All write the same value. */
 		atomic_store(&t->version, TURNSTILE_VERSION);
 		atomic_store(&t->size, sizeof *t);
 		atomic_store(&t->magic, TURNSTILE_MAGIC);
@@ -22,7 +22,8 @@ bool turnstile_adopt(struct turnstile_file *t)
 
 void turnstile_show(struct seat *s, struct terms terms)
 {
-	/* Read often and rarely changed: a store would take the cache line from all readers. */
+	/* These fields are read often and rarely change. Store only changed values, because a store takes the cache line
+	 * from all readers. */
 	if (atomic_load(&s->percent) != terms.percent) atomic_store(&s->percent, terms.percent);
 	if (atomic_load(&s->policy) != terms.policy) atomic_store(&s->policy, terms.policy);
 	if (atomic_load(&s->priority) != terms.priority) atomic_store(&s->priority, terms.priority);
@@ -34,7 +35,8 @@ static bool is_ahead(const _Atomic int64_t *word, int64_t now, int64_t most)
 	return until > now && until <= most + SKEW_NS;
 }
 
-/* A tenant in debt announces that it will want the GPU after paying. */
+/* Return the latest plausible value of active_until. A tenant in debt announces that it will want the GPU after it
+ * has paid. */
 static int64_t active_at_most(const struct seat *s, int64_t now)
 {
 	return later(now, turnstile_paid(s, now) + RESUME_MOST_NS) + ACTIVE_NS;

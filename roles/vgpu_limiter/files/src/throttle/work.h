@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * A program's launch.
+ * The work that a program launches.
  */
 #ifndef WORK_H
 #define WORK_H
@@ -10,9 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Launched work. Launches of a kernel with different shapes (grids and blocks) take different times. */
+/* The duration of a kernel depends on its shape (grid and block sizes), so launches are distinguished by shape too. */
 struct work {
-	const void *function;	/* or graph */
+	const void *function;	/* the function or the graph */
 	uint64_t shape;
 	bool dependent;		/* may begin before the previous launch has ended (programmatic dependent launch) */
 };

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Files, and memory for their content.
+ * Read files, and allocate memory for their content.
  */
 #ifndef TOP_INPUT_H
 #define TOP_INPUT_H
@@ -14,14 +14,14 @@
 #define ETC "/etc/openfleet-gpu/vgpu"
 #define RUN "/run/openfleet-gpu/vgpu"
 
-/* End the program without memory. */
+/* Return the memory. If it is NULL, end the program. */
 void *need(void *memory);
-/* Read the beginning of a file into a copy, because others may change it. -1 sets errno. If not NULL, *descriptor
- * stays open. */
+/* Copy the beginning of a file, because other processes may change it. Returns -1 and sets errno on failure. If
+ * `descriptor` is not NULL, the file stays open as *descriptor. */
 ssize_t read_file(const char *path, void *to, size_t room, int *descriptor);
 
-/* Parse a decimal number, 0 without one. By hand, because newer C libraries rename their number parsers, and older
- * ones lack the new names. */
+/* Parse a decimal number. 0 if there is none. The C library is not used for this: newer versions rename their number
+ * parsers, and older versions lack the new names. */
 int64_t decimal(const char *text);
 
 #endif

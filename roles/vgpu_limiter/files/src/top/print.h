@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Output of vgpu-top, buffered so that a screen is written at once.
+ * Output of vgpu-top. It is buffered, so that a whole screen is written at once.
  */
 #ifndef TOP_PRINT_H
 #define TOP_PRINT_H

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Find the host's processes of a region.
+ * Find the host PIDs of the processes that use a region.
  */
 #ifndef TOP_PROCESSES_H
 #define TOP_PROCESSES_H
@@ -13,7 +13,7 @@
 
 /* Return whether a living process has locked the byte. */
 bool is_locked(int descriptor, off_t offset);
-/* Fill in the host PIDs of the tenant's processes, which map the region with this inode. */
+/* Fill in the host PIDs of the tenant's processes. These are the processes that map the region with this inode. */
 void find_pids(struct top_tenant *, ino_t inode);
 
 #endif

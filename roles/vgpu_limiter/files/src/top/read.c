@@ -30,7 +30,7 @@ static void set_problem(struct top_tenant *tenant, const char *what, const char 
 
 /* --- quota --- */
 
-/* Warnings about unknown keys in quota files belong to the library's log. */
+/* Ignore unknown keys in quota files. The library logs them. */
 static void pass_over(const char *tenant, const char *key)
 {
 	(void)tenant;
@@ -128,7 +128,7 @@ static void compare(struct top *now, const struct top *before)
 					if (strcmp(tenant->quota.gpus[k].name, old->quota.gpus[l].name) != 0 || !shown->seated)
 						continue;
 					if (shown->as_of_ns == then->as_of_ns)
-						/* Both samples come from one write of the agent. */
+						/* The agent has not written since the earlier sample, so keep its percentage. */
 						shown->had_percent = then->had_percent;
 					else if (shown->busy_ns >= then->busy_ns && shown->as_of_ns > then->as_of_ns)
 						shown->had_percent = 100.0 * (double)(shown->busy_ns - then->busy_ns)
@@ -147,7 +147,7 @@ static bool known(const struct top *top, const char *name)
 	return false;
 }
 
-/* An alias of a tenant, which is shown under its current name. */
+/* Return whether the name is an alias of a tenant. The tenant is shown under its current name. */
 static bool is_alias(const char *root, const char *name)
 {
 	char path[512];
@@ -169,7 +169,7 @@ static void list(struct top *top, const char *root, const char *folder)
 		closedir(directory);
 }
 
-/* Folders that a renamed tenant left under its key are not separate tenants. */
+/* Remove folders that belong to a renamed tenant under its old name. They are not separate tenants. */
 static void drop_keys(struct top *top)
 {
 	int kept = 0;

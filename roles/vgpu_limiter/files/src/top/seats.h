@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * GPU usage of tenants, from the agent's public data or from the turnstile files.
+ * GPU usage of tenants. It is read from the agent's public data, or from the turnstile files if no agent runs.
  */
 #ifndef TOP_SEATS_H
 #define TOP_SEATS_H
@@ -16,7 +16,7 @@ struct seats {
 	struct shown_seat *list;
 };
 
-/* None without an agent. */
+/* Read the agent's seats. There are none without the agent. */
 void read_seats(struct seats *, const char *root, int64_t now_ns);
 void read_turnstile(struct top_tenant *, int gpu, const char *root, const struct seats *, int64_t now_ns);
 

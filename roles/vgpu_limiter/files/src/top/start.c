@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * glibc 2.34 introduced a new version of the function that calls main(), which older versions lack. vgpu-top's start
- * code calls the function here (--wrap in the Makefile), which calls the version of every glibc since 2.17. This works
- * for programs without constructors, because the start code passes the functions to run before main() as arguments.
+ * Start vgpu-top with old C libraries. glibc 2.34 introduced a new version of the function that calls main(), and older
+ * versions lack it. The start code of vgpu-top calls the function in this file instead (--wrap in the Makefile). This
+ * function calls the version that every glibc since 2.17 has. This works for programs without constructors, because the
+ * start code passes the functions that run before main() as arguments.
  */
 #include <features.h>
 

@@ -86,12 +86,13 @@ static void enter_terminal(void)
 	write_all(own, sizeof own - 1);
 }
 
-/* Print the lines of the page that fit, starting at `from`, without wrapping. The table's header stays. */
+/* Print as many lines of the page as fit, starting at `from`, without wrapping. The table's header always stays
+ * visible. */
 static void show(int *from, double interval)
 {
 	struct winsize size = { .ws_row = 24, .ws_col = 80 };
 	ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
-	/* A terminal of unknown size reports 0. */
+	/* If a terminal does not know its size, it reports 0. */
 	int rows = size.ws_row ? size.ws_row - 1 : 23, columns = size.ws_col ? size.ws_col : 80, lines = 0, row = 0;
 	size_t length = 0;
 	const char *page = printed(&length), *text = page;
@@ -181,7 +182,7 @@ static int once(const char *root, double interval, bool json, bool processes)
 	if (before->tenant_count)
 		nanosleep(&wait, NULL);
 	struct top *now = top_read(root, before);
-	/* The agent's data is up to a second old. Shares are computed from two of its samples. */
+	/* The agent's data is up to a second old, so shares are computed from two samples of the agent. */
 	for (int i = 0; i < 20 && now->agent_ns && now->agent_ns == before->agent_ns; i++) {
 		top_free(now);
 		nanosleep(&moment, NULL);
@@ -200,7 +201,7 @@ static int once(const char *root, double interval, bool json, bool processes)
 
 int main(int count, char **words)
 {
-	const char *root = getenv("OPENFLEET_VGPU_ROOT");	/* for tests, as for the library */
+	const char *root = getenv("OPENFLEET_VGPU_ROOT");	/* the root folder can be set for tests, as for the library */
 	bool one = false, json = false, processes = false;
 	double interval = 1;
 	for (int i = 1; i < count; i++) {
