@@ -90,7 +90,12 @@ LIMIT = re.compile(
 #: Methods whose first number is a time limit, and functions whose last number is.
 WAITS = {"wait", "join", "settimeout", "communicate", "Timer", "select"}
 #: Files with functions that have such a name but count something else.
-OTHER_WAITS = {"tests/limiter/test_doubts.py", "tests/kubernetes/node_stand_in.py", "tests/kubernetes/test_role.py"}
+OTHER_WAITS = {
+    "tests/kubernetes/node_stand_in.py",
+    "tests/kubernetes/test_made_up_backend.py",
+    "tests/kubernetes/test_role.py",
+    "tests/limiter/test_doubts.py",
+}
 OPTION = re.compile(r"^--[a-z-]*(?:timeout|grace|grace-period|patience)(?:=(\d+(?:\.\d+)?))?$")
 SHELL = re.compile(r"\btimeout (?:-\S+ )*(\d+(?:\.\d+)?)(?=[ s])")
 NUMBER = re.compile(r"^(\d+(?:\.\d+)?)(ms|s)?$")

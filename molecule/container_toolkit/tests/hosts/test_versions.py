@@ -44,7 +44,10 @@ REFUSED = [
     (repository("unsigned"), "the repository cannot be used: .*not signed"),
     (repository("foreign"), "the repository cannot be used: .*(NO_PUBKEY|couldn't be verified|not signed)"),
     (repository("nowhere"), "the repository cannot be used"),
-    ({"container_toolkit_repository_fingerprints": ["0" * 40]}, "the key has the fingerprint .*, but the trusted one is 0000"),
+    (
+        {"container_toolkit_repository_fingerprints": ["0" * 40]},
+        "the key has the fingerprint .*, but the trusted one is 0000",
+    ),
     # Another key is to be trusted than the one that the host has, and its address does not answer.
     (
         {
