@@ -124,8 +124,7 @@ def disown() -> None:
         server.disown()
 
 
-# --- Functions of the process that is forked
-# -------------------------------------------------------------------------
+# --- Functions of the process that is forked ------------------------------------------------------------------------
 
 
 def load(also: Sequence[str] = ()) -> None:

@@ -74,8 +74,7 @@ class WarmPython:
         self._process.wait()
 
 
-# --- Functions of the interpreter that is forked
-# ---------------------------------------------------------------------
+# --- Functions of the interpreter that is forked --------------------------------------------------------------------
 
 
 def load() -> None:

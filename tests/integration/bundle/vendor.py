@@ -99,8 +99,7 @@ class Vendor:
         subprocess.run(["gpgconf", "--homedir", str(self.home), "--kill", "all"], check=False)
         shutil.rmtree(self.home, ignore_errors=True)
 
-    # -- Serving
-    # -------------------------------------------------------------------------------------------------------
+    # -- Serving -----------------------------------------------------------------------------------------------------
 
     def serve(self) -> http.server.ThreadingHTTPServer:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
