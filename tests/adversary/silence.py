@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a scan next to user processes with an unresponsive file system (silent_files)."""
+"""Scan for holders next to user processes with an unresponsive file system.
+
+silent_files.py implements the file system.
+"""
 
 from __future__ import annotations
 

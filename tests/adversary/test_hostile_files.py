@@ -28,7 +28,10 @@ def by_installation(path, text):
 
 
 def by_specification(path, text):
-    """Write a specification that nvidia-ctk has written before, because only that one is updated."""
+    """Write a specification that nvidia-ctk has written before.
+
+    Only such a specification is updated.
+    """
     path.write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}], "hooks": "nvidia-cdi-hook"}))
     text = json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": text}]})
     cdi._replace(path, text)

@@ -83,7 +83,10 @@ def test_unreadable_file_does_not_prevent_ending_a_process(folder, monkeypatch):
 
 
 def test_changed_command_line_does_not_prevent_ending(folder):
-    """End the process after its command line changed, because it still has the GPU open."""
+    """End the process after its command line changed.
+
+    The process still has the GPU open.
+    """
     again = "print('again', flush=True)\nimport sys\nsys.stdin.read()"
     with process(PYTHON, "-c", RENAMES, folder / "dev/nvidia0", again, user=ALICE) as held:
         (holder,) = look(folder, held.pid)

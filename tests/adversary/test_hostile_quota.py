@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test processes that claim another tenant's quota by mounts, chroot or environment."""
+"""Test processes that claim another tenant's quota.
+
+They use mounts, chroot or environment variables.
+"""
 
 from __future__ import annotations
 

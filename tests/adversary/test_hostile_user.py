@@ -311,7 +311,7 @@ def test_process_that_released_the_gpu_gets_no_signal(folder):
              {"unit_or_container": "docker container web"}, {"unit_or_container": None, "user": "of a person"}]
 )  # fmt: skip
 def test_users_of_the_gpu_and_user_processes_are_ended(folder, told):
-    """End processes that NVML lists, and processes that are not services of the system."""
+    """End processes that NVML lists, and other processes that are no system services."""
     with holding(folder / "dev/nvidia0", user=ALICE) as held:
         (holder,) = look(folder)
         assert not may_be_handed(replace(holder, **{"unit_or_container": "train.service", **told}))

@@ -70,7 +70,10 @@ def found(dev):
 
 
 def bound(source, target):
-    """Return a command prefix that mounts `source` over `target`, as a user can in a namespace."""
+    """Return a command prefix that mounts `source` over `target`.
+
+    Users can do this in their own mount namespace.
+    """
     script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", script, "sh", str(source), str(target), *NOBODY]
 

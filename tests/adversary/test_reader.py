@@ -195,7 +195,10 @@ def test_other_words_and_other_commands_are_refused(machine, words):
 
 
 def test_two_words_in_one_argument_are_refused(machine):
-    """Refuse the argument in the command itself, because sudo matches words joined by blanks."""
+    """Refuse the argument in the command itself.
+
+    sudo does not refuse it, because sudo matches words joined by blanks.
+    """
     done = machine.sudo(COMMAND, "holders --json")
     assert done.returncode == 2 and done.stdout == "" and "invalid choice" in done.stderr
 

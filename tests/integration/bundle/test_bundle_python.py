@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Python packages and the collection in a bundle, with the real pip and ansible-galaxy and no network."""
+"""Bundle Python packages and the collection with the real pip and ansible-galaxy.
+
+The tests use no network.
+"""
 
 from __future__ import annotations
 

@@ -416,7 +416,10 @@ def another_interpreter(command):
 
 
 def another_bytecode(command):
-    """Change one byte of compiled code, and leave the archive's structure and comment intact."""
+    """Change one byte of compiled code.
+
+    The archive's structure and comment stay intact.
+    """
     with zipfile.ZipFile(command) as archive:
         code = archive.read("openfleet_gpu/cli/main.pyc")
     content = command.read_bytes()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: the simulated library, built once, and a simulated GPU host for each test."""
+"""Fixtures: the simulated library, built once, and a simulated GPU host per test."""
 
 from __future__ import annotations
 

@@ -118,7 +118,10 @@ def missing(command):
 
 
 def another_code(command):
-    """Add a file to the archive, which still claims to be made from the controller's files."""
+    """Add a file to the archive.
+
+    The archive still claims to be made from the controller's files.
+    """
     with zipfile.ZipFile(command, "a") as archive:
         archive.writestr("openfleet_gpu/more.py", "")
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the Kubernetes mapping in gpu_kubernetes and site.yml, on local folders as hosts."""
+"""Test the Kubernetes mapping in gpu_kubernetes and site.yml.
+
+The hosts are local folders.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test that reset.yml removes what site.yml installed, and keeps the GPUs by default."""
+"""Test that reset.yml removes what site.yml installed, and keeps the GPUs.
+
+Instances are removed only on request.
+"""
 
 from __future__ import annotations
 

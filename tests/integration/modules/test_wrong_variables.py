@@ -136,7 +136,10 @@ def test_wrong_variables_of_other_groups(fleet, playbook, group):
 @pytest.mark.thorough
 @pytest.mark.parametrize(("playbook", "play"), [("audit.yml", "Audit"), ("rightsize.yml", "Propose")])
 def test_wrong_variables_of_the_controller(fleet, playbook, play):
-    """Check the controller's variables after reading the hosts, and before changing them."""
+    """Check the controller's variables before anything is changed.
+
+    The hosts have been read by then.
+    """
     variables = wrong(owners_checked(playbook)[play])
     fleet.groups["control"] = {"hosts": {"localhost": {**LOCAL, **variables}}}
     before = files(fleet)

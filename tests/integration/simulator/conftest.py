@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: the simulated NVML, built once, and hosts created through src/gpusim.h."""
+"""Fixtures: the simulated NVML, built once, and hosts created by src/gpusim.h."""
 
 from __future__ import annotations
 

@@ -163,7 +163,10 @@ def test_short_process_lists_return_their_length(simulator, nvml, gpu):
 
 
 def test_number_of_placements_is_output_only(simulator, nvml, gpu):
-    """Ignore the initial value, because nvidia-smi 450 and 460 pass uninitialized memory."""
+    """Ignore the initial value.
+
+    nvidia-smi 450 and 460 pass uninitialized memory.
+    """
     nvml.nvmlDeviceSetMigMode(gpu, 1)
     instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
     functions = [

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test clocks and P-states: idle, busy, locked and application clocks, and constants."""
+"""Test clocks and P-states.
+
+Clocks are idle, busy, locked, set by an application, or constants of a board.
+"""
 
 from __future__ import annotations
 

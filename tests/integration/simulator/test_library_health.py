@@ -90,9 +90,9 @@ LOCATIONS = (2, 7)
 
 
 def ecc(nvml, gpu):
-    """Return ECC errors: volatile corrected, uncorrected, aggregate corrected, uncorrected.
+    """Return the counts of ECC errors, after all three ways to read them agree.
 
-    All three ways to read them must return the same values.
+    The order is: volatile corrected, volatile uncorrected, aggregate corrected, aggregate uncorrected.
     """
     totals = [nvml.nvmlDeviceGetTotalEccErrors(gpu, error, counter) for counter in (0, 1) for error in (0, 1)]
     fields = [3, 4, 5, 6]

@@ -334,7 +334,10 @@ print(codes(calls), nvmlDeviceGetUUID(mig)[:4])
 
 
 def test_placements_capacities_and_instances_need_root(simulator, nvml, gpu):
-    """Require root for exactly the functions that nvml.h marks "Requires privileged user"."""
+    """Require root for exactly the functions that nvml.h names.
+
+    nvml.h marks them with "Requires privileged user".
+    """
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     code = """
 gi = nvmlDeviceGetGpuInstanceById(gpu, 13)
@@ -413,7 +416,10 @@ def test_power_limits_have_bounds(nvml, gpu):
 
 
 def test_client_with_read_only_state_sees_everything(simulator, nvml, gpu):
-    """Run a client like a service with ProtectSystem=strict, for which /var/lib is read-only."""
+    """Run a client like a service with ProtectSystem=strict.
+
+    For such a service, /var/lib is read-only.
+    """
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     simulator.state.chmod(0o444)
     code = """

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: simulated hosts in temporary directories, installed like the role does."""
+"""Fixtures: simulated hosts in temporary directories.
+
+They are installed like the role does.
+"""
 
 from __future__ import annotations
 

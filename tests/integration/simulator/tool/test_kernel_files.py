@@ -20,7 +20,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts: run as root")
 
 
 def in_namespace(script: str) -> list[str]:
-    """Return a command that runs a shell script in a mount namespace with its own /dev."""
+    """Return a command that runs a shell script in a mount namespace.
+
+    The namespace has its own /dev.
+    """
     # The script mounts an empty /dev, so a machine with GPUs keeps its own nodes.
     begin = "set -e; mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3\n"
     return ["unshare", "--mount", "--propagation", "private", "sh", "-c", begin + script]
