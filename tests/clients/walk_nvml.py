@@ -10,7 +10,7 @@ import inspect
 import json
 import sys
 
-#: Takes a GPU and is no question.
+#: Functions that take a GPU but do not query it.
 CHANGES = (
     "Clear",
     "Reset",
@@ -27,7 +27,7 @@ CHANGES = (
 
 
 def questions(binding):
-    """Yield the functions of a device that take the device alone."""
+    """Yield the functions that take only a device."""
     for name, function in sorted(vars(binding).items()):
         if not name.startswith("nvmlDevice") or not inspect.isfunction(function):
             continue
@@ -49,7 +49,7 @@ def main():
                 function(gpu)
                 answer = "answered"
             except binding.NVMLError as error:
-                # Bindings differ in the names of their classes, not in the words of NVML.
+                # Class names differ between bindings, but NVML's error texts are the same.
                 answer = str(error)
             except Exception as error:
                 answer = type(error).__name__ + ": " + str(error)
