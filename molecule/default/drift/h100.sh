@@ -11,7 +11,7 @@ lost=$(instance_at 0 0)
 nvidia-smi mig -i 0 -gi "$lost" -dci
 nvidia-smi mig -i 0 -gi "$lost" -dgi
 
-# GPU 3: disable MIG mode, which needs the GPU without instances.
+# GPU 3: destroy all instances, and disable MIG mode.
 nvidia-smi mig -i 3 -dci
 nvidia-smi mig -i 3 -dgi
 nvidia-smi -i 3 -mig 0
