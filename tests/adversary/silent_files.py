@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user's file system that can be mounted but never answers requests for its files.
+"""Mount a user's file system that never answers requests for its files.
 
-    silent_files.py FUSE root FOLDER      a process whose root is an overlay above it, in a user namespace
-    silent_files.py FUSE words FOLDER     the same, whose arguments are in a file of it
-    silent_files.py FUSE home FOLDER UID  mounted on a folder that exists, as for a user with fusermount; runs what follows
+    silent_files.py FUSE root FOLDER      a process whose root is an overlay above the file system, in a user namespace
+    silent_files.py FUSE words FOLDER     the same, but the process's arguments are in a file of the file system
+    silent_files.py FUSE home FOLDER UID  mounts on an existing folder, as fusermount does, and runs the command that follows
 
-FUSE is a device node of /dev/fuse. Its server ends with its standard input, which frees all waiting processes.
+FUSE is a device node like /dev/fuse. The server ends when its standard input ends, which frees all waiting processes.
 """
 
 from __future__ import annotations

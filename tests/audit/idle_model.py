@@ -103,14 +103,20 @@ class Holder:
 class Pattern:
     """A GPU, or one of its instances, on a separate host with the pattern's name.
 
-    Fields: `beside`: patterns with the same value are GPUs of one host that one process holds. `index`: the GPU's index
-    on that host. `schedule`: the activity. `spans`: the times when the GPU is held. By default, it is held from `came`
-    on. Each span is a new holder, unless `same_user` is true. `abandoned`: the minute from which the holder will never
-    work again. `waits`: true for a model server that waits for requests and must be kept. `sampled`: changes a sample
-    from (series, minute, value), or returns None to drop it. `every`: minutes between samples. `exporters`: (job, first
-    minute, last minute) for each exporter that reports the GPU. `without`: series that the exporter lacks. `renamed`:
-    until this minute, the series have another label `host`. `lengthened`: minutes that are added to the grace period
-    because signals are missing. `rare`: true if the history may look like that of an abandoned GPU.
+    schedule: the activity.
+    spans: the times when the GPU is held. By default, it is held from `came` on. Each span is a new holder, unless
+        `same_user` is true.
+    abandoned: the minute from which the holder will never work again.
+    waits: true for a model server that waits for requests and must be kept.
+    sampled: changes a sample from (series, minute, value), or returns None to drop it.
+    every: minutes between samples.
+    exporters: (job, first minute, last minute) for each exporter that reports the GPU.
+    without: series that the exporter lacks.
+    renamed: until this minute, the series have another label `host`.
+    lengthened: minutes that are added to the grace period because signals are missing.
+    rare: true if the history may look like that of an abandoned GPU.
+    beside: patterns with the same value are GPUs of one host that one process holds.
+    index: the GPU's index on that host.
     """
 
     name: str

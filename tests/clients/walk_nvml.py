@@ -1,6 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask NVML, through a Python binding, everything that needs nothing but a GPU; print {function: {GPU: error}} as JSON.
+"""Call all NVML queries that need only a GPU, through a Python binding.
+
+Prints {function: {GPU: error}} as JSON.
 
 usage: walk_nvml.py BINDING    pynvml, or py3nvml.py3nvml
 """

@@ -94,7 +94,7 @@ def changing(node):
 
 
 def requests(api_server):
-    """Return the numbers of requests for nodes, ConfigMaps and pods, by verb and resource."""
+    """Return how often nodes, ConfigMaps and pods were requested, by verb and resource."""
     pattern = r'apiserver_request_total\{[^}]*,resource="(nodes|configmaps|pods)"[^}]*,verb="(\w+)"[^}]*\} ([0-9.e+]+)'
     found = {}
     for resource, verb, count in re.findall(pattern, api_server.kubectl("get", "--raw", "/metrics")):

@@ -32,7 +32,7 @@ class HostError(Exception):
 
 
 def failed_units(run: Run) -> list[str]:
-    """Return the names of the failed units, or an empty list if the host does not respond."""
+    """Return the names of the failed units, or [] if the host does not respond."""
     status, output = run("systemctl list-units --failed --plain --no-legend")
     return [line.split()[0] for line in output.splitlines() if line.strip()] if status == 0 else []
 

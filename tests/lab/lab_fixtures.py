@@ -94,7 +94,7 @@ def reboot(host) -> None:
 
 @pytest.fixture(scope="session")
 def lab_host():
-    """Return a function from the name of a lab host (such as `h100`) to its testinfra host."""
+    """Return a function from a lab host's name (such as `h100`) to its testinfra host."""
 
     def connect(host_name: str):
         host = testinfra.get_host(f"podman://{container_name(host_name)}")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Generate a history of gpu:* series for three hosts, for queries of the dashboards.
+"""Generate a history of gpu:* series for three hosts, for the dashboards' queries.
 
 host    GPU  device               state                       model  workload
 node-1  0    whole                busy, a process             H100   train

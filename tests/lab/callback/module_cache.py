@@ -58,7 +58,7 @@ class CallbackModule(CallbackBase):
 
 
 def key(collection: Path) -> str:
-    """Return an identifier of the code of the collection, ansible-core and collections."""
+    """Return an identifier of the code of ansible-core and of all collections."""
     installed = Path(ansible.__file__).parents[1]
     state = hashlib.sha256(f"{__version__} {installed} {installed.stat().st_mtime_ns} {collection}".encode())
     for folder in ("modules", "module_utils"):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define stand-ins for NVIDIA's packages. Their content is small but behaves alike.
+"""Define stand-ins for NVIDIA's packages, with small content that behaves alike.
 
 Names, versions and purposes come from https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/debian.html and from
 the lists of https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/. The guide also defines which packages

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Simulate the hardware and kernel files of a lab host that a driver's installation reads.
+"""Simulate a lab host's hardware and kernel files for the driver's installation.
 
 /etc/simulated-hardware.json describes the hardware: {"gpus": ["2330"], "nvswitches": 4, "nvlink_bridges": 0, "nouveau": false,
 "secure_boot": false, "mok": ""}. `boot` creates the hardware below /sys in separate file systems. Then it loads the modules that
