@@ -27,7 +27,7 @@ RESOURCE, LABEL = "beans.example.com/gpu", "beans.example.com/node"
 BEFORE = "openfleet.gpu/labels-before"
 WHOLE = [{"gpus": [0], "sharing": "exclusive"}]
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
-#: (file, existing text, text with the backend)
+#: Edits that add the backend: (file, existing text, text with the backend).
 LINES = (
     (
         "plugins/plugin_utils/schedulers/registry.py",

@@ -163,9 +163,9 @@ class GpuHost:
 
     @property
     def is_neither(self) -> bool:
-        """Return whether the GPUs have neither layout.
+        """Return whether the GPUs match neither the old nor the new layout.
 
-        If they had one, the end of an interrupted change would prove nothing.
+        If they matched one of them, the end of an interrupted change would prove nothing.
         """
         return self.cut_off and self.not_as("first") != [] and self.not_as("second") != []
 
