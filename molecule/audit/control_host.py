@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a host without a network a control host: control_host.py FOLDER PYTHON MACHINE
+"""Collect the files that turn a host without a network into a control host.
 
-Wheels of ansible-core as it is here, and of what it needs, for that Python (3.11) and machine (x86_64); and the collection. They
-lie in FOLDER then, and what was there before is gone. Wheels that were fetched once are taken from beside it.
+Usage: control_host.py FOLDER PYTHON MACHINE. PYTHON is a version (3.11) and MACHINE an architecture (x86_64). FOLDER is
+replaced. It gets the collection, and wheels of this machine's version of ansible-core and its dependencies. Wheels that
+were downloaded before are copied from a folder next to FOLDER.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The C library of Debian 12 is newer than all of them.
+#: The C library of Debian 12 is newer than all of these require.
 PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 
 
@@ -30,7 +31,10 @@ def run(*command: object, **more: object) -> None:
 
 
 def wheels(beside: Path, python: str, machine: str) -> Path:
-    """The directory with them. What ansible-core needs comes in the versions that are here."""
+    """Return the directory with the wheels.
+
+    Dependencies of ansible-core have the same versions as on this machine.
+    """
     here = sorted({f"{one.name}=={one.version}" for one in importlib.metadata.distributions() if one.name})
     recipe = hashlib.sha256("\n".join([python, machine, *PLATFORMS, *here]).encode()).hexdigest()[:16]
     made = beside / f"control-host-wheels-{recipe}"

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write alerts from Alertmanager to /var/lib/receiver/alerts, one line of JSON each."""
+"""Write Alertmanager's alerts to /var/lib/receiver/alerts, one JSON text per line."""
 
 import json
 from http.server import BaseHTTPRequestHandler, HTTPServer

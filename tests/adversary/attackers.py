@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The attackers: two unprivileged users, a tenant in its own container, and a compromised host."""
+"""Simulate attackers: two users, a tenant in a container, a compromised host.
+
+The users have no privileges.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,20 @@ from typing import Iterator, Sequence
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host, Mig
 
 ROOT = Path(__file__).resolve().parents[2]
-#: User ids that no account of this machine has.
+#: User ids that no account on this machine has.
 ALICE, BOB = 61001, 61002
-#: Any user can run it, wherever the tests' own Python is.
+#: A Python that every user can run. The tests' own Python may be in a private folder.
 PYTHON = Path(shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable).resolve()
-#: Has files open and says so; ends with its standard input.
+#: Opens files, prints `open`, and exits when its standard input ends.
 HOLD = "import sys\nf = [open(n) for n in sys.argv[1:] if n[:1] == '/']\nprint('open', flush=True)\nsys.stdin.read()"
 
 
 @contextlib.contextmanager
 def public_folder() -> Iterator[Path]:
-    """A folder that every user reaches; pytest's own are for their owner alone."""
+    """Create a folder that every user can read.
+
+    pytest's own folders are readable only for their owner.
+    """
     with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -44,7 +50,10 @@ def gpu(index: int, processes=()) -> Gpu:
 
 @contextlib.contextmanager
 def process(*command: object, user: int, says: str = "open", **variables: str) -> Iterator[subprocess.Popen]:
-    """A process of a user, once it has said its word; it ends with the block."""
+    """Start a process of a user, and wait until it prints the word `says`.
+
+    The process is killed at the end of the block.
+    """
     command = [word if isinstance(word, bytes) else str(word) for word in command]
     identity = {"user": user, "group": user, "extra_groups": []}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -57,17 +66,23 @@ def process(*command: object, user: int, says: str = "open", **variables: str) -
 
 
 def holding(*files: object, user: int, program: Path = PYTHON, within: Sequence[str] = (), **variables: str):
-    """A process of a user that has the files open; other arguments only show in its command line."""
+    """Start a process of a user that has the files open.
+
+    Arguments that are no paths only appear in the command line of the process.
+    """
     return process(*within, program, "-c", HOLD, *files, user=user, **variables)
 
 
 def named(folder: Path, name: str) -> Path:
-    """A program of that name that any user may run."""
+    """Copy Python to a program with this name that any user can run."""
     return Path(shutil.copy(PYTHON, folder / name))
 
 
 class Window:
-    """A /proc that shows some real processes, on a host that has a driver; this machine need not have one."""
+    """A folder that represents /proc of a host with a driver, and has real processes.
+
+    This machine needs no driver.
+    """
 
     def __init__(self, folder: Path, *processes: subprocess.Popen, pids: Sequence[int] = ()) -> None:
         self.folder = folder
@@ -78,7 +93,10 @@ class Window:
 
 
 class HostileHost:
-    """A host of an inventory that answers to every module with the same text, and whose tasks change nothing anywhere."""
+    """A host that returns the same text for every module.
+
+    Its tasks change nothing.
+    """
 
     def __init__(self, folder: Path, answer: object) -> None:
         self.folder = folder
@@ -103,7 +121,7 @@ def play(
     folder: Path, playbook: Path, inventory: dict, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess:
     """Run ansible-playbook from the checkout."""
-    # Processes that attack have this file, and not what it runs.
+    # Imported here because the attacking processes import this file, but cannot read warm_playbook.
     import warm_playbook
 
     (folder / "inventory.json").write_text(json.dumps(inventory))
@@ -123,5 +141,5 @@ def play(
 
 
 def said(done: subprocess.CompletedProcess) -> str:
-    """All of its output in one line: where the terminal wraps it is none of the tests' business."""
+    """Return the output as one line, so that line breaks do not matter to the tests."""
     return " ".join((done.stdout + done.stderr).split())

@@ -1,10 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hide an open device node from the descriptors of the main thread, and wait for the end of standard input.
+"""Hide an open device node from the main thread's file descriptors.
 
-    hiding.py HOW NODE
-
-HOW is a name of WAYS.
+The program then waits for the end of its standard input. Usage: hiding.py HOW NODE. HOW is a name from WAYS.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 CLONE_FILES = 0x400
 READ, PRIVATE, SHARED, PAGE = 1, 2, 1, 4096
 EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
-# io_uring(7). The numbers are the same on all machines.
+# System call numbers of io_uring(7). They are the same on all architectures.
 SETUP, REGISTER = 425, 427
 REGISTER_FILES, REGISTER_RING = 2, 20
-# Where a ring's submission queue is mapped (linux/io_uring.h, IORING_OFF_SQ_RING).
+# The offset for mapping a ring's submission queue (linux/io_uring.h, IORING_OFF_SQ_RING).
 RING_OFFSET = 0
 UNSUPPORTED = 77
 
@@ -42,7 +40,7 @@ def wait() -> None:
 
 
 def in_a_thread(work) -> None:
-    """Run `work` in a thread with its own table of files."""
+    """Run `work` in a thread with its own descriptor table."""
 
     def run() -> None:
         assert libc.unshare(CLONE_FILES) == 0
@@ -58,7 +56,7 @@ def thread(node: str) -> None:
 
 
 def two_threads(node: str) -> None:
-    """The thread that has the node shares its table with another one, and has ended."""
+    """Open the node in a thread whose descriptor table another thread shares."""
 
     def work() -> None:
         opened(node)
@@ -72,7 +70,7 @@ def two_threads(node: str) -> None:
 def main_ended(node: str) -> None:
     opened(node)
     threading.Thread(target=wait).start()
-    # What the C library does besides in pthread_exit() would wait for the other threads.
+    # Do not call pthread_exit(): in addition to this system call, it would wait for the other threads.
     libc.syscall(EXIT, 0)
 
 
@@ -94,7 +92,7 @@ def mapped(node: str) -> None:
 
 
 def mapped_low(node: str) -> None:
-    """Below 4 GiB, where the kernel pads addresses with zeros."""
+    """Map the node below 4 GiB, where the kernel pads addresses with zeros."""
     descriptor = opened(node)
     low, fixed = 0x10000000, 0x10
     assert libc.mmap(low, PAGE, READ, PRIVATE | fixed, descriptor, 0) == low
@@ -142,7 +140,7 @@ def not_accepted(node: str) -> None:
 
 
 def socket_in_flight(node: str) -> None:
-    """The socket that has the node is itself in flight."""
+    """Queue the socket that has the node in another socket."""
     inner = in_flight(node)
     outer = socket.socketpair()
     for one in inner:
@@ -162,7 +160,7 @@ def ring_with(node: str) -> int:
     parameters = ctypes.create_string_buffer(120)
     ring = libc.syscall(SETUP, 4, parameters)
     if ring < 0:
-        # Not there, or not for users (kernel.io_uring_disabled).
+        # io_uring is missing, or disabled for users (kernel.io_uring_disabled).
         sys.exit(UNSUPPORTED)
     descriptors = array.array("i", [opened(node)])
     address, count = descriptors.buffer_info()
@@ -181,7 +179,7 @@ def ring_of_thread(node: str) -> None:
 
 
 def close_ring(number: int) -> None:
-    """Register the ring itself with the kernel, and close its descriptor."""
+    """Register the ring with itself, and close its descriptor."""
     update = (ctypes.c_uint64 * 2)(0xFFFFFFFF, number)
     if libc.syscall(REGISTER, number, REGISTER_RING, update, 1) != 1:
         sys.exit(UNSUPPORTED)
@@ -189,7 +187,7 @@ def close_ring(number: int) -> None:
 
 
 def mapped_ring(node: str) -> None:
-    """As programs that use io_uring leave it, with liburing's io_uring_close_ring_fd()."""
+    """Leave a ring as programs with liburing's io_uring_close_ring_fd() do."""
     number = ring_with(node)
     assert libc.mmap(None, PAGE, READ, SHARED, number, RING_OFFSET) != ctypes.c_void_p(-1).value
     close_ring(number)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host of simulated GPUs with the service of `gpu-layout keep`, and users who call it."""
+"""Run the service of `gpu-layout keep` on a simulated host, and call it as users."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from command_host import PYTHON as HOST_PYTHON
 from command_host import build_command
 from simulated_host import SIMULATOR, SimulatedHost
 
-#: Longer than any answer takes on a busy machine.
+#: Longer than any response takes on a busy machine.
 PATIENCE_SECONDS = 120.0
-#: Makes the socket and starts the service for each first request, as systemd does: the service ends when it is idle.
+#: Creates the socket, and starts the service for the first request, as systemd does. The service exits when it is idle.
 START = """
 import os, select, signal, socket, subprocess, sys
 path, *command = sys.argv[1:]
@@ -51,7 +51,7 @@ while True:
 
 
 class KeepHost:
-    """The service as root, its socket, and a folder that every user reaches."""
+    """The service as root, its socket, and a folder that every user can read."""
 
     def __init__(
         self, folder: Path, library: Path, groups: tuple[str, ...] = (), most: str = "7d", within: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class KeepHost:
 
     @contextlib.contextmanager
     def holder(self, user: int) -> Iterator[int]:
-        """A process of that user on GPU 0; gives its pid."""
+        """Start a process of the user on GPU 0, and yield its pid."""
         command = [str(PYTHON), "-m", "gpusim", "run", "--gpu", "0", "--", "sh", "-c", "echo on; exec cat"]
         environment = {**self.simulated.environment, "PYTHONPATH": str(self.tool), "PYTHONDONTWRITEBYTECODE": "1"}
         with subprocess.Popen(
@@ -92,7 +92,7 @@ class KeepHost:
 
     @property
     def tool(self) -> Path:
-        """The simulator's tool where every user can read it."""
+        """Return a copy of the simulator's tool that every user can read."""
         copy = self.folder / "tool"
         if not copy.exists():
             shutil.copytree(SIMULATOR / "gpusim", copy / "gpusim", ignore=shutil.ignore_patterns("__pycache__"))
@@ -107,7 +107,10 @@ class KeepHost:
         )  # fmt: skip
 
     def say(self, data: bytes, end: bool = True) -> dict:
-        """Send bytes as root, and return the answer; empty if there was none."""
+        """Send bytes as root, and return the response.
+
+        The result is empty if the service sent no response.
+        """
         with self.connected() as made:
             with contextlib.suppress(OSError):
                 made.sendall(data)
@@ -122,7 +125,7 @@ class KeepHost:
         return made
 
     def kept(self) -> list[dict]:
-        """What is in the file of keeps."""
+        """Return the content of the file with keeps."""
         path = self.state / "reclaim" / "keeps.json"
         return json.loads(path.read_text())["keeps"] if path.exists() else []
 

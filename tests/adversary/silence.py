@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""User processes with an unresponsive file system (silent_files), and the scan of a run."""
+"""Scan for holders next to user processes with an unresponsive file system.
+
+silent_files.py implements the file system.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from attackers import ALICE, PYTHON, ROOT, process, public_folder
 
 SILENT = Path(__file__).with_name("silent_files.py")
 IN_A_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
-#: No test waits for it.
+#: A timeout in seconds that a passing test never reaches.
 LONG = 300
-#: Takes the host's lock, looks and says what it found.
+#: Takes the host's lock, scans for holders and prints them.
 LOOK = """
 import sys
 from attackers import gpu, host
@@ -35,14 +38,17 @@ with locked(sys.argv[1], 0):
 
 
 def fuse_folder():
-    """For a fixture: two GPUs, and what such a file system takes."""
+    """Create two GPUs and the files that an unresponsive file system needs.
+
+    Fixtures use this generator.
+    """
     with public_folder() as made:
         (made / "dev").mkdir()
         for name in ("nvidia0", "nvidia1"):
             (made / "dev" / name).touch()
         (made / "silent.py").write_text(SILENT.read_text())
         (made / "mnt").mkdir()
-        # Where a host lets users mount file systems, everybody may open the node.
+        # If a host lets users mount file systems, every user can open this node.
         os.mknod(made / "fuse", stat.S_IFCHR | 0o600, os.makedev(10, 229))
         (made / "fuse").chmod(0o666)
         yield made
@@ -50,13 +56,16 @@ def fuse_folder():
 
 @contextlib.contextmanager
 def silent(folder, what, *within, user=ALICE):
-    """A process of a user with such a file system. What waits for it is free again behind the block."""
+    """Start a process of a user with an unresponsive file system.
+
+    After the block, wait until no child process is blocked by it.
+    """
     if not Path("/proc/filesystems").read_text().count("\tfuse\n"):
         pytest.skip("this kernel has no FUSE")
     command = [*within, *IN_A_NAMESPACE, PYTHON, folder / "silent.py", folder / "fuse", what, folder / "mnt"]
     with process(*command, user=user) as made:
         yield made
-    # Imported here, so that a test fails by what a scan does without such children.
+    # Imported here so that, if the module is missing, the test fails because of the scan.
     from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
 
     limit = time.monotonic() + LONG
@@ -66,7 +75,10 @@ def silent(folder, what, *within, user=ALICE):
 
 
 def look(folder):
-    """What a run sees that holds the host's lock. It ends by itself, and the lock is free behind it."""
+    """Run a scan that holds the host's lock, and return its lines.
+
+    The scan must end by itself and release the lock.
+    """
     paths = (ROOT / "collections", ROOT / "tests/adversary")
     made = subprocess.Popen(
         [sys.executable, "-c", LOOK, folder / "state", folder / "dev"],
@@ -76,7 +88,7 @@ def look(folder):
     try:
         told, problem = made.communicate(timeout=LONG)
     except subprocess.TimeoutExpired:
-        # One that waits in the kernel ends with the file system, and not before: it is not waited for.
+        # Do not wait for the scan: if it is blocked in the kernel, it ends only with the file system.
         made.kill()
         pytest.fail("the scan does not end")
     assert made.returncode == 0, problem

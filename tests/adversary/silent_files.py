@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user's file system that can be mounted but never answers requests for its files.
+"""Mount a user's file system that never answers requests for its files.
 
-    silent_files.py FUSE root FOLDER      a process whose root is an overlay above it, in a user namespace
-    silent_files.py FUSE words FOLDER     the same, whose arguments are in a file of it
-    silent_files.py FUSE home FOLDER UID  mounted on a folder that exists, as for a user with fusermount; runs what follows
+    silent_files.py FUSE root FOLDER      a process whose root is an overlay above the file system, in a user namespace
+    silent_files.py FUSE words FOLDER     the same, but the process's arguments are in a file of the file system
+    silent_files.py FUSE home FOLDER UID  mounts on an existing folder, as fusermount does, and runs the command that follows
 
-FUSE is a device node of /dev/fuse. Its server ends with its standard input, which frees all waiting processes.
+FUSE is a device node like /dev/fuse. The server ends when its standard input ends, which frees all waiting processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 libc = ctypes.CDLL(None, use_errno=True)
 NOSUID, NODEV, RDONLY = 2, 4, 1
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, INIT, BATCH_FORGET = 1, 2, 3, 14, 15, 17, 26, 42
-#: The names that are found; the file is of one page.
+#: The only file name that exists, and the file's size: one page.
 FILE, PAGE = b"words", 4096
 
 
@@ -37,7 +37,7 @@ def attributes(inode: int, uid: int) -> bytes:
 
 
 def serve(descriptor: int, uid: int) -> None:
-    """Answer what mounting asks."""
+    """Respond only to the requests that mounting sends."""
     while True:
         request = os.read(descriptor, 1 << 17)
         _length, operation, unique, node = struct.unpack_from("=IIQQ", request)
@@ -53,7 +53,7 @@ def serve(descriptor: int, uid: int) -> None:
         elif operation == STATFS:
             answer = struct.pack("=5Q10I", 1, 1, 1, 1, 1, 4096, 255, 4096, 0, *[0] * 6)
         elif operation in (LOOKUP, READ, FORGET, BATCH_FORGET):
-            # Of these, two want an answer.
+            # Two of these operations expect a response, but never get one.
             continue
         else:
             error = -38
@@ -61,13 +61,16 @@ def serve(descriptor: int, uid: int) -> None:
 
 
 def served(fuse: str, folder: str, uid: int, options: str = "") -> None:
-    """Mount it, with a process that serves it until standard input ends or the parent does."""
+    """Mount the file system, and serve it from a child process.
+
+    The child ends when standard input ends or when its parent ends.
+    """
     descriptor = os.open(fuse, os.O_RDWR)
     mount("silent", folder, "fuse", NOSUID | NODEV, "fd=%d,rootmode=40000,user_id=%d,group_id=%d%s" % (
         descriptor, uid, uid, options))  # fmt: skip
     if os.fork() == 0:
         libc.prctl(1, signal.SIGKILL)
-        # It is not what has the GPU open.
+        # The server must not have the GPU open.
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, 100)
         serve(descriptor, uid)
@@ -75,15 +78,15 @@ def served(fuse: str, folder: str, uid: int, options: str = "") -> None:
 
 
 def arguments_address() -> int:
-    """Return where the arguments of this process begin in its memory."""
+    """Return the address of this process's arguments in its memory."""
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45])
 
 
 def start_on_a_page() -> None:
-    """Run this program again until its arguments begin at a page's first byte.
+    """Restart this program until its arguments start at the first byte of a page.
 
-    Below them is the stack that the program runs on, at a random distance: a page that has both cannot be replaced. The
-    environment is above them, so that each of its bytes moves them down by one.
+    The program's stack is below the arguments at a random distance. A page that contains both cannot be replaced. The
+    environment is above the arguments, so each byte that is added to it moves them down by one.
     """
     above = arguments_address() % PAGE
     if above:
@@ -109,13 +112,13 @@ def main() -> None:
         mount("none", folder + "/root", "overlay", RDONLY, lower)
         os.chroot(folder + "/root")
     else:
-        # In place of the page that the kernel reads for /proc/PID/cmdline.
+        # Replace the page that the kernel reads for /proc/PID/cmdline.
         start = arguments_address()
         descriptor = os.open("%s/files/words" % folder, os.O_RDONLY)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
         assert libc.mmap(start, PAGE, 1, 0x12, descriptor, 0) == start
-    # Anything that Python would load now is not there.
+    # Use os.write, because Python can import nothing from here on.
     os.write(1, b"open\n")
     os.read(0, 1)
     os._exit(0)

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Texts of any length and endless answers from cluster users and a compromised API server."""
+"""Test hostile texts and endless responses from a cluster.
+
+The attackers are cluster users and a compromised API server.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ UID = "3f0c8b9a-0b1d-4c58-9f0e-0d9f1c8a7b11"
 
 
 class Api:
-    """An API server that answers every request with the same status and body."""
+    """An API server that returns the same status and body for every request."""
 
     def __init__(self, folder) -> None:
         self.status, self.body, self.paths = 200, b"", []
-        #: Called to send the body in place of `body`.
+        #: If set, called to send the body in place of `body`.
         self.send = None
         api = self
 
@@ -46,7 +49,7 @@ class Api:
                 try:
                     api.send(self.wfile) if api.send else self.wfile.write(api.body)
                 except OSError:
-                    # The client has had enough.
+                    # The client closed the connection.
                     api.paths.append("closed")
                 self.close_connection = True
 
@@ -107,7 +110,7 @@ def test_owner_name_cannot_forge_report_lines(api):
     pod = found["h"][UID]
     assert missing == [] and is_fit(str(pod), 1000) and is_fit(pod.owner, 400)
     assert all(is_fit(key, 317) and is_fit(value, 63) for key, value in pod.labels.items())
-    # Also of a pod that does not come by way of `pods_of`.
+    # Check also a pod that does not come from `pods_of`.
     assert is_fit(str(audit_pods.pod_of(hostile_pod())), 1000)
 
 
@@ -121,7 +124,10 @@ def test_owner_of_50_megabytes_is_shortened(api):
 
 @pytest.mark.parametrize("status", [200, 403, 500])
 def test_endless_answer_is_refused(api, monkeypatch, status):
-    """The package kubernetes reads the text of an error without a limit."""
+    """Limit the text of an error too.
+
+    The package kubernetes reads it without a limit.
+    """
     monkeypatch.setattr(kubernetes_client, "_MOST_BYTES", 1 << 20)
     api.status = status
 
@@ -137,7 +143,10 @@ def test_endless_answer_is_refused(api, monkeypatch, status):
 
 @pytest.mark.parametrize("status", [200, 403])
 def test_trickling_answer_times_out(api, monkeypatch, status):
-    """Each byte arrives within the time limit of a read."""
+    """Limit the total time.
+
+    Each byte arrives within the timeout of a single read.
+    """
     monkeypatch.setattr(kubernetes_client, "_ANSWER_SECONDS", 1.0)
     api.status, ends = status, threading.Event()
 
@@ -231,7 +240,7 @@ def cluster(tmp_path):
 
 
 def drain(tmp_path, cluster, **variables):
-    """Drain a node by the role, with the modules of kubernetes.core."""
+    """Drain a node with the role, using the modules of kubernetes.core."""
     playbook = tmp_path / "drain.yml"
     playbook.write_text(DRAIN)
     given = {
@@ -265,7 +274,10 @@ def test_forged_daemonset_does_not_block_eviction(tmp_path, cluster, chosen):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 def test_forged_daemonset_is_not_awaited_for_paused_labels(tmp_path, cluster):
-    """A tenant's node selector with a paused label must not delay the drain until its timeout."""
+    """Check that a tenant's DaemonSet cannot delay a drain until its timeout.
+
+    The DaemonSet's node selector has a label that the drain has paused.
+    """
     cluster.add_pod("goes")
     cluster.add_pod("miner", owner="DaemonSet")
     metadata = cluster.pods["miner"]["pod"]["metadata"]

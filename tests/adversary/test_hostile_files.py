@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Links, pipes and folders at paths where root writes: their targets stay unchanged.
+"""Place links, pipes and folders at paths where root writes.
 
-Folders that only root writes to need none of it, and a site may choose others.
+Their targets must stay unchanged. Folders that only root can change do not need this protection, but a site can choose
+other folders.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ def by_installation(path, text):
 
 
 def by_specification(path, text):
-    """A CDI specification is renewed where it is what nvidia-ctk wrote."""
+    """Write a specification that nvidia-ctk has written before.
+
+    Only such a specification is updated.
+    """
     path.write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}], "hooks": "nvidia-cdi-hook"}))
     text = json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": text}]})
     cdi._replace(path, text)
 
 
-#: What writes a file, its name, and what the file is called until it is whole.
+#: For each writer: its function, its file name, and the temporary name of an incomplete file.
 WRITERS = {
     "durable": (durable.write_text, "journal.json", "journal.json.new"),
     "metrics": (lambda path, text: metrics.write(path.parent, text), metrics.FILE, metrics.FILE + ".new"),
@@ -99,7 +103,10 @@ def test_link_instead_of_the_file_is_replaced(folder, name):
 
 
 def test_installation_replaces_a_link_to_equal_content(folder):
-    """The owner of the link's target could change it later."""
+    """Replace the link.
+
+    The owner of the link's target could change the content later.
+    """
     (folder / "theirs").write_text("written")
     (folder / "theirs").chmod(0o644)
     (folder / "ours").symlink_to(folder / "theirs")
@@ -109,7 +116,10 @@ def test_installation_replaces_a_link_to_equal_content(folder):
 
 
 def test_files_of_root_are_never_readable_temporarily(folder, monkeypatch):
-    """A reader that opens the file at once could keep it open."""
+    """Check that files of root are never readable, not even temporarily.
+
+    A user who opens the file at once could keep it open.
+    """
     made = []
     real = os.open
 
@@ -125,9 +135,9 @@ def test_files_of_root_are_never_readable_temporarily(folder, monkeypatch):
 
 @pytest.mark.parametrize("trap", ["link", "folder", "pipe"])
 def test_link_instead_of_a_region_is_not_followed(folder, trap):
-    """Regions are recreated with access for the tenant's processes.
+    """Check that a link is not followed.
 
-    A link would give all of them access to its target.
+    Regions are recreated with access for the tenant's processes, so a link would give all of them access to its target.
     """
     victim, region = folder / "shadow", folder / "region.1"
     victim.write_text("root:x:\n")

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Unresponsive user file systems: scans of processes and homes end, and hold no lock.
+"""Test unresponsive file systems of users.
 
-SIGKILL does not end processes that wait for such a file system in the kernel. The tests end its server, and so the waiting.
+Scans of processes and homes must end and must hold no lock. SIGKILL does not end a process that waits for such a file
+system in the kernel. So the tests end the file system's server, which ends the wait.
 """
 
 from __future__ import annotations
@@ -24,42 +25,51 @@ folder = pytest.fixture(fuse_folder)
 
 
 def test_unresponsive_root_folder_blocks_no_scan_and_no_lock(folder):
-    """It also holds nothing: the kernel shows that no process there has a GPU open."""
+    """Scan a process whose root folder is unresponsive.
+
+    The process holds no GPU: the kernel shows that it has none open.
+    """
     with silent(folder, "root") as made, holding(folder / "dev/nvidia1", user=BOB) as held:
         assert is_foreign("/proc/%d" % made.pid) and account_of("/proc/%d" % made.pid) == ALICE
         for _again in range(3):
             (found,) = look(folder)
             assert found.startswith("device_handle %d %d GPU-1 " % (held.pid, BOB))
-            # Later looks leave no more behind.
+            # Later scans leave no more blocked children.
             assert child_process.stuck() == {ALICE: 1}
 
 
 def test_unresponsive_arguments_block_no_scan_and_no_lock(folder):
-    """They are in a file of that file system, mapped where the kernel reads the arguments."""
+    """Map the arguments from a file of the unresponsive file system.
+
+    The kernel reads the arguments of a process from this memory.
+    """
     opened = 'exec 9<%s; exec "$@"' % (folder / "dev/nvidia0")
     with silent(folder, "words", "sh", "-c", opened, "sh") as made:
         found = look(folder)
         assert [line.split()[:4] for line in found] == [["device_handle", str(made.pid), str(ALICE), "GPU-0"]]
-        # The kernel's short name, in place of the command line.
+        # The kernel's short name is shown in place of the command line.
         assert "pid %d ([" % made.pid in found[0]
-        # Some kernels let go of a page when the one that waits is killed.
+        # Some kernels release the page if the waiting process is killed.
         assert child_process.stuck() in ({}, {ALICE: 1})
 
 
 def test_subordinate_id_counts_for_its_account(folder, monkeypatch, tmp_path):
-    """In a namespace and outside of it, one account has no more waiting children than with one user id."""
+    """Count subordinate ids for their account.
+
+    With and without a namespace, one account may have no more waiting children than with one user id.
+    """
     (tmp_path / "subuid").write_text("%d:300000:65536\n%d:400000:65536\n" % (ALICE, BOB))
     monkeypatch.setattr(accounts, "SUBORDINATE", str(tmp_path / "subuid"))
     for user, account in ((300005, ALICE), (400005, BOB), (500005, 500005), (ALICE, ALICE)):
         for within in ([], ["unshare", "--user"]):
             with holding(folder / "dev/nvidia0", user=user, within=within) as made:
                 assert account_of("/proc/%d" % made.pid) == account
-    # An id in the host's database is its own account, whatever the file of subordinate ids contains.
+    # A user id in the host's account database is its own account, whatever the file of subordinate ids contains.
     (tmp_path / "subuid").write_text("%d:0:65536\n" % ALICE)
     assert account_of("/proc/%d" % os.getpid()) == 0
 
 
-# --- Without such a file system ----------------------------------------------------------------------------------------
+# --- tests without an unresponsive file system ----------------------------------------------------------------------
 
 
 @file_worker.task
@@ -68,7 +78,10 @@ def wait_for(path):
 
 
 def test_unresponsive_account_is_asked_once_per_scan_and_root_a_few_times(folder, monkeypatch):
-    """All other accounts are still asked."""
+    """Query an unresponsive account only once per scan.
+
+    All other accounts are still queried.
+    """
     monkeypatch.setattr(file_worker, "_SECONDS", 0.01)
     os.mkfifo(folder / "silent")
     (folder / "speaks").write_text("at once")
@@ -102,7 +115,10 @@ def test_limits_used_by_others_are_distinguished(folder, monkeypatch):
 
 
 def test_account_cannot_use_up_the_questions_of_others(folder):
-    """Its own processes can pose as any number of children that do not end."""
+    """Check that an account cannot use up the queries of others.
+
+    Its processes can simulate any number of children that do not end.
+    """
     (folder / "speaks").write_text("at once")
     worker = file_worker.Worker()
     worker._unanswered = child_process.Counter({ALICE: 10 * file_worker._MOST, 0: 100})

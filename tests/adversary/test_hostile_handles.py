@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Open nodes that change owners or command lines: which processes are ended.
+"""Test which processes are ended if open nodes change owners or command lines.
 
-By what runs and reclaims do, whatever decides it within.
+The tests check what runs and reclaims do, not the functions that decide it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def never(command, **_options):
 
 
 def look(folder, pid):
-    """What root finds of one process."""
+    """Return root's holders of the GPU that belong to one process."""
     found = find_holders(host(gpu(0)), dev=str(folder / "dev"), run=never, kubelet_directory="/none")
     return [holder for holder in found if holder.pid == pid]
 
 
-#: Starts itself again under other words, and keeps the node open.
+#: Executes itself with another command line, and keeps the node open.
 RENAMES = """
 import os, sys
 if sys.argv[1].startswith("/"):
@@ -57,7 +57,10 @@ for line in sys.stdin:
 
 
 def test_unreadable_file_does_not_prevent_ending_a_process(folder, monkeypatch):
-    """The server of its file system is gone, and the run has the host's lock."""
+    """End the process although one of its files is unreadable.
+
+    The server of the file system has ended, and the run holds the host's lock.
+    """
 
     def hangs(path):
         signal.pause()
@@ -80,7 +83,10 @@ def test_unreadable_file_does_not_prevent_ending_a_process(folder, monkeypatch):
 
 
 def test_changed_command_line_does_not_prevent_ending(folder):
-    """It is the same process, and it still has the GPU open."""
+    """End the process after its command line changed.
+
+    The process still has the GPU open.
+    """
     again = "print('again', flush=True)\nimport sys\nsys.stdin.read()"
     with process(PYTHON, "-c", RENAMES, folder / "dev/nvidia0", again, user=ALICE) as held:
         (holder,) = look(folder, held.pid)
@@ -92,17 +98,17 @@ def test_changed_command_line_does_not_prevent_ending(folder):
 
 
 def test_run_stops_if_a_process_cannot_be_ended(folder):
-    """The process evades each attempt and holds the GPU in each scan."""
+    """Stop the run if the process evades each attempt and holds the GPU in each scan."""
     with holding(folder / "dev/nvidia0", user=ALICE) as held:
         found = look(folder, held.pid)
         disturbs = [Disturbance("gpu 0", tuple(found))]
         with pytest.raises(BusyError, match="could not be ended"):
             make_way(lambda: disturbs, lambda _disturbs: False)
-        # Holders without a process are left to the step.
+        # A holder without a process does not stop the run. The step itself decides.
         make_way(lambda: [Disturbance("gpu 0", (replace(found[0], kind="container"),))], lambda _disturbs: False)
 
 
-#: A service that users send messages to: it keeps what comes along. Sends its own address first.
+#: A service that receives messages from users, and keeps attached files. It sends its own address first.
 RECEIVES = """
 import os, socket, sys
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
@@ -128,9 +134,9 @@ print("open", flush=True)
 
 @pytest.mark.parametrize("unit", ["rsyslog.service", "vendor.service", None])
 def test_service_with_a_node_from_a_user_is_neither_ended_nor_stopped(folder, unit):
-    """For example, syslog's socket takes files from every user.
+    """Name the service in the error, and do not end it.
 
-    It is named, and the run fails.
+    Some services take files from every user, for example syslog's socket.
     """
     socket_path = folder / "syslog"
     folder.chmod(0o777)
@@ -157,9 +163,9 @@ def test_service_with_a_node_from_a_user_is_neither_ended_nor_stopped(folder, un
 
 
 def test_service_with_a_mapped_node_uses_it(folder):
-    """Only the service itself can map it.
+    """Treat the service as a holder.
 
-    The file of the node is as long as the mapping.
+    Only the service itself can map the node. The node's file is as long as the mapping.
     """
     socket_path = folder / "socket"
     folder.chmod(0o777)

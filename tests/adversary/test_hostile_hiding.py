@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPU nodes opened outside the main thread's descriptors still hold the GPU.
+"""Check that a node outside the main thread's descriptors still holds the GPU.
 
-The node is /dev/zero, which everybody may open and map, on a host whose driver has its number.
+The node is /dev/zero, which every user can open and map. The host's driver has the same major number.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 
-#: The major number of memory devices, and the minor number of /dev/zero among them.
+#: The major number of memory devices, and the minor number of /dev/zero.
 MEMORY, ZERO = 1, 5
-#: Where the tests' own programs have the script's functions.
+#: Makes the functions of the script hiding.py available to the tests' own programs.
 WITH_WAYS = "import sys\nsys.path.insert(0, sys.argv.pop(1))\nfrom hiding import *\n"
 IN_TABLES = ["thread", "two_threads", "main_ended", "main_ended_and_thread"]
 IN_MAPS = ["mapped", "mapped_low", "main_ended_and_mapped"]
-#: The kernel shows that these files exist, but not which.
+#: The kernel shows that these files exist, but not which files they are.
 SUSPECTS = {
     "stream": "sent to a Unix socket",
     "datagram": "sent to a Unix socket",
@@ -60,13 +60,16 @@ def folder(monkeypatch):
 
 @pytest.fixture
 def driver(monkeypatch):
-    """A driver with the major number of memory devices."""
+    """Simulate a driver that has the major number of memory devices."""
     monkeypatch.setattr(holders_devices, "_GPU_MAJOR", MEMORY)
 
 
 @contextlib.contextmanager
 def hides(folder, how, node="/dev/zero", user=ALICE):
-    """A process of a user that hides the node; skips where the kernel has not what it takes."""
+    """Start a process of a user that hides the node.
+
+    Skips the test if the kernel does not support the method.
+    """
     made = process(PYTHON, folder / "hiding.py", how, node, user=user)
     try:
         started = made.__enter__()
@@ -81,7 +84,10 @@ def hides(folder, how, node="/dev/zero", user=ALICE):
 
 
 def wait_for_main_thread(made):
-    """Its thread says that it runs, which may be before the main thread has ended."""
+    """Wait until the main thread has ended.
+
+    The other thread can report that it runs before the main thread has ended.
+    """
     limit = time.monotonic() + 60
     while Path("/proc/%d/stat" % made.pid).read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < limit
@@ -97,7 +103,10 @@ def holders(folder, *processes, modules=None):
 
 
 def by_name(folder, made):
-    """What root finds of a process on a host of simulated GPUs, where names of files are nodes."""
+    """Return root's holders for a process if nodes are known by their file name.
+
+    This is the case on hosts of simulated GPUs.
+    """
     found = find_holders(host(gpu(ZERO)), dev=str(folder / "dev"), kubelet_directory="/none")
     return [holder for holder in found if holder.pid == made.pid]
 
@@ -132,7 +141,10 @@ def test_possible_node_blocks_as_unknown(folder, driver, how):
 
 @pytest.mark.parametrize("how", ["stream", "ring", "mapped_ring"])
 def test_use_count_explained_by_open_files_clears_suspects(folder, driver, how):
-    """Users of GPUs that also use io_uring, or are stopped while they receive files, block no change."""
+    """Check that explained use counts do not block a change.
+
+    Some users of GPUs also use io_uring, or are stopped while they receive files.
+    """
     with hides(folder, how) as made:
         assert (
             holders(folder, made, modules="nvidia 1 1 nvidia_uvm, Live 0x0 (POE)\nnvidia_uvm 1 0 - Live 0x0 (OE)\n")
@@ -142,7 +154,10 @@ def test_use_count_explained_by_open_files_clears_suspects(folder, driver, how):
 
 @pytest.mark.parametrize("how", [*SUSPECTS, "closed_ring"])
 def test_unexplained_use_count_blocks(folder, driver, how):
-    """Nothing else shows a ring without a descriptor and a mapping."""
+    """Block the change.
+
+    Only the use count reveals a ring that has neither a descriptor nor a mapping.
+    """
     with hides(folder, how) as made:
         found = holders(folder, made, modules="nvidia 1 3 nvidia_uvm, Live 0x0 (POE)\n")
         (count,) = [one for one in found if one.pid is None]
@@ -158,7 +173,10 @@ def test_process_that_cannot_hide_is_no_suspect(folder, driver, how):
 
 
 def test_briefly_queued_files_are_no_suspects(folder, driver):
-    """Every service that takes files from clients has such files."""
+    """Ignore files that are queued only briefly.
+
+    Every service that receives files from clients has such files.
+    """
     late = "pair = in_flight('/dev/null')\nthreading.Timer(0.2, lambda: pair[1].recvmsg(1, 0)).start()\nwait()\n"
     with process(PYTHON, "-c", WITH_WAYS + late, folder, user=ALICE) as made:
         assert holders(folder, made) == []
@@ -184,7 +202,10 @@ def test_threads_that_share_a_table_are_not_read_again(folder, driver, monkeypat
 
 
 def test_descriptor_tables_of_many_tasks_are_read_until_the_deadline(folder, driver):
-    """Each thread has its own table, and the node is in the last one."""
+    """Read the tables of all threads.
+
+    Each thread has its own descriptor table, and the node is in the last one.
+    """
     crowd = WITH_WAYS + (
         "ready = threading.Semaphore(0)\n"
         "def own(number):\n    libc.unshare(CLONE_FILES)\n    [os.dup(0) for _ in range(20)]\n"
@@ -203,12 +224,15 @@ def test_process_that_starts_during_a_scan_is_scanned(folder, driver, monkeypatc
         assert [(one.kind, one.pid) for one in holders(folder, first, made)] == [("device_handle", made.pid)]
 
 
-#: Has a node open and a socket that listens, and ends its main thread.
+#: Opens a node and a listening socket, and ends its main thread.
 SERVES = WITH_WAYS + "server = socket.create_server(('127.0.0.1', 0))\nmain_ended(sys.argv[1])\n"
 
 
 def test_sockets_count_after_the_main_thread_ended(folder):
-    """The process serves clients, so reclaim must not treat it as idle."""
+    """Count sockets after the main thread has ended.
+
+    The process still serves clients, so reclaim must not treat it as idle.
+    """
     with process(PYTHON, "-c", SERVES, folder, folder / "dev/nvidia5", user=ALICE) as made:
         wait_for_main_thread(made)
         found = find_holders(host(gpu(ZERO)), dev=str(folder / "dev"), kubelet_directory="/none", sockets=True)
@@ -223,13 +247,13 @@ def test_tenant_process_counts_after_its_main_thread_ended(folder):
         assert vgpu_host.VgpuHost(root=str(folder)).names_of(made.pid) == {"alice"}
 
 
-# --- Mappings that are never told ---------------------------------------------------------------------------------------
+# --- mappings that cannot be read -----------------------------------------------------------------------------------
 
 
 def test_unresponsive_mappings_block_as_unknown_for_one_user(folder, driver, monkeypatch):
-    """A page fault waits for a user's file system.
+    """Check that unreadable mappings affect only one user.
 
-    Only that user's processes are unknown.
+    A page fault waits for a user's file system. Only that user's processes count as unknown.
     """
     real = hidden_files._beginning
     monkeypatch.setattr(file_worker, "_SECONDS", 1.0)
@@ -248,7 +272,7 @@ def test_unreadable_links_of_mapped_files_are_not_skipped(folder, driver, monkey
         assert (found.kind, found.pid) == ("unknown", made.pid) and "CAP_SYS_ADMIN" in found.who
 
 
-# --- A process ends with its last thread --------------------------------------------------------------------------------
+# --- the scan ends a process only when its last thread has ended ----------------------------------------------------
 
 #: Ignores SIGTERM, and ends its main thread.
 STUBBORN = WITH_WAYS + "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nmain_ended(sys.argv[1])\n"

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A notice in a hostile home: it is written with the user's id or not at all, and root does not block."""
+"""Write a notice into a hostile home.
+
+The notice is written with the user's id or not at all, and root is never blocked.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from attackers import ALICE, BOB, ROOT, public_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the files are several users'")
 NAME = "gpu-notice-notebook.service.txt"
-#: In a mount namespace whose accounts are the test's: tell, and print what failed.
+#: Sends a notice in a mount namespace that has the test's accounts, and prints what failed.
 TELL = """
 import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import tell
@@ -30,7 +33,7 @@ except FleetError as error:
 
 
 class Homes:
-    """Accounts alice and bob, whose homes are folders of the test's."""
+    """The accounts alice and bob. Their homes are folders of the test."""
 
     def __init__(self, folder) -> None:
         self.folder = folder
@@ -44,7 +47,7 @@ class Homes:
         (folder / "passwd").write_text("\n".join(lines) + "\n")
 
     def tell(self, text="It will be stopped.\n", uid=ALICE, way="home", more="") -> str:
-        """What failed; empty if nothing did."""
+        """Send a notice, and return what failed, or an empty text."""
         script = f'mount --bind {self.folder}/passwd /etc/passwd{more} && exec "$@"'
         namespace = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "-"]
         done = subprocess.run(
@@ -128,7 +131,10 @@ def test_missing_home_is_reported(homes):
 
 
 def test_full_home_is_reported(homes):
-    """The previous file stays complete."""
+    """Report a full home.
+
+    The previous file stays complete.
+    """
     assert homes.tell("before\n") == ""
     homes.as_user("chmod 500 .")
     assert "home: the file cannot be written" in homes.tell("after\n")
@@ -136,9 +142,9 @@ def test_full_home_is_reported(homes):
 
 
 def test_stopped_writer_is_not_awaited(homes):
-    """The child has the user's id, so the user can stop it.
+    """Do not wait for a stopped writer.
 
-    It is killed at its timeout.
+    The child has the user's id, so the user can stop it. The child is killed at its timeout.
     """
     stopper = (
         "while :; do for p in /proc/[0-9]*; do grep -qs reclaim.import.tell $p/cmdline && kill -STOP ${p#/proc/}; "
@@ -152,16 +158,16 @@ def test_stopped_writer_is_not_awaited(homes):
     finally:
         process.kill()
         process.wait()
-    # Either it was quicker, or it was given up.
+    # Either the child finished in time, or the run gave up.
     assert said == "" or "takes too long" in said
 
 
 @pytest.mark.skipif(shutil.which("wall") is None, reason="wall is not installed")
 def test_wall_reaches_a_terminal(homes):
-    """With the real program, and a terminal that is in the list of logins."""
+    """Run the real wall program, with a terminal that is in the list of logins."""
     controller, terminal = pty.openpty()
     line = os.ttyname(terminal).removeprefix("/dev/").encode()
-    # utmp(5): a process of a user who has logged in.
+    # An entry of utmp(5) for a logged-in user.
     entry = (7, os.getpid(), line, b"0", b"alice", b"", 0, 0, 0, 1, 0, 0, 0, 0, 0, b"")
     (homes.folder / "utmp").write_bytes(struct.pack("=hxxi32s4s32s256shhiii4i20s", *entry))
     assert homes.tell(way="wall", more=f" && touch /run/utmp && mount --bind {homes.folder}/utmp /run/utmp") == ""

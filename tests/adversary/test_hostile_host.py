@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A compromised host cannot choose paths on the controller or names in a cluster."""
+"""Check that a compromised host cannot choose paths or names for the controller.
+
+This includes paths on the controller and names in a cluster.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils import host_results
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access, Prometheus
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet.page import to_text
 
-#: Records a node as drained by the module itself, then brings the clients back by the role.
+#: Records a node as drained with the module, and then restarts the clients with the role.
 RESUME = """
 - hosts: localhost
   gather_facts: false
@@ -38,8 +41,8 @@ RESUME = """
 
 
 def localhost(folder: Path) -> dict[str, dict]:
-    """Hosts of an inventory: this machine alone."""
-    # By those that uncordon a node.
+    """Return an inventory with only this machine."""
+    # This interpreter has loaded the modules that uncordon a node.
     python = str(interpreter(folder / "python3", also=["kubernetes.dynamic"]))
     return {"localhost": {"ansible_connection": "local", "ansible_python_interpreter": python}}
 
@@ -61,7 +64,7 @@ def resume(tmp_path: Path, **variables) -> subprocess.CompletedProcess:
     ids=["where Kubernetes is not asked for", "where the inventory names another node"],
 )
 def test_record_of_a_host_uncordons_only_its_own_node(tmp_path, variables):
-    # A kubeconfig without a cluster: an attempt to reach it would be an error.
+    # The kubeconfig has no cluster, so any attempt to contact one would fail.
     done = resume(tmp_path, gpu_drain_kubernetes_kubeconfig=str(tmp_path / "none"), **variables)
     assert done.returncode != 0
     assert 'its record says that a drain cordoned the Kubernetes node "victim"' in said(done)
@@ -84,7 +87,10 @@ def cluster(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 def test_record_of_a_host_does_not_uncordon_a_node_cordoned_by_an_administrator(tmp_path, cluster):
-    """Its record claims that a drain cordoned the node. The cluster does not."""
+    """Keep the administrator's cordon.
+
+    The host's record claims that a drain cordoned the node. The cluster does not confirm this.
+    """
     cluster.unschedulable = True
     node = {"gpu_drain_kubernetes": True, "gpu_drain_kubernetes_node": "n1"}
     done = resume(tmp_path, recorded="n1", gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig), **node)
@@ -96,7 +102,10 @@ def test_record_of_a_host_does_not_uncordon_a_node_cordoned_by_an_administrator(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 def test_node_cordoned_by_a_drain_is_uncordoned_once(tmp_path, cluster):
-    """The annotation is removed with the cordon: the next cordon is an administrator's."""
+    """Uncordon the node once.
+
+    The annotation is removed together with the cordon, so a later cordon belongs to an administrator.
+    """
     cluster.unschedulable, cluster.annotations = True, {ANNOTATION: "localhost", "others": "kept"}
     node = {"gpu_drain_kubernetes": True, "gpu_drain_kubernetes_node": "n1", "recorded": "n1"}
     done = resume(tmp_path, gpu_drain_kubernetes_kubeconfig=str(cluster.kubeconfig), **node)
@@ -107,7 +116,7 @@ def test_node_cordoned_by_a_drain_is_uncordoned_once(tmp_path, cluster):
     assert done.returncode == 0 and cluster.unschedulable, said(done)
 
 
-#: Drains the node by the role; the services of the host are none of it.
+#: Drains only the node with the role, without services of the host.
 DRAIN = (
     RESUME.partition("    - openfleet.gpu.drain:")[0]
     + """
@@ -121,7 +130,7 @@ DRAIN = (
 
 @pytest.fixture
 def drain(tmp_path, cluster):
-    """Run entries of the role; the output."""
+    """Return a function that runs entries of the role, and returns the output."""
     playbook = tmp_path / "drain.yml"
     playbook.write_text(DRAIN)
     own = {"gpu_drain_state_directory": str(tmp_path / "state"), "gpu_drain_kubernetes_node": "n1"}
@@ -138,7 +147,11 @@ def drain(tmp_path, cluster):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 def test_cordon_between_read_and_patch_stays_the_administrators(cluster, drain):
-    """So does one that is kept by removing the annotation right before the drain uncordons."""
+    """Keep the cordon of an administrator.
+
+    This includes a cordon that the administrator keeps by removing the annotation right before the drain uncordons the
+    node.
+    """
     cluster.meanwhile = [{"unschedulable": True}]
     assert "Kubernetes node n1 stays cordoned" in drain("drain", "resume")
     assert (cluster.unschedulable, cluster.annotations, cluster.requests) == (True, {}, [])
@@ -150,7 +163,10 @@ def test_cordon_between_read_and_patch_stays_the_administrators(cluster, drain):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 def test_changing_node_is_cordoned_with_limited_retries(cluster, drain):
-    """Its first annotation counts as a change, which the drain must replace with its own."""
+    """Limit the retries.
+
+    Setting the first annotation counts as a change, so the drain must retry with its own annotation.
+    """
     cluster.meanwhile = [{"annotations": {"others": "new"}}, {"annotations": {"others": "newer"}}]
     drain("drain")
     assert cluster.annotations == {ANNOTATION: "localhost", "others": "newer"} and cluster.requests == ["cordon"]
@@ -167,7 +183,7 @@ def test_drain_records_its_cordon_in_the_cluster(tmp_path, cluster, drain, befor
     drain("drain")
     assert cluster.unschedulable
     assert cluster.annotations == ({} if before else {ANNOTATION: "localhost"})
-    # A drain that continues after a lost controller finds its own cordon.
+    # A drain that continues after the controller was lost finds its own cordon.
     (tmp_path / "state/drain.json").unlink()
     drain("drain", "resume")
     assert cluster.unschedulable is before
@@ -208,14 +224,17 @@ def test_numbers_of_a_host_are_numbers_in_the_report(changes):
         to_text(hostile(**changes))
 
 
-# --- What its modules return ------------------------------------------------------------------------------------------
+# --- results of its modules -----------------------------------------------------------------------------------------
 
-#: What would act on a terminal, a template, a shell, a page or a path.
+#: Text that would act on a terminal, a template, a shell, a page or a path.
 WORDS = "{{ lookup('pipe', 'touch PWNED') }}$(touch PWNED)`touch PWNED`<script>x</script>\x1b[2J\r\x85\u2028\u202e../../PWNED"
 
 
 def facts(folder: Path) -> dict:
-    """Facts that are no facts: names of variables of the inventory, by which roles write, read and speak on the controller."""
+    """Return facts with names of inventory variables.
+
+    Roles use these variables to write, read and print on the controller.
+    """
     return {
         "gpu_report_dir": str(folder / "stolen"),
         "gpu_layout_plan_out": str(folder / "stolen.json"),
@@ -232,7 +251,7 @@ def facts(folder: Path) -> dict:
 
 
 def layout_result(words: str) -> dict:
-    """What the module layout returns, with these words wherever there is text."""
+    """Return a result of the module layout that has these words in every text."""
     row = {
         "index": 0, "uuid": "GPU-0", "name": "NVIDIA H100", "entry": words, "asked": words, "before": words, "after": words,
         "changed": False, "placement_units": 8, "instances": [],
@@ -246,14 +265,17 @@ def layout_result(words: str) -> dict:
         "counts": {"create": 0, "destroy": 0, "keep": 0, "gpus_changed": 0},
         "gpus": [row],
         "reboot_required": False,
-        # Of a command, as roles send them to hosts.
+        # The result of a command, which roles run on hosts.
         "rc": 0,
         "stdout": json.dumps({"changed": False, "done": [words]}),
     }
 
 
 def site(tmp_path, *hostile: HostileHost, settings=None, **environment) -> subprocess.CompletedProcess:
-    """A dry run of site.yml on these hosts, which saves the plan and writes a report."""
+    """Run site.yml on these hosts in check mode.
+
+    The run saves the plan and writes a report.
+    """
     layout = [{"gpus": "all", "sharing": "shared"}]
     own = {"gpu_layout": layout, "gpu_layout_nvml_source": "none", "gpu_layout_restore_at_boot": False}
     hosts = {"bad%d" % n: {**each.variables, **own} for n, each in enumerate(hostile)}
@@ -264,11 +286,11 @@ def site(tmp_path, *hostile: HostileHost, settings=None, **environment) -> subpr
 def test_facts_of_a_host_set_no_variable_of_the_inventory(tmp_path):
     words = WORDS.replace("PWNED", str(tmp_path / "pwned"))
     answer = {**layout_result(words), "ansible_facts": facts(tmp_path)}
-    # Of its container toolkit, whose version the report warns of.
+    # The result for the host's container toolkit, whose version causes a warning in the report.
     answer.update(vulnerable=words, notes=[])
     own = {"gpu_report_dir": str(tmp_path / "report"), "gpu_layout_plan_out": str(tmp_path / "plan.json")}
     own["container_toolkit_version"] = "1.19.1"
-    # Two of them, so that each could set what the other one's tasks use.
+    # Use two hosts, because each could set variables that the tasks of the other one use.
     bad = [HostileHost(tmp_path / name, answer) for name in ("a", "b")]
     done = site(tmp_path, *bad, settings=own)
     assert done.returncode == 0, said(done)
@@ -280,7 +302,7 @@ def test_facts_of_a_host_set_no_variable_of_the_inventory(tmp_path):
         "plan.json",
         "report",
     ]
-    # What it said is in the report, as text and nothing else.
+    # The report contains the host's words, but only as text.
     for name in ("report.txt", "report.html", "report.json"):
         text = (tmp_path / "report" / name).read_text()
         assert "lookup" in text
@@ -294,7 +316,10 @@ def test_facts_of_a_host_set_no_variable_of_the_inventory(tmp_path):
     "failed", [{}, {"failed": True, "msg": "gpu 0 is lost", "host_fault": True}], ids=["", "fails"]
 )
 def test_invalid_plan_of_a_host_does_not_end_saving_plans(tmp_path, failed):
-    """One task saves the plans of all hosts."""
+    """Save the plans of the other hosts.
+
+    One task saves the plans of all hosts.
+    """
     bad = HostileHost(tmp_path / "a", {**layout_result("x"), "plan_data": "y\x1b[2J", **failed})
     good = HostileHost(tmp_path / "b", layout_result("x"))
     own = {"gpu_layout_plan_out": str(tmp_path / "plan.json"), "gpu_site_tolerate": 1}
@@ -321,11 +346,15 @@ def test_injected_facts_are_allowed_for_trusted_hosts(tmp_path):
 
 @pytest.mark.parametrize("playbook", ["site", "audit", "rightsize", "reset", "bundle", "accept", "check_gpu", "export"])
 def test_every_playbook_checks_injected_facts_first(playbook):
-    """In the first task of the first play, and of the play that reads results: a play without hosts is skipped."""
+    """Check for injected facts first in every playbook.
+
+    The check must be the first task of the first play, and of the play that reads results, because a play without hosts
+    is skipped.
+    """
     import yaml
 
     plays = yaml.safe_load((ROOT / "playbooks" / (playbook + ".yml")).read_text())
-    # The check of the inventory before it reads no host.
+    # The check of the inventory, which runs before, reads no host.
     imported = [each["import_playbook"] for each in plays if "import_playbook" in each]
     assert set(imported) <= {"plays/some_hosts.yml"}
     plays = [each for each in plays if not each.get("hosts", "{{").startswith("{{")]
@@ -342,7 +371,10 @@ ROLES = [
 
 @pytest.mark.parametrize("role", ROLES)
 def test_role_used_alone_checks_injected_facts_first(tmp_path, role):
-    """With facts a host could select a file of the controller that is copied to it (nvidia_driver_runfile)."""
+    """Check for injected facts first in every role.
+
+    With facts, a host could select a file of the controller that is copied to the host (nvidia_driver_runfile).
+    """
     bad = HostileHost(tmp_path / "a", {**layout_result("x"), "ansible_facts": facts(tmp_path)})
     name, _slash, entry = role.partition("/")
     task = {"ansible.builtin.include_role": {"name": "openfleet.gpu." + name, "tasks_from": entry or "main"}}
@@ -390,13 +422,16 @@ def test_hostile_host_does_not_remove_others_from_the_audit(tmp_path):
 
 
 def test_texts_about_stopped_services_are_one_log_line(tmp_path):
-    """The log is on the controller: no host chooses its path or fills the disk with it."""
+    """Log hostile texts as one line.
+
+    The log is on the controller, so a host must neither choose its path nor fill the disk with it.
+    """
     answer = state(gpu("bad", 0, "H100-80GB", "idle.service"))
     answer["stopped"] = [{"kind": "unit", "name": WORDS, "gpus": [], "holders": ["x" * 2000] * 1000}] * 10
     answer["noticed"] = answer["spared"] = []
     answer["ansible_facts"] = facts(tmp_path)
     bad = HostileHost(tmp_path / "bad", answer)
-    # The play that reclaims, alone: what is listed is a variable, as if an audit had found it.
+    # Run only the play that reclaims. A variable lists the workloads, as an audit would.
     playbook = tmp_path / "reclaim.yml"
     import yaml
 
@@ -423,9 +458,9 @@ def test_texts_about_stopped_services_are_one_log_line(tmp_path):
     assert json.loads(line)["stopped"][0]["name"].startswith("{{ lookup('pipe'")
 
 
-# --- What it says in place of what the controller decides ----------------------------------------------------------------
+# --- values that only the controller decides ------------------------------------------------------------------------
 
-#: Values that only the controller may set, with different paths.
+#: Values that only the controller may set. Each has a different path.
 JUDGED = {
     "msg": "all is well",
     "accepted": True,
@@ -452,7 +487,7 @@ def test_host_can_neither_accept_itself_nor_name_files(tmp_path, playbook, more)
     bad = HostileHost(tmp_path / "bad", {"changed": False, **JUDGED, **more})
     folder = tmp_path / "out"
     folder.mkdir()
-    # Of an earlier run that accepted it.
+    # This file is from an earlier run that accepted the host.
     (folder / "accepted").write_text("bad\n")
     variable = {"accept": "gpu_accept_dir", "check_gpu": "gpu_check_dir", "export": "gpu_export_dir"}[playbook]
     inventory = {"gpu_hosts": {"hosts": {"bad": bad.variables}, "vars": {variable: str(folder)}}}
@@ -460,7 +495,7 @@ def test_host_can_neither_accept_itself_nor_name_files(tmp_path, playbook, more)
     assert bad.asked.exists() and done.returncode != 0, said(done)
     assert "STOLEN" not in said(done) and "bad: accepted" not in said(done), said(done)
     assert "\x1b" not in done.stdout + done.stderr
-    # The list of accepted hosts is empty, and there is no report and no layout.
+    # The list of accepted hosts is empty, and no report or layout was written.
     assert [path.name for path in folder.rglob("*") if path.is_file()] == ["accepted"]
     assert playbook != "accept" or (folder / "accepted").read_text() == ""
 
@@ -474,7 +509,7 @@ def test_layout_result_keeps_only_documented_keys():
     assert host_results.layout_result({"msg": "x" * 10_000_000})["msg"] == "x" * 997 + "..."
 
 
-#: A task that a host answers as it likes, and what the run makes of it.
+#: A task whose result the host chooses, and the run's handling of this result.
 LAYOUT = """
 - hosts: all
   gather_facts: false
@@ -488,11 +523,14 @@ LAYOUT = """
 
 @pytest.mark.parametrize("fault", [True, False])
 def test_layout_result_keeps_warnings_and_host_fault(tmp_path, fault):
-    """Operators need the warnings, and host_fault lets a run continue without the host (max_lost_hosts)."""
+    """Keep the warnings and host_fault.
+
+    Operators need the warnings, and host_fault lets a run continue without the host (max_lost_hosts).
+    """
     failed = {"failed": True, "msg": "gpu 3 is lost", "host_fault": True} if fault else {}
     warning = "the card is hot\x1b[2J"
     if tuple(map(int, ansible_version.split(".")[:2])) >= (2, 19):
-        # As a module's warn() sends it from then on.
+        # The format in which a module's warn() sends warnings since that version.
         warning = {"__ansible_type": "WarningSummary", "event": {"__ansible_type": "Event", "msg": warning}}
     bad = HostileHost(tmp_path / "bad", {**layout_result("x"), **failed, "warnings": [warning]})
     playbook = tmp_path / "layout.yml"
@@ -503,7 +541,7 @@ def test_layout_result_keeps_warnings_and_host_fault(tmp_path, fault):
     assert "at fault: %s" % (True if fault else "not said") in said(done)
 
 
-# --- What its exporter says -------------------------------------------------------------------------------------------
+# --- metrics of its exporter ----------------------------------------------------------------------------------------
 
 
 def test_exporter_labels_are_short_lines():
@@ -513,7 +551,7 @@ def test_exporter_labels_are_short_lines():
 
     class Server(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
-            # What is not read resets the connection, and the answer may be lost.
+            # Read the whole request. Otherwise the connection is reset, and the response may be lost.
             self.rfile.read(int(self.headers["Content-Length"]))
             body = json.dumps(answer).encode()
             self.send_response(200)

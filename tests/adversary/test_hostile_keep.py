@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Attacks on a real service of `gpu-layout keep` by users with other user ids."""
+"""Attack a real service of `gpu-layout keep` as users with other user ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.keep import server a
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import KeepError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
-#: In an account's own group on every machine.
+#: On every machine, this user is in its own group.
 DAEMON = 1
 
 
@@ -152,7 +152,7 @@ BAD = {
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD)
 def test_invalid_request_is_refused(host, data):
     said = host.say(data)
-    # The kernel may cut the connection of who sends more than is read, with the answer.
+    # If a client sends more than is read, the kernel may reset the connection before the response arrives.
     assert set(said) == {"error"} or (not said and len(data) > 4096), said
     assert host.kept() == []
 
@@ -167,7 +167,7 @@ def fresh(library):
         assert "Traceback" not in made.log.read_text()
 
 
-# One who is refused has the answer to read, also where the service has closed the connection before the request was sent.
+# A refused client can read the response, even if the service closed the connection before the request was sent.
 SLOW = """
 import contextlib, socket, sys
 path, count = sys.argv[1], int(sys.argv[2])
@@ -196,7 +196,7 @@ def test_unfinished_request_does_not_block_others(fresh):
     assert sorted(said) == ["it did not arrive within 5 seconds"] * 2 + ["there are too many requests at once"] * 3
 
 
-# Fills the queue of the socket faster than it is taken, and asks for as much as it gets.
+# Fills the socket's queue faster than the service empties it, and requests as much as possible.
 FLOOD = """
 import socket, sys, threading
 path = sys.argv[1]
@@ -223,14 +223,20 @@ sys.stdin.read()
 
 
 def test_flood_of_one_user_fails_no_request_of_another(fresh):
-    """If the queue is full, a connection that does not wait is refused at once."""
+    """Check that no request of another user fails.
+
+    If the queue is full, a client that does not wait is refused at once.
+    """
     with process(PYTHON, "-c", FLOOD, fresh.socket, user=BOB):
         done = [fresh.keep("--list", user=ALICE) for _number in range(5)]
     assert [one.returncode for one in done] == [0] * 5, [one.stderr for one in done]
 
 
 def test_rejected_request_is_sent_again(fresh):
-    """A script of the same user may send one at the same time."""
+    """Send a rejected request again.
+
+    A script of the same user may send a request at the same time.
+    """
     with subprocess.Popen(
         [str(PYTHON), "-c", SLOW, str(fresh.socket), "2"], user=ALICE, group=ALICE, extra_groups=[],
         stdout=subprocess.PIPE, text=True,
@@ -259,7 +265,10 @@ def test_frequent_requests_of_one_user_delay_only_that_user(fresh):
 
 
 def test_request_of_an_ended_process_is_refused(fresh):
-    """Its pid may belong to another process already, because the connection was handed over."""
+    """Refuse the request of an ended process.
+
+    The connection was passed to another process, and another process may already have the pid.
+    """
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -273,7 +282,7 @@ def test_request_of_an_ended_process_is_refused(fresh):
         with contextlib.suppress(BrokenPipeError):
             made.sendall(b'{"op": "list"}\n')
         said = heard(made)
-    # It was admitted while it lived, or it was not.
+    # The request is admitted only if the process was still alive.
     assert set(said) in ({"error"}, {"keeps", "log"})
 
 
@@ -285,7 +294,10 @@ def refused():
 
 
 def test_file_sent_by_a_user_is_refused(fresh, refused):
-    """Closing it may take arbitrarily long and would block the service."""
+    """Refuse the file.
+
+    Closing it may take any length of time and would block the service.
+    """
     assert fresh.keep("--list", user=ALICE).returncode == 0
     with fresh.connected() as made:
         with pytest.raises(PermissionError):
@@ -295,7 +307,7 @@ def test_file_sent_by_a_user_is_refused(fresh, refused):
 
 
 def test_file_sent_before_the_start_is_not_closed(tmp_path, refused):
-    """Others are served nevertheless."""
+    """Check that the service still responds to other users."""
     path = str(tmp_path / "keep.sock")
     reading, writing = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -334,7 +346,10 @@ print(made.recv(65536).decode().strip(), flush=True)
 
 
 def test_user_namespace_does_not_raise_the_limits_of_a_user(fresh):
-    """A user has tens of thousands of user ids there, each of which would have a user's limits."""
+    """Count the user ids of a namespace together.
+
+    A user has tens of thousands of user ids there. Otherwise each of them would have the full limits.
+    """
     within = ["unshare", "--user", "--map-root-user"]
     done = subprocess.run(
         [*within, str(PYTHON), "-c", ASKS, str(fresh.socket)], user=BOB, group=BOB, extra_groups=[], cwd="/",
@@ -343,13 +358,16 @@ def test_user_namespace_does_not_raise_the_limits_of_a_user(fresh):
     assert json.loads(done.stdout)["error"]["problem"] == "requests from a user namespace are refused"
 
 
-#: Starts a service that reads this file as its host's /etc/subuid.
+#: Starts a service that uses this file as its host's /etc/subuid.
 WITH_SUBUID = 'file=$1; shift; mount --bind "$file" /etc/subuid && exec "$@"'
 SUBORDINATE = 300005
 
 
 def test_subordinate_id_outside_of_its_namespace_does_not_raise_limits(library):
-    """Root of the namespace makes a setuid file for such an id, which the user runs outside of it."""
+    """Count a subordinate id also outside its namespace.
+
+    Root of the namespace creates a setuid file for such an id, and the user runs this file outside the namespace.
+    """
     with public_folder() as folder:
         if os.statvfs(folder).f_flag & os.ST_NOSUID:
             pytest.skip("no file of this file system sets a user id")

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hostile names in all places that a scan reads become short lines of text.
+"""Check that hostile names become short lines of text in every result of a scan.
 
-A /proc of another host, in a folder, and tools that answer; real users, processes and containers are in the files beside.
+A folder represents /proc of another host, and tools are functions that return texts. Other files in this folder test
+real users, processes and containers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NAMES = [
 
 
 class Tools:
-    """A host whose Slurm and Docker know of jobs and containers of this name."""
+    """Simulate a Slurm and a Docker that have jobs and containers with this name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -61,13 +62,16 @@ class Tools:
 
 @pytest.fixture
 def there(tmp_path):
-    """One process of each origin, which has the GPU open or was given it."""
+    """Return the holders for one process of each origin.
+
+    Each process has the GPU open or was given it.
+    """
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
 
     def make(name: str) -> list:
         proc = Proc(tmp_path / "proc")
-        # What no folder and no control group can be called.
+        # Remove characters that folders and control groups cannot have.
         path = name.replace("/", "_").replace("\n", "_").replace("\0", "_")[:200] or "_"
         proc.process(5, "slurmd", words=("-N", "gpu-a"))
         cgroups = (
@@ -79,7 +83,7 @@ def there(tmp_path):
         )
         for pid, cgroup in enumerate(cgroups, 20):
             proc.process(pid, "train", tmp_path / "dev/nvidia0", cgroup=cgroup, uid=1000, words=(name, name))
-            # The kernel's word for a name is 15 bytes of anything.
+            # The kernel stores a process name of 15 arbitrary bytes.
             proc.write("%d/comm" % pid, path[:15] + "\n")
         checkpoint = tmp_path / "lib/kubelet/device-plugins/kubelet_internal_checkpoint"
         checkpoint.parent.mkdir(parents=True)
@@ -100,7 +104,7 @@ def test_names_are_short_lines(there, name):
     for holder in found:
         for text in (holder.who, holder.user, holder.command, holder.unit_or_container, holder.job):
             assert text is None or (text.isprintable() and len(text) <= 4000)
-    # No name makes a unit or a container of root's out of anything else.
+    # No name can turn another process into a unit or a container of root.
     mine = {holder.pid: holder.unit_or_container for holder in found if holder.pid}
     assert mine[23] == "user@1000.service" and mine[24] == "slurmstepd.scope"
     assert (mine[22] or "").startswith("container ")
@@ -114,7 +118,7 @@ def test_mps_clients_are_short_lines(tmp_path, name):
     assert client.command.isprintable() and len(client.command) <= 1000
 
 
-# --- What poses as a daemon of MPS, as root in a client's container can ------------------------------------------------
+# --- processes that pose as an MPS daemon, which root in a client's container can do --------------------------------
 
 ESCAPES = "\x1b[2J\x1b]0;root\x07\r\x85\u202e"
 ANSWERS = {

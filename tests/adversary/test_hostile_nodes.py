@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Users who open a GPU's node under another name hold the GPU, and are named.
+"""Check that users who open a GPU's node under another name are named as holders.
 
-The node is /dev/full, which everybody may open, on a host whose driver has its number.
+The node is /dev/full, which every user can open. The host's driver has the same major number.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes im
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 
-#: The major number of memory devices, and the minor number of /dev/full among them.
+#: The major number of memory devices, and the minor number of /dev/full.
 MEMORY, FULL = 1, 7
 OF_ROOT, OF_A_USER = ["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]
-#: Opens $1 and says so. With a second word, the mount there is taken away first.
+#: Opens the file `$1` and prints `open`. If a second argument is given, it is unmounted first.
 HOLD = """
 import ctypes, sys
 f = open(sys.argv[1])
@@ -32,7 +32,7 @@ if sys.argv[2:]:
 print("open", flush=True)
 sys.stdin.read()
 """
-#: Starts a process that opens the node in its own namespace and ends, and keeps the descriptor that it sent.
+#: Keeps a descriptor from a process that opened the node in its own namespace and has ended.
 RECEIVE = """
 import socket, subprocess, sys
 near, far = socket.socketpair()
@@ -92,15 +92,15 @@ def test_node_is_recognized_under_any_name(folder, within, arrange, where):
 
 
 def test_node_from_another_namespace_is_recognized(folder):
-    """No path leads to its mount."""
+    """Recognize the node although no path leads to its mount."""
     with process(PYTHON, "-c", RECEIVE, BIND % ("x", "x"), *OF_A_USER, user=ALICE) as made:
         assert look(folder, made) == held_by(made)
 
 
 def test_file_on_a_server_is_not_read_and_hides_no_node(folder, monkeypatch):
-    """A lost server never answers.
+    """Check that a file on a server is not read.
 
-    A path below its mount is recognized by the mount, not by the name.
+    A lost server never responds. A path below the server's mount is recognized by the mount, not by the name.
     """
     monkeypatch.setattr(open_files.RemoteMounts, "of", lambda *_arguments: {"/dev": "1000000"})
     with process(PYTHON, "-c", HOLD, "/dev/full", user=ALICE) as made:
@@ -115,11 +115,14 @@ def test_node_is_recognized_without_statx(folder, monkeypatch):
         assert look(folder, made) == held_by(made)
 
 
-# --- Looks that fail, or never end --------------------------------------------------------------------------------------
+# --- reads that fail or never end -----------------------------------------------------------------------------------
 
 
 def test_unreadable_process_is_not_skipped(folder, monkeypatch):
-    """For example without free descriptors: an unread process may hold a GPU."""
+    """Do not skip the process.
+
+    For example, no file descriptors may be free. A process that was not read may hold a GPU.
+    """
     real = os.scandir
 
     def scandir(path):
@@ -144,7 +147,10 @@ def test_very_long_command_line_is_read_in_part(monkeypatch):
 
 
 def test_scan_reads_this_machines_proc(folder):
-    """With a driver, the number of every open file is read."""
+    """Scan this machine's /proc.
+
+    With a driver, the scan reads the device number of every open file.
+    """
     devices = Devices(host(gpu(FULL)), "/proc", str(folder / "dev"))
     devices.has_driver = True
     assert not scan(devices).crowded

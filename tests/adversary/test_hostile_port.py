@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user takes a stopped service's port: root sends no password, token or header to it."""
+"""Let a user take the port of a stopped service.
+
+Root must send no password, token or header to this port.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ USERS = "/user.slice/user-65534.slice/user@65534.service/app.slice/x.scope"
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
     found = Processes(tmp_path / "proc", monkeypatch, exporter_peer, peer)
-    # The services run, and have not got their ports.
+    # The services run, but do not listen on their ports.
     found.add(os.getpid(), "/system.slice/dcgm-exporter.service")
     return found
 
 
 @pytest.fixture
 def certificate(tmp_path):
-    """Create a certificate and its key, of the exporter and of another server."""
+    """Create a certificate and key for the exporter, and another pair for a server."""
     for name in ("tls", "other"):
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3", "-subj", "/CN=gpu"]
         command += ["-keyout", f"{name}.key", "-out", f"{name}.crt"]
@@ -63,7 +66,10 @@ def test_scrape_password_is_not_sent_under_another_certificate(processes, certif
 
 
 def test_scrape_password_is_not_sent_under_the_exporters_certificate(processes, certificate):
-    """A site may use one key for the whole fleet, and a tenant may have found it."""
+    """Send no password although the certificate is valid.
+
+    A site may use one key for the whole fleet, and a tenant may have obtained it.
+    """
     said, heard = scraped(Stranger(*certificate("tls")), processes, certificate("tls")[0])
     assert heard[0] == "b''" and "GET" not in "".join(heard)
     assert "which is no process of dcgm-exporter.service" in said

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Processes that claim another tenant's quota by mounts, chroot or environment."""
+"""Test processes that claim another tenant's quota.
+
+They use mounts, chroot or environment variables.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts cont
 UUID = "GPU-5c890000-0000-4000-8000-000000000001"
 TENANTS = [VgpuTenant(name, 1 << 30, 50, (VgpuSeat(UUID, seat),)) for seat, name in enumerate(("own", "victim"))]
 WAIT = "echo open; read _"
-# A root container, with and without a PID namespace, as by an engine's --pid=host.
+# A container of root, with a PID namespace and without one, as with an engine's --pid=host.
 CONTAINERS = {
     "container": ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"],
     "container of the host's PIDs": ["unshare", "--mount"],
 }
 ROOTLESS = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-# Mounts a tenant's folder as an engine does: $1 has the host's folders.
+# Mounts a tenant's folder as an engine does. $1 is the folder of the host's tenants.
 ENGINE = "mount -nt tmpfs none /etc; mkdir -p /%s/{name}; mount -n --bind $1/{name} /%s/{name}" % (SETTINGS, SETTINGS)
 EMPTY = "mkdir -p /%s/victim; mount -nt tmpfs none /%s/victim" % (SETTINGS, SETTINGS)
 FORGE = "mkdir -p /%s/victim; mount -n --bind {source} /%s/victim" % (SETTINGS, SETTINGS)
@@ -34,7 +37,7 @@ FORGE = "mkdir -p /%s/victim; mount -n --bind {source} /%s/victim" % (SETTINGS, 
 
 @pytest.fixture
 def root():
-    """The host's root, with the quota folders of both tenants."""
+    """Return the host's root folder, which has the quota folders of both tenants."""
     with public_folder() as folder:
         for tenant in TENANTS:
             (folder / SETTINGS / tenant.name).mkdir(parents=True)
@@ -42,7 +45,7 @@ def root():
 
 
 def innermost(pid: int) -> int:
-    """Return the last process of a chain of forks."""
+    """Return the pid of the last process in a chain of forks."""
     children = Path("/proc/%d/task/%d/children" % (pid, pid)).read_text().split()
     return innermost(int(children[0])) if children else pid
 
@@ -54,7 +57,7 @@ def tenant_of(root: Path, pid: int) -> str | None:
 
 @contextlib.contextmanager
 def running(root: Path, script: str, within: list[str], user: int = 0, **variables: str):
-    """A container that runs a script; gives the pid of its innermost process."""
+    """Run a script in a container, and yield the pid of its innermost process."""
     with process(*within, "sh", "-ec", script, "sh", str(root / SETTINGS), user=user, **variables) as made:
         yield innermost(made.pid)
 
@@ -69,9 +72,9 @@ def test_tenant_of_a_container_is_the_one_its_engine_mounted(root, within):
         assert tenant_of(root, pid) == "own"
 
 
-# A tmpfs above the folder hides the mounts of the engine, but /proc/PID/mountinfo still lists them.
+# A tmpfs over the parent folder hides the engine's mounts, but /proc/PID/mountinfo still lists them.
 HIDE = "mount -nt tmpfs none /etc; "
-# A new root without any of the mounts of the engine.
+# Switches to a new root that has none of the engine's mounts.
 PIVOT = """mount -nt tmpfs none /mnt; mkdir /mnt/old /mnt/proc; mount -n --rbind /proc /mnt/proc
     for d in bin lib lib64 usr; do [ ! -e /$d ] || { mkdir /mnt/$d; mount -n --rbind /$d /mnt/$d; }; done
     mkdir -p /mnt/%s/victim; mount -n --bind $1/victim /mnt/%s/victim
@@ -95,16 +98,19 @@ NESTED = {
 @pytest.mark.parametrize("command", NESTED.values(), ids=NESTED)
 @pytest.mark.parametrize("within", CONTAINERS.values(), ids=CONTAINERS)
 def test_mounts_of_a_nested_namespace_cannot_select_another_tenant(root, within, command, attack):
-    """Its memory would use the victim's quota.
+    """Count the process for its own container's tenant or for none.
 
-    It counts for the tenant of its container, or for none.
+    Otherwise its memory would use the victim's quota.
     """
     with running(root, nested(command, attack), within, OPENFLEET_VGPU="victim") as pid:
         assert tenant_of(root, pid) in ("own", None)
 
 
 def test_sandbox_in_a_container_counts_for_the_containers_tenant(root):
-    """Browsers and build tools nest namespaces for good reasons, and their memory counts."""
+    """Count a sandbox for its container's tenant.
+
+    Browsers and build tools nest namespaces for good reasons, and their memory must count.
+    """
     script = "%s\n%s & \nread _" % (
         ENGINE.format(name="own"),
         "unshare --user --map-root-user --mount sh -ec '%s'" % WAIT,
@@ -115,7 +121,10 @@ def test_sandbox_in_a_container_counts_for_the_containers_tenant(root):
 
 
 def test_chroot_hides_no_mount_of_the_engine(root):
-    """Engines leave CAP_SYS_CHROOT to root in containers."""
+    """Find the engine's mount despite chroot.
+
+    Engines leave CAP_SYS_CHROOT to root in containers.
+    """
     chroot = (
         """mkdir /mnt/x; mount -n --bind / /mnt/x 2>/dev/null || true
     exec chroot /mnt/x sh -ec '%s'"""
@@ -144,7 +153,10 @@ def test_rootless_engine_selects_the_tenant_it_mounts(root):
 
 
 def test_user_in_a_container_of_root_has_no_engine(root):
-    """Recognized by the cgroup, which a process in a container cannot leave."""
+    """Find no engine, because a user started the container inside a container of root.
+
+    The outer container is recognized by the cgroup, which a process in it cannot leave.
+    """
     with contextlib.ExitStack() as ending:
         try:
             scope = ending.enter_context(cgroups.made("system.slice", "docker-%s.scope" % ("ab" * 32)))

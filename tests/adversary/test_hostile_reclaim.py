@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Forged announcements of a host: mail goes only to the site's domain, and the log stays a log."""
+"""Test forged announcements from a host.
+
+Mail must be sent only to the site's domain, and the log must stay readable.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ DAY = 86400
 
 
 class Site:
-    """The play that reclaims, alone: what is listed is a variable, as if an audit had found it."""
+    """Run only the play that reclaims.
+
+    A variable lists the workloads, as an audit would.
+    """
 
     def __init__(self, folder: Path, server: str) -> None:
         self.folder, self.server = folder, server
@@ -57,7 +63,7 @@ class Site:
 
     @property
     def asked(self) -> int:
-        """How often a module was run on the host."""
+        """Return how often a module ran on the host."""
         return len(self.host.asked.read_text().splitlines())
 
 
@@ -73,7 +79,7 @@ def test_notice_counts_only_after_owners_got_mail(site, mailbox):
     assert to == ["alice@example.org"] and "gpu-layout keep idle.service 3d" in mail.get_content()
     assert "Service idle.service on bad holds" in mail.get_content()
     assert [(line["told"], line["untold"]) for line in site.log] == [(["alice@example.org"], [])]
-    # Once to announce it, and once to confirm the notice.
+    # The module ran once to announce the notice, and once to confirm it.
     assert site.asked == 2
 
 

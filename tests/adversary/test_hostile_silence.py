@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs with unresponsive user file systems: the scan ends, and the lock is released.
+"""Test runs with unresponsive file systems of users.
 
-test_hostile_filesystem tests the remaining children, and how they are counted.
+The scan must end, and the lock must be released. test_hostile_filesystem tests the blocked children, and how they are
+counted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def test_other_devices_of_a_process_with_an_open_gpu_are_unknown(folder):
     opened = 'exec 9<%s; exec "$@"' % (folder / "dev/nvidia0")
     with silent(folder, "root", "sh", "-c", opened, "sh") as made:
         found = look(folder)
-        # One of each GPU: what a process has open says more than what is not known of it.
+        # Expect one line for each GPU. An open device takes priority over an unknown one.
         assert [line.split()[0:4:3] for line in found] == [["device_handle", "GPU-0"], ["unknown", "GPU-1"]]
         assert "the devices of the container of pid %d, user %d, are not known" % (made.pid, ALICE) in found[1]
 
@@ -48,7 +49,10 @@ print("free")
 
 
 def test_unresponsive_home_holds_no_lock(folder):
-    """The waiting child has nothing open, and the next notice does not start another one."""
+    """Hold no lock.
+
+    The blocked child has no file open, and the next notice starts no other child.
+    """
     home = folder / "home"
     home.mkdir()
     os.chown(home, ALICE, ALICE)

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A /dev arranged by tenants or users holds no GPU and poses as no other container.
+"""Check that a /dev arranged by tenants or users holds no GPU.
 
-Real namespaces and device nodes; the host's /proc is seen through a window with a driver in it.
+It must not pose as another container either. The namespaces and device nodes are real. A folder shows the host's /proc
+with a driver.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes containers and device nodes")
 
-#: As containers are started: a mount namespace of their own; a user makes it within a user namespace, where he may.
+#: Commands that start a container in its own mount namespace. A user can do this only in a user namespace.
 CONTAINER, OWN_CONTAINER = ["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]
 WAIT = "echo open; read _"
 
@@ -35,14 +36,17 @@ def folder():
 
 @pytest.fixture
 def node(folder):
-    """The host's node of the first GPU, which root alone may open."""
+    """Create the host's node of the first GPU, which only root can open."""
     path = folder / "dev/nvidia0"
     os.mknod(path, 0o20600, os.makedev(195, 0))
     return path
 
 
 def container(script: str, *arguments: object, user: int = 0, within=CONTAINER):
-    """A container whose first process is a shell that arranges its files, says so and waits."""
+    """Start a container whose first process is a shell that runs the script.
+
+    Then the shell prints `open` and waits.
+    """
     return process(*within, "sh", "-ec", script + "\n" + WAIT, "sh", *arguments, user=user)
 
 
@@ -76,7 +80,10 @@ def test_container_with_a_gpu_from_root_holds_it(folder, node):
 @users_namespaces
 @pytest.mark.parametrize("mode", ["0600", "0666"])
 def test_rootless_container_holds_what_its_user_may_open(folder, node, mode):
-    """Rootless engines mount devices, and a mount needs no permission for the node."""
+    """Count what the user may open.
+
+    Rootless engines mount devices, and mounting needs no permission for the node.
+    """
     node.chmod(int(mode, 8))
     give = "mount -nt tmpfs none /mnt\ntouch /mnt/nvidia0\nmount -n --bind $1 /mnt/nvidia0\nmount -n --move /mnt /dev"
     with container(give, node, user=ALICE, within=OWN_CONTAINER) as made:
@@ -102,7 +109,10 @@ def test_file_with_the_name_of_a_node_holds_nothing(folder, node, arrange):
 @users_namespaces
 @pytest.mark.parametrize("leads_to", ["dev", "/", "/proc/{other}/root/dev", "{host}", "/dev/../../{host}"])
 def test_dev_that_is_a_link_is_not_followed(folder, node, leads_to):
-    """Root would follow it from the host's root: to another tenant's devices, a hanging share, or itself."""
+    """Do not follow a link in the container.
+
+    Root would follow it from the host's root: to another tenant's devices, to a hanging share, or to itself.
+    """
     node.chmod(0o666)
     with container("mount -nt tmpfs none /dev\nmknod /dev/nvidia0 c 195 0") as other:
         target = leads_to.format(other=other.pid, host=folder / "dev")
@@ -135,9 +145,9 @@ def test_dev_with_very_many_files_is_read_in_part(folder, node, monkeypatch):
 
 
 def test_forged_monitor_names_no_other_container(folder):
-    """Root in a container is root in /proc and names a process conmon.
+    """Do not accept a forged monitor.
 
-    Reclaim stops containers by its command line.
+    Root in a container can name a process conmon. Reclaim uses the command line of conmon to stop a container.
     """
     (folder / "dev/nvidia0").touch()
     program = named(folder, "conmon")
@@ -171,7 +181,10 @@ def test_monitor_of_a_user_names_no_container_of_root(folder):
 
 @pytest.fixture
 def delegated():
-    """A service's cgroup of which a part was given to its user, beside those of this machine's systemd."""
+    """Create a service's cgroup, of which a part is delegated to its user.
+
+    The cgroups are next to those of this machine's systemd.
+    """
     with contextlib.ExitStack() as ending:
         try:
             top = "openfleet%d.slice" % os.getpid()
@@ -191,13 +204,13 @@ def test_service_with_a_cgroup_named_postgresql_keeps_its_name(folder, delegated
         assert [h.unit_or_container for h in found if h.pid == held.pid] == ["hub.service"]
 
 
-# --- Memory that does not answer ----------------------------------------------------------------------------------------------
+# --- unresponsive memory --------------------------------------------------------------------------------------------
 
 
 def test_process_with_unresponsive_memory_does_not_block(folder, monkeypatch):
-    """Its arguments may be in its own unresponsive file system.
+    """Do not wait for the arguments of a process.
 
-    Here /proc has a pipe without a writer.
+    They may be in the process's own unresponsive file system. Here, a pipe without a writer represents them in /proc.
     """
     monkeypatch.setattr(file_worker, "_SECONDS", 0.5)
     proc = folder / "proc"

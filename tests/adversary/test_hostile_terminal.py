@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Results of a compromised host cannot control the operator's terminal."""
+"""Check that results of a compromised host cannot control the operator's terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attackers import HostileHost, play, said
 from ansible_collections.openfleet.gpu.plugins.module_utils.printable import printable
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_action import printable_json
 
-#: Clears the screen, names the window, turns the line round, and ends a line in places where that is none.
+#: Clears the screen, sets the window title, reverses text, and has characters that some programs treat as line ends.
 ACTS = "\x1b[2J\x1b]0;owned\x07 \u202egnol \r\u0085\u2028"
 WRITTEN = r"\x1b[2J\x1b]0;owned\x07 \u202egnol \x0d\x85\u2028"
 OLD = [{"msg": "deprecates " + ACTS, "version": "9.0", "collection_name": "openfleet.gpu"}]
@@ -41,7 +41,7 @@ def test_module_results_cannot_control_the_terminal(tmp_path):
         assert text + WRITTEN[: WRITTEN.index(" ")] in printed, printed[-3000:]
     acting = {letter for letter in done.stdout + done.stderr if not letter.isprintable()} - {"\n"}
     assert acting == set()
-    # Facts would be variables of later tasks.
+    # Facts would become variables of later tasks.
     assert "ansible_facts" not in printed
 
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tools that hang, print without end or leave children: scans continue and clean up."""
+"""Test tools that hang, print without end, or leave children.
+
+Scans must continue and clean up.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ NEVER = "while :; do read _ </dev/tty 2>/dev/null || sleep 1000; done"
 
 @pytest.fixture
 def tool(tmp_path):
-    """A tool that is this script; it writes its pid, and that of what it starts, into `pids`."""
+    """Return a function that writes a tool with this script.
+
+    The tool writes its pid and the pids of its children into `pids`.
+    """
 
     def make(script: str) -> list[str]:
         path = tmp_path / "tool"
@@ -29,7 +35,7 @@ def tool(tmp_path):
 
 
 def nothing_is_left(folder: Path) -> None:
-    """Wait until none of the processes that wrote their pids runs any more."""
+    """Wait until no process that wrote its pid is running."""
     deadline = time.monotonic() + 60
     for pid in (folder / "pids").read_text().split():
         while _runs(pid):
@@ -49,7 +55,7 @@ def _runs(pid: str) -> bool:
     [
         NEVER,
         "trap '' TERM INT HUP QUIT\n" + NEVER,
-        # It ends, and what it started has its output still.
+        # The tool exits, but its child still has the output open.
         "sh -c 'echo $$ >>${0%%/*}/pids; exec sleep 1000' $0 &\nexit 0",
         "sh -c 'trap \"\" TERM; echo $$ >>${0%%/*}/pids; sleep 1000; :' $0 &\n" + NEVER,
     ],
@@ -57,7 +63,7 @@ def _runs(pid: str) -> bool:
 )
 def test_hanging_tool_is_killed_with_its_children(tool, tmp_path, script):
     command = tool(script.replace("${0%%/*}", str(tmp_path)))
-    # A busy machine may take longer to start it.
+    # A busy machine may need more time to start the tool.
     for seconds in (1, 10, 60):
         with pytest.raises(subprocess.TimeoutExpired):
             run_tool(command, timeout_seconds=seconds)
@@ -68,7 +74,10 @@ def test_hanging_tool_is_killed_with_its_children(tool, tmp_path, script):
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_tool_with_endless_output_is_killed(tool, tmp_path, where):
-    """Kill it long before its timeout, because its output would not fit into memory."""
+    """Kill the tool long before its timeout.
+
+    Its output would not fit into memory.
+    """
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         run_tool(tool("exec yes " + where), timeout_seconds=3600)

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names, texts and open files of unprivileged users cannot make root affect others.
+"""Check that names, texts and open files of users cannot make root affect others.
 
-Real processes of two users on the real /proc. Device nodes are files of a folder: where there is no driver, the look at them goes
-by name.
+Real processes of two unprivileged users run on the real /proc. Device nodes are files in a folder. On a host without a
+driver, the scan recognizes them by name.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def never(command, **_options):
 
 
 def look(folder, *gpus, run=never):
-    """What root finds, of processes of these users alone."""
+    """Return root's holders that belong to these users."""
     found = find_holders(host(*(gpus or (gpu(0), gpu(1)))), dev=str(folder / "dev"), run=run, kubelet_directory="/none")
     return [holder for holder in found if holder.user in (str(ALICE), str(BOB)) or holder.kind in ("mps", "slurm")]
 
@@ -93,7 +93,10 @@ def test_mps_daemon_of_a_user_is_not_queried(folder, name):
 
 @as_root
 def test_name_and_title_cannot_pose_as_roots_daemon(folder):
-    """The kernel cuts names after 15 characters, and escapes line breaks in /proc/PID/status."""
+    """Check that a process name cannot imitate a daemon of root.
+
+    The kernel truncates names after 15 characters, and escapes line breaks in /proc/PID/status.
+    """
     pretend = "open('/proc/self/comm', 'w').write(sys.argv[1])\n" + HOLD.replace("sys.argv[1:]", "sys.argv[2:]")
     for name in ("slurmd", "nvidia-cuda-mps", "x\nUid:\t0\t0\t0\t0"):
         with process(PYTHON, "-c", "import sys\n" + pretend, name, "-N", "gpu-a", user=ALICE):
@@ -102,7 +105,7 @@ def test_name_and_title_cannot_pose_as_roots_daemon(folder):
 
 @as_root
 def test_endless_mps_servers_do_not_block(folder):
-    """A user's daemons are never queried."""
+    """Never query a user's daemons."""
     program = named(folder, "nvidia-cuda-mps-control")
     start = (
         "import os\nfor _ in range(9):\n    os.fork() or os.execv(%r, ['x', '-c', 'import sys; sys.stdin.read()'])\n"
@@ -148,7 +151,7 @@ def test_any_process_name_is_one_line_of_text(folder):
         assert holder.pid == held.pid
         for text in (holder.who, holder.command, holder.user):
             assert text.isprintable() and len(text) <= 4000
-        # What is shown is what the process is compared with when it is ended.
+        # The process is compared with the text that was shown, and then ended.
         (ended,) = end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=60)
         assert ended == holder.who and held.wait() == -signal.SIGTERM
 
@@ -164,7 +167,10 @@ def test_argument_of_megabytes_does_not_slow_a_scan(folder):
 
 @as_root
 def test_many_holders_are_named_in_part(folder):
-    """Messages and results stay readable, regardless of the number of processes."""
+    """Name only some of the holders.
+
+    Messages and results must stay readable for any number of processes.
+    """
     with holding(folder / "dev/nvidia0", user=ALICE):
         (holder,) = look(folder)
     crowd = Disturbance("gpu 0", tuple(replace(holder, pid=n, who="pid %d" % n) for n in range(30000)))
@@ -177,7 +183,10 @@ CROWD = "import os\nfor _ in range(200): os.dup(0)\n"
 
 @as_root
 def test_process_with_very_many_files_hides_and_blocks_no_other(folder, monkeypatch):
-    """Further files of such processes are read after all other processes."""
+    """Check that other processes are read.
+
+    Further files of a process with very many files are read after all other processes.
+    """
     monkeypatch.setattr(holders_proc, "_FEW_FILES", 100)
     crowded = process(PYTHON, "-c", CROWD + HOLD, folder / "dev/nvidia0", user=ALICE)
     with crowded as crowd, holding(folder / "dev/nvidia1", user=BOB) as held:
@@ -186,15 +195,15 @@ def test_process_with_very_many_files_hides_and_blocks_no_other(folder, monkeypa
 
 @as_root
 def test_scan_ends_at_its_deadline_and_names_unread_processes(folder, monkeypatch):
-    """Many processes with many files use all the time.
+    """Let many processes with many files use all the time.
 
-    Unread ones count as unknown on every GPU.
+    Unread processes count as unknown on every GPU.
     """
     with process(PYTHON, "-c", CROWD + HOLD, folder / "dev/nvidia0", user=ALICE) as crowd:
         real, passed = holders_proc.node_of, []
 
         def node_of(path, *arguments):
-            # As if the first file of the crowd took the whole time.
+            # Simulate that the first file of the many-file process took the whole time.
             passed.extend([path] * path.startswith("/proc/%d/" % crowd.pid))
             return real(path, *arguments)
 
@@ -215,7 +224,7 @@ def test_scan_ends_at_its_deadline_and_names_unread_processes(folder, monkeypatc
 
 
 class _CloneArguments(ctypes.Structure):
-    """struct clone_args of clone(2), version 1."""
+    """The structure clone_args of clone(2), version 1."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint64)
@@ -227,7 +236,10 @@ class _CloneArguments(ctypes.Structure):
 
 
 def start_as(pid: int, command: list[str], user: int) -> int:
-    """Start a process with this pid, as the kernel lets root choose it (clone3(2), set_tid)."""
+    """Start a process with this pid, which the kernel lets root choose.
+
+    See clone3(2), set_tid.
+    """
     wanted = (ctypes.c_int * 1)(pid)
     arguments = _CloneArguments(exit_signal=signal.SIGCHLD, set_tid=ctypes.addressof(wanted), set_tid_size=1)
     libc = ctypes.PyDLL(None, use_errno=True)
@@ -248,7 +260,7 @@ def start_as(pid: int, command: list[str], user: int) -> int:
 
 
 def began(pid: object) -> int:
-    """When it began, in the kernel's hundredths of a second."""
+    """Return the start time of the process in the kernel's hundredths of a second."""
     return int(Path("/proc/%s/stat" % pid).read_text().rpartition(")")[2].split()[19])
 
 
@@ -266,7 +278,7 @@ def test_reused_pid_gets_no_signal(folder):
         before = began(held.pid)
     while newest() == before:
         pass
-    # The same command line, and another user's.
+    # The command line is the same, but the user is another one.
     victim = start_as(held.pid, command, BOB)
     try:
         assert victim == held.pid
@@ -279,11 +291,14 @@ def test_reused_pid_gets_no_signal(folder):
 
 @as_root
 def test_process_that_released_the_gpu_gets_no_signal(folder):
-    """For example after exec, which closes files that Python opened."""
+    """Send no signal.
+
+    For example, the process released the GPU by exec, which closes files that Python opened.
+    """
     become = HOLD + "\nimport os\nos.execv('/bin/sh', ['sh', '-c', 'echo other; exec sleep 1000'])"
     with process(PYTHON, "-c", become, folder / "dev/nvidia0", user=ALICE) as held:
         (holder,) = look(folder)
-        # The end of its input makes it continue.
+        # The process continues when its input ends.
         held.stdin.close()
         assert held.stdout.readline() == b"other\n"
         assert end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=0) == ()
@@ -296,7 +311,7 @@ def test_process_that_released_the_gpu_gets_no_signal(folder):
              {"unit_or_container": "docker container web"}, {"unit_or_container": None, "user": "of a person"}]
 )  # fmt: skip
 def test_users_of_the_gpu_and_user_processes_are_ended(folder, told):
-    """NVML lists them, or they are no service of the system."""
+    """End processes that NVML lists, and other processes that are no system services."""
     with holding(folder / "dev/nvidia0", user=ALICE) as held:
         (holder,) = look(folder)
         assert not may_be_handed(replace(holder, **{"unit_or_container": "train.service", **told}))
@@ -306,7 +321,10 @@ def test_users_of_the_gpu_and_user_processes_are_ended(folder, told):
 
 
 def test_mapped_node_is_recognized_by_its_number(monkeypatch, tmp_path):
-    """Its path is chosen by whatever process opened it, in a mount namespace of a user."""
+    """Recognize the node by its number.
+
+    The process chose the node's path in a user's mount namespace.
+    """
     file = tmp_path / "dev" / "nvidia0"
     file.parent.mkdir()
     file.write_bytes(bytes(4096))
@@ -317,7 +335,10 @@ def test_mapped_node_is_recognized_by_its_number(monkeypatch, tmp_path):
 
 
 def test_unresponsive_mapped_file_blocks_only_a_child(monkeypatch, tmp_path):
-    """The kernel may block root as long as the user likes, and the host's lock is held."""
+    """Block only a child process.
+
+    The kernel may block root as long as the user likes, while the host's lock is held.
+    """
     here = os.getpid()
 
     def waits(_path):
@@ -345,7 +366,10 @@ def test_processes_of_root_are_not_ended(folder):
 @as_root
 @pytest.mark.parametrize("unit", ["dbus.service", "dbus-broker.service", "systemd-logind.service", "polkit.service"])
 def test_service_that_receives_files_is_not_ended(folder, unit):
-    """The bus keeps a file that a user sent until the receiver reads it, so it has the GPU open that long."""
+    """Do not end the message bus.
+
+    The bus keeps a file that a user sent until the receiver reads it, so the bus has the GPU open for that time.
+    """
     with holding(folder / "dev/nvidia0", user=BOB) as held:
         (holder,) = look(folder)
         with pytest.raises(ApplyError, match="essential for the host") as error:
@@ -354,7 +378,10 @@ def test_service_that_receives_files_is_not_ended(folder, unit):
 
 
 def test_service_on_the_bus_is_not_ended(folder, tmp_path, monkeypatch):
-    """By systemd's list, because users can send files to any service on the bus."""
+    """Do not end a service that systemd lists on the bus.
+
+    Users can send files to any service on the bus.
+    """
     (tmp_path / "systemctl").write_text(
         '#!/bin/sh\ncase "$*" in *" -- vendor.service") echo BusName=org.example.Vendor ;; *) echo BusName= ;; esac\n'
     )
@@ -376,7 +403,7 @@ def test_service_on_the_bus_is_not_ended(folder, tmp_path, monkeypatch):
         "dbus.service.service",
         "podman container dbus.service",
         "user@61001.service",
-        # Users' jobs and sessions may run in these.
+        # Users' jobs and sessions may run in these units.
         "cron.service",
         "ssh.service",
         "systemd-nspawn@a.service",
@@ -389,14 +416,18 @@ def test_processes_in_user_sessions_are_ended(unit):
 # --- Names that end a line --------------------------------------------------------------------------------------------------
 
 CALLED = "open('/proc/self/comm', 'w', newline='').write(sys.argv.pop(1).encode().decode('unicode_escape'))\n" + HOLD
-#: Of 15 letters at most. The kernel writes out nothing but line feeds.
+#: At most 15 characters. The kernel escapes only line feeds.
 ROOTS_LINE = "\\rUid:\\t0\\t0\\t0\\t0"
 
 
 @as_root
 @pytest.mark.parametrize("program", ["nvidia-smi", "dcgm-exporter"])
 def test_name_with_a_carriage_return_cannot_pose_as_root(folder, program):
-    """It would count as a watcher without instances, or as an MPS or Slurm daemon whose answers root trusts."""
+    """Do not accept the carriage return as the end of a line.
+
+    Otherwise the process would count as a watcher without instances, or as an MPS or Slurm daemon whose responses root
+    trusts.
+    """
     command = [named(folder, program), "-c", "import sys\n" + CALLED, ROOTS_LINE, folder / "dev/nvidia0"]
     with process(*command, user=ALICE) as made:
         assert b"\rUid:\t0\t0\t0\t0\n" in Path("/proc/%d/status" % made.pid).read_bytes()
@@ -410,7 +441,10 @@ def test_name_with_a_carriage_return_cannot_pose_as_root(folder, program):
 
 @as_root
 def test_name_with_a_carriage_return_cannot_pose_as_roots_daemon(folder):
-    """It has the daemon's name while its name is read, and another one while its user is read."""
+    """Check the user of a process that changes its name.
+
+    The process has the daemon's name while its name is read, and another name while its user is read.
+    """
     program = named(folder, "nvidia-cuda-mps-control")
     with process(program, "-c", "import sys\n" + CALLED, ROOTS_LINE, user=ALICE) as made:
         seen = holders_proc.Seen(made.pid, "nvidia-cuda-mps")
@@ -434,9 +468,10 @@ CONTAINER_ID = "d" * 64
     ids=["container", "unit", "job", "pod"],
 )
 def test_cgroup_name_cannot_add_a_line(tmp_path, end, posed):
-    """Below a user's manager the user chooses names.
+    """Do not accept other characters as the end of a line.
 
-    Another container's name would make root stop it, or send it secrets.
+    Users choose the names of cgroups below their own service manager. If a name imitated another container, root would
+    stop that container or send secrets to it.
     """
     path = "/user.slice/user-61001.slice/user@61001.service/x%s0::/%s" % (end, posed)
     (tmp_path / "cgroup").write_bytes(("0::%s\n" % path).encode())
@@ -445,7 +480,7 @@ def test_cgroup_name_cannot_add_a_line(tmp_path, end, posed):
         texts = [proc_files.read(str(tmp_path / "cgroup")), peer.Process(1, folder).cgroup]
     finally:
         os.close(folder)
-    # A container of that name is the user's own, and called so.
+    # The container is attributed to the user.
     users = (
         Origin("docker@61001 container " + "d" * 12, CONTAINER_ID)
         if "docker" in posed
@@ -455,7 +490,10 @@ def test_cgroup_name_cannot_add_a_line(tmp_path, end, posed):
 
 
 def test_container_of_the_host_is_removed_from_a_path_once():
-    """A cgroup of this name below it belongs to a user."""
+    """Remove only the outer path of the container.
+
+    A cgroup with the same name below it belongs to a user.
+    """
     own = "/machine.slice/libpod-%s.scope" % CONTAINER_ID
     users = "/user.slice/user-61001.slice/user@61001.service"
     for posed in ("/%s/system.slice/postgresql.service" % CONTAINER_ID, "%s/system.slice/a.service" % own):

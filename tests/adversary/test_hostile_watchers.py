@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A process that poses as GPU monitoring still holds its GPUs."""
+"""Check that a process that poses as GPU monitoring still holds its GPUs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="other users, and files of root, need root"),
 ]
-#: As an unprivileged user, and in a mount namespace where `bind` is mounted over `over`.
+#: Commands that run a program as an unprivileged user.
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 PROGRAMS = ["dcgm-exporter", "nv-hostengine", "nvidia-smi"]
 
 
 @pytest.fixture
 def roots(monkeypatch):
-    """A directory that root alone can change, with all above it."""
+    """Return a directory that only root can change, like all directories above it."""
     with tempfile.TemporaryDirectory(prefix="openfleet-", dir="/var/lib") as folder:
         Path(folder).chmod(0o755)
         monkeypatch.setattr(holders_watchers, "DIRECTORIES", (folder,))
@@ -36,7 +36,7 @@ def roots(monkeypatch):
 
 @pytest.fixture
 def users():
-    """A directory of a user's own, which others reach too."""
+    """Return a directory of a user that other users can read."""
     with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
         os.chown(folder, 65534, 65534)
         Path(folder).chmod(0o755)
@@ -52,7 +52,10 @@ def dev(roots):
 
 @pytest.fixture
 def found(dev):
-    """Return the identity of a process with the GPU open, and whether it blocks a change of an instance."""
+    """Return a function that runs a program with the GPU open.
+
+    The function returns true if the program only watches, so that it does not block a change of an instance.
+    """
 
     def look(program, *within):
         with opened(dev / "nvidia0", program=program, within=within) as process:
@@ -67,7 +70,10 @@ def found(dev):
 
 
 def bound(source, target):
-    """The words that run something with one file over another, as a user may in a namespace of his own."""
+    """Return a command prefix that mounts `source` over `target`.
+
+    Users can do this in their own mount namespace.
+    """
     script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", script, "sh", str(source), str(target), *NOBODY]
 
@@ -86,7 +92,7 @@ def test_host_program_only_watches_for_any_user(found, roots, name):
 
 
 def test_program_in_a_users_directory_is_a_holder(found, users):
-    # As by a hard link, where the host allows it: fs.protected_hardlinks.
+    # A hard link has the same effect if the host allows it (fs.protected_hardlinks).
     assert not found(named(users, "nvidia-smi"), *NOBODY)
 
 
@@ -113,14 +119,17 @@ def test_program_mounted_over_the_hosts_is_a_holder(found, roots, users):
     program = named(users, "train")
     os.chown(program, 65534, 65534)
     assert not found(there, *bound(program, there))
-    # And a file of root's, over one of the user's.
+    # Also mount a file of root over a file of the user.
     mine = users / "nvidia-smi"
     mine.touch()
     assert not found(mine, *bound(Path(sys.executable).resolve(), mine))
 
 
 def test_name_set_by_the_process_does_not_count(dev, roots):
-    """This is the name that ps shows: prctl(2), PR_SET_NAME."""
+    """Ignore the name that the process sets with prctl(2), PR_SET_NAME.
+
+    ps shows this name.
+    """
     script = (
         "import ctypes, sys\nctypes.CDLL(None).prctl(15, b'dcgm-exporter', 0, 0, 0)\n"
         "file = open(sys.argv[1])\nprint('open', flush=True)\nsys.stdin.read()"
@@ -136,7 +145,10 @@ def test_name_set_by_the_process_does_not_count(dev, roots):
 
 
 def test_root_in_a_container_with_the_name_of_the_scan_is_not_hidden(dev, roots):
-    """A container without a user namespace has the host's root."""
+    """Do not hide the process.
+
+    Root in a container without a user namespace is the host's root.
+    """
     program = named(roots, "gpu-layout")
     within = ["unshare", "--pid", "--fork", "--kill-child"]
     for words, count in (([], 0), (within, 1)):

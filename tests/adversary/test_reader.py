@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An account with sudo for the reader of GPU holders can run nothing else as root.
+"""Check that a reader's account can run only the reader of GPU holders as root.
 
-The command, the rule, simulated GPUs and a sudoers file lie over the machine's own in a mount namespace.
+The account uses sudo. A mount namespace has the command, the rule, simulated GPUs and a sudoers file in place of this
+machine's own.
 """
 
 from __future__ import annotations
@@ -30,20 +31,23 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("sudo") is None, reason="sudo is not installed"),
 ]
 
-#: An account that every machine has, and that may do nothing.
+#: An account without permissions that exists on every machine.
 ACCOUNT = "nobody"
 COMMAND = "/usr/local/bin/gpu-layout"
 ASK = [COMMAND, "holders", "--json"]
-#: What a site may have said of all commands, which the rule must not inherit.
+#: Settings of a site that apply to all commands. The rule must not inherit them.
 SITE = 'Defaults env_keep += "PYTHONPATH PYTHONSTARTUP GPUSIM_STATE"\nDefaults setenv\n'
 LAYOUT = [{"gpus": "all", "sharing": "shared"}]
 
 
 class Machine:
-    """This machine with the command and its rule as the role installs them, in a mount namespace: itself it is not changed."""
+    """This machine with the command and its rule, as the role installs them.
+
+    They are installed only in a mount namespace, so the machine itself is not changed.
+    """
 
     def __init__(self, folder: Path) -> None:
-        # Others have to get there.
+        # Other users must be able to enter the folder.
         folder.chmod(0o755)
         self.host = SimulatedHost.build(folder / "host").create([{"model": "H100-80GB", "count": 2}])
         self.root = folder / "root"
@@ -52,11 +56,11 @@ class Machine:
         self.install([ACCOUNT])
         sudoers = self.root / "etc/sudoers"
         sudoers.write_text(f"Defaults env_reset\n{SITE}root ALL=(ALL) ALL\n@includedir /etc/sudoers.d\n")
-        # sudo does not allow naming libraries: the simulated one is where the loader finds the machine's own.
+        # sudo removes variables that name libraries, so the simulated library is registered with the loader.
         paths = folder / "ld.so.conf"
         paths.write_text(f"{self.host.library}\ninclude /etc/ld.so.conf.d/*.conf\n")
         subprocess.run(["ldconfig", "-X", "-f", str(paths), "-C", str(self.root / "etc/ld.so.cache")], check=True)
-        # Of an unprivileged user, and everybody's to write.
+        # A folder that every user can write to.
         self.theirs = folder / "theirs"
         self.theirs.mkdir()
         self.theirs.chmod(0o777)
@@ -88,7 +92,7 @@ class Machine:
         assert not done.get("failed"), done
 
     def run(self, *command: str, user: str = ACCOUNT, **options) -> subprocess.CompletedProcess:
-        """Run it as that user, where the installation is the machine's own."""
+        """Run the command as a user in the namespace with the installation."""
         entry = pwd.getpwnam(user)
         become = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups"]
         options.setdefault("stdin", subprocess.DEVNULL)
@@ -102,7 +106,7 @@ class Machine:
         return self.run("sudo", "-n", *words, **options)
 
     def state(self):
-        """What root's own look says, as far as an audit uses it."""
+        """Return the part of root's own result that an audit uses."""
         return used(self.host.module("gpu_info", sockets=True))
 
 
@@ -120,7 +124,7 @@ def told(done: subprocess.CompletedProcess):
 
 
 def used(result):
-    """What an audit makes of it: the facts of each GPU and a verdict on it."""
+    """Return the audit's findings for a result: id, verdict and facts of each GPU."""
     order = Order(3600.0, hosts=hosts_of({"a": gpu_info("a", result)}))
     return [(found.id, found.verdict, found.holding) for found in make(order, 1.7e9).findings]
 
@@ -134,7 +138,7 @@ def test_account_may_run_only_the_reader(machine):
 
 
 def test_verdict_equals_that_of_the_module(machine):
-    """With a process that holds a GPU, for facts and verdicts of each GPU."""
+    """Compare the facts and verdicts of each GPU while a process holds one of them."""
     host = machine.host
     holder = host.popen(
         [str(host.bin / "gpusim"), "run", "--gpu", "0", "--", "sh", "-c", "echo on; exec cat"],
@@ -150,7 +154,8 @@ def test_verdict_equals_that_of_the_module(machine):
         holder.stdout.close()
     assert by_helper == by_module and len(by_helper) == 2
     assert len(by_helper[0][2].holders) == by_helper[0][2].processes_now == 1
-    # Whether it serves clients is always looked at; where the tests run in a unit, others of it may.
+    # The helper always checks whether the holder serves clients. If the tests run in a unit, other processes of that
+    # unit may do so.
     (one,) = json.loads(answer.stdout)["gpus"][0]["holders"]
     assert one["listens"] in (True, False) and one["clients"] >= 0
 
@@ -185,12 +190,15 @@ REFUSED = [
 def test_other_words_and_other_commands_are_refused(machine, words):
     done = machine.sudo(*words)
     assert done.returncode != 0 and done.stdout == ""
-    # Not by the command, which is not run.
+    # sudo itself refuses. The command does not run.
     assert "sudo" in done.stderr or "not allowed" in done.stderr, done.stderr
 
 
 def test_two_words_in_one_argument_are_refused(machine):
-    """sudo matches words joined by blanks, but the command does not."""
+    """Refuse the argument in the command itself.
+
+    sudo does not refuse it, because sudo matches words joined by blanks.
+    """
     done = machine.sudo(COMMAND, "holders --json")
     assert done.returncode == 2 and done.stdout == "" and "invalid choice" in done.stderr
 
@@ -214,7 +222,10 @@ def test_other_account_is_refused(machine):
 
 
 def test_environment_has_no_effect(machine):
-    """Not even with modules, libraries, tools and GPUs that a site's sudoers would allow."""
+    """Ignore the caller's environment.
+
+    The site's sudoers would allow modules, libraries, tools and GPUs from it.
+    """
     ran = machine.theirs / "ran"
     for name in ("sitecustomize", "usercustomize", "json", "argparse", "pynvml", "subprocess"):
         (machine.theirs / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})\n")
@@ -236,7 +247,7 @@ def test_environment_has_no_effect(machine):
         "LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(machine.theirs), "GPUSIM_STATE": str(machine.theirs / "none"),
         "SLURM_CONF": str(machine.theirs / "none"), "OPENFLEET_VGPU_ROOT": str(machine.theirs), "LANG": "de_DE.UTF-8",
     }  # fmt: skip
-    # Its own processes do load it, before sudo.
+    # The caller's own processes load the library before sudo starts.
     program = ["env", *(f"{name}={value}" for name, value in environment.items()), "sudo", "-n", *ASK]
     state = told(machine.run(*program))
     assert state == machine.state()
@@ -247,7 +258,10 @@ def test_environment_has_no_effect(machine):
 
 
 def test_standard_input_and_ignored_signals_have_no_effect(machine):
-    """It reads nothing, and a caller that ignores SIGCHLD cannot make tools seem to succeed."""
+    """Ignore standard input and signal settings of the caller.
+
+    The command reads no input, and a caller that ignores SIGCHLD cannot make tools seem to succeed.
+    """
     endless = 'trap "" CHLD PIPE; yes | sudo -n "$@"'
     state = told(machine.run("bash", "-c", endless, "-", *ASK))
     assert state == machine.state()

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Debian's Chromium without a screen, driven by Playwright: files opened in it, and what they asked for and said."""
+"""Open files in a headless Chromium, and record its requests and messages.
+
+Playwright controls Debian's Chromium.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from typing import Iterator
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-#: As Debian and Google name it.
+#: Program names that Debian and Google use.
 _NAMES = ("chromium", "google-chrome")
 
-#: For whatever is waited for: generous, since the machine may be busy with other tests.
+#: Timeout of all waits. It is long because other tests may run at the same time.
 _MILLISECONDS = 240_000
 
 _FLAGS = (
@@ -28,22 +31,28 @@ _FLAGS = (
 
 
 def program() -> str | None:
-    """Where it is; None where it is not installed. A snap's is none: it cannot see the files of the tests."""
+    """Return the browser's path, or None if it is not installed.
+
+    A browser from a snap is ignored, because it cannot read the files of the tests.
+    """
     found = [path for path in map(shutil.which, _NAMES) if path and not path.startswith("/snap/")]
     return found[0] if found else None
 
 
 def is_to_be_there() -> bool:
-    """Whether `make setup-test` installs it: on Debian; Ubuntu's package only fetches a snap."""
+    """Return whether `make setup-test` installs the browser.
+
+    It does so on Debian. Ubuntu's package only fetches a snap.
+    """
     return platform.freedesktop_os_release().get("ID") == "debian"
 
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """Started, with what it writes of its own in the folder; ended with the block."""
+    """Run a browser until the end of the block. Its own files are stored in `folder`."""
     homes = {name: str(folder) for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")}
     with sync_playwright() as driver:
-        # Without executable_path Playwright looks for a browser that it has fetched itself.
+        # Without executable_path, Playwright uses only a browser that it downloaded itself.
         started = driver.chromium.launch(
             executable_path=program(), args=_FLAGS, env={**os.environ, **homes}, timeout=_MILLISECONDS
         )
@@ -55,7 +64,7 @@ def browser(folder: Path) -> Iterator[Browser]:
 
 @dataclass(frozen=True)
 class Screen:
-    """A page that was opened: addresses of everything that it asked for, and what it wrote to the console."""
+    """An open page, the addresses that it requested, and its console messages."""
 
     page: Page
     address: str
@@ -67,7 +76,10 @@ class Screen:
 def screen(
     started: Browser, path: Path, *, width: int = 1280, scheme: str = "light", media: str = "screen"
 ) -> Iterator[Screen]:
-    """A file on a screen of this width, below 800 a phone's, or on paper of that width (media print)."""
+    """Open a file on a screen or on paper of this width in pixels.
+
+    Below 800, the screen is that of a phone. `media` is "print" for paper.
+    """
     phone = media == "screen" and width < 800
     with started.new_context(viewport={"width": width, "height": 800}, is_mobile=phone, color_scheme=scheme) as context:
         context.set_default_timeout(_MILLISECONDS)

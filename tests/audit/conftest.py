@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A browser for the tests of pages."""
+"""Fixtures: a browser for the tests of pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
-    """One for all tests of a process."""
+    """Return one browser for all tests of a process."""
     if browser.program() is None:
         if browser.is_to_be_there():
             pytest.fail(
@@ -26,7 +26,10 @@ def chromium(tmp_path_factory):
 
 @pytest.fixture
 def show(chromium, tmp_path):
-    """Opens HTML as a file and gives its page. When the test is over it has asked for nothing else and said nothing."""
+    """Return a function that opens HTML as a file, and returns the page.
+
+    After the test, check that the page requested nothing else and wrote no messages.
+    """
     with contextlib.ExitStack() as stack:
         opened = []
 

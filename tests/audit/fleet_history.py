@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Days of a fleet as OpenMetrics text, and a real Prometheus that has them. Every GPU has one trouble, or none."""
+"""Generate a fleet's history as OpenMetrics, and serve it from a real Prometheus.
+
+Every GPU has exactly one problem or none.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from prometheus_process import running
 from rule_files import TOOLS
 
 STEP = 300
-#: What a block of Prometheus holds, in seconds.
+#: Length of a Prometheus block in seconds.
 BLOCK = 7200
 GIB = float(1 << 30)
-#: What a blank value of DCGM's is: https://docs.nvidia.com/datacenter/dcgm/latest/dcgm-api/dcgm-api-field-types.html
+#: DCGM's blank value: https://docs.nvidia.com/datacenter/dcgm/latest/dcgm-api/dcgm-api-field-types.html
 SENTINEL = 9223372036854775794.0
 
-#: Of the hour of the window to the value, or None where there is no sample.
+#: Maps an hour of the window to a value, or to None if there is no sample.
 Course = Callable[[float], "float | None"]
 
 
@@ -41,24 +44,27 @@ def until(end: float, course: Course) -> Course:
 
 
 def wave(low: float, high: float) -> Course:
-    """A day's course: low at night, high by day."""
+    """Return a daily cycle: `low` at night, `high` by day."""
     return lambda hour: low + (high - low) * (1 - math.cos(2 * math.pi * hour / 24)) / 2
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU or an instance, and the course of each of its series; by default it works well."""
+    """A GPU or an instance, and the course of each of its series.
+
+    Series that are not given have the values of a GPU that works well.
+    """
 
     host: str
     index: int
     mig_instance: str = ""
     mig_profile: str = ""
     series: Mapping[str, Course] = field(default_factory=dict)
-    #: Series with a further label: (name, label, value of the label) to the course.
+    #: Series with one more label: (name, label, label value) to the course.
     labelled: Mapping[tuple[str, str, str], Course] = field(default_factory=dict)
-    #: The jobs that report it: two exporters on one host do.
+    #: Names of the jobs that report the device. Two exporters on one host have two jobs.
     jobs: tuple[str, ...] = ("gpu_exporter",)
-    #: When there are samples of it at all.
+    #: The course of gpu:info. The device has samples only while it has a value.
     info: Course = lambda hour: 1
 
     @property
@@ -84,7 +90,7 @@ WELL: Mapping[str, Course] = {
     "gpu:processes": steady(1),
     "gpu:processes:max5m": steady(1),
     "gpu:held:avg5m": steady(1),
-    # That these signs of work are measured; what they show is in gpu:activity_ratio:max5m.
+    # These series only show that the signs of work are measured. gpu:activity_ratio:max5m has their result.
     "gpu:sm_active_ratio": steady(0.5),
     "gpu:pcie_bytes_per_second": steady(0),
     "gpu:codec_busy_ratio": steady(0),
@@ -96,14 +102,14 @@ AT_REST: Mapping[str, Course] = {
     "gpu:memory_used_bytes:max5m": steady(20 * GIB),
 }
 
-#: A process has it; nobody has it, and a server says so.
+#: Values for a GPU that a process holds, and for a GPU that is known to be free.
 HELD = {("gpu:held", "kind", "process"): steady(1)}
 NOBODY = {**AT_REST, "gpu:processes": steady(0), "gpu:processes:max5m": steady(0), "gpu:held:avg5m": steady(0)}
 CLEAR = dict.fromkeys(HELD, steady(0))
 
 
 def use(memory_gib, compute, total_gib=80):
-    """A steady workload."""
+    """Return the series of a steady workload."""
     return {
         "gpu:memory_used_bytes:max5m": steady(memory_gib * GIB),
         "gpu:memory_total_bytes": steady(total_gib * GIB),
@@ -114,14 +120,17 @@ def use(memory_gib, compute, total_gib=80):
 
 
 def device(host, index, series=None, instance="", profile=""):
-    """One that a process has; it works well unless the series say otherwise."""
+    """Return a device that a process holds.
+
+    It works well unless `series` says otherwise.
+    """
     return Device(host, index, instance, profile, series=series or {}, labelled=HELD)
 
 
 def text(devices: list[Device], start: int, first: int, last: int) -> Iterator[str]:
-    """OpenMetrics of the samples from `first` to `last`: those of a series together, the series of a name together.
+    """Yield OpenMetrics lines of the samples from `first` to `last`.
 
-    Courses count their hours from `start`.
+    Lines are grouped by metric name, and then by series. Courses count hours from `start`.
     """
     rows: dict[str, list[tuple[dict[str, str], Course]]] = {}
     for device in devices:
@@ -144,7 +153,7 @@ def text(devices: list[Device], start: int, first: int, last: int) -> Iterator[s
 
 
 def prometheus(devices: list[Device], hours: float, folder: Path) -> contextlib.AbstractContextManager[str]:
-    """A real Prometheus that has the devices' history up to now; gives its address."""
+    """Serve the devices' history up to now from a Prometheus; return its address."""
     return serve(partial(text, devices), hours, folder)
 
 
@@ -152,11 +161,13 @@ def prometheus(devices: list[Device], hours: float, folder: Path) -> contextlib.
 def serve(
     history: Callable[[int, int, int], Iterator[str]], hours: float, folder: Path, block: int = BLOCK
 ) -> Iterator[str]:
-    """The same of any OpenMetrics text, made for (start of all, first sample, last sample) in seconds since the epoch.
+    """Serve any OpenMetrics text from a real Prometheus, and yield its address.
 
-    `block` is what a block holds, in seconds: two hours, or those three, nine, … times.
+    `history` takes the start of the history, the first sample and the last sample in seconds since 1970. `block` is the
+    length of a block in seconds: two hours, or that times 3, 9 and so on.
     """
-    # Not into the future, and no longer ago than the 15 minutes within which a state holds.
+    # The history must not reach into the future. It must end less than 15 minutes ago, because states are valid only
+    # for that time.
     end = int(time.time()) // STEP * STEP
     make_blocks(history, end - int(hours * 3600), end, folder, block)
     with serve_blocks(folder) as url:
@@ -171,7 +182,10 @@ def make_blocks(
     block: int = BLOCK,
     step: int = STEP,
 ) -> None:
-    """Write such a text from `start` to `end` to folder/data; samples are `step` seconds apart."""
+    """Write the blocks of a history from `start` to `end` to folder/data.
+
+    Samples are `step` seconds apart.
+    """
     source = folder / "history.om"
     make = [
         str(TOOLS / "promtool"),
@@ -183,7 +197,7 @@ def make_blocks(
         str(source),
         str(folder / "data"),
     ]
-    # promtool reads all of its input once for each block, so that each block gets an input of its own.
+    # promtool reads its complete input once for each block, so give each block its own input.
     for first in range(start // block * block, end + 1, block):
         with source.open("w") as file:
             file.writelines(history(start, max(start, first), min(end, first + block - step)))
@@ -194,8 +208,8 @@ def make_blocks(
 
 @contextlib.contextmanager
 def serve_blocks(folder: Path) -> Iterator[str]:
-    """A real Prometheus that has the blocks in folder/data; gives its address."""
-    # On a machine with much else to do a rule over days of a whole fleet may take more than the two minutes that are usual.
+    """Serve the blocks in folder/data from a real Prometheus, and yield its address."""
+    # On a busy machine, a rule over days of a large fleet may exceed the default timeout of two minutes.
     lasting = ("--storage.tsdb.retention.time=10y", "--query.timeout=30m")
     with running(folder, folder / "prometheus.yml", *lasting) as server:
         yield server.url

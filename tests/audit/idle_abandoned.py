@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Patterns of GPUs that are held and will never be worked on again: each must be called so by its deadline."""
+"""Patterns of GPUs that are held but will never be used again.
+
+The audit must report each of them as idle by its deadline.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ def until(end: int, when: When = always) -> When:
 
 
 def trained(end: int, rest: Use = REST) -> Schedule:
-    """Training around the clock, up to this minute."""
+    """Return a schedule that trains around the clock until `end`."""
     return work(until(end), TRAIN, rest)
 
 
 def came_later(one: Pattern, by: int) -> Pattern:
-    """The same pattern of a holder who came, and left, `by` minutes later."""
+    """Return the pattern of a holder who came and left `by` minutes later."""
     return replace(later(one, by), name=one.name, came=one.came + by, abandoned=one.abandoned + by)
 
 
@@ -58,7 +61,7 @@ def patterns() -> list[Pattern]:
                 holder=Holder("containerd container left", kind="kubelet", process=False, job="left")),
         Pattern("open-handle", work(never), holder=Holder("left.service", kind="device_handle", process=False), abandoned=0),
         Pattern("server-without-clients", work(until(left, hours(6, 24)), SERVE), holder=SERVER, abandoned=left, memory_gib=60),
-        # Of the signs of work CPU time says nothing here, so that the grace is longer.
+        # CPU time is constant for this holder, so it shows no work. The grace period is longer without it.
         Pattern("polling-server-left", work(until(left, hours(6, 24)), SERVE, REST._replace(cpu=1)), holder=SERVER,
                 abandoned=left, memory_gib=60, lengthened=12 * HOUR),
         Pattern("server-not-listening", work(until(left, hours(6, 24)), SERVE), abandoned=left, memory_gib=60,

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Audits of usage patterns in a real Prometheus, judged by the patterns' truth."""
+"""Audit usage patterns in a real Prometheus, and compare verdicts with the truth."""
 
 from __future__ import annotations
 
@@ -25,26 +25,29 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus imp
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.holidays import spans
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import Bounds, reclaimable
 
-#: What blames a holder. `free` gives away what somebody holds.
+#: Verdicts that are wrong for a holder who works. `free` offers a GPU that is held.
 BLAME = ("idle", "held_without_process", "free")
 FLAGS = ("idle", "held_without_process")
-#: What a block of the history holds, in seconds: few blocks, so that promtool reads little twice.
+#: Length of a block of the history in seconds. Few long blocks make promtool read its input less often.
 BLOCK = 7200 * 81
 
-#: What a group of signals that is not measured adds to the grace, in minutes.
+#: Minutes that a missing group of signals adds to the grace period.
 UNSEEN = 12 * HOUR
 
-#: When it is audited, and the window, in minutes: Mondays and Wednesdays at six with the history there was by then …
+#: Audits as (time, window) in minutes: Mondays and Wednesdays at 06:00, with the history so far.
 GROWING = [(day * DAY + 6 * HOUR, 14 * DAY) for day in (3, 7, 9, 14, 16, 21, 23)]
-#: … the last ones, with two and with four weeks of it …
+#: The last audits, with windows of two and four weeks.
 LAST = [(day * DAY + 6 * HOUR, weeks * 7 * DAY) for day in (28, 30) for weeks in (2, 4)]
-#: … and in the holidays.
+#: Audits during the holidays.
 HOLIDAYS = [(24 * DAY + 13 * HOUR, 14 * DAY), (27 * DAY + 22 * HOUR, 14 * DAY), (29 * DAY + 6 * HOUR, 28 * DAY)]
 
 
 @dataclass(frozen=True, repr=False)
 class Wrong:
-    """An audit that is wrong about a pattern: `what` is false flag, missed, false stop or contradiction missed."""
+    """A wrong verdict.
+
+    `what` is "false flag", "missed", "false stop" or "contradiction missed".
+    """
 
     what: str
     pattern: Pattern
@@ -61,7 +64,10 @@ class Wrong:
 
 @dataclass
 class Outcome:
-    """What became of so many audits of a pattern: `due` had to be called idle, and `untold` cannot be told by the history."""
+    """The results of audits: their numbers and the wrong verdicts.
+
+    `due` counts audits that had to report idle. `untold` lists those that the history cannot decide.
+    """
 
     judged: int = 0
     due: int = 0
@@ -74,7 +80,7 @@ class Outcome:
 
 
 def total(outcomes: Sequence[Outcome]) -> Outcome:
-    """All of them as one."""
+    """Return the sum of several outcomes."""
     whole = Outcome()
     for one in outcomes:
         whole.judged += one.judged
@@ -87,7 +93,10 @@ def total(outcomes: Sequence[Outcome]) -> Outcome:
 
 @contextlib.contextmanager
 def serve(patterns: Sequence[Pattern], folder: Path) -> Iterator[str]:
-    """A Prometheus that has the patterns' samples, and what the shipped rules record of them; gives its address."""
+    """Serve the patterns' samples from a Prometheus, and yield its address.
+
+    It also has the series that the shipped rules record from the samples.
+    """
 
     def history(start: int, first: int, last: int) -> Iterator[str]:
         for pattern in patterns:
@@ -105,7 +114,7 @@ def serve(patterns: Sequence[Pattern], folder: Path) -> Iterator[str]:
 
 
 def judge(url: str, patterns: Sequence[Pattern], audits: Sequence[tuple[int, int]]) -> Outcome:
-    """Audit at each (minute, window)."""
+    """Run an audit for each (minute, window), and return the outcome."""
     outcome = Outcome()
     for minute, window in audits:
         there = [pattern for pattern in patterns if minute >= pattern.came + DAY]
@@ -128,7 +137,7 @@ def judge(url: str, patterns: Sequence[Pattern], audits: Sequence[tuple[int, int
 
 
 def states_of(patterns: Sequence[Pattern], minute: int) -> dict[str, dict]:
-    """What the hosts say at this minute, by host."""
+    """Return the results of gpu_info at this minute, by host."""
     states: dict[str, dict] = defaultdict(lambda: {"gpus": [], "vgpu_tenants": []})
     for pattern in patterns:
         states[pattern.host]["gpus"] += state(pattern, minute)["gpus"]
@@ -136,13 +145,15 @@ def states_of(patterns: Sequence[Pattern], minute: int) -> dict[str, dict]:
 
 
 def seen_with(patterns: Sequence[Pattern], clients: int | None) -> list[Pattern]:
-    """The same patterns on hosts that see no listening socket, and so many client connections; None: hosts that did not look.
+    """Return the patterns with other facts about their connections.
 
-    The samples of one history are the same, so that it is audited as each of them.
+    The hosts see no listening socket, and this number of client connections. None means that the hosts did not check.
+    The samples are the same, so one history can be audited with different facts.
     """
     seen = []
     for pattern in patterns:
-        # A holder who waits is known by his socket alone, and one on whom a signal less is known has a longer grace.
+        # Only its socket identifies a holder who waits for clients. A holder with one signal less has a longer grace
+        # period.
         if pattern.waits or (pattern.holder.listens and pattern.abandoned is not None):
             continue
         unseen = UNSEEN if clients is None and pattern.holder.clients is not None else 0
@@ -152,19 +163,23 @@ def seen_with(patterns: Sequence[Pattern], clients: int | None) -> list[Pattern]
 
 
 def stopped(audit: Audit, states: dict[str, dict]) -> dict[str, str]:
-    """What could be stopped, by host."""
+    """Return the workload that may be stopped on each host."""
     found = reclaimable(audit, states, Bounds())
     return {one.host: "%s %s may be stopped" % (one.kind, one.name) for one in found if not one.spared}
 
 
 def judge_one(outcome: Outcome, pattern: Pattern, minute: int, window: int, finding: Finding, stop: str | None) -> None:
-    """Add to the outcome what is wrong with one verdict; `stop` says what could be stopped, if anything."""
+    """Compare one verdict with the truth, and add errors to the outcome.
+
+    `stop` describes the workload that may be stopped, or is None.
+    """
     word, reason = finding.verdict.word, finding.verdict.reason
     outcome.judged += 1
     if pattern.abandoned is not None and minute >= pattern.abandoned:
         if minute < pattern.deadline:
             return
-        # A server that waits for nobody any more is one that waits, as is one with clients: it is found, and not stopped.
+        # An abandoned server looks like a waiting one, and so does a holder with clients. It must be reported, but not
+        # stopped.
         flagged = word in (*FLAGS, "standby") if pattern.holder.listens or pattern.holder.clients else word in FLAGS
         outcome.due += 1
         outcome.flagged += flagged

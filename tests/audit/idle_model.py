@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a usage pattern is: what its GPU does in each minute, and the truth about its holder.
+"""Define usage patterns: a GPU's activity by minute, and whether its holder works.
 
-Minutes count from START. Truth and samples come from one schedule, so that they cannot disagree.
+Minutes count from START. The truth and the samples come from the same schedule, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Callable, NamedTuple, Sequence
 
-#: Monday 2026-03-09 00:00 UTC. The 30 days to come have Easter (3 and 6 April) and the change of clocks in Europe (29 March) and
-#: Australia (5 April).
+#: Monday 2026-03-09 00:00 UTC. The following 30 days include Easter (3 and 6 April), and the change to summer or winter
+#: time in Europe (29 March) and Australia (5 April).
 START = calendar.timegm((2026, 3, 9, 0, 0, 0))
 HOUR, DAY, WEEK = 60, 24 * 60, 7 * 24 * 60
-#: To Wednesday 2026-04-08 06:00 UTC, and a sample more.
+#: The end is Wednesday 2026-04-08 06:00 UTC, and a few samples more.
 MINUTES = 30 * DAY + 6 * HOUR + 5
 
-#: Quiet for less is never idle, and a weekend is usual as long as there are less than two weeks of the holder's own.
+#: A GPU that is quiet for a shorter time is never idle. With less than two weeks of the holder's history, a weekend
+#: counts as a usual pause.
 GRACE = 48 * HOUR
 WEEKEND = 64 * HOUR
-#: By this factor a quiet time must be longer than the longest of the holder's that ended.
+#: A pause must be this many times longer than the holder's longest earlier pause.
 FACTOR = 2
 
-#: Good Friday and Easter Monday, as the inventory lists them, and the minutes at which they begin.
+#: Good Friday and Easter Monday, as the inventory lists them, and their first minutes.
 HOLIDAY_DATES = ("2026-04-03", "2026-04-06")
 HOLIDAYS = (25 * DAY, 28 * DAY)
 
@@ -36,7 +37,11 @@ CPU_SECONDS = "gpu:process_cpu_seconds_total"
 
 
 class Use(NamedTuple):
-    """What a GPU does: ratios from 0 to 1, watts, bytes per second, CPU cores of its processes, bytes, counts."""
+    """The activity of a GPU in one minute.
+
+    Units: busy to bandwidth and codec are ratios from 0 to 1, power is in watts, pcie and nvlink are in bytes per
+    second, cpu is in cores, memory is in bytes. processes and held are counts.
+    """
 
     busy: float
     sm: float
@@ -52,36 +57,37 @@ class Use(NamedTuple):
     codec: float = 0.0
 
 
-#: A process waits, with its memory on the GPU; the same with the clocks kept high.
+#: A process waits and keeps its memory on the GPU. WARM_REST is the same with high clocks.
 REST = Use(0, 0, 0, 0, 75, 2e4, 0, 0.002)
 WARM_REST = REST._replace(power=130)
 TRAIN = Use(0.97, 0.8, 0.35, 0.5, 620, 2e9, 3e10, 6)
 NOTEBOOK = Use(0.6, 0.4, 0.1, 0.3, 380, 2e8, 0, 1)
 SERVE = Use(0.4, 0.2, 0.1, 0.25, 310, 3e7, 0, 0.8)
-#: While a single request is answered.
+#: The activity while one request is processed.
 REQUEST = Use(1, 0.5, 0.2, 0.4, 420, 5e7, 0, 1)
-#: No kernel runs: the processors prepare data; copies over PCIe and over NVLink; the video engines decode.
+#: Work without a kernel: the CPU prepares data, data is copied over PCIe or NVLink, or the video engines decode.
 CPU_ONLY = REST._replace(cpu=12)
 COPIES = REST._replace(pcie=2e9, power=95, cpu=0.5)
 PEER_COPIES = REST._replace(nvlink=4e9, power=110, cpu=0.05)
 VIDEO = REST._replace(pcie=6e7, power=100, cpu=0.4)
-#: The video engines alone: compressed streams are small, and the driver waits for the engines.
+#: Only the video engines work. Compressed streams are small, and the driver waits for the engines.
 TRANSCODE = REST._replace(codec=0.3, pcie=2e6, power=95, cpu=0.05)
 
-#: Of a minute: what is sampled, and whether the holder works.
+#: Maps a minute to its activity, and to whether the holder works.
 Schedule = Callable[[int], "tuple[Use, bool]"]
 
 
 def blend(use: Use, share: float, rest: Use = REST) -> Use:
-    """The average of a minute in which `use` takes this share."""
+    """Return the average activity of a minute in which `use` has this share."""
     return Use(*(share * high + (1 - share) * low for high, low in zip(use, rest)))
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has the GPU while it is held: the kind and name as gpu_info gives them; `process`: something of his is on the GPU.
+    """The holder of a GPU: kind and name as in gpu_info.
 
-    `ahead_seconds` is by how much the host's clock is ahead.
+    `process` is true if the holder has a process on the GPU. `ahead_seconds` is the time by which the host's clock is
+    ahead.
     """
 
     name: str = ""
@@ -95,17 +101,22 @@ class Holder:
 
 @dataclass(frozen=True, repr=False)
 class Pattern:
-    """A GPU, or one instance of it, on a host of its own that has the pattern's name.
+    """A GPU, or one of its instances, on a separate host with the pattern's name.
 
-    Patterns with the same `beside` are GPUs of one host, held by one process; `index` tells them apart.
-
-    `schedule` is what it does; `spans` when it is held, by default from `came` on: each is another holder, or the same one anew.
-    `abandoned` is the minute from which on nothing will ever come, and `waits` a model server that is to be there unasked.
-    `sampled` changes a sample: (series, minute, value) to the value, or None for none; `every` so many minutes there is one;
-    `exporters` are (job, first minute, last minute) of those that report it. `without` are series that the exporter lacks.
-    Up to the minute `renamed` its series have another label `host`.
-    `lengthened` minutes are added to the grace for what the exporter does not show. `rare`: the history may not tell it from an
-    abandoned one.
+    schedule: the activity.
+    spans: the times when the GPU is held. By default, it is held from `came` on. Each span is a new holder, unless
+        `same_user` is true.
+    abandoned: the minute from which the holder will never work again.
+    waits: true for a model server that waits for requests and must be kept.
+    sampled: changes a sample from (series, minute, value), or returns None to drop it.
+    every: minutes between samples.
+    exporters: (job, first minute, last minute) for each exporter that reports the GPU.
+    without: series that the exporter lacks.
+    renamed: until this minute, the series have another label `host`.
+    lengthened: minutes that are added to the grace period because signals are missing.
+    rare: true if the history may look like that of an abandoned GPU.
+    beside: patterns with the same value are GPUs of one host that one process holds.
+    index: the GPU's index on that host.
     """
 
     name: str
@@ -117,7 +128,8 @@ class Pattern:
     waits: bool = False
     memory_gib: float = 30
     instance: str = ""
-    #: What a second instance of the GPU does all the time; the power and the traffic of the whole GPU are then this one's.
+    #: The constant activity of a second instance of the GPU. If it is set, the power and traffic of the whole GPU are
+    #: those of this instance.
     neighbour: Use | None = None
     dcgm: bool = False
     sampled: Callable[[str, int, float], float | None] | None = None
@@ -130,11 +142,12 @@ class Pattern:
     rare: bool = False
     beside: str = ""
     index: int = 0
-    #: From this minute on its metrics contradict each other, all the time or again and again: a day later it is broken_metrics.
+    #: From this minute on, the metrics contradict each other, permanently or repeatedly. One day later, the verdict
+    #: must be broken_metrics.
     contradicts: int | None = None
-    #: From this minute on no process is on the GPU, whatever the holder is.
+    #: From this minute on, no process is on the GPU, whatever the holder is.
     process_ends: int = MINUTES
-    #: False where each time of holding is another's: pods of one user that come and go are not.
+    #: False if each span belongs to another holder. Pods of one user that come and go are the same holder.
     same_user: bool = True
 
     def __repr__(self) -> str:
@@ -153,7 +166,7 @@ class Pattern:
         return self.spans or ((self.came, MINUTES),)
 
     def span(self, minute: int) -> tuple[int, int] | None:
-        """The time of holding that the minute is in."""
+        """Return the span that contains the minute."""
         place = bisect_right(self._starts, minute) - 1
         return self.held[place] if place >= 0 and minute < self.held[place][1] else None
 
@@ -166,7 +179,7 @@ class Pattern:
 
     @cached_property
     def moments(self) -> tuple[list[Use], list[int]]:
-        """What the GPU does in each minute from `came` on, and the minutes of work."""
+        """Return the activity in each minute from `came` on, and the minutes of work."""
         held = bytearray(MINUTES)
         for first, last in self.held:
             held[first:last] = b"\1" * (last - first)
@@ -175,7 +188,7 @@ class Pattern:
         uses, works, made = [], [], {}
         for minute in range(self.came, MINUTES):
             use, work = self.schedule(minute)
-            # Schedules take turns among a few uses, which are kept, so that their ids stay theirs.
+            # A schedule uses few activities. Keep them alive, so that their ids stay unique.
             key = (id(use), held[minute], minute < process)
             if key not in made:
                 made[key] = use, self._with_holder(use, bool(held[minute]), minute < process)
@@ -193,12 +206,12 @@ class Pattern:
 
     @property
     def works(self) -> list[int]:
-        """The minutes in which the holder really works."""
+        """Return the minutes in which the holder works."""
         return self.moments[1]
 
     @cached_property
     def cpu_seconds(self) -> list[float]:
-        """The CPU time of the processes on the GPU, as a counter, in each minute from `came` on."""
+        """Return the CPU time of the GPU's processes, by minute from `came` on."""
         seconds, made = 0.0, []
         for minute, use in enumerate(self.moments[0], self.came):
             seconds = 0.0 if self.cpu_resets(minute) else seconds + (60 * use.cpu if use.processes else 0)
@@ -208,24 +221,27 @@ class Pattern:
     # --- Truth --------------------------------------------------------------------------------------------------------
 
     def quiet(self, minute: int) -> int:
-        """For how many minutes there was no work at this one, as far as the present holder is concerned."""
+        """Return for how many minutes the current holder has not worked."""
         place = bisect_right(self.works, minute)
         last = self.works[place - 1] + 1 if place else self.came
         return max(0, minute - max(last, self.since(minute)))
 
     def since(self, minute: int) -> int:
-        """Since when the holder of this minute has a history: what was before him was another's."""
+        """Return the minute at which the history of this holder starts.
+
+        Earlier samples belong to another holder.
+        """
         span = None if self.same_user else self.span(minute)
         return span[0] if span else self.came
 
     @cached_property
     def _pauses(self) -> tuple[list[int], list[int]]:
-        """The minutes in which work began again, and how long it had rested by then."""
+        """Return the minutes in which work resumed, and the lengths of earlier pauses."""
         again = [(now, now - before - 1) for before, now in zip(self.works, self.works[1:]) if now > before + 1]
         return [minute for minute, _length in again], [length for _minute, length in again]
 
     def longest(self, first: int, last: int) -> int:
-        """The longest quiet time, in minutes, that ended between these two."""
+        """Return the longest pause in minutes that ended between `first` and `last`."""
         begin = max(first, self.since(last))
         place = bisect_right(self.works, begin - 1)
         if place == len(self.works) or self.works[place] > last:
@@ -235,21 +251,24 @@ class Pattern:
         return max([self.works[place] - begin, *within])
 
     def usual(self, first: int, last: int) -> int:
-        """What an idle time is held against: with under two weeks of history a weekend at least."""
+        """Return the pause that an idle time is compared with.
+
+        With less than two weeks of history, it is at least a weekend.
+        """
         longest = self.longest(first, last)
         return max(longest, WEEKEND) if last - max(first, self.since(last)) < 2 * WEEK else longest
 
     @property
     def deadline(self) -> int | None:
-        """The minute by which it must be called idle; None if never."""
+        """Return the minute by which the verdict must be idle, or None if never."""
         if self.abandoned is None:
             return None
         return self.abandoned + GRACE + self.lengthened + FACTOR * self.usual(0, self.abandoned)
 
     def cannot_be_told(self, minute: int, window: int) -> bool:
-        """Whether a window of so many minutes has nothing that tells this holder, who works, from one who left.
+        """Return whether this working holder looks like one who left in the window.
 
-        Days off that the inventory lists count for nothing.
+        `window` is in minutes. Days off that the inventory lists do not count as quiet.
         """
         if self.waits or self.abandoned is not None or self.span(minute) is None:
             return False

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a pattern's GPU looks like: its samples as an exporter would have given them, and what its host says by gpu_info."""
+"""Generate a pattern's samples as an exporter would, and its host's gpu_info."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Callable, Iterable, Iterator, NamedTuple
 
 from idle_model import CPU_SECONDS, GIB, MINUTES, START, Pattern, Use
 
-#: The end of a line, by minute.
+#: The end of each line, by minute.
 _TIMES = [" %d\n" % (START + 60 * minute) for minute in range(MINUTES)]
 
 
 class Series(NamedTuple):
-    """A series of a GPU or instance: its name, its value by what the GPU does, further labels."""
+    """A series of a GPU or instance: name, value for an activity, and more labels."""
 
     name: str
     value: Callable[[Use], float]
@@ -36,7 +36,7 @@ GAUGES = (
     Series("gpu:memory_used_bytes", _field("memory")),
     Series("gpu:memory_total_bytes", lambda use: 80 * GIB),
 )
-#: What a GPU with instances has as a whole.
+#: Series that a GPU with instances has as a whole.
 WHOLE = (
     Series("gpu:power_watts", _field("power")),
     Series("gpu:power_limit_watts", lambda use: 700),
@@ -44,9 +44,9 @@ WHOLE = (
     Series("gpu:nvlink_bytes_per_second", _field("nvlink")),
     Series("gpu:codec_busy_ratio", _field("codec")),
 )
-#: The same of a GPU with instances, of which NVML tells no use of the video engines.
+#: The same series without the use of the video engines, which NVML does not report for a GPU with instances.
 WHOLE_OF_INSTANCES = WHOLE[:-1]
-#: The same as NVIDIA's exporter names it, which the rules in dcgm.yml make gpu:* of.
+#: The same series with the names of NVIDIA's exporter. The rules in dcgm.yml convert them to gpu:*.
 DCGM = (
     Series("DCGM_FI_DEV_FB_USED", lambda use: use.memory / (1 << 20)),
     Series("DCGM_FI_DEV_FB_FREE", lambda use: 80 * 1024 - use.memory / (1 << 20)),
@@ -63,7 +63,7 @@ DCGM = (
 
 
 def text(pattern: Pattern, first: int, last: int) -> Iterator[str]:
-    """OpenMetrics of the samples of these minutes, series by series."""
+    """Yield OpenMetrics lines of these minutes, one series after the other."""
     last = min(last, MINUTES - 1)
     for host, begin, end in ((pattern.host + "-before", 0, pattern.renamed), (pattern.host, pattern.renamed, MINUTES)):
         if max(first, begin) <= min(last, end - 1):
@@ -106,7 +106,10 @@ def _minutes(pattern: Pattern, first: int, last: int) -> list[int]:
 def _of(
     pattern: Pattern, some: Iterable[Series], labels: str, first: int, last: int, use: Use | None = None
 ) -> Iterator[str]:
-    """The samples of some series; of `use` where that is given, all the time."""
+    """Yield the samples of some series.
+
+    If `use` is given, it replaces the activity at all times.
+    """
     minutes = _minutes(pattern, first, last)
     if not minutes:
         return
@@ -119,7 +122,7 @@ def _of(
         prefix = "%s{%s%s} " % (series.name, labels, series.labels and "," + series.labels)
         values = {place: series.value(use) for place, use in different.items()}
         if pattern.sampled is None:
-            # Uses are few, so that most of a line is made once.
+            # There are few different activities, so most parts of a line are built only once.
             lines = {place: "%s%.10g" % (prefix, value) for place, value in values.items()}
             yield "".join([lines[id(use)] + at for use, at in zip(uses, times)])
         else:
@@ -127,7 +130,7 @@ def _of(
 
 
 def _changed(pattern: Pattern, name: str, prefix: str, minutes: list[int], values: list[float]) -> str:
-    """The samples of a series with what is wrong with them."""
+    """Return the samples of a series after the pattern's changes."""
     if pattern.sampled is not None:
         values = [pattern.sampled(name, minute, value) for minute, value in zip(minutes, values)]
     return "".join(
@@ -148,7 +151,7 @@ def _labels(pattern: Pattern, host: str, job: str, whole: bool = False) -> str:
 
 
 def state(pattern: Pattern, minute: int) -> dict:
-    """The host's result of gpu_info at this minute, as far as an audit uses it."""
+    """Return the part of the host's gpu_info that an audit uses, at this minute."""
     span, who, process = pattern.span(minute), pattern.holder, pattern.has_process(minute)
     rows = []
     if span is not None:

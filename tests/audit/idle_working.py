@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Patterns of holders that work, and of model servers that wait to: none of them may ever be called idle, or be stopped."""
+"""Patterns of holders who work, and of model servers that wait for requests.
+
+The audit must never report any of them as idle or stop them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from idle_model import (
 
 When = Callable[[int], bool]
 
-#: Minutes by which clocks are ahead of UTC: (before the change, after it, the change in minutes since START).
+#: Offsets from UTC in minutes before and after a clock change, and the time of the change in minutes since START.
 BERLIN = (60, 120, 20 * DAY + 1 * HOUR)
 SYDNEY = (660, 600, 26 * DAY + 16 * HOUR)
 RIYADH = (180, 180, 0)
@@ -46,22 +49,22 @@ RIYADH = (180, 180, 0)
 #: Days since START.
 GOOD_FRIDAY, EASTER_MONDAY = (minute // DAY for minute in HOLIDAYS)
 WEEKDAYS = (0, 1, 2, 3, 4)
-#: Series that tell of kernels, SMs, tensor cores and memory bandwidth.
+#: Series that show kernels, SMs, tensor cores and memory bandwidth.
 ACTIVITY = ("gpu:busy_ratio", "gpu:compute_active_ratio", "gpu:sm_active_ratio", "gpu:tensor_active_ratio",
             "gpu:memory_bandwidth_active_ratio")  # fmt: skip
 PROFILING = frozenset(("gpu:sm_active_ratio", "gpu:tensor_active_ratio", "gpu:memory_bandwidth_active_ratio"))
-#: What only the hosts tell.
+#: Series that only the hosts report.
 HOST_SERIES = frozenset(("gpu:held", "gpu:processes", CPU_SECONDS))
 TRAFFIC = frozenset(("gpu:pcie_bytes_per_second", "gpu:nvlink_bytes_per_second", CPU_SECONDS))
 
 
-# --- When -------------------------------------------------------------------------------------------------------------
+# --- times ----------------------------------------------------------------------------------------------------------
 
 
 def hours(start: float, end: float, days: Sequence[int] = range(7), zone=BERLIN, off: Sequence[int] = ()) -> When:
-    """From hour to hour, local time, of these days of the week (0: Monday), but for the days `off` (since START).
+    """Return whether a minute is between two local hours on these weekdays.
 
-    An end before the start is on the next day.
+    0 is Monday. The days `off` (since START) are excluded. If `end` is before `start`, it is on the next day.
     """
     span = (end - start) % 24 or 24
 
@@ -74,12 +77,15 @@ def hours(start: float, end: float, days: Sequence[int] = range(7), zone=BERLIN,
 
 
 def bursts(when: When, on: int, of: int) -> When:
-    """The first minutes of each so many, of the time."""
+    """Return whether a minute is among the first `on` minutes of each `of` minutes."""
     return lambda minute: minute % of < on and when(minute)
 
 
 def days_apart(first: int, every: int, length: int) -> When:
-    """From the minute `first` on, each `every` minutes for `length`."""
+    """Return whether a minute is in a period of `length` minutes.
+
+    The first period starts at `first`, and the next ones start every `every` minutes.
+    """
     return lambda minute: minute >= first and (minute - first) % every < length
 
 
@@ -92,7 +98,10 @@ def never(minute: int) -> bool:
 
 
 def sessions(name: str, when: When, chance: float, longest: int) -> When:
-    """Sessions that begin by chance while `when`, each of up to so many minutes."""
+    """Return whether a minute is in one of several random sessions.
+
+    Sessions start only while `when`, and last up to `longest` minutes.
+    """
     drawn, until, on = random.Random(name), 0, set()
     for minute in range(MINUTES):
         if minute >= until and when(minute) and drawn.random() < chance:
@@ -102,18 +111,22 @@ def sessions(name: str, when: When, chance: float, longest: int) -> When:
     return on.__contains__
 
 
-# --- What -------------------------------------------------------------------------------------------------------------
+# --- activities -----------------------------------------------------------------------------------------------------
 
 
 def work(when: When, use: Use = NOTEBOOK, rest: Use = REST) -> Schedule:
-    """Works while `when`, and rests otherwise."""
-    # A few minutes that differ a little, as real ones do.
+    """Return a schedule that works while `when`, and otherwise rests."""
+    # Real minutes differ a little from each other, so use five slightly different activities.
     shades = [Use(*(value * (0.96 + 0.01 * shade) for value in use)) for shade in range(5)]
     return lambda minute: (shades[minute % 5], True) if when(minute) else (rest, False)
 
 
 def requests(name: str, seconds: float, every: int, instant: bool, when: When = always) -> Schedule:
-    """A request of so many seconds each `every` minutes: averaged by the exporter, or met by chance by an instant one."""
+    """Return a schedule with one request every `every` minutes.
+
+    A request takes `seconds`. If `instant` is false, the exporter averages over a minute. Otherwise it sees a request
+    only by chance.
+    """
     share = seconds / 60
     average = blend(REQUEST, share)
     met, missed = REQUEST._replace(cpu=average.cpu), REST._replace(cpu=average.cpu)
@@ -129,36 +142,36 @@ def requests(name: str, seconds: float, every: int, instant: bool, when: When = 
 
 
 def phases(*parts: tuple[int, Use]) -> Schedule:
-    """Work of several kinds, one after the other, again and again: (minutes, what)."""
+    """Return a schedule that repeats several kinds of work: (minutes, activity)."""
     whole = [use for minutes, use in parts for _minute in range(minutes)]
     return lambda minute: (whole[minute % len(whole)], True)
 
 
-# --- What is wrong with samples ---------------------------------------------------------------------------------------
+# --- faults of samples ----------------------------------------------------------------------------------------------
 
 
 def stuck(*names: str):
-    """These series are 0 whatever happens."""
+    """Return a function that sets these series to 0."""
     return lambda name, minute, value: 0.0 if name in names else value
 
 
 def stuck_busy(*names: str):
-    """These series of utilisation never leave their highest value."""
+    """Return a function that sets these utilization series to their highest value."""
     full = {"DCGM_FI_DEV_GPU_UTIL": 100.0}
     return lambda name, minute, value: full.get(name, 1.0) if name in names else value
 
 
 def nan_by_day(name: str, minute: int, value: float) -> float:
-    """NaN for ten hours of each day."""
+    """Return NaN for ten hours of each day."""
     return math.nan if name in ACTIVITY and minute % DAY < 10 * HOUR else value
 
 
 def gaps(when: When):
-    """No sample of any series while `when`."""
+    """Return a function that removes all samples while `when`."""
     return lambda name, minute, value: None if when(minute) else value
 
 
-# --- Patterns ---------------------------------------------------------------------------------------------------------
+# --- patterns -------------------------------------------------------------------------------------------------------
 
 UNIT: Callable[..., Holder] = partial(Holder, kind="process")
 SERVER = Holder(listens=True, clients=0)
@@ -169,29 +182,33 @@ def office(off: Sequence[int] = (), zone=BERLIN, days: Sequence[int] = WEEKDAYS)
     return work(bursts(hours(9, 18, days, zone, off), 25, 60))
 
 
-#: By how much a second phase of a pattern is later, in minutes: three days, to another time of day and minute of the hour.
+#: The delay of a pattern's second variant in minutes. It is three days plus a shift to another time of day and another
+#: minute of the hour.
 LATER = 3 * DAY + 5 * HOUR + 37
 
 
 def later(one: Pattern, by: int) -> Pattern:
-    """The same pattern `by` minutes later, with its days off and what is wrong with its samples."""
+    """Return the pattern `by` minutes later, with its days off and its faulty samples."""
     sampled = one.sampled and (lambda name, minute, value: one.sampled(name, minute - by, value))
     return replace(one, name=one.name + "-later", schedule=lambda minute: one.schedule(minute - by), sampled=sampled)
 
 
 def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
-    """The patterns that the project names, of a holder who came at this minute, so many weeks before the end; later by `by`."""
+    """Return the patterns that the project names.
+
+    The holder came at the minute `came`, which is `weeks` before the end. `by` delays the patterns by minutes.
+    """
     made = (
         Pattern("office-hours", office()),
         Pattern("office-holiday-monday", office((EASTER_MONDAY,))),
         Pattern("office-bridge", office((GOOD_FRIDAY - 1, GOOD_FRIDAY)), holder=UNIT("notebook.service")),
         Pattern("weekly-8h", work(hours(22, 6, (1,)), TRAIN)),
         Pattern("weekly-2h", work(hours(3, 5, (5,)), TRAIN), holder=UNIT("weekly.service")),
-        # A small model, and no connection that is kept from request to request.
+        # A small model without a connection that stays open between requests.
         Pattern("request-0.4s-minute", requests("a", 0.4, 1, False), holder=SMALL_SERVER, memory_gib=2),
         Pattern("request-0.4s-minute-instant", requests("b", 0.4, 1, True), holder=SMALL_SERVER, memory_gib=2),
         Pattern("request-5ms-second", requests("e", 0.3, 1, False), holder=SMALL_SERVER, memory_gib=2),
-        # No socket that the look at TCP could find.
+        # The server has no TCP socket that the host could find.
         Pattern("request-unix-socket", requests("f", 0.4, 1, False), memory_gib=60,
                 holder=UNIT("gunicorn.service", listens=False, clients=0)),
         Pattern("request-2s-hour", requests("c", 2, 60, False), holder=UNIT("predict.service")),
@@ -203,10 +220,11 @@ def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
                 sampled=stuck("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_DRAM_ACTIVE")),
         Pattern("mig-zero-at-350w", work(hours(7, 22), SERVE._replace(power=350), WARM_REST), instance="3g.40gb",
                 sampled=stuck(*ACTIVITY)),
-        # No kernel runs: frames are decoded, and stay on the GPU.
+        # No kernel runs. Frames are decoded and stay on the GPU.
         Pattern("transcoder", work(bursts(hours(7, 23), 20, 60), TRANSCODE), holder=UNIT("transcode.service")),
         Pattern("transcoder-dcgm", work(bursts(hours(7, 23), 20, 60), TRANSCODE), dcgm=True, holder=UNIT("transcode.service")),
-        # Utilisation stuck at 100 %: of a GPU with profiling whose holder works, and of one by DCGM on which nothing ever runs.
+        # The utilization is stuck at 100 %. One GPU has profiling metrics and a holder who works. On the other GPU,
+        # which DCGM reports, nothing ever runs.
         Pattern("busy-stuck-office", office(), sampled=stuck_busy("gpu:busy_ratio"), contradicts=came),
         Pattern("busy-stuck-dcgm", work(never), dcgm=True, sampled=stuck_busy("DCGM_FI_DEV_GPU_UTIL"), contradicts=came,
                 holder=UNIT("predict.service")),
@@ -216,7 +234,10 @@ def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
 
 
 def in_turn(name: str, gpus: int, turn: int) -> list[Pattern]:
-    """One process that holds so many GPUs and uses one after the other, each for `turn` minutes: it works all the time."""
+    """Return patterns of one process that uses several GPUs in turn.
+
+    The process works all the time. Each GPU is used for `turn` minutes.
+    """
 
     def schedule(number: int) -> Schedule:
         return lambda minute: (TRAIN if minute // turn % gpus == number else REST, True)
@@ -228,7 +249,7 @@ def in_turn(name: str, gpus: int, turn: int) -> list[Pattern]:
 
 
 def pods(starts: When, length: int) -> tuple[tuple[int, int], ...]:
-    """The times of pods that begin whenever `starts` begins to hold."""
+    """Return the spans of pods. A pod starts whenever `starts` becomes true."""
     return tuple(
         (minute, min(MINUTES, minute + length))
         for minute in range(1, MINUTES)
@@ -236,12 +257,15 @@ def pods(starts: When, length: int) -> tuple[tuple[int, int], ...]:
     )
 
 
-#: On a Friday at five.
+#: On a Friday at 17:00.
 HANDED_OVER = 18 * DAY + 17 * HOUR
 
 
 def one_after_another(first: int, second: int) -> Schedule:
-    """Training of one holder up to a minute, and another's office hours from a later one on."""
+    """Return a schedule of two holders.
+
+    The first one trains until a minute. From a later minute on, the second one works during office hours.
+    """
     offices = office()
 
     def schedule(minute: int) -> tuple[Use, bool]:
@@ -253,21 +277,21 @@ def one_after_another(first: int, second: int) -> Schedule:
 
 
 def standby() -> list[Pattern]:
-    """Model servers that wait for requests, which may never come."""
+    """Return model servers that wait for requests, which may never come."""
     probed = blend(REQUEST, 0.05 / 30)
     return [
         Pattern("standby", work(never), holder=SERVER, waits=True, memory_gib=60),
         Pattern("standby-unit", work(never, rest=WARM_REST), holder=UNIT("vllm.service", listens=True, clients=0),
                 waits=True, memory_gib=70),
         Pattern("standby-weekly-request", requests("weekly", 3, WEEK, False), holder=SERVER, waits=True, memory_gib=60),
-        # Without a request, and with a core that asks for one all the time.
+        # A server without requests that uses one CPU core to poll for them.
         Pattern("polling-server", work(never, rest=REST._replace(cpu=1)), holder=SERVER, waits=True, memory_gib=60),
         Pattern("standby-health-checks", lambda minute: (probed, False), holder=SERVER, waits=True),
     ]  # fmt: skip
 
 
 def others() -> list[Pattern]:
-    """More of them."""
+    """Return more patterns of holders who work."""
     night = hours(22, 5)
     hidden = COPIES._replace(cpu=0.002)
     pod = days_apart(90, 5 * HOUR, 2 * HOUR)
@@ -283,7 +307,7 @@ def others() -> list[Pattern]:
         Pattern("office-easter", office((GOOD_FRIDAY, EASTER_MONDAY))),
         Pattern("office-easter-and-bridge", office((GOOD_FRIDAY - 1, GOOD_FRIDAY, EASTER_MONDAY))),
         Pattern("daily-but-easter", work(hours(10, 22, off=range(GOOD_FRIDAY, EASTER_MONDAY + 1)), NOTEBOOK)),
-        # Every day for weeks, and then a first weekend off.
+        # Work every day for weeks, and then a first weekend off.
         Pattern("first-free-weekend", work(bursts(hours(9, 22, off=(19, 20)), 25, 60)),
                 holder=UNIT("notebook.service", listens=False, clients=0)),
         Pattern("serve-by-day", work(hours(6, 24), SERVE), holder=Holder(listens=True, clients=3)),
@@ -305,7 +329,8 @@ def others() -> list[Pattern]:
         # --- Trouble with samples
         Pattern("mig-zero-at-350w-power-only", work(always, SERVE._replace(power=350)), instance="3g.40gb",
                 sampled=stuck(*ACTIVITY), without=TRAFFIC),
-        # Copies beside a neighbour that explains the traffic: power, PCIe and NVLink of the GPU cannot speak for this instance.
+        # Copies next to a neighbour that explains the traffic. Power, PCIe and NVLink of the GPU therefore show nothing
+        # about this instance.
         Pattern("mig-two-instances", lambda minute: (TRAIN if minute < 26 * DAY else hidden, True),
                 instance="3g.40gb", neighbour=TRAIN),
         Pattern("exporter-restarts", office(), sampled=gaps(days_apart(17, 8 * HOUR, 10))),
@@ -326,12 +351,12 @@ def others() -> list[Pattern]:
                 holder=Holder("containerd container pods", kind="kubelet", job="pods")),
         Pattern("new-holder", work(lambda minute: minute < 10 * DAY, TRAIN), same_user=False,
                 spans=((0, 10 * DAY), (27 * DAY, MINUTES))),
-        # Handed over without a pause: only the host knows that this one's process is new.
+        # The GPU is handed over without a pause. Only the host knows that the process of the second holder is new.
         Pattern("back-to-back", one_after_another(HANDED_OVER, HANDED_OVER), same_user=False,
                 spans=((0, HANDED_OVER), (HANDED_OVER, MINUTES)), holder=UNIT("notebook.service")),
         Pattern("dcgm-only-new-holder", one_after_another(9 * DAY, 20 * DAY), same_user=False,
                 spans=((0, 9 * DAY), (20 * DAY, MINUTES)), without=HOST_SERIES, holder=UNIT("notebook.service")),
-        # Its label was changed right after a run: the history is under the old one.
+        # The label changed right after a run, so the history has the old label.
         Pattern("changed-host-label", work(days_apart(4 * DAY, 9 * DAY, 8 * HOUR), TRAIN), renamed=22 * DAY + 12 * HOUR),
         Pattern("new-gpu", work(hours(15, 18, (1,)), TRAIN), came=26 * DAY),
         Pattern("slurm-by-day", work(bursts(hours(10, 17, WEEKDAYS), 40, 60), TRAIN),

@@ -1,19 +1,22 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What can be asked of any page in a browser: whether it fits, can be read, and holds nothing but text and style."""
+"""Check any page in a browser.
+
+The page must fit the screen, be readable, and contain only text and style.
+"""
 
 from __future__ import annotations
 
 import re
 
-#: What names may look like, to those who would have them do something.
+#: Names as attackers may choose them to make a page act.
 HOSTILE = (
     "<img src=x onerror='window.caught=1'>", "</style><script>window.caught=1</script>", "\"'><svg onload=window.caught=1>",
     "{{ 7 * 7 }}{% raw %}", "javascript:window.caught=1", "&lt;b&gt;",
 )  # fmt: skip
 
-#: Without a place to break it at.
+#: A long name without a place for a line break.
 LONG = "a_name_that_nobody_thought_of_when_the_page_was_made.rack17.hall3.example.org"
 
 _CONTRASTS = """
@@ -90,22 +93,31 @@ _ACTIVE = """
 
 
 def contrasts(page):
-    """The contrast of every text that is seen with the ground behind it, as WCAG 2.1 counts it, the lowest first."""
+    """Return the contrast of every visible text with its background, lowest first.
+
+    The contrast is calculated as in WCAG 2.1.
+    """
     return page.evaluate(_CONTRASTS)
 
 
 def outside(page):
-    """Texts and boxes that stand out of the screen to either side, unless something around them cuts them off."""
+    """Return texts and boxes that extend beyond the screen's left or right edge.
+
+    Content that a surrounding element clips is ignored.
+    """
     return page.evaluate(_OUTSIDE)
 
 
 def clipped(page):
-    """Return visible texts that do not fit into a box that cuts them off or has a visible edge."""
+    """Return visible texts that do not fit into their box.
+
+    The box clips the text or has a visible edge.
+    """
     return page.evaluate(_CLIPPED)
 
 
 def active(page):
-    """All that could load or do something, if it were in the page."""
+    """Return all elements that could load something or act."""
     return page.evaluate(_ACTIVE)
 
 
@@ -115,19 +127,19 @@ def is_dark(page):
 
 
 def shown(page, selector):
-    """The texts of what is seen of all that the selector finds."""
+    """Return the visible texts of all elements that the selector matches."""
     found = page.locator(selector).filter(visible=True)
     return [text.strip() for text in found.all_text_contents()]
 
 
 def follow(page, selector):
-    """Click on the first that is seen; gives the part of the page that its link leads to."""
+    """Click on the first visible match, and return the part that it links to."""
     page.locator(selector).filter(visible=True).first.click()
     return page.evaluate("location.hash")
 
 
 def parts(page):
-    """The page as it opens, with all that is folded away, and at a host's part: in turn, for checks of each."""
+    """Yield the page as opened, with all details unfolded, and at a host."""
     yield ""
     if page.locator("details:not([open])").count():
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")

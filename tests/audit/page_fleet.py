@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An audit of a made-up fleet with every verdict in it, judged by the real rules. HTML, for each of the cases of test_page.py."""
+"""Create audits of a made-up fleet with every verdict, decided by the real rules.
+
+Functions return HTML for the cases of test_page.py.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ JOB = (Holder("container", "jupyter-alice (docker, user alice)"), Holder("device
 
 
 def gpus(host):
-    """GPUs with a trouble each; the seventh is cut in instances, the eighth has a tenant."""
+    """Return GPUs with one problem each.
+
+    The seventh GPU has instances, and the eighth one has a tenant.
+    """
 
     def gpu(index, **more):
         return well(Subject("gpu", host, "GPU-%s-%d" % (host, index), str(index), "NVIDIA H100 80GB HBM3"), **more)
@@ -86,17 +92,17 @@ def gpus(host):
 
 
 def gpus_of_a_host():
-    """Return how many GPUs a host has."""
+    """Return the number of GPUs of a host."""
     return len({holding.subject.gpu_index for holding in gpus("")})
 
 
 def devices_of_a_host():
-    """Return how many GPUs without instances and instances a host has."""
+    """Return the number of devices of a host: instances, and GPUs without instances."""
     return sum(holding.subject.kind != "tenant" for holding in gpus(""))
 
 
 def audit(hosts, *, name="gpu-%04d.example.org", further=()):
-    """Of so many hosts, besides further holdings."""
+    """Return an audit of `hosts` hosts, and of the holdings in `further`."""
     holdings = [holding for number in range(hosts) for holding in gpus(name % number)] + list(further)
     judged = [(holding, judge(holding, seconds=SECONDS)) for holding in holdings]
     found = findings(judged, {}, NOW)
@@ -132,7 +138,7 @@ def usual():
 
 
 def stretched(long):
-    """With one on the first host that has nothing but long words."""
+    """Return an audit in which the first host has a holding with very long words."""
     name = "%04d-" + long
     holder = (Holder("process", "pid 1 (" + "python3-with-a-long-name-and-no-space" * 5 + ")"),)
     subject = Subject("tenant", name % 0, "GPU-" + "0" * 36, "0", "NVIDIA " + "X" * 60, name="t" * 63)
@@ -158,7 +164,7 @@ def hostile(texts):
 
 
 def large():
-    """A thousand hosts."""
+    """Return the page of a thousand hosts."""
     return report_html.to_text(audit(1000))
 
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The page of all reports, of made-up ones. HTML, for each of the cases of test_page.py."""
+"""Create the page that lists all reports, from made-up reports.
+
+Functions return HTML for the cases of test_page.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.report_index i
 
 
 def entry(day, **more):
-    """The report of a day."""
+    """Return the index entry of a day's report."""
     given = {
         "name": "report-%d" % day,
         "made_at_seconds": 1700000000.0 + day * 86400,
@@ -43,13 +46,13 @@ def stretched(long):
 def hostile(texts):
     return report_index.to_text(
         [entry(day, name=text, line=text, currency=text, made_at_seconds=1.7e9 + day) for day, text in enumerate(texts)]
-        # The line is shown of the last one.
+        # The page shows the summary line of the last report.
         + [entry(len(texts) + 20, line="".join(texts))]
     )
 
 
 def large():
-    """Three years of a report a day."""
+    """Return the page of three years with one report a day."""
     return report_index.to_text([entry(day) for day in range(1000)])
 
 

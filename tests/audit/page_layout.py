@@ -1,13 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The page of a run of site.yml for a made-up fleet. HTML, for each of the cases of test_page.py."""
+"""Create the page of a run of site.yml for a made-up fleet.
+
+Functions return HTML for the cases of test_page.py.
+"""
 
 from __future__ import annotations
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet import page
 
-#: Names of profiles with their start and size, of a GPU with eight places.
+#: Profile names with start and size, for a GPU with eight memory slices.
 DIVIDED = [
     [("1g.10gb+me", 0, 1), ("1g.10gb", 1, 1), ("2g.20gb", 2, 2), ("3g.40gb", 4, 4)],
     [("1g.10gb", start, 1) for start in range(7)],

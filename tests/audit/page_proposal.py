@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposal for a made-up fleet, made by the real code from a real Prometheus. HTML, for each of the cases of test_page.py."""
+"""Create a proposal for a made-up fleet with the real code and a real Prometheus.
+
+Functions return HTML for the cases of test_page.py.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.make impor
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import Proposal
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
 
-#: A verdict wants a day of history; each two hours of it take Prometheus' tool a moment.
+#: A verdict needs a day of history. Each two hours of history take promtool some time.
 HOURS = 30
 
-#: Some that move, one that gets another part of its GPU, one that works, idle ones that may be stopped and may not, batch
-#: jobs that share a card, and a GPU of which there is no history.
+#: The workloads are: some that move, one that gets another part of its GPU, one that works, idle ones that may or may
+#: not be stopped, and batch jobs that share a card. One GPU has no history.
 HISTORY = [
     device("train-01", 0, use(8, 0.05)),
     device("train-01", 1, use(15, 0.2)),
@@ -72,7 +75,7 @@ WISHES = {"batch-01": [{"match": "batch-*", "isolation": "none", "latency": "bat
 
 @functools.lru_cache
 def proposal() -> Proposal:
-    """The real one, of three hosts and one that did not answer."""
+    """Return a real proposal for three hosts, and one that did not respond."""
     hosts = {name: HostState(found["gpus"], (), LAYOUTS.get(name, ())) for name, found in STATES.items()}
     with tempfile.TemporaryDirectory() as folder, prometheus(HISTORY, HOURS, Path(folder)) as url:
         order = Order(
@@ -82,7 +85,7 @@ def proposal() -> Proposal:
             hosts_asked=[*STATES, "gone-01"],
             prices=[Price("H100*", 2.0), Price("*", 1.0)],
             currency="EUR",
-            # There is a day of history.
+            # The history has little more than a day.
             thresholds=Thresholds(idle_hours=20, new_holder_hours=0),
         )
         said = {name: wishes(rows, name) for name, rows in WISHES.items()}
@@ -103,7 +106,7 @@ def hostile(texts):
 
 
 def large():
-    """A thousand hosts and more."""
+    """Return the page of more than a thousand hosts."""
     made = [_renamed(proposal(), lambda name, number=number: "%s-%03d" % (name, number), "") for number in range(334)]
     return report_html.to_text(_together(made))
 
@@ -113,7 +116,10 @@ def empty():
 
 
 def _renamed(made, called, text):
-    """The same with hosts and workloads called otherwise; where there is a text, it stands wherever words may stand."""
+    """Return the proposal with other names of hosts and workloads.
+
+    If `text` is not empty, it replaces all free texts.
+    """
 
     def words(given):
         return text or given
@@ -156,7 +162,7 @@ def _renamed(made, called, text):
 
 
 def _together(made):
-    """Several as one; sums stay the first one's."""
+    """Combine several proposals. The sums are those of the first one."""
     return replace(
         made[0],
         hosts=tuple(one for each in made for one in each.hosts),

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The shipped recording rules over the past of a history: promtool evaluates them against a Prometheus that has their input.
+"""Evaluate the shipped recording rules over an existing history with promtool.
 
-promtool writes what rules record into new blocks, which the Prometheus it asks does not have yet. So rules go in passes: each has
-those whose input the passes before have made.
+promtool reads from a Prometheus, but writes its results to new blocks that this Prometheus has not loaded. So rules are
+evaluated in passes. Each pass has the rules whose input exists after the earlier passes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ import yaml
 from fleet_history import serve_blocks
 from rule_files import TOOLS
 
-#: Of groups that have none of their own, in seconds: a sample a minute, as the history has.
+#: Evaluation interval of groups that set none. The history has one sample a minute.
 INTERVAL = "60s"
 _NAME = re.compile(r"[a-zA-Z_:][\w:]*")
 
 
 def passes(files: Iterable[Path]) -> list[list[dict]]:
-    """The rules of the files as groups, in the order in which they can be evaluated. A rule may read its own series."""
+    """Return the rules of the files as groups, in an order that can be evaluated.
+
+    A rule may read its own series.
+    """
     rules = [
         {**rule, "interval": group.get("interval", INTERVAL)}
         for file in files
@@ -48,9 +51,9 @@ def passes(files: Iterable[Path]) -> list[list[dict]]:
 
 
 def record(files: Sequence[Path], folder: Path, start: int, end: int, block: int) -> None:
-    """Add to folder/data, which fleet_history.make_blocks() made, what the rules record from `start` to `end`.
+    """Evaluate the rules from `start` to `end`, and add the results to folder/data.
 
-    `block` is what a block holds, in seconds.
+    fleet_history.make_blocks() created the folder. `block` is the length of a block in seconds.
     """
     for number, groups in enumerate(passes(files)):
         rules, new = folder / ("rules-%d.yml" % number), folder / "new"

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fleets as right-sizing takes them: of what hosts say, an audit and who stands where today. Without a server."""
+"""Create fleets for right-sizing without a server.
+
+The input is the state of hosts, an audit, and the current placement of workloads.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ PEAK = Stat(4 * 86400.0, 1.0, max=6.0 * GIB)
 
 
 def audit_of(states, words=None, quiet_hours=96.0, idle_after_hours=48.0):
-    """An audit that has one word for everything but what `words` names by (host, GPU, instance or tenant)."""
+    """Return an audit with one verdict for everything.
+
+    `words` has other verdicts, by (host, GPU, instance or tenant).
+    """
     made = []
 
     def add(kind, host, row, held, instance="", name=""):

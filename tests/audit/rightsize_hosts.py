@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the module gpu_info would return of hosts that are not there, and the history that goes with them."""
+"""Create results of gpu_info for hosts that do not exist, and their history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def holder(name, uuid, instance=None, pid=None, **more):
 
 
 def gpu(host, index, key, unit=None, instances=(), holders=None, **more):
-    """A GPU of a model of the catalogue. `unit` holds it whole; `instances` are (id, profile, start, unit or None)."""
+    """Return a GPU of a catalogue model as in gpu_info.
+
+    `unit` holds the whole GPU. `instances` are (id, profile, start, unit or None).
+    """
     model = find_model(key)
     uuid = "GPU-%s-%d" % (host, index)
     held = [holder(unit, uuid)] if unit else []

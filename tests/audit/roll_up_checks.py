@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the tests of roll-ups share: one GPU, and series of it that promtool takes through the rules."""
+"""Define a GPU and its series for tests of roll-ups.
+
+promtool runs the rules on them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Days of a troubled fleet in a real Prometheus: a clear verdict of each GPU, and never a wrong one."""
+"""Audit days of a fleet with problems in a real Prometheus.
+
+Each GPU must get a clear verdict, and never a wrong one.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +27,21 @@ NOTHING = {name: steady(math.nan) for name in WELL if name != "gpu:memory_total_
 
 
 def gaps(course, every=4):
-    """One sample in so many."""
+    """Return the course with only one of `every` samples."""
     return lambda hour: course(hour) if round(hour * 12) % every == 0 else None
 
 
 def activity(course):
-    """The course of every sign of work."""
+    """Return the course as the value of every sign of work."""
     return {"gpu:activity_ratio:max5m": course}
 
 
 def never(hour):
-    """Has no sample."""
+    """Return no sample."""
 
 
 def dark(series):
-    """The courses without their samples of ten hours of each day."""
+    """Return the courses without samples for ten hours of each day."""
     return {
         name: (lambda hour, course=course: None if hour % 24 < 10 else course(hour)) for name, course in series.items()
     }
@@ -61,21 +64,21 @@ FLEET = [
     Device("a", 1, series={**AT_REST, **NOBODY}, labelled=HELD),
     Device("a", 2, series=AT_REST, labelled=HELD),
     Device("a", 3, series={**AT_REST, **NOBODY, "gpu:held:avg5m": steady(0)}, labelled=dict.fromkeys(HELD, steady(0))),
-    # At rest as far as one sees, which is a quarter of the time.
+    # The GPU appears idle, but it has only a quarter of the samples.
     Device("a", 4, series={name: gaps(course) for name, course in {**WELL, **AT_REST}.items()}, labelled=HELD),
-    # Came three hours ago.
+    # The holder came three hours ago.
     Device(
         "a", 5, labelled=HELD, info=since(HOURS - 3, steady(1)),
         series={name: since(HOURS - 3, course) for name, course in {**WELL, **AT_REST}.items()},
     ),
-    # At rest for a day and a half, after days of work.
+    # Idle for a day and a half, after days of work.
     Device(
         "a", 6, labelled=HELD,
         series={**AT_REST, **{name: (lambda hour: 0.0 if hour > HOURS - 36 else 0.7) for name in AT_REST if "ratio" in name}},
     ),
-    # Rests as long as one looks, and was taken two hours ago.
+    # The GPU is idle all the time, but a holder took it only two hours ago.
     Device("d", 0, series={**AT_REST, **NOBODY, "gpu:held:avg5m": lambda hour: float(hour > HOURS - 2)}, labelled=HELD),
-    # Worked within the last hour, whenever in the 15 minutes after its last sample it is audited.
+    # The GPU worked within the last hour, at any time of the audit in the 15 minutes after the last sample.
     Device(
         "a", 7, labelled=HELD,
         series={name: (lambda hour: 0.7 if 0.4 < HOURS - hour < 0.6 else 0.0) for name in AT_REST if "ratio" in name},
@@ -87,23 +90,24 @@ FLEET = [
     Device("b", 4, series={"gpu:lost": steady(1)}, labelled=HELD),
     Device("b", 5, labelled={**HELD, LOST: lambda hour: 1 if 40 < hour < 41 else None}),
     Device("b", 6, labelled={**HELD, HOT: lambda hour: 1 if hour % 4 < 1 else None}),
-    # Went away two days ago.
+    # The GPU disappeared two days ago.
     Device(
         "b", 7, info=until(HOURS - 48, steady(1)),
         series={name: until(HOURS - 48, course) for name, course in WELL.items()},
     ),
-    # Requests so short that kernels ran for less than 1 % of each five minutes; one of 2 s an hour.
+    # Requests are so short that kernels ran for less than 1 % of each five minutes. The second GPU has one request of 2
+    # s an hour.
     Device("e", 0, labelled=HELD,
            series={**AT_REST, **NOBODY, "gpu:busy_ratio:avg5m": steady(0.0067), **activity(steady(0.013))}),
     Device("e", 1, series={**AT_REST, **NOBODY, **activity(lambda hour: 0.07 if hour % 1 < 0.1 else 0.0)}, labelled=HELD),
-    # The metric of kernels is stuck at 0.
+    # The metric of busy kernels is stuck at 0.
     Device("e", 2, series={**AT_REST, "gpu:compute_active_ratio:avg5m": steady(0.4), **activity(steady(0.4)),
                            "gpu:unreported_work_ratio:avg5m": steady(0.4)}, labelled=HELD),
-    # At rest as far as one sees; for ten hours of each day there is no figure, which roll-ups leave out.
+    # The GPU appears idle. For ten hours of each day there is no value, so the roll-ups have no sample.
     Device("e", 3, series={**AT_REST, **NOBODY, **dark(AT_REST)}, labelled=HELD),
-    # The same, by a server whose roll-ups have NaN as samples.
+    # The same GPU on a server whose roll-ups have NaN samples.
     Device("e", 4, series={**AT_REST, **NOBODY, **{n: nan_at_night(c) for n, c in AT_REST.items()}}, labelled=HELD),
-    # Little memory, and nothing of its activity: an instance before Hopper.
+    # Little memory, and no activity metrics: an instance on a GPU before Hopper.
     Device("e", 5, labelled=HELD,
            series={**memory(9 * GIB, 80 * GIB), **dict.fromkeys((n for n in AT_REST if "ratio" in n), never)}),
     Device("c", 0, labelled=HELD),
@@ -115,7 +119,7 @@ FLEET = [
         **HELD,
         ("gpu:tenant_memory_limit_bytes", "tenant", "notebook"): steady(16 * GIB),
         ("gpu:tenant_memory_used_bytes:max5m", "tenant", "notebook"): steady(15 * GIB),
-        # The count begins anew with the tenant: 5 refusals, and 2 after it.
+        # The counter restarts with the tenant: 5 refusals before the restart, and 2 after it.
         ("gpu:tenant_denied_total", "tenant", "notebook"): (lambda hour: 5 if 20 < hour < 50 else 2 if hour >= 60 else 0),
         ("gpu:tenant_memory_limit_bytes", "tenant", "batch"): steady(32 * GIB),
         ("gpu:tenant_memory_used_bytes:max5m", "tenant", "batch"): steady(20 * GIB),
@@ -132,7 +136,8 @@ WORDS = {
     "a gpu 6": "idle",
     "a gpu 7": "oversized_compute",
     "b gpu 0": "no_data",
-    # What is left once the impossible is dropped: of the one its compute, of the other its memory, which alone tells nothing.
+    # Impossible values are dropped. One GPU keeps its compute values, the other only its memory values, which are not
+    # sufficient.
     "b gpu 1": "right",
     "b gpu 2": "no_data",
     "b gpu 3": "right",
@@ -163,7 +168,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def audit(server):
-    # Ended a step ago, so that the last sample is in the window whatever the clock.
+    # End one step ago, so that the last sample is in the window at any time.
     order = Order(
         (HOURS - 1) * 3600.0,
         Access(server),
@@ -185,7 +190,7 @@ def test_every_gpu_has_its_word(found):
 
 def test_figures_are_the_server_s(found):
     memory = found["a gpu 0"].holding.memory
-    # A day's wave between 50 and 70 GiB, seen for almost four days.
+    # A daily cycle between 50 and 70 GiB over almost four days.
     assert memory.max == pytest.approx(70 * GIB, rel=0.001) and memory.p50 == pytest.approx(60 * GIB, rel=0.02)
     assert memory.mean == pytest.approx(60 * GIB, rel=0.01) and memory.p50 < memory.p95 < memory.p99 <= memory.max
     assert memory.coverage_ratio == pytest.approx(1.0, abs=0.01)
@@ -225,7 +230,7 @@ def test_a_counter_that_began_anew_is_counted_on(found):
 
 
 def test_how_much_of_the_time_it_was_throttled(found):
-    # An hour in four, of which the roll-up has nothing else.
+    # One hour in four. The roll-up has only samples of throttled time.
     assert found["b gpu 6"].holding.throttled == {"hw_thermal": pytest.approx(0.25, abs=0.01)}
     assert found["b gpu 5"].holding.throttled == {}
 
@@ -237,11 +242,11 @@ def test_instances_share_the_price_of_their_gpu(found):
 
 def test_the_fleet_s_days(audit):
     assert len(audit.history) == 4
-    # One went away after the first two of them, and one came three hours ago.
+    # One GPU disappeared after the first two days, and one came three hours ago.
     assert [round(day.gpus) for day in audit.history] == [24, 24, 23, 23]
-    # The impossible figures of three GPUs are in no average: the others work or rest.
+    # Impossible values of three GPUs are in no average. All other GPUs work or are idle.
     assert all(0.3 < day.busy_ratio < 0.7 for day in audit.history)
-    # Of 24 GPUs with 80 GiB a dozen have 50 to 70 GiB in use, the others 9 to 20.
+    # Of 24 GPUs with 80 GiB, twelve use 50 to 70 GiB, and the others use 9 to 20 GiB.
     assert all(0.8 < day.held_ratio < 1 and 0.3 < day.memory_ratio < 0.9 for day in audit.history), audit.history
 
 
@@ -252,7 +257,7 @@ def test_a_day_that_the_window_cuts_short_has_its_figures_too(server):
 
 
 def test_a_past_time_is_audited_as_it_was_then(server):
-    # A day and a half ago this GPU was at work; its server's clock is ours.
+    # This GPU worked a day and a half ago. The server has the same clock as this machine.
     ago = time.time() - 40 * 3600
     order = Order(48 * 3600.0, Access(server), end_seconds=ago)
     audit = make(order, ago)
@@ -266,7 +271,7 @@ def test_it_asks_once_whatever_the_window(server):
     short, long = Prometheus(Access(server)), Prometheus(Access(server))
     read(short, 6 * 3600.0)
     read(long, 90 * 3600.0)
-    # Days, pieces of the window and longer roll-ups are some queries more; no sample crosses the network.
+    # More days need more queries for parts of the window and longer roll-ups. Samples do not cross the network.
     assert long.queries - short.queries < 60
-    # There are fifteen times as many.
+    # The longer window has fifteen times as many samples.
     assert long.bytes_received < 3 * short.bytes_received

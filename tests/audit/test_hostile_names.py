@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names that a host may report to have other series read: in a real Prometheus each finds itself, and nothing else."""
+"""Check that hostile names of a host cannot select other series.
+
+In a real Prometheus, each name must find only its own series.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ NAMES = [*HOSTILE, "victim"]
 
 
 def history(_start, first, last):
-    """OpenMetrics: a host of each name with one GPU of the same name, and as many GiB in use as its place in NAMES."""
+    """Yield OpenMetrics lines: a host for each name, with one GPU of the same name.
+
+    The GiB in use are the position of the name in NAMES.
+    """
     for name in ("gpu:memory_used_bytes:max5m", "gpu:info"):
         yield "# TYPE %s gauge\n" % name
         for number, text in enumerate(NAMES):
@@ -62,7 +68,7 @@ def server(tmp_path_factory):
 
 
 class OnlyHosts:
-    """A server to which the whole fleet is too much."""
+    """Simulate a server that cannot answer queries over the whole fleet."""
 
     def __init__(self, server):
         self.server, self.name = server, server.name
@@ -77,7 +83,7 @@ def test_an_audit_in_parts_finds_the_hosts_asked_for(server):
     notes = []
     asking = Asking(OnlyHosts(server), time.time() - 600, "", notes)
     asking.hosts = HOSTILE
-    # By their values: a name may come back with its control characters written out.
+    # Compare values, because returned names may have escaped control characters.
     assert sorted(one.value / GIB for one in asking.ask("gpu:info{%(where)s}")) == list(range(len(HOSTILE)))
     assert notes == []
 

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Usage patterns in a real Prometheus, by the shipped rules: holders who work are not called idle, those who left are.
+"""Test usage patterns in a real Prometheus with the shipped rules.
 
-`make bench BENCH=idle` has more patterns and more times of audits.
+Holders who work must not be reported as idle, and holders who left must be. `make bench BENCH=idle` has more patterns
+and more audits.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ LATER = [
     *idle_working.named(0, 4, idle_working.LATER),
     *idle_working.named(2 * WEEK, 2, idle_working.LATER),
 ]
-#: make test has two weeks, which cost half of what four do, of the hardest of each kind: of rhythms those with the longest rest,
-#: of requests those that an exporter meets by chance, of transcoders the one by DCGM, of later ones a weekly job.
+#: Patterns for `make test`: the hardest of each kind with two weeks of history, which take half the time of four weeks.
+#: They are the rhythms with the longest pauses, requests that an exporter sees by chance, the transcoder that DCGM
+#: reports, and a delayed weekly job.
 USUAL = {
     "office-hours-2w", "office-bridge-2w", "weekly-2h-2w", "weekly-2h-later-2w", "request-0.4s-minute-instant-2w",
     "request-unix-socket-2w", "request-2s-hour-instant-2w", "busy-nan-10h-2w", "activity-stuck-2w", "dcgm-gr-engine-stuck-2w",
     "mig-zero-at-350w-2w", "transcoder-dcgm-2w", "busy-stuck-office-2w", "busy-stuck-dcgm-2w",
 }  # fmt: skip
 WORKING = [one for one in [*NAMED, *LATER] if THOROUGH or one.name in USUAL]
-#: In make test they came as late as lets each be due by the last audits.
+#: In `make test`, the holders came as late as possible for a deadline before the last audits.
 LEFT = [
     one if THOROUGH else idle_abandoned.came_later(one, 13 * DAY)
     for one in idle_abandoned.patterns()
@@ -46,7 +48,7 @@ LEFT = [
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    """The last Monday and Wednesday at six, over two and four weeks."""
+    """Audit the last Monday and Wednesday at 06:00, over two and four weeks."""
     with serve([*WORKING, *LEFT], tmp_path_factory.mktemp("patterns")) as url:
         yield judge(url, [*WORKING, *LEFT], LAST)
 
@@ -86,7 +88,7 @@ def test_each_pattern_is_judged_at_each_time(outcome):
 
 
 def days(*some):
-    """Works on these days from nine to five."""
+    """Return a pattern that works on these days from 09:00 to 17:00."""
     return Pattern("x", idle_working.work(lambda m: m // DAY in some and 9 * HOUR <= m % DAY < 17 * HOUR))
 
 
@@ -94,7 +96,7 @@ def test_quiet_times_are_those_between_work():
     pattern = days(0, 1, 4)
     assert pattern.quiet(2 * DAY) == 7 * HOUR and pattern.quiet(10 * HOUR) == 0
     assert pattern.longest(0, 2 * DAY) == 16 * HOUR and pattern.longest(0, 5 * DAY) == 2 * DAY + 16 * HOUR
-    # What has not ended is no usual quiet time; two weeks of history take the place of the weekend's.
+    # A pause that has not ended is not a usual pause. With two weeks of history, the weekend is no longer assumed.
     assert pattern.usual(0, 13 * DAY) == WEEKEND
     assert days(*range(20)).usual(0, 20 * DAY) == 16 * HOUR
 
@@ -142,7 +144,7 @@ def test_an_abandoned_gpu_is_due_after_grace_and_twice_the_usual():
 def test_what_no_history_tells_is_not_judged():
     pattern = days(0, 1)
     assert not pattern.cannot_be_told(9 * DAY, 14 * DAY) and pattern.cannot_be_told(10 * DAY, 14 * DAY)
-    # Of all others the history tells.
+    # The history of all other patterns is sufficient for a verdict.
     for pattern in [*idle_working.named(0, 4), *LATER, *idle_working.others()]:
         if pattern.contradicts is not None:
             continue
@@ -183,7 +185,7 @@ def test_outcomes_are_added_up():
 
 
 def said(pattern, word, stop=None, day=20):
-    """What is wrong if the audit of this day says so."""
+    """Return the errors if the audit of this day has this verdict."""
     outcome = Outcome()
     subject = Subject("gpu", pattern.name, pattern.uuid)
     finding = Finding("x", Verdict(word, "a reason"), Holding(subject))
@@ -203,5 +205,5 @@ def test_the_judge_goes_by_the_truth_alone():
     assert said(broken, "broken_metrics") == [] and said(broken, "right") == ["contradiction missed"]
     assert said(broken, "idle") == ["contradiction missed", "false flag"]
     assert said(left, "idle", "a stop") == said(left, "held_without_process") == []
-    # Neither early nor late: too soon to say.
+    # On this day both verdicts are correct, because it is neither too early nor past the deadline.
     assert said(left, "right", day=12) == said(left, "idle", day=12) == []

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Windows of days are read from roll-ups of a quarter of an hour: where they reach as far as those of five minutes."""
+"""Check that windows of several days are read from 15-minute roll-ups.
+
+These are used only if they reach as far back as the five-minute roll-ups.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ BEGAN = HOURS - 30
 
 
 def burst(hour):
-    """Five minutes of work in each hour."""
+    """Return 1 for five minutes in each hour."""
     return 1.0 if round(hour * 12) % 12 == 4 else 0.0
 
 
@@ -25,7 +28,10 @@ def quarters(course):
 
 
 def peak(low, high):
-    """A quarter of an hour in each hour, the one that ends at half past: the burst is in it."""
+    """Return a course that is high for one quarter in each hour.
+
+    This quarter ends at half past and contains the burst.
+    """
     return quarters(lambda hour: high if round(hour * 12) % 12 == 6 else low)
 
 
@@ -44,21 +50,21 @@ FIFTEEN = {
 
 
 def stats(url, hours):
-    """The figures of the only GPU over so many hours."""
+    """Return the statistics of the only GPU over a number of hours."""
     (record,) = read(Prometheus(Access(url)), hours * 3600.0).records.values()
     return record.stats
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """A server that has both roll-ups, all along."""
+    """Serve a history that has both roll-ups for the whole time."""
     with prometheus([Device("a", 0, series={**FIVE, **FIFTEEN})], HOURS, tmp_path_factory.mktemp("both")) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory):
-    """One whose rules have the longer ones since a day."""
+    """Serve a history whose longer roll-ups exist only for the last day."""
     began = {name: since(BEGAN, course) for name, course in FIFTEEN.items()}
     with prometheus([Device("a", 0, series={**FIVE, **began})], HOURS, tmp_path_factory.mktemp("late")) as url:
         yield url
@@ -66,7 +72,7 @@ def late(tmp_path_factory):
 
 def test_days_are_read_from_the_longer_ones(both):
     compute = stats(both, HOURS - 1)["compute"]
-    # A third of one quarter of an hour in four; the peak in it is kept where it is asked for the most.
+    # The average is 1/3 in one of four quarters. The peak is kept for statistics that ask for the maximum.
     assert (compute.p50, compute.p95) == (0.0, pytest.approx(1 / 3))
     assert (compute.p99, compute.max) == (1.0, 1.0)
     assert compute.mean == pytest.approx(1 / 12, rel=0.05)
@@ -81,7 +87,7 @@ def test_a_sample_of_them_stands_for_a_quarter_of_an_hour(both):
 
 def test_a_day_is_read_from_the_shorter_ones(both):
     compute = stats(both, 24)["compute"]
-    # One value in twelve is 1, more than a twentieth.
+    # One of twelve values is 1, which is more than 5 %.
     assert (compute.p50, compute.p95, compute.max) == (0.0, 1.0, 1.0)
 
 

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every page in a headless Chromium: on a phone and on paper, light and dark, with hostile names, of a large fleet.
+"""Test every page in a headless Chromium.
 
-That none asks for anything but itself or writes to the console is seen to by the fixture `show`.
+Pages are shown on a phone and on paper, in light and dark, with hostile names, and for a large fleet. The fixture
+`show` checks that a page requests nothing else and writes nothing to the console.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from page_checks import HOSTILE, LONG, active, clipped, contrasts, follow, is_da
 from thorough import sample
 
 PAGES = {"audit": page_fleet, "index": page_index, "layout": page_layout, "rightsize": page_proposal}
-#: The narrowest phone and a usual screen, and in the thorough run those between.
+#: The narrowest phone and a usual screen. The thorough run also uses widths between them.
 WIDTHS = sample((320, 390, 768, 1280), 3)
 
 pytestmark = pytest.mark.parametrize("made", PAGES.values(), ids=PAGES)
@@ -46,15 +47,15 @@ def test_no_label_is_clipped(show, made, width):
 )
 def test_every_text_can_be_read_in_both_schemes_and_on_paper(show, made, scheme, media):
     page = show(made.usual(), scheme=scheme, media=media)
-    # Paper is white, whatever the screen is.
+    # Paper is always white.
     assert is_dark(page) == ((scheme, media) == ("dark", "screen"))
     for _part in parts(page):
         found = contrasts(page)
-        # https://www.w3.org/TR/WCAG21/#contrast-minimum
+        # Minimum contrast: https://www.w3.org/TR/WCAG21/#contrast-minimum
         assert len(found) > 40 and found[0][0] >= 4.5, found[:5]
 
 
-# A4 and Letter less a centimetre on each side, in pixels of CSS.
+# A4 and Letter without margins of one centimetre, in CSS pixels.
 @pytest.mark.parametrize("width", [718, pytest.param(740, marks=pytest.mark.thorough)])
 def test_on_paper_nothing_is_cut_off_or_folded_away(show, made, width):
     page = show(made.stretched(LONG), width=width, media="print")
@@ -68,7 +69,7 @@ def test_hostile_names_are_text(show, made):
     assert active(page) == []
     text = page.locator("body").text_content()
     assert [name for name in HOSTILE if name not in text] == []
-    # Every link leads to a part of the page itself, or to a report beside it.
+    # Every link leads to a part of the page, or to a report in the same folder.
     links = page.locator("a").evaluate_all("all => all.map((one) => one.href)")
     here = page.evaluate("location.href").partition("#")[0]
     folder = here.rpartition("/")[0] + "/"
@@ -77,7 +78,7 @@ def test_hostile_names_are_text(show, made):
 
 def test_a_large_fleet_opens(show, made):
     html = made.large()
-    # A page that can still be mailed.
+    # The page is small enough to be mailed.
     assert len(html.encode()) < 12e6
     page = show(html)
     assert len(shown(page, "h1")) == 1 and active(page) == []

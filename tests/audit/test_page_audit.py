@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the page of an audit and that of all reports have of their own, in a headless Chromium; and the checks of pages."""
+"""Test features of the audit page and the report index, and the page checks.
+
+The pages are opened in a headless Chromium.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def test_figures_are_named_as_statistics(show):
 def test_the_page_of_all_reports_has_a_row_for_each_and_its_trend(show):
     page = show(page_index.usual())
     assert len(shown(page, "tbody tr")) == 20 and len(shown(page, "svg")) == 2
-    # The latest first.
+    # The latest report is first.
     assert page.locator("tbody a").first.get_attribute("href") == "report-19/audit.html"
     assert page.locator("header a").get_attribute("href") == "report-19/audit.html"
 
@@ -98,7 +101,7 @@ def test_the_checks_find_what_is_wrong(chromium, tmp_path):
     path = tmp_path / "wrong.html"
     path.write_text(WRONG)
     with browser.screen(chromium, path, width=1280) as found:
-        # The relative luminance of #999 is 0.319: (1 + 0.05) / (0.319 + 0.05).
+        # The relative luminance of #999 is 0.319, so the contrast is (1 + 0.05) / (0.319 + 0.05).
         (lowest, text), *_others = contrasts(found.page)
         assert text == "grey" and lowest == pytest.approx(2.85, abs=0.01)
         assert ["wide" in one for one in outside(found.page)] == [True]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is the right-sizing page's own, in a headless Chromium."""
+"""Test features of the right-sizing page in a headless Chromium."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from page_checks import shown
 
 
 def rows(page, host):
-    """Of a host's card: by GPU the workloads before and after."""
+    """Return the workloads before and after by GPU, from a host's card."""
     card = page.locator("section", has=page.locator("h2", has_text=host))
     return {
         row.locator("> span").first.text_content(): [
@@ -44,7 +44,7 @@ def test_what_frees_gpus_and_what_is_risked_is_told_apart(show):
         "train-01 frees gpu 0, 1, 4 · 2,922 EUR per month",
     ]
     tiles = page.locator(".tile").evaluate_all("all => all.map((one) => getComputedStyle(one).borderLeftColor)")
-    # What is gained (twice), what moves, what is resized, what stays, what is destroyed.
+    # Tiles: gains (twice), moved, resized, kept and destroyed.
     assert len(tiles) == 6 and len(set(tiles)) == 5 and tiles[0] == tiles[1]
 
 

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""playbooks/audit.yml by the real ansible-playbook: a host of simulated GPUs, one that cannot be reached, a real Prometheus."""
+"""Run playbooks/audit.yml with the real ansible-playbook and a real Prometheus.
+
+One host has simulated GPUs, and another host is unreachable.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ FILES = ["audit.csv", "audit.html", "audit.json"]
 HELD = {("gpu:held", "kind", "container"): steady(1)}
 CLEAR = dict.fromkeys(HELD, steady(0))
 NOBODY = {"gpu:processes": steady(0), "gpu:processes:max5m": steady(0)}
-#: Nothing listens there.
+#: No server listens at this address.
 NOWHERE = "http://127.0.0.1:9"
 SECRET = "of-the-vault"
 
 
 @dataclass(frozen=True)
 class Known(Device):
-    """A GPU whose UUID its host tells."""
+    """A GPU with a UUID that its host reports."""
 
     known_uuid: str = ""
 
@@ -54,7 +57,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def host(folder):
-    """Two GPUs."""
+    """Return a host with two GPUs."""
     made = SimulatedHost.build(folder / "host").create([{"model": "H100-80GB", "count": 2}])
     names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
     interpreter(made.bin / "python3", {name: made.environment[name] for name in names}, made.python)
@@ -63,7 +66,10 @@ def host(folder):
 
 @pytest.fixture(scope="module")
 def inventory(folder, host):
-    """`here` answers. `far` is at a port where nothing listens."""
+    """Return an inventory of two hosts.
+
+    `here` responds. `far` is at a port without a listener.
+    """
     here = {
         "ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": str(host.bin / "python3"),
     }  # fmt: skip
@@ -84,7 +90,10 @@ def inventory(folder, host):
 
 @pytest.fixture(scope="module")
 def server(folder, host):
-    """Two days: `here` at rest all the time, and one of two GPUs of `far`."""
+    """Serve a history of two days.
+
+    `here` was idle all the time, and so was one of the two GPUs of `far`.
+    """
     first, second = [gpu["uuid"] for gpu in host.module("gpu_info")["gpus"]]
     history = [
         Known("here", 0, series=AT_REST, known_uuid=first),
@@ -110,10 +119,13 @@ def ansible_playbook(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def play(folder, inventory):
-    """Run it with variables; gives the ended process."""
+    """Return a function that runs the playbook with variables.
+
+    The function returns the completed process.
+    """
 
     def run(*options, inventory=inventory, **settings):
-        # There are two days of history.
+        # The history has two days.
         short = {"idle_hours": 24, "new_holder_hours": 0}
         settings = {
             "window": "%dh" % (HOURS - 1),
@@ -128,7 +140,7 @@ def play(folder, inventory):
 
 
 def said(done):
-    """All of its output in one line, as the terminal's width is none of our business."""
+    """Return the output as one line, so that line breaks do not matter."""
     return " ".join((done.stdout + done.stderr).split())
 
 
@@ -158,7 +170,7 @@ def states(rows):
 
 @contextlib.contextmanager
 def client_on(host, gpu):
-    """A process that has a context on a GPU of the host for as long as the block lasts."""
+    """Run a process with a context on a GPU of the host until the end of the block."""
     process = host.popen(
         [str(host.bin / "gpusim"), "run", "--gpu", str(gpu), "--", "sh", "-c", "echo on; exec cat"],
         stdin=subprocess.PIPE,
@@ -176,7 +188,10 @@ def client_on(host, gpu):
 
 @pytest.fixture(scope="module")
 def twice(play, server, host, folder):
-    """Two audits into one directory: (first run, its data, second run, its data). A process ends between them."""
+    """Run two audits into one directory, and return both runs with their data.
+
+    A process ends between the two audits.
+    """
     out = folder / "twice"
     settings = {"prometheus": {"url": server}, "dir": str(out)}
     with client_on(host, 0):
@@ -193,7 +208,7 @@ def test_hosts_and_history_together_though_one_host_cannot_be_reached(twice):
     assert words(data) == {"here 0": "idle", "here 1": "free", "far 0": "held_without_process", "far 1": "right"}
     assert data["sources"]["hosts_asked"] == ["far", "here"] and data["sources"]["hosts_answered"] == ["here"]
     assert any("1 of 2 hosts did not answer (far)" in text for text in data["sources"]["missing"])
-    # The host names its holder; of the other's the server knows how many.
+    # The host names the holder of its GPU. For the other GPU, the server only knows the number of processes.
     holders = {found["holding"]["subject"]["host"]: found["holding"]["holders"] for found in data["findings"]}
     assert [one["who"] for one in holders["far"]] == ["1"]
     (process,) = next(f for f in data["findings"] if f["verdict"]["word"] == "idle")["holding"]["holders"]
@@ -205,7 +220,7 @@ def test_prices_are_the_monitoring_host_s(twice):
     _first, data, _second, _its = twice
     assert data["currency"] == "EUR"
     assert {found["holding"]["price_per_hour"] for found in data["findings"]} == {2.0}
-    # Three of four GPUs do nothing all the time.
+    # Three of four GPUs are idle all the time.
     assert data["summary"]["waste_per_month"] == pytest.approx(3 * 2.0 * 730.5)
 
 
@@ -238,7 +253,10 @@ def test_all_three_files_are_there_and_nothing_else(twice, folder):
 
 
 def test_without_a_server_the_hosts_are_reported_and_nobody_is_blamed(play, folder):
-    """Of the hosts, only those that were asked are missed."""
+    """Report the hosts without a server, and blame no holder.
+
+    Only hosts that were queried count as missing.
+    """
     done = play(dir=str(folder / "one"), hosts="here")
     assert done.returncode == 0, said(done)
     data = read(folder / "one")
@@ -253,7 +271,7 @@ def test_a_server_that_is_down_leaves_the_hosts_and_is_said(play, folder):
     assert done.returncode == 0, said(done)
     assert words(read(folder / "down")) == {"here 0": "no_data", "here 1": "no_data"}
     assert "http://127.0.0.1:9: it could not be reached" in said(done)
-    # Not even where Ansible tells the most.
+    # The password is not printed, not even with the highest verbosity of Ansible.
     for text in (said(done), *(path.read_text() for path in (folder / "down").iterdir())):
         assert SECRET not in text
 
@@ -286,7 +304,10 @@ def hook():
 
 @pytest.fixture(scope="module")
 def alone(play, server, folder):
-    """The data of an audit by the server alone, with an inventory that has nothing; the first of the reports in kept."""
+    """Run an audit with only the server and an empty inventory, and return its data.
+
+    The report is the first one in `kept`.
+    """
     (folder / "empty.yml").write_text("all: {}\n")
     settings = {"dir": str(folder / "kept"), "keep": 2, "hosts": "none", "prometheus": {"url": server}}
     done = play(inventory=folder / "empty.yml", **settings)
@@ -301,7 +322,10 @@ def test_the_server_alone_and_an_inventory_with_nothing(alone):
 
 
 def test_it_fails_for_a_verdict_when_all_is_kept_and_told(play, alone, folder, hook):
-    """Reports lie side by side."""
+    """Fail because of a verdict only after all reports are stored and sent.
+
+    Reports are in adjacent directories.
+    """
     settings, _data = alone
     before = (folder / "kept" / "latest").readlink()
     url = "http://127.0.0.1:%d/secret" % hook.server_address[1]
@@ -337,7 +361,7 @@ def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
     url = "http://127.0.0.1:%d/secret" % hook.server_address[1]
     settings = {"dir": str(folder / "dry"), "prometheus": {"url": server}, "notify": [{"url": url}]}
     done = play("--check", **settings, fail_on=["unanswered", "unhealthy"])
-    # It tells of the host that cannot be reached as a real one would.
+    # The unreachable host is reported as a real one would be.
     assert done.returncode == 2 and "Failed because of fail_on: 1 unanswered." in said(done), said(done)
     assert "1 finding: 1 held without process; " in said(done)
     assert not (folder / "dry").exists() and hook.seen == []
@@ -356,7 +380,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def refused(folder):
-    """What the action says of each of these settings, in one run."""
+    """Return the action's error for each of these settings, from one run."""
     tasks = [
         {"openfleet.gpu.audit": {"hosts": {}, "hosts_asked": [], **settings}, "ignore_errors": True}
         for settings, _message in REFUSED

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""playbooks/rightsize.yml on hosts that are not there and a real Prometheus; what it proposes holds before the planner."""
+"""Run playbooks/rightsize.yml on made-up hosts with a real Prometheus.
+
+The planner must accept the proposal.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,17 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "gpu_layout.schema.json").read_text()))
 HOURS = 96
 HISTORY = [
-    # Two small services and an idle notebook server beside a training that uses its GPU, and a GPU that nobody has.
+    # Two small services and an idle notebook server next to a training that uses its GPU, and a free GPU.
     device("h100", 0, use(8, 0.05)),
     device("h100", 1, use(15, 0.2)),
     device("h100", 2),
     device("h100", 3, AT_REST),
     Device("h100", 4, series=NOBODY, labelled=CLEAR),
-    # Cards without MIG: services that trust each other, and one of which nobody says so.
+    # Cards without MIG: services that trust each other, and one without this setting.
     device("l40s", 0, use(8, 0.05, 48)),
     device("l40s", 1, use(8, 0.3, 48)),
     device("l40s", 2, use(8, 0.05, 48)),
-    # Instances that are too large, each on a GPU of its own; and a GPU of which there is no history.
+    # Instances that are too large, each on a separate GPU, and a GPU without a history.
     Device("mig", 0, series=NOBODY, labelled=CLEAR),
     device("mig", 0, use(6, 0.1, 40), "1", "3g.40gb"),
     Device("mig", 1, series=NOBODY, labelled=CLEAR),
@@ -73,7 +76,7 @@ WORKLOADS = {"l40s": [{"match": "batch-*", "isolation": "none", "latency": "batc
 
 
 def run(tool, *arguments, home):
-    """A tool of Ansible's."""
+    """Run one of Ansible's programs."""
     environment = {
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -91,7 +94,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def inventory(folder):
-    """Hosts of which the state is known already, as the first play would register it."""
+    """Return an inventory of hosts with known state, as the first play registers it."""
     hosts = {
         name: {
             "gpu_rightsize__host": found,
@@ -108,7 +111,7 @@ def inventory(folder):
 
 @pytest.fixture(scope="module")
 def played(folder, inventory):
-    """The playbook's own output; its files are in DIRECTORY/out."""
+    """Return the output of the playbook. Its files are in DIRECTORY/out."""
     with prometheus(HISTORY, HOURS, folder) as url:
         settings = {
             "gpu_rightsize_hosts": "none",
@@ -117,7 +120,7 @@ def played(folder, inventory):
             "gpu_rightsize_dir": str(folder / "out"),
             "gpu_rightsize_prices": [{"model": "H100*", "price": 2.0}, {"model": "*", "price": 1.0}],
             "gpu_rightsize_currency": "EUR",
-            # There are four days of history.
+            # The history has four days.
             "gpu_rightsize_thresholds": {"idle_hours": 24, "new_holder_hours": 0},
         }
         arguments = ["-i", inventory, "playbooks/rightsize.yml", "-e", json.dumps(settings)]
@@ -138,11 +141,11 @@ def workloads(proposal):
 
 @pytest.fixture(scope="module")
 def layouts(played, folder, inventory):
-    """What site.yml would take each host's layout for, with the proposal after the inventory."""
+    """Return each host's layout as site.yml reads it with the proposal."""
     arguments = ["-i", inventory, "-i", folder / "out" / "proposal", "--list"]
     done = run("ansible-inventory", *arguments, home=folder / "home")
     assert done.returncode == 0, done.stderr
-    # Nothing of the proposal is taken for something else.
+    # Ansible accepts each file of the proposal without a warning.
     assert "WARNING" not in done.stderr
     found = json.loads(done.stdout)["_meta"]["hostvars"]
     return {host: found[host].get("gpu_layout") for host in STATES}
@@ -154,7 +157,7 @@ def test_small_services_go_onto_the_gpu_that_nobody_has(workloads, layouts):
         assert (one["change"], one["then_host"], one["then_gpu_index"]) == ("moved", "h100", 4)
         assert one["then"].startswith(profile) and one["mode"] == "mig"
     assert workloads["train"]["change"] == "stays"
-    # What the inventory says of the others stays said.
+    # The inventory's settings for the other GPUs are kept.
     shared = next(entry for entry in layouts["h100"] if entry["sharing"] == "shared")
     assert shared["gpus"] == [0, 1, 2, 3]
 
@@ -187,7 +190,7 @@ def test_each_layout_is_one_and_the_planner_takes_it(layouts):
         gpus = host_of(host, STATES[host]).gpus
         parsed = parse_layout(layout)
         plan = planner.plan(gpus, targets(parsed, gpus))
-        # Nobody on the host with a free GPU is disturbed by it: each workload follows when it suits.
+        # If a host has a free GPU, no workload there is disturbed. Each workload can move later.
         if host == "h100":
             assert plan.changes and not plan.disturbs
 
@@ -203,7 +206,8 @@ def test_the_plan_shown_is_the_planner_s(proposal, layouts):
 
 def test_what_is_saved(proposal, played):
     sums = proposal["summary"]
-    # Of three GPUs with small services and one idle two come free, one of two L40S, one of two with instances.
+    # Two of three GPUs with small or idle services become free, and so does one of two L40S and one of two GPUs with
+    # instances.
     assert (sums["gpus_used_today"], sums["gpus_used_then"]) == (10, 6)
     assert sums["saved_per_month"] == pytest.approx((2 * 2.0 + 1.0 + 2.0) * 730.5, abs=0.05)
     assert "6 GPUs instead of 10" in played

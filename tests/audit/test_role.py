@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_audit below a directory of its own: its units before systemd's own check, and what they run, run."""
+"""Test the role gpu_audit in a separate root directory.
+
+systemd checks its units, and the tests run the commands of these units.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from warm_ansible import interpreter
 ROOT = Path(__file__).parents[2]
 VENV = Path(sys.executable).parents[1]
 PASSWORD = "the vault's own"
-#: What a shell and systemd take for something else, if they are not told.
+#: Characters that a shell or systemd would interpret if they were not quoted.
 CURRENCY = r'US$ ${HOME} 5% %h "x" \n'
 UNITS = ["gpu-audit.service", "gpu-audit.timer"]
 
@@ -47,14 +50,14 @@ def said(done):
 
 
 class Host:
-    """A folder that is a control host: a project with an inventory, and the role's files."""
+    """A folder that represents a control host: a project and the role's files."""
 
     def __init__(self, folder, name="control"):
         self.folder, self.name = folder, name
         folder.mkdir(exist_ok=True)
         self.python = interpreter(folder / "python3")
         self.project = folder / "project"
-        # What systemd takes for something else, if it is not told.
+        # systemd would interpret `%` if it were not escaped.
         self.reports = folder / "reports 100%"
         (self.project / "group_vars").mkdir(parents=True)
         self.key = folder / "vault-password"
@@ -64,7 +67,7 @@ class Host:
         (self.project / "hosts.yml").write_text("all: {hosts: {a: {}}}\n")
 
     def know(self, url):
-        """Have the project name a server, with a password from a vault."""
+        """Set a server in the project, with a password from a vault."""
         tool = [VENV / "bin" / "ansible-vault", "encrypt_string", "--vault-password-file", self.key, "--name"]
         secret = run([*tool, "secret", "of-the-server"], self.folder)
         assert secret.returncode == 0, said(secret)
@@ -74,7 +77,7 @@ class Host:
         )
 
     def variables(self, more):
-        """What an inventory says of it."""
+        """Return the inventory variables of this host."""
         return {
             "ansible_connection": "local",
             "ansible_become": False,
@@ -99,7 +102,7 @@ class Host:
         return {name: (self.units / name).read_text() for name in UNITS}
 
     def unit(self, name):
-        """A unit's settings: the lists of values by name."""
+        """Return a unit's settings: lists of values by name."""
         found = {}
         for line in (self.units / name).read_text().splitlines():
             if "=" in line and not line.startswith("#"):
@@ -109,20 +112,20 @@ class Host:
 
 
 def apply(hosts, *options, playbook=""):
-    """Run the role alone, or a playbook of the collection, on hosts with variables of their own."""
+    """Run the role or a playbook on hosts, each with its own variables."""
     folder = next(iter(hosts)).folder
     play = [{"hosts": "gpu_audit", "gather_facts": False, "roles": ["openfleet.gpu.gpu_audit"]}]
     (folder / "play.yml").write_text(yaml.safe_dump(play))
     named = {host.name: host.variables(variables) for host, variables in hosts.items()}
     (folder / "inventory.yml").write_text(yaml.safe_dump({"gpu_audit": {"hosts": named}, "gpu_hosts": {}}))
     command = [*warm_playbook.COMMAND, "-i", folder / "inventory.yml", *options]
-    # One for all of them, so that they are forks of one process.
+    # Use one directory for all runs, so that they are forks of one process.
     home = {"ANSIBLE_HOME": os.environ.get("ANSIBLE_HOME", str(folder / "home"))}
     return run([*command, ROOT / playbook if playbook else folder / "play.yml"], folder, cwd=ROOT, environment=home)
 
 
 def changed(done, host):
-    """How many tasks changed something on the host, none of which failed."""
+    """Check that no task failed, and return how many tasks changed the host."""
     (count,) = re.findall(rf"^{host.name} +: ok=\d+ +changed=(\d+) +unreachable=0 +failed=0", done.stdout, re.MULTILINE)
     return int(count)
 
@@ -133,13 +136,16 @@ def server(tmp_path_factory):
         yield url
 
 
-#: The umask of the service, by the mode of the reports' directory.
+#: The service's umask for each mode of the reports' directory.
 UMASKS = {"0750": "0027", "2770": "0007", "755": "0022"}
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory, server):
-    """Hosts by name on which the role has run once: in one run, with variables for each."""
+    """Return hosts on which the role has run once.
+
+    One run covers all hosts, each with its own variables.
+    """
     folder = tmp_path_factory.mktemp("hosts")
     made = {
         name: Host(folder / name, name) for name in ("control", "timed", "left", *(f"mode_{mode}" for mode in UMASKS))
@@ -160,7 +166,10 @@ def installed(hosts):
 
 @pytest.fixture(scope="module")
 def again(hosts):
-    """A dry run for another time, and then a run where it is so, where nothing differs and where the role goes."""
+    """Repeat the role on hosts with different later runs.
+
+    These are a dry run with another time, a run with that time, a run without changes, and a removal.
+    """
     timed, left = hosts["timed"], hosts["left"]
     before = timed.texts()
     dry = timed.apply("--check", gpu_audit_on_calendar="daily")
@@ -189,7 +198,7 @@ def test_systemd_has_nothing_to_say_against_the_units(installed):
 def test_it_may_do_little(installed):
     done = systemd("security", "--offline=true", "--no-pager", installed.units / "gpu-audit.service")
     (exposure,) = re.findall(r"exposure level for gpu-audit\.service: ([0-9.]+)", done.stdout + done.stderr)
-    # systemd's scale goes from 0 to 10, and calls up to 4 OK; what is left is the network.
+    # systemd's scale ends at 10, and a value up to 4 is "OK". The remaining exposure is the network.
     assert float(exposure) < 2.5
     unit = installed.unit("gpu-audit.service")
     assert unit["User"] == [getpass.getuser()] and unit["ProtectSystem"] == ["strict"]
@@ -202,7 +211,10 @@ def test_the_timer_catches_up(installed):
 
 
 def test_what_the_service_runs_makes_reports(installed):
-    """The command as systemd reads it: quoted words, %% and $$ for one of them, and one variable."""
+    """Run the command as systemd parses it.
+
+    systemd handles quotes, `%%`, `$$` and one variable.
+    """
     unit = installed.unit("gpu-audit.service")
     credentials = installed.folder / "credentials"
     credentials.mkdir()
@@ -226,7 +238,7 @@ def test_what_the_service_runs_makes_reports(installed):
     assert data["summary"]["still"] == data["summary"]["findings"] == 1
     assert data["currency"] == CURRENCY and len(list(installed.reports.glob("*Z"))) == 2
     assert (installed.reports / "index.html").exists()
-    # The reports' directory is the one place where the service may write.
+    # The service can write only to the reports' directory.
     assert [json.loads(path).replace("%%", "%") for path in unit["ReadWritePaths"]] == [str(installed.reports)]
     assert "of-the-server" not in said(done)
 
@@ -245,7 +257,7 @@ def test_another_time_changes_the_timer_alone(hosts, again):
 def test_absent_takes_the_units_away_and_leaves_the_reports(hosts, again):
     host, (_done, _before, stamp) = hosts["left"], again
     assert list(host.units.iterdir()) == [] and (host.reports / "index.html").read_text() == "mine"
-    # It would catch up at once when it comes back.
+    # If the stamp existed, the timer would run at once when it is installed again.
     assert not stamp.exists()
     done = host.apply(gpu_audit_state="absent")
     assert done.returncode == 0 and changed(done, host) == 0, said(done)
@@ -253,7 +265,7 @@ def test_absent_takes_the_units_away_and_leaves_the_reports(hosts, again):
 
 def test_the_fleets_playbooks_bring_it_and_take_it_away(tmp_path):
     host = Host(tmp_path)
-    # In an inventory without a GPU host, too.
+    # This works in an inventory without a GPU host too.
     done = host.apply(playbook="playbooks/site.yml")
     assert done.returncode == 0, said(done)
     assert sorted(path.name for path in host.units.iterdir()) == UNITS
@@ -296,7 +308,10 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory):
-    """One run for all cases, each on a host of its own: (ended process, hosts)."""
+    """Run all cases at once, each on its own host.
+
+    Returns the completed process and the hosts.
+    """
     folder = tmp_path_factory.mktemp("refused")
     made = [Host(folder / f"case_{number}", f"case_{number}") for number in range(len(REFUSED))]
     done = apply({host: variables for host, (variables, _message) in zip(made, REFUSED)})

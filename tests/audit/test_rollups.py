@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The roll-ups that an audit reads, by promtool: five minutes in a sample, one series a GPU whoever reports it."""
+"""Test the roll-ups that an audit reads, with promtool.
+
+A sample covers five minutes, and each GPU has one series even if several exporters report it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from rule_files import promtool_test, rules_of, tool
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import series
 
-#: What is scraped every minute from minute 0 on, and what is kept of it at minute 5; whether minute 0 still counts hangs on the
-#: release of Prometheus, and changes none of them.
+#: Input values of each minute from minute 0 on, and the recorded value at minute 5. Some releases of Prometheus count
+#: minute 0 too. The results are the same.
 CASES = {
     "gpu:memory_used_bytes:max5m": ("gpu:memory_used_bytes", "10 20 70 20 10 10", 70),
     "gpu:busy_ratio:avg5m": ("gpu:busy_ratio", "0.5 0 0.5 1 0.25 0.75", 0.5),
@@ -23,7 +26,7 @@ CASES = {
     "gpu:processes:max5m": ("gpu:processes", "0 0 3 0 0 0", 3),
     "gpu:power_watts:avg5m": ("gpu:power_watts", "200 100 200 300 200 200", 200),
 }
-#: Those that are made of several series; each has a test of its own.
+#: Roll-ups of several series. Each has its own test.
 MADE_OF_SEVERAL = {
     "gpu:tenant_memory_used_bytes:max5m",
     "gpu:held:avg5m",
@@ -64,7 +67,7 @@ def test_an_hour_is_an_average_of_what_was_told(tmp_path):
         ("gpu:power_watts{%s}" % GPU, "_x30 100x15 200x15"),
         ('gpu:power_watts{host="a",gpu_uuid="GPU-2"}', "0x60"),
     ]
-    # Averages of five minutes, which promtool makes every minute; a GPU that tells 0 W tells nothing.
+    # Averages over five minutes, calculated every minute. A GPU that reports 0 W has no valid value.
     check(
         tmp_path,
         given,
@@ -112,7 +115,7 @@ def test_held_is_by_whoever_and_however_many(tmp_path):
         ('gpu:held{%s,kind="slurm"}' % GPU, "0x6"),
         ("gpu:processes{%s}" % GPU, "2x6"),
         ('gpu:processes{host="a",gpu_uuid="GPU-2"}', "0x6"),
-        # From minute 4 on, or in half of the time.
+        # The value exists from minute 4 on, or for half of the time.
         ('gpu:processes{host="a",gpu_uuid="GPU-3"}', "_ 0 0 0 1 1"),
         ('gpu:held{host="a",gpu_uuid="GPU-3",kind="slurm"}', "_ 0.1 0.1 0.1 0.1 0.1"),
     ]
@@ -136,7 +139,7 @@ def test_what_is_not_reported_has_no_roll_up(tmp_path):
     )
 
 
-#: Three values of five minutes each, those of minutes 5, 10 and 15; and what is kept of them.
+#: Three five-minute values at minutes 5, 10 and 15, and their recorded result.
 LONG_CASES = {
     "gpu:memory_used_bytes:max15m": ("gpu:memory_used_bytes:max5m", "10 40 20", 40),
     "gpu:compute_active_ratio:avg15m": ("gpu:compute_active_ratio:avg5m", "0 1 0.5", 0.5),
@@ -151,7 +154,7 @@ def test_a_quarter_of_an_hour_keeps_average_and_peak(tmp_path):
     series = {source: values for source, values, _value in LONG_CASES.values()}
     test = {
         "interval": "5m",
-        # Nothing at minute 0, which some releases of Prometheus would count.
+        # Minute 0 has no value, because some releases of Prometheus would count it.
         "input_series": [
             {"series": "%s{%s}" % (name, GPU), "values": "_ " + values} for name, values in series.items()
         ],
@@ -174,9 +177,9 @@ def test_the_audit_reads_roll_ups_that_there_are():
         series.UNREPORTED_WORK,
         series.UNEXPLAINED_BUSY,
     }
-    # bandwidth and tensor cores have no peaks, and are not asked for them.
+    # The audit reads no peaks of memory bandwidth and tensor cores, so no roll-up has them.
     wanted -= {"", *(one.peaks for one in asked if not {"p99", "max"} & set(one.figures))}
     assert wanted <= recorded
-    # Each of them has a case here.
+    # Every roll-up has a case in this file.
     assert recorded - set(CASES) - set(LONG_CASES) == MADE_OF_SEVERAL
     subprocess.run([tool("promtool"), "check", "rules", str(ROLL_UPS)], check=True, stdout=subprocess.DEVNULL)

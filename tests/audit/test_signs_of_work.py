@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What counts as work in five minutes of a GPU or an instance, by promtool, and what its metrics then do not tell."""
+"""Test which metrics count as work in five minutes of a GPU or an instance.
+
+promtool evaluates the rules. The tests also check when metrics count as incomplete.
+"""
 
 from __future__ import annotations
 
@@ -28,39 +31,41 @@ SIGNS = {
     ("changes", "activity", "unreported"),
     [
         ({}, 130000 / 1e9, None),
-        # A request of 0.4 s each minute, on the average of the minute less than 1 %; and one in the five minutes.
+        # A request of 0.4 s each minute averages less than 1 % of a minute. The second case is one request in five
+        # minutes.
         ({"gpu:busy_ratio": "0.0067x6"}, 0.0335, None),
         ({"gpu:busy_ratio": "0 0 0.05 0 0 0"}, 0.25, None),
-        # 0.2 % is work, less is noise or a probe.
+        # 0.2 % counts as work. Lower values are noise or a probe.
         ({"gpu:busy_ratio": "0.002x6"}, 0.01, None),
         ({"gpu:busy_ratio": "0.0019x6"}, 0.0095, None),
         ({"gpu:compute_active_ratio": "0.002x6"}, 0.01, None),
         ({"gpu:tensor_active_ratio": "0.002x6"}, 0.01, None),
         ({"gpu:memory_bandwidth_active_ratio": "0.002x6"}, 0.002, None),
-        # Work that the busy ratio does not report: a metric stuck at 0.
+        # The busy ratio is stuck at 0 and hides work.
         ({"gpu:compute_active_ratio": "0.4x6"}, 1, 0.4),
         ({"gpu:tensor_active_ratio": "0.15x6"}, 0.75, 0.15),
         ({"gpu:power_watts": "650x6"}, 650 / 700, 650 / 700),
         # Copies need no kernel.
         ({"gpu:memory_bandwidth_active_ratio": "0.1x6"}, 0.1, None),
-        # Weights are loaded, or two GPUs talk to each other. 10 MB/s and 1 MB/s are work, less is monitoring and waiting.
+        # Weights are loaded, or two GPUs exchange data. 10 MB/s (PCIe) and 1 MB/s (NVLink) are work. Lower rates are
+        # monitoring or waiting.
         ({"gpu:pcie_bytes_per_second": "0 0 2e10 0 0 0"}, 1, None),
         ({"gpu:pcie_bytes_per_second": "1e7x6"}, 0.01, None),
         ({"gpu:pcie_bytes_per_second": "9.9e6x6"}, 0.0099, None),
         ({"gpu:nvlink_bytes_per_second": "5e6x6"}, 0.05, None),
         ({"gpu:nvlink_bytes_per_second": "9e5x6"}, 0.009, None),
-        # The video engines: no kernel runs, and 1 % is the least that NVML tells.
+        # Only the video engines work, without a kernel. 1 % is the lowest value that NVML reports.
         ({"gpu:codec_busy_ratio": "0.3x6"}, 0.3, None),
         ({"gpu:codec_busy_ratio": "0 0 0.01 0 0 0"}, 0.01, None),
-        # Half of a core, which prepares the next step; and what a waiting process takes.
+        # Half a core prepares the next step. The second case is the CPU time of a waiting process.
         ({"gpu:process_cpu_seconds_total": "5000+30x6"}, 0.05, None),
         ({"gpu:process_cpu_seconds_total": "5000+3x6"}, 0.005, None),
         ({"gpu:process_cpu_seconds_total": "5000+6000x6"}, 1, None),
-        # Memory that is filled, and waits; also next to its limit's 45 %, as of a card of 70 W.
+        # The memory is filled and waits. The second case is close to 45 % of the limit, as on a card of 70 W.
         ({"gpu:power_watts": "130x6"}, 130000 / 1e9, None),
         ({"gpu:power_watts": "36x6", "gpu:power_limit_watts": "70x6"}, 130000 / 1e9, None),
         ({"gpu:busy_ratio": "0.9x6", "gpu:compute_active_ratio": "0.4x6"}, 1, None),
-        # What is not known is no rest.
+        # An unknown value is not idle time.
         ({"gpu:busy_ratio": NANS}, None, None),
         ({"gpu:busy_ratio": "_x6"}, None, None),
         ({"gpu:busy_ratio": "NaN NaN 0.1 NaN NaN NaN"}, 0.5, None),
@@ -77,7 +82,7 @@ SIGNS = {
             0,
             None,
         ),
-        # One of the GPU's own that is not known does not hide the others.
+        # An unknown metric of the whole GPU does not hide the others.
         ({"gpu:pcie_bytes_per_second": NANS, "gpu:nvlink_bytes_per_second": "5e6x6"}, 0.05, None),
         ({"gpu:power_limit_watts": "_x6", "gpu:power_watts": "650x6"}, 130000 / 1e9, None),
     ],
@@ -105,7 +110,7 @@ def test_cpu_time_is_no_sign_that_the_device_works(tmp_path, changes, activity):
     check(tmp_path, given, {series.DEVICE_ACTIVITY: expected})
 
 
-#: Two instances of a GPU that has no figure of the whole.
+#: Two instances of a GPU that has no metrics of the whole.
 OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_bandwidth_active_ratio": "0x6"}
 
 
@@ -113,12 +118,12 @@ OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_b
     ("first", "whole", "activity", "unreported"),
     [
         ({}, {}, (0, 0), (None, None)),
-        # Whichever of them draws it, its metrics do not tell.
+        # The metrics do not show which instance uses the power.
         ({}, {"gpu:power_watts": "630x6"}, (0.9, 0.9), (0.9, 0.9)),
         ({}, {"gpu:pcie_bytes_per_second": "2e8x6"}, (0.2, 0.2), (None, None)),
         ({}, {"gpu:nvlink_bytes_per_second": "2e7x6"}, (0.2, 0.2), (None, None)),
         ({}, {"gpu:codec_busy_ratio": "0.2x6"}, (0.2, 0.2), (None, None)),
-        # One that is at work explains it, and says nothing of its neighbour.
+        # An instance that works explains the power. The power shows nothing about its neighbour.
         ({"gpu:busy_ratio": "0 0 0.1 0 0 0"}, {"gpu:power_watts": "630x6"}, (0.5, 0), (None, None)),
         (
             {"gpu:memory_bandwidth_active_ratio": "0.3x6"},
@@ -127,7 +132,7 @@ OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_b
             (None, None),
         ),
         ({"gpu:compute_active_ratio": "0.1x6"}, {"gpu:power_watts": "630x6"}, (0.5, 0), (0.1, None)),
-        # The CPU of a process explains no power.
+        # CPU time of a process does not explain power.
         (
             {"gpu:process_cpu_seconds_total": "70+60x6"},
             {"gpu:power_watts": "630x6"},
@@ -135,7 +140,7 @@ OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_b
             (0.9, 0.9),
         ),
         ({"gpu:process_cpu_seconds_total": "70+60x6"}, {}, (0.1, 0), (None, None)),
-        # Of an instance without figures nothing is known.
+        # An instance without metrics is unknown.
         ({"gpu:busy_ratio": NANS}, {"gpu:power_watts": "630x6"}, (None, 0.9), (None, 0.9)),
     ],
 )
@@ -146,7 +151,7 @@ def test_what_the_whole_gpu_does_is_a_sign_of_instances_that_show_none(tmp_path,
         for number, signs in own.items()
         for name, values in signs.items()
     ]
-    # Another GPU of the host has nothing to do with it.
+    # Another GPU of the host must have no effect.
     given += [('%s{host="a",gpu_uuid="GPU-2"}' % name, values) for name, values in SIGNS.items()]
     given += [
         ("%s{%s}" % (name, GPU), values)
@@ -166,23 +171,25 @@ def test_what_the_whole_gpu_does_is_a_sign_of_instances_that_show_none(tmp_path,
 @pytest.mark.parametrize(
     ("before", "now", "limit", "told", "unreported"),
     [
-        # An instance of which the utilisation is told as 0, at half of the limit of a GPU that rested before:
-        # https://github.com/NVIDIA/dcgm-exporter/issues/216
+        # The utilization of an instance is reported as 0, although the GPU uses half of its power limit and was idle
+        # before: https://github.com/NVIDIA/dcgm-exporter/issues/216
         (80, 350, 700, 0.5, 0.5),
-        # So does one that never rests.
+        # The same for a GPU that is never idle.
         (350, 350, 700, 0.5, 0.5),
-        # 30 % where that is 1.5 times its lowest hour: a sign of work, and too little to call a metric broken.
+        # 43 % of the limit, and more than 1.5 times the power of the lowest hour: a sign of work, but not enough to
+        # call a metric broken.
         (80, 300, 700, 300 / 700, None),
         (80, 200, 700, None, None),
         (250, 300, 700, None, None),
-        # A smaller one: not 45 %; not 1.5 times what it draws at least; 60 % is enough by itself.
+        # A smaller card: the first value is below 45 %, the second is below 1.5 times its minimum, and 60 % is
+        # sufficient by itself.
         (30, 66, 150, None, None),
         (30, 70, 150, 70 / 150, 70 / 150),
         (50, 70, 150, None, None),
         (80, 95, 150, 95 / 150, 95 / 150),
-        # A card that takes half of its limit as soon as a process is there.
+        # A card that uses half of its power limit as soon as it has a process.
         (30, 36, 70, None, None),
-        # An exporter that has no limit.
+        # An exporter without a power limit.
         (40, 60, None, 1 - 40 / 60, None),
         (40, 59, None, None, None),
     ],
@@ -201,12 +208,12 @@ def test_power_counts_against_the_lowest_hour_too(tmp_path, before, now, limit, 
         series.UNREPORTED_WORK: [(series.UNREPORTED_WORK + labels, unreported)] if unreported else [],
     }
     if not told:
-        # Without PCIe and NVLink no other sign is there.
+        # Without PCIe and NVLink there is no other sign of work.
         expected[series.ACTIVITY] = [(series.ACTIVITY + labels, 0)]
     check(tmp_path, given, expected, "72m")
 
 
-#: Utilisation is stuck, and all else rests.
+#: The utilization is stuck, and all other metrics are idle.
 STUCK = {**SIGNS, "gpu:busy_ratio": "1x6", "gpu:sm_active_ratio": "0x6", "gpu:processes": "1x6"}
 WITHOUT_SM = {**STUCK, "gpu:sm_active_ratio": "_x6", "gpu:compute_active_ratio": "1x6"}
 
@@ -216,16 +223,16 @@ WITHOUT_SM = {**STUCK, "gpu:sm_active_ratio": "_x6", "gpu:compute_active_ratio":
     [
         (STUCK, {}, True),
         (STUCK, {"gpu:busy_ratio": "0.99x6"}, True),
-        # It left 99 % once.
+        # The utilization left 99 % once.
         (STUCK, {"gpu:busy_ratio": "1 1 1 0.98 1 1"}, False),
         (STUCK, {"gpu:busy_ratio": NANS}, False),
         # A kernel that waits on one of 160 SMs.
         (STUCK, {"gpu:sm_active_ratio": "0.006x6"}, False),
         (STUCK, {"gpu:sm_active_ratio": "0 0 0.002 0 0 0"}, False),
-        # SM activity alone is enough beside what rests or is not measured, and the CPU says nothing against it.
+        # Idle SM activity is sufficient if the other metrics are idle or missing, and CPU time does not contradict.
         (STUCK, {"gpu:power_watts": "_x6", "gpu:process_cpu_seconds_total": "_x6", "gpu:processes": "_x6"}, True),
         (STUCK, {"gpu:process_cpu_seconds_total": "5000+600x6"}, True),
-        # Work that one of the others shows.
+        # One of the other metrics shows work.
         (STUCK, {"gpu:tensor_active_ratio": "0.002x6"}, False),
         (STUCK, {"gpu:memory_bandwidth_active_ratio": "0 0 0.01 0 0 0"}, False),
         (STUCK, {"gpu:pcie_bytes_per_second": "0 0 1e7 0 0 0"}, False),
@@ -235,7 +242,7 @@ WITHOUT_SM = {**STUCK, "gpu:sm_active_ratio": "_x6", "gpu:compute_active_ratio":
         (STUCK, {"gpu:power_watts": "210x6"}, False),
         (STUCK, {"gpu:power_watts": "31x6", "gpu:power_limit_watts": "70x6"}, True),
         (STUCK, {"gpu:power_watts": "32x6", "gpu:power_limit_watts": "70x6"}, False),
-        # Without SM activity it takes power and CPU time, or that no process is there.
+        # Without SM activity, the rule also needs idle power and CPU time, or no process.
         (WITHOUT_SM, {}, True),
         (WITHOUT_SM, {"gpu:sm_active_ratio": NANS}, True),
         (WITHOUT_SM, {"gpu:tensor_active_ratio": "_x6", "gpu:memory_bandwidth_active_ratio": "_x6"}, True),
@@ -260,6 +267,6 @@ def test_utilisation_of_an_instance_is_held_against_its_own_sms(tmp_path):
     given += [('%s{%s,mig_instance="2"}' % (name, GPU), "1x6") for name in own]
     stuck = '%s{gpu_uuid="GPU-1",host="a",mig_instance="1"}' % series.UNEXPLAINED_BUSY
     check(tmp_path, given, {series.UNEXPLAINED_BUSY: [(stuck, 1)]})
-    # The neighbour's power is no sign that the metrics are right, and may be this one's.
+    # The neighbour's power is not a sign that the metrics are right, because it may belong to this instance.
     given += [("gpu:power_watts{%s}" % GPU, "600x6"), ("gpu:power_limit_watts{%s}" % GPU, "700x6")]
     check(tmp_path, given, {series.UNEXPLAINED_BUSY: []})

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Get clients of NVML from Debian's archive and from PyPI into .cache/clients, without installing them.
+"""Download clients of NVML from Debian's archive and PyPI into .cache/clients.
 
-apt works on lists and a cache of its own there, so that the machine's own stay as they are. The mirror is the machine's own,
-or LAB_MIRROR.
+Nothing is installed on the machine. apt uses its own package lists and cache there, so the machine's own files do not
+change. The mirror is LAB_MIRROR or the machine's mirror.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 class NotOffered(Exception):
-    """The archive does not have this version any more."""
+    """The archive no longer has this version."""
 
 
 def unpack(packages: list[dict]) -> Path:
-    """Return a folder with the content of Debian packages ({package, version, suite, component}).
+    """Return a folder with the unpacked Debian packages.
 
-    Raises NotOffered, naming package and version or what this machine lacks, and CalledProcessError where the archive cannot be
-    reached.
+    Each package is {package, version, suite, component}. Raises NotOffered with the package and version, or with the
+    program that this machine lacks. Raises CalledProcessError if the archive cannot be reached.
     """
     name = "_".join(f"{wanted['package']}-{wanted['version']}" for wanted in packages[:1])
     with _made_once(name) as (folder, complete):
@@ -43,7 +43,7 @@ def unpack(packages: list[dict]) -> Path:
 
 
 def install(requirement: str) -> Path:
-    """Return a folder with a Python package of PyPI and all that it needs, for PYTHONPATH."""
+    """Return a folder with a PyPI package and its dependencies, for PYTHONPATH."""
     with _made_once(requirement.replace("==", "-")) as (folder, complete):
         if not complete:
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), requirement]
@@ -53,7 +53,10 @@ def install(requirement: str) -> Path:
 
 @contextmanager
 def _made_once(name: str) -> Iterator[tuple[Path, bool]]:
-    """Yield a folder of this name and whether an earlier call completed it; other processes wait."""
+    """Yield a folder with this name, and whether an earlier call completed it.
+
+    Other processes wait until the block ends.
+    """
     folder = CACHE / name
     folder.mkdir(parents=True, exist_ok=True)
     stamp = CACHE / f"{name}.complete"
@@ -86,7 +89,10 @@ def _download(wanted: dict, into: Path) -> Path:
 
 
 def _apt(folder: Path, suite: str, component: str) -> list[str]:
-    """Return the options of an apt that knows one component of one suite, and nothing of this machine's."""
+    """Return apt options for one component of one suite.
+
+    apt then ignores all settings of this machine.
+    """
     for name in ("lists/partial", "archives/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "status").touch()

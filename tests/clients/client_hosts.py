@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts of three GPUs of a model for the clients of the matrix."""
+"""Create hosts with three GPUs of a model for the clients of the matrix."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 INTEGRATION = Path(__file__).resolve().parents[1] / "integration"
 GPUS = 3
-#: Of clients that are no part of a driver.
+#: The driver version for clients that do not belong to a driver.
 DRIVER_VERSION = "580.105.08"
 
 
 class ClientHost(SimulatedHost):
-    """A simulated host that the clients see as its only one."""
+    """A simulated host for one client."""
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """That of a client, which finds its own modules only."""
+        """Return the environment of a client, which finds only its own modules."""
         return {key: value for key, value in self.environment.items() if key != "PYTHONPATH"}
 
     def state(self) -> dict:
@@ -35,7 +35,10 @@ class ClientHost(SimulatedHost):
 
 
 def hosts_of(build: SimulatedHost, model: Model, client: Client) -> ClientHost:
-    """Lay out three GPUs of a model under the driver that the client is of; the third in MIG mode where it has MIG."""
+    """Create three GPUs of a model under the driver that the client belongs to.
+
+    The third GPU is in MIG mode if the model supports MIG.
+    """
     host = ClientHost(build.folder, build.library)
     (host.folder / "state").unlink(missing_ok=True)
     of_driver = client.kind == "nvidia-smi"

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Clients of NVML x models x commands: what each client could not show, against the table of what is accepted.
+"""Run clients of NVML on all models with all commands, and list what is missing.
 
-A host has three GPUs of a model. The third is in MIG mode with one instance where model and client know MIG. A finding is one
-thing that a client did not show or do: a field that is N/A, an error, an exit status, a line that is missing.
+Missing values are compared with the accepted ones. A host has three GPUs of a model. The third GPU is in MIG mode with
+one instance if both the model and the client support MIG. A finding is one value or action that failed: a field that is
+N/A, an error, an exit status, or a missing line.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ HERE = Path(__file__).resolve().parent
 CLIENTS = yaml.safe_load((HERE / "clients.yml").read_text(encoding="utf-8"))["clients"]
 ACCEPTED = yaml.safe_load((HERE / "accepted.yml").read_text(encoding="utf-8"))["accepted"]
 
-#: Any client ends on its own long before.
+#: A timeout in seconds. Every client ends long before.
 SECONDS = 20
-#: The third GPU of a host.
+#: Index of the third GPU of a host.
 PARTITIONED = 2
 
-#: Runs a program with the files that a driver makes, in a mount namespace of its own.
+#: Runs a program with a driver's files in its own mount namespace.
 WITH_DRIVER_FILES = ["unshare", "--mount", "--propagation", "private",
                      "sh", "-c", 'gpusim kernel-files 2>/dev/null; exec "$@"', "-"]  # fmt: skip
 
-#: What nvidia-smi prints in the place of a value.
+#: Texts that nvidia-smi prints in place of a value.
 NO_VALUE = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Unknown|ERR!|Insufficient Permissions|GPU access.*|"
                       r"Requested functionality has been deprecated|Function Not Found|Not Found|Internal.*)\]?$")  # fmt: skip
 NO_SUCCESS = re.compile(
     r"ERR!|unable|failed|error:|unknown error|invalid|internal|not supported|warning", re.IGNORECASE
 )
 
-#: What the letters in a table mean: not an answer.
+#: A line that explains a letter of a table, which is not a value.
 LEGEND = re.compile(r"\s*\w+\s+= ")
 
 COMMANDS = """
@@ -96,7 +97,10 @@ compute-policy -i 0 --set-timeslice={timeslice}
 
 @dataclass(frozen=True)
 class Finding:
-    """What a client could not show: `gpu` is "plain", "mig" or "" for the whole output."""
+    """A value that a client could not show.
+
+    `gpu` is "plain", "mig", or "" for the whole output.
+    """
 
     client: str
     model: str
@@ -109,7 +113,7 @@ class Finding:
 
 
 class Client:
-    """A real client: its name, its version, and how its programs are run."""
+    """A real client: its name, its version and its commands."""
 
     def __init__(self, entry: dict) -> None:
         self.entry, self.kind, self.version = entry, entry["kind"], str(entry["version"])
@@ -118,7 +122,10 @@ class Client:
         self.folder: Path | None = None
 
     def fetch(self) -> None:
-        """Unpack it below .cache; raises client_archive.NotOffered."""
+        """Unpack the client below .cache.
+
+        Raises client_archive.NotOffered if it is missing.
+        """
         if "packages" in self.entry:
             self.folder = client_archive.unpack([{"version": self.version, **p} for p in self.entry["packages"]])
         elif "requirement" in self.entry:
@@ -131,14 +138,14 @@ class Client:
             (self.folder / path).symlink_to(target)
 
     def findings(self, host, model: Model) -> Iterator[Finding]:
-        """Yield what this client could not show of a host with three GPUs of a model."""
+        """Yield the findings of this client for a host with three GPUs of a model."""
         look = {"nvidia-smi": _nvidia_smi}.get(self.kind, _python if "module" in self.entry else _terminal)
         for command, gpu, text in look(self, host, model):
             yield Finding(self.name, model.key, command, gpu, text)
 
 
 def accepting(finding: Finding, model: Model, rules: list[dict] = ACCEPTED) -> dict | None:
-    """Return the entry of the table that accepts a finding, or None."""
+    """Return the table entry that accepts a finding, or None."""
     tags = {model.key, model.architecture, "mig" if model.mig_capable else "no mig",
             "nvlink" if model.nvlink_links else "no nvlink", "c2c" if model.c2c_links else "no c2c"}  # fmt: skip
     for rule in rules:
@@ -155,14 +162,17 @@ def accepting(finding: Finding, model: Model, rules: list[dict] = ACCEPTED) -> d
 
 
 def _is_unknown(model: Model, field: str) -> bool:
-    """True if a field of the model file, `inforom.image`, is null."""
+    """Return True if a field of the model file, for example `inforom.image`, is null."""
     name, _, key = field.partition(".")
     value = getattr(model, name)
     return (value.get(key) if key else value) is None
 
 
 def _version_in(client: str, pattern: str) -> bool:
-    """True for `nvidia-smi 525..550` and `gpustat`: a kind, and branches from .. to where they matter."""
+    """Return whether a client matches a pattern.
+
+    A pattern is `gpustat`, or `nvidia-smi 525..550` for a range of branches.
+    """
     kind, _, branches = pattern.rpartition(" ") if re.search(r" [\d.]+$", pattern) else (pattern, "", "")
     its_kind, its_version = client.rsplit(" ", 1)
     if its_kind != kind:
@@ -186,7 +196,7 @@ def _nvidia_smi(client: Client, host, model: Model) -> Iterator[tuple[str, str, 
         if not mig and (line.startswith("mig ") or "-mig " in line):
             continue
         if line == "mig -i 2 -cgi {profile} -C" and created:
-            # For those that know no placement.
+            # Skip versions that do not know placements.
             continue
         if model.nvlink_links and line in client.entry.get("endless", []):
             yield line, "", "not run: it does not end"
@@ -238,7 +248,7 @@ def _parameters(model: Model) -> dict[str, object]:
 
 
 def _fields(program: str, host, option: str) -> list[str]:
-    """Return the names of all fields that a release offers, as its help lists them."""
+    """Return all field names that a release lists in its help."""
     _status, text = _run(host, [program, f"--help-query-{option}"])
     return list(dict.fromkeys(re.findall(r'^"([a-z][\w.]*)"', text, re.MULTILINE)))
 
@@ -287,8 +297,8 @@ def _draws_all(output: str, host, model: Model, instance: bool) -> Iterator[str]
     rows = [line for line in output.splitlines() if line.startswith("GPU")]
     if len(rows) != 3:
         yield "a row"
-    # Two GPUs of three are in different halves of the machine at least.
-    # The links of a GPU are shared out between the two others; without links one of them is in the other half of the machine.
+    # Of three GPUs, at least two are connected to different halves of the machine. If the model has NVLinks, a GPU's
+    # links are divided between the two other GPUs. Otherwise one of these is in the other half of the machine.
     if not rows or not re.search(r"NV\d" if model.nvlink_links else "SYS", rows[0]):
         yield "the NVLinks" if model.nvlink_links else "the way between the GPUs"
 
@@ -339,7 +349,7 @@ EXPECTED: dict[str, Callable] = {
 
 
 def _python(client: Client, host, model: Model) -> Iterator[tuple[str, str, str]]:
-    """A binding is asked everything; a program is run."""
+    """Query a binding for every function, or run a Python program."""
     module = client.entry["module"]
     path = {"PYTHONPATH": str(client.folder)} if client.folder else {}
     if client.entry.get("arguments") is None:
@@ -361,21 +371,21 @@ def _python(client: Client, host, model: Model) -> Iterator[tuple[str, str, str]
 
 
 def _terminal(client: Client, host, model: Model) -> Iterator[tuple[str, str, str]]:
-    """A program of a Debian package."""
+    """Run a program of a Debian package in a terminal."""
     (program,) = client.folder.glob(client.entry["program"])
     own = client.entry.get("libraries", [])
     libraries = [host.library, *client.folder.glob("usr/lib/x86_64-linux-gnu"), *(client.folder / name for name in own)]
     more = {"LD_LIBRARY_PATH": ":".join(map(str, libraries)), "TERM": "xterm"}
     start = str(program)
     if "loader" in client.entry:
-        # The shell around it keeps this machine's C library.
+        # The shell that starts the client uses this machine's C library.
         start = f"{client.folder / client.entry['loader']} --library-path {more.pop('LD_LIBRARY_PATH')} {program}"
     more.update({k: v.format(folder=client.folder) for k, v in client.entry.get("environment", {}).items()})
     arguments = client.entry.get("arguments", [])
     command = " ".join([program.name, *arguments])
     arguments = [argument.format(folder=client.folder) for argument in arguments]
     if client.entry.get("screen"):
-        # It draws until it is ended. A busy machine may take longer for the first screen.
+        # The program draws until it is ended. A busy machine may need more time for the first screen.
         for seconds in (3, 30):
             drawing = f"stty cols 160 rows 60; timeout --foreground {seconds} {start} {' '.join(arguments)} || true"
             status, output = _run(host, ["script", "-qec", drawing, "/dev/null"], more)
@@ -400,7 +410,7 @@ def _shown(command: str, status: int, output: str, model: Model, client: Client)
 
 
 def _missing(model: Model, client: Client, output: str) -> Iterator[str]:
-    """Yield the patterns that a client has to print, and did not."""
+    """Yield the patterns that the client should have printed but did not."""
     words = {"name": model.name.replace("NVIDIA ", ""), "count": "3"}
     mig = client.entry.get("shows_mig", []) if model.mig_capable else []
     for wanted in [*client.entry["shows"], *mig]:
@@ -425,7 +435,7 @@ def _last_line(output: str) -> str:
 
 
 def _general(text: str) -> str:
-    """Return a line without what differs between GPUs and runs: identifiers and numbers."""
+    """Return a line without identifiers and numbers, which differ between runs."""
     text = re.sub(r"(GPU|MIG)-[0-9a-f-]{36}", "UUID", text.strip())
     text = re.sub(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.\d", "BUS", text)
     return re.sub(r"\d+", "N", text)

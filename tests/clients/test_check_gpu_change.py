@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""check-gpu --change with NVIDIA's nvidia-smi beside it, the one of the lab's hosts."""
+"""Run check-gpu --change with NVIDIA's nvidia-smi of the lab's hosts."""
 
 from __future__ import annotations
 

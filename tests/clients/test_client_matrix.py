@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Real clients on simulated GPUs of every model: nothing is missing that accepted.yml does not accept."""
+"""Run real clients on simulated GPUs of every model.
+
+Everything that is missing must be accepted in accepted.yml.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import fin
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML's setters need root: run as root")
 
-#: An NVLink board and one without, with MIG and without, of four architectures.
+#: Boards with and without NVLink and MIG, from four architectures.
 USUAL_MODELS = ["H100-80GB", "A30-24GB", "L40S-48GB", "T4-16GB"]
 
-#: Entries of the table that were needed, by their title, and clients that the archive has no more.
+#: Titles of table entries that were needed, and clients that the archive no longer has.
 needed: set[str] = set()
 left_out: list[str] = []
 
@@ -34,7 +37,7 @@ def clients() -> list:
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory):
-    """The library, built once."""
+    """Build the library once."""
     return SimulatedHost.build(tmp_path_factory.mktemp("clients"))
 
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's mig-parted changes simulated GPUs, and says of them what gpu_info and an independent reader say."""
+"""Let NVIDIA's mig-parted change simulated GPUs.
+
+Its result must match gpu_info and an independent reader.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from client_archive import NotOffered
 from simulated_host import SimulatedHost
 
 pytestmark = [
-    # It takes a minute to build.
+    # Building the program takes a minute.
     pytest.mark.thorough,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and NVML's setters: run as root"),
 ]
 
-#: A model whose mode changes at once, one that is reset, and one of four slices; profiles that fill a GPU.
+#: A model whose MIG mode changes at once, one that needs a reset, and one with four slices. The profiles fill each GPU.
 LAYOUTS = {
     "H100-80GB": {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 2},
     "A100-40GB": {"4g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1},
@@ -41,7 +44,7 @@ def build(tmp_path_factory):
 
 
 class Parted:
-    """mig-parted on a simulated host, in a mount namespace with the files of a driver."""
+    """mig-parted on a simulated host, in a mount namespace with a driver's files."""
 
     def __init__(self, program, host: SimulatedHost, folder) -> None:
         self.program, self.host, self.folder = program, host, folder
@@ -54,7 +57,7 @@ class Parted:
         return self.host.run([*apart, str(self.program), *arguments], check=False)
 
     def wants(self, **labels: dict) -> list[str]:
-        """Write a file of configurations; return the option that names it."""
+        """Write a configuration file, and return the option with its path."""
         path = self.folder / "config.yaml"
         path.write_text(yaml.safe_dump({"version": "v1", "mig-configs": labels}))
         return ["-f", str(path)]
@@ -62,13 +65,13 @@ class Parted:
 
 @pytest.fixture(params=LAYOUTS)
 def case(request, program, build, tmp_path):
-    """(mig-parted, the profiles of a layout) on a host with two GPUs."""
+    """Return mig-parted on a host with two GPUs, and the profiles of a layout."""
     host = SimulatedHost(tmp_path / "host", build.library).create([{"model": request.param, "count": 2}], host="parted")
     return Parted(program, host, tmp_path), LAYOUTS[request.param]
 
 
 def seen_by_gpu_info(host: SimulatedHost) -> list[tuple[bool, dict[str, int]]]:
-    """Return MIG mode and the number of instances of each profile, by GPU."""
+    """Return for each GPU the MIG mode, and the number of instances by profile."""
     found = []
     for gpu in host.module("gpu_info")["gpus"]:
         names = [instance["profile"] for instance in gpu["mig"]["instances"]]
@@ -104,5 +107,5 @@ def test_a_layout_that_does_not_fit_is_refused(case):
         "apply", *parted.wants(all=[{"devices": [0], "mig-enabled": True, "mig-devices": too_many}]), "-c", "all"
     )
     assert refused.returncode != 0
-    # It ends with a GPU that has none: mig-parted does not go back.
+    # The run ends with a GPU without instances, because mig-parted does not roll back.
     assert seen_by_gpu_info(parted.host)[0] == (True, {})

@@ -1,6 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask NVML, through a Python binding, everything that needs nothing but a GPU; print {function: {GPU: error}} as JSON.
+"""Call all NVML queries that need only a GPU, through a Python binding.
+
+Prints {function: {GPU: error}} as JSON.
 
 usage: walk_nvml.py BINDING    pynvml, or py3nvml.py3nvml
 """
@@ -10,7 +12,7 @@ import inspect
 import json
 import sys
 
-#: Takes a GPU and is no question.
+#: Functions that take a GPU but do not query it.
 CHANGES = (
     "Clear",
     "Reset",
@@ -27,7 +29,7 @@ CHANGES = (
 
 
 def questions(binding):
-    """Yield the functions of a device that take the device alone."""
+    """Yield the functions that take only a device."""
     for name, function in sorted(vars(binding).items()):
         if not name.startswith("nvmlDevice") or not inspect.isfunction(function):
             continue
@@ -49,7 +51,7 @@ def main():
                 function(gpu)
                 answer = "answered"
             except binding.NVMLError as error:
-                # Bindings differ in the names of their classes, not in the words of NVML.
+                # Class names differ between bindings, but NVML's error texts are the same.
                 answer = str(error)
             except Exception as error:
                 answer = type(error).__name__ + ": " + str(error)

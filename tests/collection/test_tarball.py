@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tarball of the collection: what it carries, and whether Galaxy and antsibull-docs take it."""
+"""Check the content of the collection's tarball with Galaxy and antsibull-docs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: What users of the collection get; all else is for a checkout.
+#: Files that users of the collection get. All other files are only for a checkout.
 SHIPPED = {
     "CHANGELOG.md", "COPYING", "FILES.json", "LICENSES", "MANIFEST.json", "README.md", "SECURITY.md", "changelogs", "docs",
     "galaxy.yml", "inventories", "meta", "playbooks", "plugins", "requirements-bundle.txt", "requirements-rightsize.txt", "roles",
@@ -22,7 +22,7 @@ SHIPPED = {
 
 
 def run(program: str, *arguments: str, folder: Path, **environment: str) -> str:
-    """Return all output of a program of the tests' own Python, which must succeed."""
+    """Run a program of the tests' own Python, and return its output. It must succeed."""
     programs = Path(sys.executable).parent
     done = subprocess.run(
         [str(programs / program), *arguments],
@@ -47,7 +47,7 @@ def tarball(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def collection(tarball):
-    """The collection as ansible-galaxy would unpack it."""
+    """Return the collection as ansible-galaxy unpacks it."""
     folder = tarball.parent / "ansible_collections" / "openfleet" / "gpu"
     folder.mkdir(parents=True)
     with tarfile.open(tarball) as file:
@@ -61,7 +61,7 @@ def test_it_carries_what_users_need_and_nothing_of_a_checkout(collection):
     assert [path for path in waste if path.name != "doc_fragments"] == []
     assert sorted(path.name for path in (collection / "inventories").iterdir()) == ["example", "minimal"]
     assert (collection / "playbooks" / "callback_plugins" / "openfleet_gpu_summary.py").is_file()
-    # The file of the same name at the root is for a checkout alone.
+    # The file with the same name at the root is only for a checkout.
     assert (collection / "inventories" / "minimal" / "ansible.cfg").is_file()
 
 
@@ -76,7 +76,10 @@ def test_links_of_its_documents_stay_within_it(collection):
 
 
 def test_galaxy_takes_it_without_a_warning(tarball, tmp_path):
-    """By Galaxy's own importer. ansible-lint runs on the checkout, with the same profile."""
+    """Run Galaxy's own importer.
+
+    ansible-lint runs on the checkout with the same profile.
+    """
     told = run(
         "python",
         "-m",
@@ -91,7 +94,10 @@ def test_galaxy_takes_it_without_a_warning(tarball, tmp_path):
 
 
 def test_its_documentation_has_no_broken_reference(collection):
-    """By antsibull-docs: markup, and references from options to options, modules and roles."""
+    """Run antsibull-docs.
+
+    It checks markup, and references between options, modules and roles.
+    """
     run(
         "antsibull-docs",
         "lint-collection-docs",

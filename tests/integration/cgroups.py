@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Control groups of this machine for processes that represent units and pods."""
+"""Create cgroups on this machine for processes that represent units and pods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from patience import wait_until
 
 
 def hierarchies() -> list[Path]:
-    """Return where cgroups are made by which the kernel tells units and pods: systemd's own of cgroup v1, then cgroup v2."""
+    """Return the cgroup hierarchies in which the kernel tracks units and pods.
+
+    systemd's own cgroup v1 hierarchy comes first, then cgroup v2.
+    """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     own = [Path(where) for _what, where, kind, options, *_ in mounts if kind == "cgroup" and "name=systemd" in options]
     return own + [Path(where) for _what, where, kind, *_ in mounts if kind == "cgroup2"]
@@ -20,9 +23,10 @@ def hierarchies() -> list[Path]:
 
 @contextlib.contextmanager
 def made(*parts: str) -> Iterator[Path]:
-    """A cgroup of this path from the top, until the end of the block, by which its processes have ended.
+    """Create a cgroup with this path from the top, and remove it after the block.
 
-    Raises OSError where none can be made here. What was there of the path stays.
+    The processes in the cgroup must have ended by then. Directories of the path that existed before are kept. Raises
+    OSError if this machine does not allow new cgroups.
     """
     path = next(iter(hierarchies()), Path("/nowhere"))
     new = []

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command gpu-layout and its installer on a host of simulated GPUs."""
+"""Run the command gpu-layout and its installer on a host of simulated GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources impo
 
 INSTALLER = "ansible_collections.openfleet.gpu.plugins.modules.layout_boot"
 BUILDER = ROOT / "plugins" / "module_utils" / "install" / "archive.py"
-#: The interpreter of the host, as in simulated_host.
+#: The interpreter that represents the host's Python, as in simulated_host.
 PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 
 
@@ -27,7 +27,11 @@ def installer_environment() -> dict[str, str]:
 
 
 def installer_input(root: Path, check: bool = False, sources: dict[str, str] | None = None, **arguments) -> str:
-    """What the module layout_boot reads, with the command's sources as the action plugin sends them to a host that asks."""
+    """Return the input of the module layout_boot.
+
+    The command's sources are included in the same form in which the action plugin sends them to a host that requests
+    them.
+    """
     sources = read_sources() if sources is None else sources
     known = {"root": str(root), "sources_digest": sources_digest(sources), **arguments}
     if known.pop("send", True):
@@ -48,7 +52,7 @@ def run_installer(root: Path, **arguments) -> dict:
 
 
 class CommandHost:
-    """A host with the command: what a person at its terminal has."""
+    """A host with the command gpu-layout, used as an operator uses it at the terminal."""
 
     def __init__(self, simulated: SimulatedHost, command: Path) -> None:
         self.simulated, self.command = simulated, command
@@ -63,7 +67,7 @@ class CommandHost:
     def words(self, *arguments: str) -> list[str]:
         more = []
         if arguments[0] in ("plan", "apply", "metrics"):
-            # The module's own directory: both must see one lock, one journal, one record.
+            # The command uses the module's own directory: both must see the same lock, journal and record.
             more = ["--state-directory", str(self.folder / "state.d")]
         return [PYTHON, str(self.command), *arguments, *more]
 
@@ -75,7 +79,7 @@ class CommandHost:
 
 
 def build_command(file: Path) -> Path:
-    """The command as one file, pynvml included."""
+    """Build the command as one file that includes pynvml."""
     import pynvml
 
     environment = dict(os.environ, PYTHONPATH=str(Path(pynvml.__file__).parent))

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compile each source once: code is kept in a folder, by the checksum of its source.
+"""Compile each source once, and cache the code by the checksum of its source.
 
-A module comes as source in an archive, and most of its time on an idle host is spent on compiling. What is kept is what this
-interpreter made of the same source: a module runs as it does without. Imports little: on lab hosts each start waits for it.
+A module is sent as source in an archive, and compiling takes most of its time on an idle host. The cache contains
+exactly the code that this interpreter compiled from the same source, so modules behave as they do without it. This
+file imports little because every process on a lab host waits for it at its start.
 """
 
 import _imp
@@ -12,7 +13,10 @@ import sys
 
 
 def keep(folder):
-    """Let zipimport and py_compile take code from files of this folder, which no other user may write to."""
+    """Let zipimport and py_compile read compiled code from this folder.
+
+    No other user may write to the folder.
+    """
     import importlib.machinery
     import zipimport
 
@@ -33,7 +37,10 @@ def keep(folder):
 
 
 def _kept(folder, kind, path, source, compiled):
-    """Return the code of a source, from its file or by `compiled`, which then makes the file."""
+    """Return the code of a source from its cached file.
+
+    If the file is missing, call `compiled` and write the file.
+    """
     import _sha1
     import marshal
 
@@ -46,7 +53,7 @@ def _kept(folder, kind, path, source, compiled):
     except (OSError, EOFError, ValueError, TypeError):
         code = compiled()
     try:
-        # Hosts share the folder, and have processes of the same number.
+        # Hosts share the folder and can have processes with the same pid, so the pid would not be unique.
         with open("%s.%s" % (name, os.urandom(8).hex()), "xb") as file:  # noqa: PTH123
             marshal.dump(code, file)
         os.rename(file.name, name)  # noqa: PTH104

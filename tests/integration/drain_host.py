@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host with stand-ins for systemctl, scontrol and squeue.
+"""Simulate a host with stand-ins for systemctl, scontrol and squeue.
 
-They know what the module needs of the real ones, which molecule/gpu_drain runs it against. Any call of them can be made
-to fail, or to kill who called it once it is done: so a fault can be put between any two steps, on any Python.
+The stand-ins implement what the module needs from the real commands. molecule/gpu_drain runs the module with the real
+ones. Any call of a stand-in can fail, or can kill its caller after the call. So a test can place a fault between any
+two steps, on any Python.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from simulated_host import module_path
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.host import Wanted, drain, resume
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 
-#: What the tests drain.
+#: The services and the scheduler that the tests drain.
 CLIENTS = {"services": ["dcgm", "api", "idle", "absent"], "slurm": True}
 
 REASON = "openfleet.gpu: clients taken off the GPUs"
-#: State before a drain. exporter stops with dcgm; api has a running socket.
+#: State before a drain. exporter stops together with dcgm. api has an active socket.
 BEFORE = {
     "units": {
         "dcgm.service": "active",
@@ -95,7 +96,7 @@ if due and fault["kind"] == "kill":
 
 
 class DrainHost:
-    """The host in a folder."""
+    """A host whose files are in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.state = folder / "bin", folder / "state.d"
@@ -119,12 +120,12 @@ class DrainHost:
         return json.loads(path.read_text()) if path.exists() else []
 
     def fault(self, nth: int | None = None, kind: str = "fail") -> None:
-        """Let the nth call from now on go wrong; none without a number."""
+        """Let the nth call from now on fail. If no number is given, no call fails."""
         (self.bin / "calls.json").write_text("[]")
         (self.bin / "fault.json").write_text(json.dumps({"nth": nth, "kind": kind}))
 
     def module(self, state: str, check: bool = False, **arguments) -> dict | None:
-        """The module's result; None where it was killed."""
+        """Return the module's result, or None if the module was killed."""
         arguments.update(state=state, state_directory=str(self.state), _ansible_check_mode=check, _ansible_diff=True)
         environment = dict(os.environ, PATH=f"{self.bin}:{os.environ['PATH']}", PYTHONPATH=module_path())
         done = subprocess.run(
@@ -149,9 +150,10 @@ class DrainHost:
         return self.module("resumed", check, **arguments)
 
     def sweep(self, state: str, **arguments) -> str | None:
-        """What the module does, in a process that is ready for it: its message, empty where all went well; None if killed.
+        """Run the module in a process that has already loaded it.
 
-        A sweep makes hundreds of executions, which would else mostly start interpreters.
+        Returns the module's message, which is empty on success, or None if the module was killed. A sweep executes
+        the module hundreds of times, and starting an interpreter each time would take most of the test's time.
         """
         reading, writing = os.pipe()
         child = os.fork()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the module dcgm_exporter like the role, with its possible options."""
+"""Run the module dcgm_exporter with the options that the role can pass."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ DOCKER = {
 
 
 class Installer:
-    """Runs it below a directory."""
+    """Run the module below a directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def __call__(self, bundle, *options, failed=False):
-        """What it says of its run; of one that fails, its errors."""
+        """Return the module's result, or its errors if `failed` is true."""
         done = run_module("dcgm_exporter", self.root, bundle, {}, "--check" in options)
         said = json.loads(done.stdout)
         assert said.get("failed", False) == failed, said
@@ -74,7 +74,7 @@ def files(root):
 
 
 def archive(tmp_path):
-    """Python packages, as make_archive.py brings them."""
+    """Return an archive of Python packages, as make_archive.py writes it."""
     file = tmp_path / "packages.zip"
     with zipfile.ZipFile(file, "w") as made:
         made.writestr("some_package/__init__.py", "answer = 42\n")

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let every NVML call of a transition fail or die once, and check how each run ends.
+"""Let every NVML call of a transition fail or die once, and check each result.
 
-Runs are forks of this process on a simulated host, so that thousands of them take minutes. Another fork looks and clears up after
-each. This process does neither: its library would know instances of the run before, whose state was put back since.
+Each run is a fork of this process on a simulated host, so thousands of runs take only minutes. After each run,
+another fork reads the state and cleans up. This process does neither: its NVML library would remember the instances
+of the previous run, although the state file has been restored since.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import J
 sys.path[:0] = [str(SIMULATOR), str(Path(__file__).resolve().parents[1] / "unit")]
 
 ACTIONS = ("UNKNOWN", "kill", "kill-inside", "kill-after")
-#: Codes that calls for a sick GPU return.
+#: Error codes that calls for a failing GPU return.
 SICK = (
     "UNKNOWN",
     "GPU_IS_LOST",
@@ -39,22 +40,22 @@ SICK = (
     "NO_PERMISSION",
     "NOT_FOUND",
 )
-#: More calls than any run makes.
+#: Higher than the number of calls in any run.
 _NEVER = 1_000_000
 
 
 class Ending(NamedTuple):
-    """How one run with a fault ended."""
+    """The result of one run with a fault."""
 
     call: str
     nth: int
     action: str
-    #: What is wrong with the ending; empty for a good one.
+    #: The reason why the result is wrong, or empty if it is correct.
     wrong: str
 
 
 class Sweep:
-    """One simulated host, its state file kept and put back between runs."""
+    """One simulated host. Its state file is saved once and restored between runs."""
 
     def __init__(self, folder: Path, library: Path) -> None:
         import pynvml
@@ -69,9 +70,10 @@ class Sweep:
     def transition(
         self, model: str, have: list[tuple[str, int]], busy: set[int], want: list[str], most: int | None = None
     ) -> Iterator[Ending]:
-        """Sweep the change from `have` to `want` with every fault in every call, or a sample of `most` faults.
+        """Sweep the change from `have` to `want` with every fault in every call.
 
-        Instances of `have` that start in `busy` have a process until the sweep ends or its generator is closed.
+        If `most` is given, only a sample of that many faults is used. Each instance of `have` whose placement start
+        is in `busy` has a process until the sweep ends or its generator is closed.
         """
         self.host.create([{"model": model, "count": 2}])
         old = [WantedInstance(name, start) for name, start in have]
@@ -83,7 +85,7 @@ class Sweep:
             self.control.clear_calls()
             status, said = self._fork(lambda: self._apply(new))
             if status != 0:
-                # The change was refused because it would end a process, so there are no calls to disturb.
+                # The run refused the change because it would end a process. There are no calls that could fail.
                 assert self._seen() == before, said
                 return
             after = self._seen()
@@ -99,9 +101,10 @@ class Sweep:
     def sick_gpu(
         self, model: str, have: list[tuple[str, int]], want: list[str], most: int | None = None
     ) -> Iterator[Ending]:
-        """Sweep a change of three GPUs from `have` to `want` in which GPU 1 falls sick, or one call for it fails.
+        """Sweep a change of three GPUs from `have` to `want` in which calls to GPU 1 fail.
 
-        GPU 1 fails from its nth call on, with any code of SICK; or all calls of one function for it do. `most` samples them.
+        Either all calls to GPU 1 fail from the nth call on, with each code of SICK, or all calls of one function fail
+        for GPU 1. If `most` is given, only a sample of that many faults is used.
         """
         self.host.create([{"model": model, "count": 3}])
         old = self._layout([{"profile": name, "placement": start} for name, start in have])
@@ -163,7 +166,7 @@ class Sweep:
 
     def _judge(self, run: Callable[[], Any], before: Any, after: Any, held: set[tuple[int, int]]) -> str:
         status, said = self._fork(run)
-        # Where the run took another path, its fault waits still, and would meet those who look.
+        # If the run took another path, its fault is still pending and would hit the processes that read the state.
         self.control.clear_failures()
         left = (Path(self.directory) / "journal.json").exists()
         if not self._lock_is_free():
@@ -186,7 +189,7 @@ class Sweep:
         return ""
 
     def _restore(self, snapshot: bytes, owned: str | None = None) -> None:
-        # In place: this process and its forks have the file mapped.
+        # Write in place, because this process and its forks have mapped the file.
         with (self.host.folder / "state").open("r+b") as file:
             file.write(snapshot)
         Journal(self.directory).end()
@@ -195,9 +198,10 @@ class Sweep:
 
     @contextlib.contextmanager
     def _processes(self, busy: set[int]) -> Iterator[set[tuple[int, int]]]:
-        """Attach this process to the instances of GPU 0 that start in `busy`; yield (GPU, placement start) of each.
+        """Attach this process to the instances of GPU 0 whose start is in `busy`.
 
-        The simulator refuses to create GPUs while a process is attached, so this process is detached at the end.
+        Yields (GPU, placement start) for each instance. The process is detached at the end, because the simulator
+        refuses to create GPUs while a process is attached.
         """
         instances = [(start, identity) for start, identity in self._seen()["ids"] if start in busy]
         try:
@@ -205,14 +209,17 @@ class Sweep:
                 self.control.attach(os.getpid(), 0, identity, 0, "compute", 1 << 20)
             yield {(0, start) for start, _ in instances}
         finally:
-            # A run that ends badly may have destroyed the instances already.
+            # A run with a wrong result may already have destroyed the instances.
             if os.getpid() in [process["pid"] for process in self.control.dump()["processes"]]:
                 self.control.detach(os.getpid())
 
-    # ------------------------------------------------------------------ what runs in a fork
+    # ------------------------------------------------------------------ functions that run in a fork
 
     def _apply(self, wanted: list[WantedInstance]) -> None:
-        """GPU 0 gets these instances; where they are not pinned, GPU 1 changes its compute mode in the same run."""
+        """Apply these instances to GPU 0.
+
+        If the instances are not pinned, GPU 1 changes its compute mode in the same run.
+        """
         from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 
         with locked(self.directory, 0), Session() as session:
@@ -233,17 +240,24 @@ class Sweep:
             recovery.recover(apply_plan.Context(session, Journal(self.directory)))
 
     def _look_and_clear_up(self) -> tuple[Any, tuple[int, Any], Any]:
-        """Return NVML's state, what the next run did about an interrupted one, and NVML's state then. An error is a text."""
+        """Return the NVML state, the result of the next run, and the NVML state after it.
+
+        The next run recovers an interrupted run. If a step fails, its error text is returned in place of its result.
+        """
         return _tried(_read)[1], _tried(self._recover), _tried(_read)[1]
 
     def _seen(self) -> Any:
-        """What NVML shows: per GPU mode and instances; processes as (GPU, placement start); ids of GPU 0's instances."""
+        """Return the state that NVML reports.
+
+        The state is: the MIG mode and instances of each GPU, the processes as (GPU, placement start), and the
+        instance ids of GPU 0.
+        """
         status, said = self._fork(_read)
         assert status == 0, said
         return said
 
     def _fork(self, run: Callable[[], Any]) -> tuple[int, Any]:
-        """Run it in a fork, as `_tried` does; (-9, "") where it was killed."""
+        """Call `run` in a fork, like `_tried`; return (-9, "") if the fork was killed."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -266,7 +280,10 @@ class Sweep:
 
 
 def _tried(run: Callable[[], Any]) -> tuple[int, Any]:
-    """Run it: (0, result), (1, message) for "nothing changed" or "old", (2, message) else."""
+    """Call `run` and return (0, result) or an error.
+
+    The error is (1, message) if the message says "nothing changed" or "old", and (2, message) otherwise.
+    """
     try:
         return 0, run()
     except ApplyError as error:
@@ -301,7 +318,7 @@ def _read() -> Any:
 
 
 def random_transitions(seed: int, count: int) -> Iterator[tuple[str, list[tuple[str, int]], set[int], list[str]]]:
-    """(model, have, busy, want) of random transitions in which something changes."""
+    """Yield (model, have, busy, want) for random transitions that change something."""
     from mig_rules import legal
 
     from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
@@ -321,6 +338,6 @@ def random_transitions(seed: int, count: int) -> Iterator[tuple[str, list[tuple[
                     some.append(pair)
         have, want = ([(name, placement.start) for name, placement in some] for some in chosen)
         wanted = [name for name, _ in want]
-        # A process where the new layout can keep its instance; where it cannot, the run would be refused.
+        # Attach a process only if the new layout can keep its instance. Otherwise the run would be refused.
         busy = {start for name, start in have[:1] if name in wanted}
         yield key, have, busy, wanted

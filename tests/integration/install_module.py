@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module with sources like its action plugin: with their digest, then with them on request."""
+"""Run a module as its action plugin does: first with the digest of the sources.
+
+If the host requests the sources, run the module again with them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from simulated_host import module_path
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import digest, pack
 
-#: The interpreter that represents a host's, because code on hosts must run on old ones too.
+#: The interpreter that represents a host's Python, because code for hosts must also run on old versions.
 HOST_PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 MODULE = "ansible_collections.openfleet.gpu.plugins.modules.%s"
 
@@ -30,9 +33,10 @@ def run_module(
     environment: Mapping[str, str] = os.environ,
     send: bool = True,
 ) -> subprocess.CompletedProcess:
-    """Run the module below `root`; return the last process. Its output is the module's result.
+    """Run the module below `root`, and return its last process.
 
-    Without `send` a host that asks for the sources gets none.
+    The standard output of the process is the module's result. If `send` is false, a host that requests the sources
+    does not get them.
     """
     given = {"root": str(root), "sources_digest": digest(sources), **arguments, "_ansible_check_mode": check}
     done = _run(name, given, environment)
@@ -57,7 +61,7 @@ def _run(name: str, given: Mapping[str, Any], environment: Mapping[str, str]) ->
 
 
 def result(done: subprocess.CompletedProcess) -> dict[str, Any]:
-    """Return what the module says it changed."""
+    """Return the changes that the module reports."""
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout)
     return {key: said[key] for key in ("changed", "done", "missing") if key in said}

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create a foreign MIG instance with plain pynvml: make_instance.py GPU PROFILE START. Enables MIG mode if needed."""
+"""Create a foreign MIG instance with plain pynvml.
+
+Usage: make_instance.py GPU PROFILE START. MIG mode is enabled if necessary.
+"""
 
 import sys
 from ctypes import byref

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check and continue the child process in which a run calls NVML, if a fault stopped it."""
+"""Find and continue the child process that calls NVML for a run.
+
+A simulated fault can stop this child.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ def go_on(pid: int) -> None:
 
 
 def state_of(pid: int | str) -> str:
-    """Return the letter of the process's state, empty where there is no such process."""
+    """Return the letter of the process's state, or "" if the process does not exist."""
     return _fields(pid)[0]
 
 
 def _fields(pid: int | str) -> tuple[str, str]:
-    """Return the state and the parent of a process."""
+    """Return the state and the parent pid of a process."""
     try:
         state, parent = Path("/proc/%s/stat" % pid).read_text(encoding="utf-8").rpartition(")")[2].split()[:2]
     except OSError:

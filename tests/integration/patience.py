@@ -7,12 +7,12 @@ from __future__ import annotations
 import time
 from typing import Callable
 
-#: Timeout of all waits: a missing event takes this long to be reported, and a late one is still accepted.
+#: Timeout in seconds of all waits. Late events are accepted, and a missing event is reported after this time.
 PATIENCE_SECONDS = 180.0
 
 
 def wait_until(holds: Callable[[], object], what: str) -> None:
-    """Look again and again until it holds; `what` is said of what never did."""
+    """Poll until `holds` returns a true value; `what` names the event in the error."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:.0f} s"

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Print what NVML shows of MIG as JSON: {GPU index: [[profile name, placement start], ...]}. Plain pynvml."""
+"""Print the MIG instances that NVML reports, as JSON, with plain pynvml.
+
+The format is {GPU index: [[profile name, placement start], ...]}.
+"""
 
 import ctypes
 import json

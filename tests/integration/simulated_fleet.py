@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Playbooks by the real ansible-playbook, on hosts that are folders of this machine, with a state file each."""
+"""Run playbooks with the real ansible-playbook on hosts that are local folders.
+
+Each host has its own folder and its own state file of simulated GPUs.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,18 @@ from warm_ansible import interpreter
 
 
 class Fleet:
-    """A few hosts and the inventory that names them."""
+    """Some hosts, and the inventory that lists them."""
 
     def __init__(self, folder: Path, library: Path, names) -> None:
         self.folder = folder
-        #: Variables of a host besides, by its name.
+        #: Additional host variables, by host name.
         self.more: dict[str, dict] = {}
-        #: The ansible.cfg of the runs. None: they find none, in the folder of the fleet.
+        #: The ansible.cfg for the runs. If None, the runs use a missing file in the fleet's folder, and so no
+        #: configuration.
         self.config: Path | None = ROOT / "ansible.cfg"
-        #: Groups besides, as in an inventory.
+        #: Additional inventory groups.
         self.groups: dict[str, dict] = {}
-        #: Hosts that have no gpu_layout.
+        #: Names of hosts without a gpu_layout.
         self.without_layout: set[str] = set()
         self.hosts = {
             name: SimulatedHost(folder / name, library).create([{"model": "H100-80GB", "count": 1}]) for name in names
@@ -40,7 +44,10 @@ class Fleet:
         return self.run(playbook, file, *arguments)
 
     def run(self, playbook, inventory, *arguments):
-        """Run a playbook, which is a file of the checkout or a name (openfleet.gpu.site), with an inventory's file."""
+        """Run a playbook with an inventory file.
+
+        The playbook is a file of the checkout or a name, for example openfleet.gpu.site.
+        """
         command = [
             *warm_playbook.COMMAND,
             "-i",
@@ -51,7 +58,7 @@ class Fleet:
         folder = ROOT if self.config else self.folder
         environment = dict(
             os.environ,
-            # One that is not there counts as none.
+            # A missing file counts as no configuration.
             ANSIBLE_CONFIG=str(self.config or self.folder / "none.cfg"),
             PWD=str(folder),
             ANSIBLE_STDOUT_CALLBACK="default",
@@ -70,7 +77,7 @@ class Fleet:
             "ansible_become": False,
             "ansible_python_interpreter": str(self.interpreter(name)),
             "gpu_layout": layout,
-            # Nothing is installed on the machine that runs the tests.
+            # The tests must not install anything on this machine.
             "gpu_layout_nvml_source": "none",
             "gpu_layout__root": str(self.hosts[name].folder / "root"),
             "vgpu_limiter__root": str(self.hosts[name].folder / "root"),
@@ -83,7 +90,7 @@ class Fleet:
         return found
 
     def interpreter(self, name):
-        """A Python that sees the GPUs of one host."""
+        """Return a Python interpreter that sees the GPUs of one host."""
         host = self.hosts[name]
         environment = host.environment
         names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
@@ -94,14 +101,14 @@ class Fleet:
 
 
 class BareFleet(Fleet):
-    """Hosts whose Python has only its own library."""
+    """Hosts whose Python has only the standard library."""
 
     def interpreter(self, name):
         host = self.hosts[name]
         names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY")
         exports = "".join(f'export {key}="{host.environment[key]}"\n' for key in names)
         wrapper = host.bin / "python3"
-        # -S: without the packages of the machine that runs the tests.
+        # -S excludes the packages that are installed on the machine that runs the tests.
         wrapper.write_text(f'#!/bin/sh\nunset PYTHONPATH\n{exports}exec {sys._base_executable} -S "$@"\n')
         wrapper.chmod(0o755)
         return wrapper

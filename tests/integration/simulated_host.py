@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host of simulated GPUs without a container: the library, the tool and a state file in one folder."""
+"""Simulate a GPU host without a container.
+
+Its library, tool and state file are in one folder.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,17 @@ from warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
-#: Modules that keep records: without a folder of their own, a host would find those of the test before it.
+#: Modules that write records. Each host passes its own state directory to them.
 STATEFUL = ("layout", "mig", "mps", "reclaim", "time_slicing", "vgpu_quota")
 MODELS = ROOT / "plugins" / "module_utils" / "models"
 
 
 @functools.cache
 def module_path() -> str:
-    """Return the PYTHONPATH with which a module of the collection runs outside of Ansible's archive.
+    """Return the PYTHONPATH for collection modules that run outside Ansible's archive.
 
-    Of the tests' packages it has what a host may have, and no other: those may not be for the release of a host's Python.
+    The path has only those packages of the test environment that a host may have. The other packages may not support
+    the host's version of Python.
     """
     import ansible
     import pynvml
@@ -50,12 +54,18 @@ def module_path() -> str:
 
 
 def _kept() -> Path:
-    """Return the folder of what tests make once. root's lies apart from another user's: the Makefile sets this."""
+    """Return the folder for files that tests build once.
+
+    root and other users have separate folders, because the Makefile sets the cache directory per user.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or ROOT / ".cache")
 
 
 def copy_library(folder: Path) -> None:
-    """Copy the simulated library to a folder; build it where no test of this checkout has built it of these sources."""
+    """Copy the simulated library to a folder.
+
+    Build the library first if no test of this checkout has built it from the current sources.
+    """
     source = SIMULATOR / "src"
     told = hashlib.sha256(subprocess.check_output(["cc", "--version"]))
     for path in sorted(path for path in source.iterdir() if path.is_file()):
@@ -72,10 +82,10 @@ def copy_library(folder: Path) -> None:
 
 
 class SimulatedHost:
-    """Runs commands and modules as processes that see the folder's GPUs."""
+    """Run commands and modules as processes that see the simulated GPUs of a folder."""
 
     _interpreters: ClassVar[dict[tuple[str, Path], WarmPython]] = {}
-    #: Whether its modules are the collection's, which name in their documentation what they return.
+    #: True if the modules are the collection's own, whose documentation lists their return values.
     documented: ClassVar[bool] = True
 
     def __init__(self, folder: Path, library: Path) -> None:
@@ -85,7 +95,7 @@ class SimulatedHost:
         tool = self.bin / "gpusim"
         tool.write_text('#!/bin/sh\nPYTHONPATH="%s" exec "%s" -m gpusim "$@"\n' % (SIMULATOR, sys.executable))
         tool.chmod(0o755)
-        # Modules run under the interpreter that hosts may have, with the controller's Ansible code beside it.
+        # Modules run with a Python version that hosts may have, and with the controller's Ansible code in PYTHONPATH.
         self.python = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 
     @classmethod
@@ -108,14 +118,14 @@ class SimulatedHost:
         )
 
     def create(self, gpus: list[dict], **settings) -> SimulatedHost:
-        """Lay out the host's GPUs, as the role would."""
+        """Create the host's simulated GPUs, as the role does."""
         configuration = self.folder / "gpus.json"
         configuration.write_text(json.dumps(dict(settings, gpus=gpus)))
         self.gpusim("init", "--config", str(configuration), "--models", str(MODELS))
         return self
 
     def gpusim(self, *arguments: str) -> str:
-        """Run the simulator's tool; return what it printed."""
+        """Run the simulator's tool, and return its output."""
         environment = self.environment
         environment["PYTHONPATH"] = f"{SIMULATOR}:{environment['PYTHONPATH']}"
         return self._checked(self._warm(sys.executable).run("gpusim", arguments, environment)).stdout
@@ -131,7 +141,10 @@ class SimulatedHost:
         return done
 
     def _warm(self, python: str) -> WarmPython:
-        """Return the loaded interpreter for this library, one in each process of tests."""
+        """Return the preloaded interpreter for this library.
+
+        Each test process has one interpreter per library.
+        """
         key = (python, self.library)
         if key not in self._interpreters:
             self._interpreters[key] = WarmPython(python, self.environment)
@@ -139,7 +152,10 @@ class SimulatedHost:
         return self._interpreters[key]
 
     def end_interpreter(self) -> None:
-        """End the loaded interpreter, and what it runs in, before the process of tests ends it."""
+        """End the preloaded interpreters and remove their folder.
+
+        This must happen before the test process ends.
+        """
         for key in [key for key in self._interpreters if key[0] == self.python]:
             self._interpreters.pop(key).close()
 
@@ -147,7 +163,10 @@ class SimulatedHost:
         return subprocess.Popen(command, env=self.environment, **options)
 
     def module(self, name: str, check: bool = False, user: int | None = None, **arguments) -> dict:
-        """Run a module of the collection as Ansible does, less the connection; returns its result."""
+        """Run a module of the collection as Ansible does, without a connection.
+
+        Returns the module's result.
+        """
         arguments.update(_ansible_check_mode=check, _ansible_diff=True)
         if name in STATEFUL:
             arguments.setdefault("state_directory", str(self.folder / "state.d"))
@@ -156,7 +175,8 @@ class SimulatedHost:
         if user is None:
             done = self._warm(self.python).run(module, [], self.environment, given)
         else:
-            # The interpreter may lie where another user cannot read (root's home): load first, then become that user.
+            # The interpreter may be in a folder that another user cannot read, such as root's home. So import first,
+            # and then change the user.
             become = f"import os, pynvml, {module} as m; os.setgid({user}); os.setuid({user}); m.main()"
             done = self.run([self.python, "-c", become], check=False, input=given)
         try:
@@ -168,7 +188,10 @@ class SimulatedHost:
         return result
 
     def seen(self) -> dict[int, list[tuple[str, int]]]:
-        """What NVML shows, read by a process that shares no code with the modules: {index: [(profile name, start)]}."""
+        """Return the instances that NVML reports: {index: [(profile name, start)]}.
+
+        The reading process shares no code with the modules.
+        """
         script = Path(__file__).with_name("read_nvml.py")
         return {
             int(k): [tuple(i) for i in v] for k, v in json.loads(self.run([sys.executable, str(script)]).stdout).items()

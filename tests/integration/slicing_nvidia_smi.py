@@ -1,10 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for nvidia-smi that keeps time slices in a file, because the real one does not see simulated GPUs."""
+"""A stand-in for nvidia-smi that stores time slices in a file.
+
+The real nvidia-smi does not see simulated GPUs.
+"""
 
 from __future__ import annotations
 
-#: Of the folder bin beside `slices.json`, {UUID: slice}. A file `kill` there has it kill its caller "before" or "after" a change.
+#: The program belongs in the folder `bin`, next to `slices.json`, which maps UUIDs to slices. If a file `kill` there
+#: contains "before" or "after", the program kills its caller before or after a change.
 NVIDIA_SMI = """#!%s
 import json, os, pathlib, signal, sys
 

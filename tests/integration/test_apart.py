@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A manually started pytest: a foreign container with a GPU holds no simulated one."""
+"""Run pytest manually next to a foreign container with a GPU.
+
+The container must not count as a holder of a simulated GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: What an engine makes for a container with a GPU: a /dev with the node of the GPU.
+#: Simulate what a container engine creates for a container with a GPU: a /dev that has the GPU's node.
 CONTAINER = "mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/nvidia0 c 1 3 && echo up && exec sleep 600"
 ONE_TEST = "tests/integration/modules/test_mig.py::test_pending_mode_gets_its_reset"
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compile and import all code for hosts with a host's Python (OPENFLEET_HOST_PYTHON)."""
+"""Compile and import all code for hosts with a host's Python version.
+
+OPENFLEET_HOST_PYTHON selects the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ COLLECTION = "ansible_collections.openfleet.gpu.plugins"
 def host_modules() -> list[str]:
     """Return the import paths of module_utils and of the modules that hosts run."""
     utils = [p for p in (ROOT / "plugins" / "module_utils").rglob("*.py") if p.name != "__init__.py"]
-    # A module without `main` is documentation: its action runs on the controller.
+    # A module file without `main` is only documentation, because its action plugin runs on the controller.
     modules = [p for p in (ROOT / "plugins" / "modules").glob("*.py") if "\ndef main(" in p.read_text()]
     return sorted(
         ".".join([COLLECTION, *path.relative_to(ROOT / "plugins").with_suffix("").parts]) for path in [*utils, *modules]

@@ -1,11 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Give local connections and lab hosts an interpreter that has already loaded Ansible's module code.
+"""Give local connections and lab hosts a Python that has loaded Ansible's modules.
 
-Ansible starts an interpreter for each module and sends it all that the module imports, in an archive. To compile that code takes
-most of a module's time, and most of it is the same each time. Here one process has imported ansible-core's part, and each module
-is a fork of it with its own environment, standard input and output. The collection's code still comes from Ansible's archive, but
-is compiled once (compiled_code.py).
+Ansible starts an interpreter for each module, and sends an archive with everything that the module imports. Compiling
+that code takes most of a module's time, and most of the code is the same for every module. Here, one process has
+already imported the code that belongs to ansible-core. Each module runs as a fork of that process, with its own
+environment, standard input and output. The collection's code still comes from Ansible's archive, but is compiled only
+once (compiled_code.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Callable, ClassVar, Mapping, Sequence, TextIO
 import compiled_code
 from warm_python import answer
 
-#: What modules of ansible-core import. Not each release has all of them.
+#: Imports of ansible-core's modules. Some releases lack some of them.
 LOADED = [
     "ansible.module_utils.basic",
     "ansible.module_utils._internal._ansiballz._loader",
@@ -44,17 +45,18 @@ def interpreter(
     python: str = sys.executable,
     also: Sequence[str] = (),
 ) -> Path:
-    """Write a program for ansible_python_interpreter, which sets `environment` for modules; return its path.
+    """Write a program for ansible_python_interpreter, and return its path.
 
-    `also` are packages besides that the modules import. Another Python than that of the tests, which is Ansible's own, loads
-    everything from Ansible's archive, as on a host.
+    The program sets `environment` for modules. `also` lists additional packages that the modules import. If `python`
+    is not the tests' own Python, it loads everything from Ansible's archive, as a host does, because Ansible is
+    installed only for the tests' Python.
     """
     environment = dict(environment or {})
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
     command = [python]
     if python == sys.executable:
         server = _Server.of(environment.get("LD_LIBRARY_PATH", ""), tuple(also))
-        # -I and -S: the client needs nothing beyond the standard library.
+        # The client needs only the standard library, so -I and -S make it start faster.
         client = Path(__file__).with_name("warm_client.py").resolve()
         command = [python, "-I", "-S", str(client), str(server.socket)]
     wrapper.write_text(f'#!/bin/sh\n{exports}exec {" ".join(map(shlex.quote, command))} "$@"\n')
@@ -63,20 +65,24 @@ def interpreter(
 
 
 class _Server:
-    """The process that has loaded the code. It ends with this one."""
+    """The process that has loaded the code. It ends when this process ends."""
 
     _started: ClassVar[dict[tuple[str, tuple[str, ...]], _Server]] = {}
 
     @classmethod
     def of(cls, libraries: str, also: tuple[str, ...]) -> _Server:
-        """Return the one for these libraries: the dynamic linker reads their path when a process starts, not when it forks."""
+        """Return the server for these libraries, and start it if necessary.
+
+        There is one server per library path, because the dynamic linker reads the path when a process starts, not
+        when it forks.
+        """
         if (libraries, also) not in cls._started:
             cls._started[libraries, also] = cls(libraries, also)
             atexit.register(cls._started[libraries, also].close)
         return cls._started[libraries, also]
 
     def __init__(self, libraries: str, also: tuple[str, ...]) -> None:
-        # Not a TemporaryDirectory, which a fork of this process would remove at its own end.
+        # Do not use TemporaryDirectory: a fork of this process would remove the folder when the fork ends.
         self._folder = tempfile.mkdtemp(prefix="openfleet-warm-")
         self._maker = os.getpid()
         self.socket = Path(self._folder) / "socket"
@@ -101,29 +107,38 @@ class _Server:
 
 
 def close() -> None:
-    """End the processes that were started for this one, where it ends in another way than as usual."""
+    """End the processes that this process started.
+
+    Needed only if this process does not end in the usual way.
+    """
     for server in _Server._started.values():
         server.close()
 
 
 def disown() -> None:
-    """Leave these processes to the parent of this fork. They end when no process holds their input."""
+    """Leave these processes to the parent of this fork.
+
+    Each process ends when no other process has its standard input open.
+    """
     for server in _Server._started.values():
         server.disown()
 
 
-# --- In the process that is forked ----------------------------------------------------------------------------------
+# --- Functions of the process that is forked ------------------------------------------------------------------------
 
 
 def load(also: Sequence[str] = ()) -> None:
-    """Import what modules of ansible-core import, as far as this release has it, and `also`."""
+    """Import the LOADED modules that this ansible-core release has, and `also`."""
     for name in [*LOADED, *also]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket at this address, where one may lie that nothing listens to."""
+    """Return a listening socket at this address.
+
+    A leftover socket file without a listener is replaced.
+    """
     with contextlib.suppress(FileNotFoundError):
         Path(address).unlink()
     listening = socket.socket(socket.AF_UNIX)
@@ -133,7 +148,10 @@ def listen(address: str) -> socket.socket:
 
 
 def serve(listening: socket.socket, *until: TextIO | int, taken: bytes = b"", begin: Callable | None = None) -> None:
-    """Fork for each connection, until a file of `until` ends. `taken` is sent before the run begins, by `begin` if given."""
+    """Fork for each connection until one of the `until` files ends.
+
+    The bytes `taken` are sent before the run begins. `begin` sends them if it is given.
+    """
     while True:
         ready, _, _ = select.select([listening, *until], [], [])
         if ready != [listening]:

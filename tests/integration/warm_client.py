@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send code on standard input to the process of warm_ansible.py.
+"""Send the code on standard input to the process of warm_ansible.py.
 
-Returns its exit status. It imports little, because each module waits for it.
+Exits with the status of that code. Imports little, because each module waits for this client.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import sys
 
 
 def run_as_fork(address: str) -> None:
-    """Have the code run by a fork of the process at this address, and end as that ends; return where no process is there."""
+    """Run the code in a fork of the process at this address, and exit with its status.
+
+    Returns if no process listens at the address.
+    """
     connection = _socket.socket(_socket.AF_UNIX)
     try:
         connection.connect(address)
@@ -22,13 +25,13 @@ def run_as_fork(address: str) -> None:
         return
     umask = os.umask(0)
     os.umask(umask)
-    # Without pathlib, which takes longer to import than all of the rest.
+    # Do not import pathlib: it takes longer than all other imports together.
     request = {"module": "", "arguments": [], "environment": dict(os.environ), "cwd": os.getcwd(), "umask": umask}  # noqa: PTH109
     text = json.dumps(request).encode()
     files = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
     connection.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
     connection.sendall(b"%d\n" % len(text) + text)
-    # A few digits, in one piece.
+    # The status is a few digits and arrives in one piece.
     status = int(connection.recv(16) or b"-9")
     if status < 0:
         os.kill(os.getpid(), -status)
@@ -36,7 +39,7 @@ def run_as_fork(address: str) -> None:
 
 
 def main(address: str, arguments: list) -> None:
-    """Run the code. A program with arguments runs under a separate interpreter."""
+    """Run the code. If there are arguments, run the program in a separate interpreter."""
     if arguments:
         os.execv(sys.executable, [sys.executable, *arguments])
     run_as_fork(address)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run `python -m MODULE` as a fork that has already loaded Ansible and pynvml.
 
-Loading is most of what a test of a module would wait for, hundreds of times. One interpreter loads what modules import, none of
-the modules themselves, and each run is a fork of it with its own environment and standard input and output.
+Tests start modules hundreds of times, and imports take most of the time of each start. So one interpreter imports the
+dependencies of the modules, but not the modules themselves. Each run is a fork of this interpreter with its own
+environment, standard input and output.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import tempfile
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
-#: A request is its length in decimal and a line feed, then JSON; the answer is the exit status in decimal.
+#: A request is the decimal length of a JSON text, a line feed, and the JSON text. The response is the decimal exit
+#: status.
 Request = Mapping[str, object]
 
 
 class WarmPython:
     """Start processes from one loaded interpreter.
 
-    `environment` is what the interpreter starts with: the dynamic linker reads LD_LIBRARY_PATH only then.
+    The interpreter starts with `environment`, because the dynamic linker reads LD_LIBRARY_PATH only at the start.
     """
 
     def __init__(self, python: str, environment: Mapping[str, str]) -> None:
@@ -43,7 +45,7 @@ class WarmPython:
         self._requests = ours
 
     def run(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], stdin: str = ""):
-        """Run a module as `python -m` would; return its subprocess.CompletedProcess."""
+        """Run a module like `python -m`, and return its subprocess.CompletedProcess."""
         request = {
             "module": module,
             "arguments": list(arguments),
@@ -72,11 +74,11 @@ class WarmPython:
         self._process.wait()
 
 
-# --- In the interpreter that is forked ------------------------------------------------------------------------------
+# --- Functions of the interpreter that is forked --------------------------------------------------------------------
 
 
 def load() -> None:
-    """Import what modules and gpusim import, as far as this interpreter has it."""
+    """Import the dependencies of modules and gpusim that this interpreter has."""
     import pkgutil
 
     import ansible.module_utils.basic  # noqa: F401
@@ -102,7 +104,7 @@ def serve(requests: socket.socket) -> None:
             answer(list(files))
         for file in files:
             os.close(file)
-        # Those that have ended.
+        # Collect the children that have ended.
         while True:
             try:
                 if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -112,7 +114,10 @@ def serve(requests: socket.socket) -> None:
 
 
 def answer(files: list, become: Callable | None = None) -> None:
-    """Run one request in a child of this process, by run() or what is given, and send its exit status."""
+    """Run one request in a child of this process, and send its exit status.
+
+    The child calls `become` if it is given, otherwise run().
+    """
     connection = socket.socket(fileno=files.pop())
     reader = connection.makefile("rb")
     request = json.loads(reader.read(int(reader.readline())).decode())
@@ -133,7 +138,10 @@ def answer(files: list, become: Callable | None = None) -> None:
 
 
 def _ends_before(child: int, connection: socket.socket) -> bool:
-    """Wait; return False where the one who asked is gone first. Python 3.8 cannot wait for both: there the child always ends."""
+    """Wait for the child, and return False if the client disconnects first.
+
+    Python 3.8 cannot wait for both: with it the child always runs to its end.
+    """
     if not hasattr(os, "pidfd_open"):
         return True
     ended = os.pidfd_open(child)
@@ -141,7 +149,10 @@ def _ends_before(child: int, connection: socket.socket) -> bool:
 
 
 def run(request: Request, begin: Callable | None = None) -> None:
-    """Become the process that was asked for: what is given, a module, or the code on standard input. This does not return."""
+    """Become the requested process, and do not return.
+
+    The process runs `begin` if it is given, otherwise a module, or the code on standard input.
+    """
     import atexit
     import runpy
     import traceback
@@ -172,7 +183,7 @@ def run(request: Request, begin: Callable | None = None) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    # Modules remove their temporary folders there.
+    # Modules remove their temporary folders in exit handlers.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

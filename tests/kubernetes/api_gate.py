@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proxy to an API server on which a test can act at each write."""
+"""Run a proxy to an API server, on which a test can act at each write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADERS = ("Accept", "Authorization", "Content-Type")
 
 
 class Write(NamedTuple):
-    """A request that changes something."""
+    """A request that changes an object."""
 
     method: str
     path: str
@@ -28,7 +28,7 @@ class Write(NamedTuple):
 
 
 class CutError(Exception):
-    """The connection ends without an answer."""
+    """The connection ends without a response."""
 
 
 def _ignore(_write: Write) -> None:
@@ -36,10 +36,10 @@ def _ignore(_write: Write) -> None:
 
 
 class ApiGate:
-    """Passes on requests with the rights of a kubeconfig that has a token. `kubeconfig` leads here.
+    """Forward requests with the token of a kubeconfig. `kubeconfig` uses this proxy.
 
-    `before` and `after` are called with each write, before it is passed on and before it is answered. Where one raises CutError,
-    the asker gets no answer.
+    `before` is called with each write before it is forwarded, and `after` before the client gets its response. If one
+    of them raises CutError, the client gets no response.
     """
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
@@ -57,7 +57,10 @@ class ApiGate:
         self.kubeconfig.write_text(json.dumps(config))
 
     def pass_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
-        """Return the answer's status and content. Raises CutError, and what urllib raises where the server is away."""
+        """Return the response's status and content.
+
+        Raises CutError, and the errors of urllib if the server is not reachable.
+        """
         write = None if method == "GET" else Write(method, path.partition("?")[0], body.decode())
         if write:
             self.before(write)
@@ -79,7 +82,7 @@ class ApiGate:
 
 @contextlib.contextmanager
 def opened(kubeconfig: Path, folder: Path) -> Iterator[ApiGate]:
-    """A gate until the end of the block."""
+    """Run a gate until the end of the block."""
     gate = ApiGate(kubeconfig, folder)
     try:
         yield gate
@@ -96,7 +99,7 @@ def _handler(gate: ApiGate) -> type[BaseHTTPRequestHandler]:
                 status, content = gate.pass_on(self.command, self.path, headers, body)
             except (CutError, OSError, http.client.HTTPException):
                 return
-            # Who asked may have been killed.
+            # The client may have been killed.
             with contextlib.suppress(OSError):
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -113,20 +116,20 @@ def _handler(gate: ApiGate) -> type[BaseHTTPRequestHandler]:
 
 
 class Stepper:
-    """Kills a run at the first write at which none before was killed, so that run after run gets further.
+    """Kill a run at the first write at which no earlier run was killed.
 
-    `chosen` says at which writes, `kill` ends the current run.
+    So each run gets further than the one before. `chosen` selects writes, and `kill` ends the current run.
     """
 
     def __init__(self, kill: Callable[[], None], chosen: Callable[[Write], bool] = lambda _write: True) -> None:
         self._kill, self._chosen = kill, chosen
         #: Writes at which a run was killed.
         self.seen: set[Write] = set()
-        #: The write at which the last run was killed.
+        #: The write at which the last run was killed, or None.
         self.killed_at: Write | None = None
 
     def __call__(self, write: Write) -> None:
-        """For a gate's `before` or `after`."""
+        """Handle a write. Use this as `before` or `after` of a gate."""
         if self.killed_at is None and write not in self.seen and self._chosen(write):
             self.seen.add(write)
             self.killed_at = write
@@ -135,5 +138,5 @@ class Stepper:
             raise CutError
 
     def go_on(self) -> None:
-        """Let the next run begin."""
+        """Prepare for the next run."""
         self.killed_at = None

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cluster: the control plane of control_plane.py, and lab hosts with containerd, kubelet and simulated GPUs as nodes.
+"""Run a cluster with the control plane of control_plane.py and lab hosts as nodes.
 
-No lab host has a network. What a node asks at 127.0.0.1:6443 goes by a socket in a folder that it shares with this machine.
+The nodes have containerd, kubelet and simulated GPUs. No lab host has a network. A socket in a shared folder forwards a
+node's connections to 127.0.0.1:6443.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from typing import Iterator, Mapping, Sequence
 from control_plane import API_PORT, REPOSITORY, ROLE_ACCOUNT, ControlPlane, build
 
 NODES = ("node1", "node2")
-#: The image of pods: a root folder without files, for a pod to mount the host's.
+#: The image of pods: an empty root folder, into which pods mount the host's files.
 IMAGE = "localhost/openfleet/host-files:1"
 _FOLDERS = ("dev", "etc", "proc", "sys", "tmp", "usr", "var")
 _LINKS = ("bin", "lib", "lib64", "sbin")
-#: Names of Go's.
+#: Go's names of architectures.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-#: What a pod writes before what it was given.
+#: A pod prints this text before its list of devices.
 _MARK = "devices: "
 _LAB = "kubernetes-%s" % (os.environ.get("OPENFLEET_CHECKOUT") or "local")
 _INVENTORY = REPOSITORY / "tests" / "kubernetes" / "inventory"
@@ -39,7 +40,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 class Cluster:
-    """`plane` is the control plane, `folder` what nodes see at /srv/kubernetes."""
+    """A cluster. `plane` is the control plane. Nodes see `folder` at /srv/kubernetes."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane, self.folder = plane, folder
@@ -55,7 +56,10 @@ class Cluster:
     def play(
         self, playbook: str | Path, *arguments: str, check: bool = True, environment: Mapping[str, str] = _NOTHING
     ) -> subprocess.CompletedProcess:
-        """Run a playbook on the nodes as hosts of an inventory. Raises AssertionError with its output where it fails."""
+        """Run a playbook on the nodes as hosts of an inventory.
+
+        Raises AssertionError with the output if the playbook fails.
+        """
         done = subprocess.run(
             ["ansible-playbook", "-i", str(self.inventory), str(playbook), *arguments],
             cwd=REPOSITORY,
@@ -69,12 +73,15 @@ class Cluster:
         return done
 
     def role_kubeconfig(self) -> Path:
-        """Return a kubeconfig of the role's account, which gets the rights of the role's manifest. Its namespace has to exist."""
+        """Return a kubeconfig of the role's account, with the rights of its manifest.
+
+        The namespace must exist.
+        """
         self.plane.kubectl("apply", "--filename=%s" % _RIGHTS)
         return self.plane.kubeconfig_of(ROLE_ACCOUNT)
 
     def module(self, node: str, name: str, arguments: dict | None = None) -> dict:
-        """Return the result of a module on a node. Raises AssertionError where it fails."""
+        """Return the result of a module on a node. Raises AssertionError if it fails."""
         command = ["ansible", "-i", str(self.inventory), node, "--one-line", "-m", name]
         command += ["-a", json.dumps(arguments)] if arguments else []
         options = {"cwd": REPOSITORY, "env": self._environment, "stdin": subprocess.DEVNULL}
@@ -83,7 +90,7 @@ class Cluster:
         return json.loads(done.stdout.partition(" => ")[2])
 
     def run(self, node: str, *command: str, check: bool = True) -> str:
-        """Return what a command prints on a node."""
+        """Return the output of a command on a node."""
         done = subprocess.run(
             ["podman", "exec", container(node), *command], capture_output=True, text=True, check=False
         )
@@ -94,12 +101,15 @@ class Cluster:
         return self.plane.call("GET", "/api/v1/nodes/%s" % name)
 
     def allocatable(self, node: str) -> dict[str, int]:
-        """Return how many of each of NVIDIA's resources the node offers; 0 of those that it offered a while ago."""
+        """Return how many of each NVIDIA resource the node offers.
+
+        Resources that the node offered earlier have the value 0.
+        """
         found = self.node(node)["status"].get("allocatable", {})
         return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")}
 
     def offers(self, node: str, resources: dict[str, int]) -> None:
-        """Wait until the node offers just these."""
+        """Wait until the node offers exactly these resources."""
         seen: list[dict] = [{}]
 
         def holds() -> bool:
@@ -112,14 +122,14 @@ class Cluster:
             raise AssertionError("%s; it offers %s\n%s" % (error, seen[0], self.diagnosis(node))) from None
 
     def diagnosis(self, node: str) -> str:
-        """Return what may say why something did not come about."""
+        """Return information for the diagnosis of a failed wait."""
         pods = self.plane.kubectl("get", "pods", "--all-namespaces", "--output=wide")
         events = self.plane.kubectl("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")[-3000:]
         kubelet = self.run(node, "journalctl", "--unit=kubelet", "--lines=30", "--no-pager", check=False)
         return "\n".join((pods, events, kubelet))
 
     def apply(self, *objects: dict) -> None:
-        """Create or change objects by kubectl apply."""
+        """Create or change objects with kubectl apply."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         self.plane.kubectl("apply", "--filename=-", text=text)
 
@@ -127,13 +137,13 @@ class Cluster:
         return self.plane.find("/api/v1/namespaces/%s/pods/%s" % (namespace, name))
 
     def pods(self, selector: str, namespace: str = "default") -> list[str]:
-        """Return the names of the pods with these labels that are not about to go."""
+        """Return the names of the pods with these labels that are not being deleted."""
         path = "/api/v1/namespaces/%s/pods?labelSelector=%s" % (namespace, urllib.parse.quote(selector))
         found = (pod["metadata"] for pod in self.plane.call("GET", path)["items"])
         return sorted(metadata["name"] for metadata in found if not metadata.get("deletionTimestamp"))
 
     def runs(self, name: str, namespace: str = "default") -> dict:
-        """Wait until the pod runs and is ready; return it."""
+        """Wait until the pod is running and ready, and return it."""
 
         def ready() -> bool:
             pod = self.pod(name, namespace) or {}
@@ -149,13 +159,13 @@ class Cluster:
         return self.pod(name, namespace) or {}
 
     def delete_pods(self, namespace: str = "default") -> None:
-        """Delete all pods of a namespace, and return once they are gone."""
+        """Delete all pods of a namespace, and wait until they are gone."""
         path = "/api/v1/namespaces/%s/pods" % namespace
         self.plane.call("DELETE", path + "?gracePeriodSeconds=0")
         self.plane.wait(lambda: not self.plane.call("GET", path)["items"], "no pods in %s" % namespace)
 
     def visible_devices(self, pod: dict) -> list[str]:
-        """Return the UUIDs that a pod of `sleeper` was given, by what it has logged."""
+        """Return the UUIDs of a pod's devices, from the log of a pod of `sleeper`."""
         metadata = pod["metadata"]
         folder = "/var/log/pods/%s_%s_%s/main" % (metadata["namespace"], metadata["name"], metadata["uid"])
         log = ""
@@ -175,7 +185,10 @@ def container(node: str) -> str:
 
 
 def sleeper(name: str, resources: dict[str, int] | None = None, **spec) -> dict:
-    """Return a pod that asks for resources and sleeps. `spec` is added to its own."""
+    """Return a pod that requests resources and sleeps.
+
+    `spec` is added to the pod's specification.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -185,7 +198,7 @@ def sleeper(name: str, resources: dict[str, int] | None = None, **spec) -> dict:
 
 
 def sleeping(resources: dict[str, int] | None = None, **spec) -> dict:
-    """Return the specification of such a pod, for a template too."""
+    """Return the specification of such a pod, for example for a template."""
     main = {
         "name": "main",
         "image": IMAGE,
@@ -210,7 +223,7 @@ def sleeping(resources: dict[str, int] | None = None, **spec) -> dict:
 
 @contextlib.contextmanager
 def running(folder: Path, nodes: Sequence[str] = NODES) -> Iterator[Cluster]:
-    """A cluster of these nodes until the end of the block."""
+    """Run a cluster with these nodes until the end of the block."""
     plane = ControlPlane(folder, build())
     shared = folder / "nodes"
     shared.mkdir()
@@ -240,15 +253,18 @@ def _is_ready(plane: ControlPlane, node: str) -> bool:
     ready = any(
         each["type"] == "Ready" and each["status"] == "True" for each in found.get("status", {}).get("conditions", [])
     )
-    # A node that has just registered is still tainted, which the controller manager mends.
+    # A node that has just registered has a taint until the controller manager removes it.
     return ready and not found["spec"].get("taints")
 
 
 @contextlib.contextmanager
 def _relay(path: Path, plane: ControlPlane) -> Iterator[None]:
-    """Pass on what is asked at the socket to the API server, also one that was started again."""
+    """Forward connections from the socket to the API server.
+
+    This also works after the API server was restarted.
+    """
     listening = socket.socket(socket.AF_UNIX)
-    # The path of a socket has at most 107 characters, that of a test's folder may have more.
+    # A socket's path has at most 107 characters. The path of a test's folder may be longer.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         listening.bind("/proc/self/fd/%d/%s" % (folder, path.name))
@@ -274,7 +290,7 @@ def _relay(path: Path, plane: ControlPlane) -> Iterator[None]:
     try:
         yield
     finally:
-        # Closing alone would not wake the thread.
+        # Closing the socket does not wake the thread, so shut it down first.
         listening.shutdown(socket.SHUT_RDWR)
         listening.close()
 
@@ -283,14 +299,17 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)
-    # The other direction ends too: no peer here sends after the other end closed.
+    # End the other direction too, because no peer sends data after the other end was closed.
     for each in (source, target):
         with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
 
 
 def _write_image(path: Path, pause: Path) -> None:
-    """Write an archive of the image as `docker save` does (https://github.com/moby/moby, image/spec/v1.2.md)."""
+    """Write an archive of the image in the format of `docker save`.
+
+    See https://github.com/moby/moby, image/spec/v1.2.md.
+    """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as archive:
         for name in _FOLDERS:

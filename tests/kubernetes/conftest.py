@@ -21,7 +21,7 @@ RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory):
-    """Start an API server without nodes and controllers. It takes seconds."""
+    """Start an API server without nodes and controllers, which takes seconds."""
     with control_plane.running(tmp_path_factory.mktemp("api-server")) as plane:
         yield plane
 
@@ -35,15 +35,15 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def plugin(cluster):
-    """Install NVIDIA's device plugin of device-plugin.yml on all nodes."""
+    """Install NVIDIA's device plugin from device-plugin.yml on all nodes."""
     cluster.apply(*yaml.safe_load_all(Path(__file__).with_name("device-plugin.yml").read_text()))
 
 
 @pytest.fixture(scope="session")
 def helm():
-    """Build the program `helm` and return its folder.
+    """Build the program `helm`, and return its folder.
 
-    It is cached with the programs of tests/kubernetes/build.
+    The program is cached together with those of tests/kubernetes/build.
     """
     module = Path(__file__).with_name("helm")
     cache = Path(os.environ.get("OPENFLEET_GO_CACHE") or clusters.REPOSITORY / ".cache" / "go").absolute()
@@ -69,9 +69,9 @@ def library():
 
 @pytest.fixture(scope="session")
 def kubeconfig(api_server, tmp_path_factory):
-    """Create the account of rbac.yml and return a kubeconfig with its token."""
+    """Create the account of rbac.yml, and return a kubeconfig with its token."""
     api_server.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    # The controller manager would create this account for pods in each namespace.
+    # In a complete cluster, the controller manager creates this account in each namespace.
     for namespace in (NAMESPACE, "default"):
         api_server.call("POST", "/api/v1/namespaces/%s/serviceaccounts" % namespace, {"metadata": {"name": "default"}})
     api_server.kubectl("apply", "-f", str(RBAC))

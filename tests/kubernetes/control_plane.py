@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Kubernetes control plane of local processes: Debian's etcd, and programs built by tests/kubernetes/build.
+"""Run a Kubernetes control plane as local processes.
 
-It listens on an address of the loopback interface that it has for itself.
+etcd is Debian's, and tests/kubernetes/build builds the other programs. The control plane has its own address on the
+loopback interface.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ ETCD = REPOSITORY / ".lab" / "etcd" / "usr" / "bin" / "etcd"
 API_PORT = 6443
 _ETCD_PORT = 2379
 _PEER_PORT = 2380
-#: The programs below listen on these, the first two with no use here.
+#: The ports of the following programs. The tests do not use the first two ports.
 _PORTS = (10257, 10259, API_PORT, _ETCD_PORT, _PEER_PORT)
-#: The group whose members may do everything.
+#: Members of this group may do everything.
 ADMINISTRATORS = "system:masters"
-#: The account of roles/gpu_kubernetes/files/rbac.yml. The API server keeps a record of what it asks.
+#: The account of roles/gpu_kubernetes/files/rbac.yml. The API server records its requests.
 ROLE_ACCOUNT = "system:serviceaccount:nvidia-device-plugin:openfleet-gpu"
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -43,13 +44,16 @@ _AUDIT_POLICY = {
 
 
 def build() -> Path:
-    """Return the folder with the programs, which are built where they are missing."""
+    """Build the programs if they are missing, and return their folder."""
     command = [REPOSITORY / "tests" / "kubernetes" / "build"]
     return Path(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip())
 
 
 class ApiError(AssertionError):
-    """The API server refused. `status` is HTTP's, `reason` Kubernetes' own word."""
+    """The API server refused a request.
+
+    `status` is the HTTP status. `reason` is the reason that Kubernetes returned.
+    """
 
     def __init__(self, what: str, status: int, answer: dict) -> None:
         self.status, self.reason = status, answer.get("reason", "")
@@ -57,9 +61,10 @@ class ApiError(AssertionError):
 
 
 class ControlPlane:
-    """etcd and the API server; with start_controllers also the controller manager and the scheduler.
+    """Run etcd and the API server.
 
-    `kubeconfig` is an administrator's. `folder` keeps keys, logs (NAME.log) and data.
+    start_controllers also runs the controller manager and the scheduler. `kubeconfig` belongs to an administrator.
+    `folder` has keys, logs (NAME.log) and data.
     """
 
     def __init__(self, folder: Path, programs: Path) -> None:
@@ -75,7 +80,7 @@ class ControlPlane:
         self._tls.load_cert_chain(certificate, certificate.with_suffix(".key"))
 
     def start(self) -> None:
-        """Start etcd and the API server, and return once it answers."""
+        """Start etcd and the API server, and wait until the API server responds."""
         etcd, peer = ("http://%s:%d" % (self.address, port) for port in (_ETCD_PORT, _PEER_PORT))
         self._run(
             ETCD,
@@ -93,10 +98,10 @@ class ControlPlane:
         self.start_api_server()
 
     def start_api_server(self) -> None:
-        """Start the API server, at first or after `stop_program`."""
+        """Start the API server for the first time, or after `stop_program`."""
         pki = self.folder / "pki"
         if not (pki / "kube-apiserver.crt").exists():
-            # 127.0.0.1 is where nodes see it (cluster.py).
+            # Nodes reach the API server at 127.0.0.1 (cluster.py).
             self._authority.issue("kube-apiserver", [self.address, "127.0.0.1", "localhost", "kubernetes"])
             self._authority.issue("service-accounts")
         (self.folder / "audit-policy.json").write_text(json.dumps(_AUDIT_POLICY))
@@ -106,7 +111,7 @@ class ControlPlane:
                 "etcd-servers": "http://%s:%d" % (self.address, _ETCD_PORT),
                 "bind-address": self.address,
                 "secure-port": API_PORT,
-                # It refuses to advertise an address of the loopback interface; nothing here uses what it advertises.
+                # The API server refuses to advertise a loopback address. No program uses the advertised address.
                 "advertise-address": "192.0.2.1",
                 "endpoint-reconciler-type": "none",
                 "service-cluster-ip-range": "198.51.100.0/24",
@@ -127,7 +132,10 @@ class ControlPlane:
         self.wait(self.is_ready, "the API server")
 
     def start_controllers(self) -> None:
-        """Start the controller manager and the scheduler: workloads, evictions, taints, service accounts."""
+        """Start the controller manager and the scheduler.
+
+        They handle workloads, evictions, taints and service accounts.
+        """
         pki = self.folder / "pki"
         common = {"kubeconfig": self.kubeconfig, "leader-elect": "false", "bind-address": self.address}
         accounts = {
@@ -141,7 +149,7 @@ class ControlPlane:
         )
 
     def kubeconfig_of(self, user: str, groups: Sequence[str] = (), url: str = "") -> Path:
-        """Return a kubeconfig of the user, by a certificate: what it may do RBAC says."""
+        """Return a kubeconfig of the user with a certificate. RBAC defines its rights."""
         certificate = self._authority.issue(user, organizations=groups)
         path = self.folder / ("%s.kubeconfig" % certificate.stem)
         cluster = {"server": url or self.url, "certificate-authority-data": _encoded(self._authority.certificate)}
@@ -162,7 +170,10 @@ class ControlPlane:
         return path
 
     def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict:
-        """Ask the API server as an administrator. Raises ApiError with its refusal, OSError where it does not answer."""
+        """Send a request to the API server as an administrator.
+
+        Raises ApiError if the server refuses, and OSError if it does not respond.
+        """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": kind}, method=method)
         try:
@@ -175,7 +186,7 @@ class ControlPlane:
             raise ApiError("%s %s" % (method, path), error.code, answer) from None
 
     def find(self, path: str) -> dict | None:
-        """Return the current object, None if it does not exist."""
+        """Return the current object, or None if it does not exist."""
         try:
             return self.call("GET", path)
         except ApiError as error:
@@ -184,18 +195,21 @@ class ControlPlane:
             return None
 
     def merge(self, path: str, change: dict) -> dict:
-        """Change the object by a merge patch: null removes."""
+        """Change the object with a merge patch. The value None removes a field."""
         return self.call("PATCH", path, change, "application/merge-patch+json")
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
-        """Return what kubectl prints, as an administrator. Raises AssertionError where it fails."""
+        """Run kubectl as an administrator, and return its output.
+
+        Raises AssertionError if it fails.
+        """
         command = [str(self.programs / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         assert done.returncode == 0, "%s: %s" % (" ".join(arguments), done.stderr)
         return done.stdout
 
     def requests_of_role(self) -> list[tuple[str, str]]:
-        """Return the requests of ROLE_ACCOUNT so far, each as Kubernetes' verb and the path."""
+        """Return the requests of ROLE_ACCOUNT so far, as (verb, path)."""
         written = self.folder / "audit.log"
         events = map(json.loads, written.read_text().splitlines() if written.exists() else ())
         return [(event["verb"], event["requestURI"]) for event in events]
@@ -208,7 +222,10 @@ class ControlPlane:
             return False
 
     def wait(self, holds, what: str) -> None:
-        """Wait until it holds. Fails at once, with the end of its log, where a program has ended."""
+        """Wait until `holds` returns a true value.
+
+        If a program has ended, fail at once with the end of its log.
+        """
 
         def looked() -> object:
             for name, process in self._running.items():
@@ -221,7 +238,7 @@ class ControlPlane:
         return (self.folder / ("%s.log" % name)).read_text()
 
     def stop_program(self, name: str) -> None:
-        """Kill a program, as `kube-apiserver`; the others stay."""
+        """Kill one program, for example `kube-apiserver`."""
         process = self._running.pop(name)
         process.kill()
         process.wait()
@@ -233,7 +250,7 @@ class ControlPlane:
     def _run(self, program: Path, options: dict[str, object]) -> None:
         command = [str(program), *("--%s=%s" % option for option in options.items())]
         with (self.folder / ("%s.log" % program.name)).open("a") as log:
-            # Go's collector takes CPU time for memory, of which there is enough.
+            # This setting of Go's garbage collector saves CPU time, and uses more memory.
             environment = dict(os.environ, GOGC="200")
             self._running[program.name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
@@ -242,7 +259,7 @@ class ControlPlane:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[ControlPlane]:
-    """A control plane until the end of the block."""
+    """Run a control plane until the end of the block."""
     plane = ControlPlane(folder, build())
     try:
         plane.start()
@@ -256,9 +273,10 @@ def _encoded(path: Path) -> str:
 
 
 def _free_address() -> str:
-    """Return an address at which nothing listens on the ports of a control plane.
+    """Return an address on which no program uses the ports of a control plane.
 
-    Two that are started at once draw the same one out of 16 million by accident only.
+    Two control planes that start at the same time choose from 16 million addresses, so they almost never choose the
+    same one.
     """
     while True:
         address = "127.%d.%d.%d" % tuple(random.randint(1, 254) for _part in range(3))

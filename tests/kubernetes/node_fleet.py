@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host of simulated GPUs that is a node of a cluster with a real API server."""
+"""Simulate a GPU host that is a node of a cluster with a real API server."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from simulated_fleet import Fleet
 
 
 class NodeFleet(Fleet):
-    """One host, whose modules see a private folder as /var/lib/kubelet."""
+    """A fleet of one host. Its modules see a private folder as /var/lib/kubelet."""
 
     def __init__(self, folder, library):
         super().__init__(folder, library, ["one"])
         self.host = self.hosts["one"]
         self.kubelet = folder / "var-lib" / "kubelet"
         (self.kubelet / "device-plugins").mkdir(parents=True)
-        #: Whether runs can be killed, which takes longer.
+        #: True if tests can kill runs. Such runs take longer.
         self.killable = False
         self._running = None
-        #: Processes that `with_nodes` runs, by the UIDs of their pods.
+        #: Processes of `with_nodes`, by the UID of their pod.
         self.watching: dict[str, subprocess.Popen] = {}
-        # The command that enters its mounts.
+        # The command prefix that enters the host's mounts.
         self._inside: list[str] = []
 
     def execute(self, command, environment, folder):
         if not self.killable:
             return super().execute(command, environment, folder)
-        # Processes of a killed controller end with its namespace. It keeps the /proc of the test, because with another one the
-        # simulated GPUs would report a reboot.
+        # If the controller is killed, its processes end with its PID namespace. The namespace keeps the test's /proc,
+        # because with another one the simulated GPUs would report a reboot.
         alone = ["unshare", "--pid", "--fork", "--kill-child", *command]
-        # The controller is a new process, not a fork of a loaded one.
+        # Run the controller as a new process, not as a fork of a loaded one.
         environment = {**environment, "PYTHONUNBUFFERED": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(alone, env=environment, cwd=folder, **pipes) as self._running:
@@ -57,8 +57,8 @@ class NodeFleet(Fleet):
     def with_nodes(self):
         """Show modules a /dev with the device file of the first GPU.
 
-        Yields a function that starts a process in the pod with a UID. Like the real plugin, the process keeps the file open. It
-        ends with the pod.
+        Yields a function that starts a process in the pod with a given UID. Like the real plugin, the process keeps the
+        file open. The process ends with the pod.
         """
         devices = self.folder / "devices"
         devices.mkdir()
@@ -102,7 +102,7 @@ class NodeFleet(Fleet):
         return wrapper
 
     def share(self, layout):
-        """Share the GPUs without a playbook."""
+        """Share the GPUs as the layout says, without a playbook."""
         done = self.host.module("layout", layout=layout, state_directory=str(self.folder / "one" / "state.d"))
         assert not done.get("failed"), done
 
@@ -115,7 +115,7 @@ class NodeFleet(Fleet):
         return found
 
     def give(self, devices):
-        """Write the kubelet's checkpoint: the UUIDs of devices by the UID of the pod."""
+        """Write the kubelet's checkpoint from a mapping of pod UIDs to device UUIDs."""
         entries = []
         for uid, uuid in devices.items():
             (self.kubelet / "pods" / uid).mkdir(parents=True)
@@ -137,7 +137,10 @@ class NodeFleet(Fleet):
         shutil.rmtree(self.kubelet / "pods" / uid, ignore_errors=True)
 
     def run_roles(self, layout, *roles, **more):
-        """Run entry points of roles (role, or role/entry) on the host in one play."""
+        """Run entry points of roles on the host in one play.
+
+        Each entry is `role` or `role/entry`.
+        """
         tasks = []
         for name in roles:
             role, _, entry = name.partition("/")
@@ -150,5 +153,5 @@ class NodeFleet(Fleet):
 
 
 def said(run):
-    """Return what a run printed, with single spaces."""
+    """Return the output of a run with single spaces."""
     return " ".join((run.stdout + run.stderr).split())

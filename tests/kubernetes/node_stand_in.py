@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for programs of a node: NVIDIA's device plugin with config-manager, and the kubelet's ending of pods.
+"""Simulate programs of a node: the device plugin, config-manager and the kubelet.
 
-The API server is a real one. As the real config-manager, this one only notices a label that changes; as the real plugin, this one
-reads the GPUs when it starts and when its configuration changes.
+The stand-in for the kubelet only ends pods. The API server is real. Like the real config-manager, this one reacts
+only to a changed label. Like the real plugin, this one reads the GPUs when it starts and when its configuration
+changes.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from collections import Counter
 
 from control_plane import ApiError
 
-#: The role's defaults.
+#: Defaults of the role.
 NAMESPACE, CONFIG_MAP = "nvidia-device-plugin", "openfleet-gpu-device-plugin"
 LABEL = "nvidia.com/device-plugin.config"
 STRATEGIC = "application/strategic-merge-patch+json"
-# Labels of the pods of DaemonSets.
+# Labels of the DaemonSets' pods.
 SELECTED = {"openfleet-lab": "daemonset"}
-#: Answers of a server that has not read all of its data.
+#: Status codes of a server that has not read all of its data yet.
 _NOT_YET = (429, 500, 503)
 
 
 class NodeStandIn:
     """A node of the cluster, and the thread that does its work until `pause`.
 
-    `seen` returns what is on the GPUs (SimulatedHost.seen), `pod_ended` is told the UID of each pod that is about to end, and
-    `plugin_began` that of each pod of the plugin. `selector` is the node selector of the plugin's DaemonSet.
+    `seen` returns the current instances (SimulatedHost.seen). `pod_ended` is called with the UID of each pod before it
+    ends. `plugin_began` is called with the UID of each new pod of the plugin. `selector` is the node selector of the
+    plugin's DaemonSet.
     """
 
     def __init__(self, plane, name, seen, labels=None, pod_ended=None, plugin_began=None, selector=None):
@@ -37,9 +39,9 @@ class NodeStandIn:
         self.pod_ended, self.plugin_began = pod_ended or (lambda uid: None), plugin_began or (lambda uid: None)
         self.selector = selector or {}
         self.path = "/api/v1/nodes/%s" % name
-        #: False: the plugin does not start again.
+        #: If false, the plugin does not start again.
         self.comes_back = True
-        #: Labels that config-manager has followed, and how often the plugin was started by its pod.
+        #: Labels that config-manager has applied, and the number of starts of the plugin's pod.
         self.followed: list[str] = []
         self.starts = 0
         self.failed: Exception | None = None
@@ -56,11 +58,14 @@ class NodeStandIn:
         return self.get()["metadata"].get("labels", {})
 
     def offers(self):
-        """Return the resources of the plugin that are allocatable, without those at 0."""
+        """Return the plugin's allocatable resources, except those with the value 0."""
         return {name: int(count) for name, count in self._allocatable().items() if count != "0"}
 
     def add_pod(self, name, namespace="default", owner="ReplicaSet", selector=None, **metadata):
-        """Make a pod on the node; return its UID. It ends once it is evicted."""
+        """Create a pod on the node, and return its UID.
+
+        The pod ends when it is evicted.
+        """
         if owner:
             uid = self._daemonset(namespace) if owner == "DaemonSet" else "x"
             reference = {"apiVersion": "apps/v1", "kind": owner, "name": "x", "uid": uid, "controller": True}
@@ -75,13 +80,16 @@ class NodeStandIn:
         }
         path = "/api/v1/namespaces/%s/pods" % namespace
         uid = self.plane.call("POST", path, pod)["metadata"]["uid"]
-        # Budgets protect pods that run.
+        # Disruption budgets protect only running pods.
         running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         self.plane.call("PATCH", "%s/%s/status" % (path, name), {"status": running}, STRATEGIC)
         return uid
 
     def _daemonset(self, namespace):
-        """Make the DaemonSet x of a namespace, which selects pods with the labels SELECTED; return its UID."""
+        """Create the DaemonSet x in a namespace, and return its UID.
+
+        The DaemonSet selects pods with the labels SELECTED.
+        """
         path = "/apis/apps/v1/namespaces/%s/daemonsets" % namespace
         template = {"metadata": {"labels": SELECTED}, "spec": {"containers": [{"name": "c", "image": "none"}]}}
         spec = {"selector": {"matchLabels": SELECTED}, "template": template}
@@ -92,7 +100,7 @@ class NodeStandIn:
             try:
                 existing = self.plane.call("POST", path, daemonset)
             except ApiError as error:
-                # Another node of the test has made it meanwhile.
+                # Another node of the test has created the DaemonSet meanwhile.
                 if error.status != 409:
                     raise
                 existing = self.plane.call("GET", path + "/x")
@@ -114,7 +122,7 @@ class NodeStandIn:
         try:
             self.pause()
         finally:
-            # A node that stays makes every later test fail.
+            # A node that is not removed would make all later tests fail.
             for pod in self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]:
                 self._end(pod)
             self.plane.call("DELETE", self.path)
@@ -132,10 +140,10 @@ class NodeStandIn:
                 if self.comes_back and (moved or started):
                     self._publish(label)
             except (OSError, http.client.HTTPException):
-                # The API server is away.
+                # The API server is not reachable.
                 continue
             except ApiError as error:
-                # It has just started.
+                # The API server has just started.
                 if error.status not in _NOT_YET:
                     self.failed = error
                     return
@@ -148,9 +156,10 @@ class NodeStandIn:
         return {name: count for name, count in allocatable.items() if name.startswith("nvidia.com/")}
 
     def _kubelet(self, plugin, selected):
-        """End pods that are to go. Return the UID of the plugin's pod, and whether it is a new one.
+        """End pods that are being deleted.
 
-        Where the node is not `selected`, the plugin's pod goes, and there is none.
+        Returns the UID of the plugin's pod, and whether the pod is new. If the node is not `selected`, the plugin's pod
+        is removed, and there is no UID.
         """
         own = None
         for pod in self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]:
@@ -169,7 +178,7 @@ class NodeStandIn:
 
     def _end(self, pod):
         metadata = pod["metadata"]
-        # The kubelet ends a pod's processes first.
+        # The kubelet ends a pod's processes before it removes the pod.
         self.pod_ended(metadata["uid"])
         path = "/api/v1/namespaces/%s/pods/%s" % (metadata["namespace"], metadata["name"])
         if self.plane.find(path):
@@ -177,10 +186,10 @@ class NodeStandIn:
             self.plane.call("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **options})
 
     def _publish(self, label):
-        """Offer the GPUs as the plugin would with the configuration that the label names."""
+        """Offer the GPUs as the plugin does with the configuration of the label."""
         path = "/api/v1/namespaces/%s/configmaps/%s" % (NAMESPACE, CONFIG_MAP)
         data = self.plane.call("GET", path)["data"]
-        # The real config-manager ends where the key is missing.
+        # The real config-manager exits if the key is missing.
         config = json.loads(data[label]) if label and label.startswith("openfleet-") else {}
         mixed = config.get("flags", {}).get("migStrategy") == "mixed"
         sharing = config.get("sharing", {}).get("timeSlicing", {})
@@ -191,7 +200,7 @@ class NodeStandIn:
                 found["nvidia.com/gpu"] += replicas
             for profile, _start in instances if mixed else ():
                 found["nvidia.com/mig-%s" % profile.replace("+", ".")] += 1
-        # The kubelet keeps removed resources, at 0.
+        # The kubelet keeps removed resources with the value 0.
         resources = {**dict.fromkeys(self._allocatable(), "0"), **{name: str(count) for name, count in found.items()}}
         status = {"status": {"capacity": resources, "allocatable": resources}}
         self.plane.call("PATCH", self.path + "/status", status, STRATEGIC)

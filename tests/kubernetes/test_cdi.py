@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A pod gets its device nodes through CDI, with Debian 13's containerd and NVIDIA's device plugin.
+"""Check that a pod gets its device nodes through CDI.
 
-For `make test-thorough` with LAB_RELEASE=trixie: Debian 12's containerd knows no CDI.
+The test uses Debian 13's containerd and NVIDIA's device plugin. It runs in `make test-thorough` with
+LAB_RELEASE=trixie, because Debian 12's containerd does not support CDI.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ pytestmark = [
 ]
 
 NODE = "node1"
-#: On the node (cluster.Cluster).
+#: Path on the node (cluster.Cluster).
 HOOK = "/opt/openfleet-lab/kubernetes/nvidia-cdi-hook"
 LAYOUT = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]},
     {"gpus": [1, 2, 3], "sharing": "exclusive"},
 ]
-#: What a driver's installation and udev would have left: the library whose name tells the version, and nodes of GPUs. They are
-#: nodes of /dev/null, since there is no driver.
+#: Creates what a driver's installation and udev would create: the library whose name contains the version, and device
+#: nodes of GPUs. The nodes have the numbers of /dev/null, because there is no driver.
 DRIVER = """
 set -eu
 folder=/usr/lib/$(uname -m)-linux-gnu
@@ -52,9 +53,9 @@ LIST_NODES = "find /dev -type c -name 'nvidia*'; echo end; trap 'exit 0' TERM; w
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """A cluster of one node, with what CDI needs besides."""
+    """Start a cluster of one node, and add the programs that CDI needs."""
     with clusters.running(tmp_path_factory.mktemp("cdi") / "plane", [NODE]) as found:
-        # It brings NVML's bindings to the node.
+        # This playbook also copies NVML's bindings to the node.
         found.play("tests/kubernetes/layout.yml", "--limit", NODE, "--extra-vars", json.dumps({"gpu_layout": LAYOUT}))
         version = found.module(NODE, "openfleet.gpu.gpu_info")["driver_version"]
         found.run(NODE, "sh", "-c", DRIVER, version)
@@ -63,7 +64,10 @@ def cluster(tmp_path_factory):
 
 
 def plugin_with_cdi():
-    """The objects of device-plugin.yml, whose plugin answers with CDI's names of devices and with the variable."""
+    """Return the objects of device-plugin.yml with CDI enabled.
+
+    The plugin then returns CDI device names in addition to the variable.
+    """
     objects = list(yaml.safe_load_all(Path(__file__).with_name("device-plugin.yml").read_text()))
     spec = copy.deepcopy(objects[-1]["spec"]["template"]["spec"])
     [plugin] = [each for each in spec["containers"] if each["name"] == "nvidia-device-plugin-ctr"]
@@ -76,14 +80,14 @@ def plugin_with_cdi():
 
 
 def nodes_in(cluster, pod):
-    """Return the NVIDIA nodes in the pod's /dev, by what it has logged."""
+    """Return the NVIDIA nodes in the pod's /dev, from its log."""
     metadata = pod["metadata"]
     folder = "/var/log/pods/%s_%s_%s/main" % (metadata["namespace"], metadata["name"], metadata["uid"])
     lines = []
 
     def logged():
         log = cluster.run(NODE, "sh", "-c", "cat %s/*.log" % folder, check=False)
-        # Time, stream and a mark are before each line.
+        # Remove the time, the stream and the mark from each line.
         lines[:] = [line.split(" ", 3)[-1] for line in log.splitlines()]
         return "end" in lines
 
@@ -96,7 +100,7 @@ def test_pod_sees_only_device_nodes_of_its_instance(cluster):
     given = {
         "gpu_layout": LAYOUT,
         "gpu_kubernetes_kubeconfig": str(cluster.role_kubeconfig()),
-        # The kubelet of a node here brings a new key within 5 s (node/kubelet.yml).
+        # The kubelet of this node applies a new key within 5 s (node/kubelet.yml).
         "gpu_kubernetes_config_delay": 10,
         "gpu_kubernetes_poll": 1,
     }
@@ -116,6 +120,6 @@ def test_pod_sees_only_device_nodes_of_its_instance(cluster):
     capabilities = {name: {node for node in nodes if "/nvidia-cap" in node} for name, nodes in pods.items()}
     assert gpus["large"] == gpus["small"] == {"/dev/nvidia0"}
     assert len(gpus["whole"]) == 1 and gpus["whole"] < {"/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia3"}
-    # One of the GPU instance and one of its compute instance, and nothing of a neighbour's.
+    # Each pod has one node for its GPU instance and one for its compute instance, and none of its neighbour.
     assert len(capabilities["large"]) == len(capabilities["small"]) == 2 and not capabilities["whole"]
     assert not capabilities["large"] & capabilities["small"]

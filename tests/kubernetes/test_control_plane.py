@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The real API server of the tests, called as different users."""
+"""Send requests to the tests' real API server as different users."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Add a made-up backend to a copy of the collection and run its roles.
+"""Add a made-up backend to a copy of the collection, and run its roles.
 
-The backend is a folder, a line in the registry, and its key in two lists of choices. Roles and site.yml
-of the copy run against a real API server.
+The backend consists of a folder, a line in the registry, and its key in two lists of choices. The copy's roles and
+site.yml run against a real API server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESOURCE, LABEL = "beans.example.com/gpu", "beans.example.com/node"
 BEFORE = "openfleet.gpu/labels-before"
 WHOLE = [{"gpus": [0], "sharing": "exclusive"}]
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
-#: (file, text, with the backend)
+#: Edits that add the backend: (file, existing text, text with the backend).
 LINES = (
     (
         "plugins/plugin_utils/schedulers/registry.py",
@@ -45,12 +45,12 @@ class FleetOfCopy(NodeFleet):
     def __init__(self, folder, library, copy):
         super().__init__(folder, library)
         self.copy = copy
-        # Folder of a collection that the controller lacks, or None.
+        # The folder of a collection that is hidden from the controller, or None.
         self.hidden = None
 
     def execute(self, command, environment, folder):
         collection = self.copy / "ansible_collections/openfleet/gpu"
-        # A new process, because the fork server has loaded the collection of the checkout.
+        # Start a new process, because the process that is usually forked has loaded the checkout's collection.
         words = [str(collection / "site.yml") if word == str(ROOT / "site.yml") else word for word in command]
         words = ["ansible-playbook", *words[words.index("-i") :]]
         if self.hidden:
@@ -92,7 +92,7 @@ def fleet(library, tmp_path, copy, kubeconfig):
 
 
 class BeansNode:
-    """A node, and the thread that offers one GPU while the node has the label."""
+    """A node, and a thread that offers one GPU while the node has the label."""
 
     def __init__(self, plane):
         self.plane, self.path, self._stopped = plane, "/api/v1/nodes/beans-one", threading.Event()

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts of nodes as offered by NVIDIA's device plugin and a real kubelet, and pods that request them."""
+"""Test the resources that nodes offer for a layout, and pods that request them.
+
+NVIDIA's device plugin and the kubelet are real.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from cluster import NODES, sleeper
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_changes import kubernetes_changes
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
 
-#: The nodes' GPUs, as inventory/group_vars says.
+#: The nodes' GPUs in inventory/group_vars.
 GPUS = ["H100-80GB"] * 4
 CONFIG_MAP = "/api/v1/namespaces/nvidia-device-plugin/configmaps/openfleet-gpu-device-plugin"
 
@@ -33,7 +36,7 @@ UNIFORM = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "cou
 
 @pytest.fixture
 def pods(cluster):
-    """A function that creates pods, which are gone after the test."""
+    """Return a function that creates pods. The pods are deleted after the test."""
 
     created = []
 
@@ -44,7 +47,7 @@ def pods(cluster):
 
     yield create
     cluster.delete_pods()
-    # The kubelet keeps the folder of a pod for a moment, and as long a layout takes its devices for held.
+    # The kubelet keeps a pod's folder for a moment. Until then, the pod's devices count as held.
     folders = "ls -d $(printf '/var/lib/kubelet/pods/%%s ' %s) 2>/dev/null" % " ".join(created)
     for node in NODES if created else ():
         cluster.plane.wait(
@@ -62,9 +65,9 @@ def mapped(layout, node, mig_strategy="mixed"):
 
 
 def lay_out(cluster, node, layout, mig_strategy="mixed", offered=None):
-    """Bring the node to the layout, give it the mapping's configuration, and return once the node offers what it says.
+    """Apply the layout and the mapping's configuration, and wait for the node's offer.
 
-    `offered`: what it offers in place of that.
+    `offered` replaces the expected resources.
     """
     mapping = mapped(layout, node, mig_strategy)
     offered = offered or mapping["resources"]
@@ -76,7 +79,10 @@ def lay_out(cluster, node, layout, mig_strategy="mixed", offered=None):
 
 
 def configure(cluster, node, mapping):
-    """Write the configuration to the ConfigMap, wait until the node's volume has the key, and move the label to it."""
+    """Write the configuration to the ConfigMap, and set the node's label to it.
+
+    Wait in between until the node's volume has the key.
+    """
     key = mapping["config_name"]
     cluster.plane.merge(CONFIG_MAP, {"data": {key: yaml.safe_dump(mapping["config"])}})
     volume = "/var/lib/kubelet/pods/*/volumes/kubernetes.io~configmap/configs/%s" % key
@@ -87,7 +93,10 @@ def configure(cluster, node, mapping):
 
 
 def discovered(cluster, node, mapping):
-    """Return how many of each resource the labels of NVIDIA's feature discovery promise with the mapping's configuration."""
+    """Return the resources that NVIDIA's feature discovery reports in its labels.
+
+    The labels are those for the mapping's configuration.
+    """
     config = "/var/lib/kubelet/pods/*/volumes/kubernetes.io~configmap/configs/%s" % mapping["config_name"]
     words = "--oneshot --no-timestamp --use-node-feature-api=false --output-file=/run/gfd/labels"
     script = "mkdir -p /run/gfd; %s %s --config-file=$(ls %s | head -n 1) >&2; cat /run/gfd/labels" % (
@@ -97,7 +106,7 @@ def discovered(cluster, node, mapping):
     )
     labels = dict(line.split("=", 1) for line in cluster.run(node, "sh", "-ec", script).splitlines())
     counts = {name[: -len(".count")]: int(value) for name, value in labels.items() if name.endswith(".count")}
-    # It says 0 of GPUs in MIG mode, which are not shared otherwise.
+    # For GPUs in MIG mode, the number of replicas is 0, which means that they are not shared.
     return {name: count * (int(labels["%s.replicas" % name]) or 1) for name, count in counts.items()}
 
 
@@ -107,16 +116,19 @@ def plugin_pods(cluster, node):
 
 
 def restart_plugin(cluster, node):
-    """Delete the node's pod of the plugin, as NVIDIA says to do after a change of MIG; the DaemonSet makes another."""
+    """Delete the node's pod of the plugin, so that the DaemonSet creates another one.
+
+    NVIDIA's documentation requires this after a change of MIG.
+    """
     for pod in plugin_pods(cluster, node):
         name = pod["metadata"]["name"]
         cluster.plane.call("DELETE", "/api/v1/namespaces/nvidia-device-plugin/pods/%s?gracePeriodSeconds=0" % name)
 
 
 def registers(cluster, node, resources):
-    """Wait until the node's pod of the plugin has registered so many resources.
+    """Wait until the node's plugin pod has registered these numbers of resources.
 
-    Until then the node still tells what the pod before had, and refuses pods that ask for it.
+    Until then the node still has the values of the previous pod, and refuses pods that request them.
     """
 
     def registered():
@@ -131,7 +143,7 @@ def registers(cluster, node, resources):
 
 
 def holders(cluster, node):
-    """Return who holds what by the kubelet's word, as (GPU's UUID, GPU instance, text)."""
+    """Return the kubelet's holders as (GPU UUID, GPU instance, text)."""
     info = cluster.module(node, "openfleet.gpu.gpu_info", {"holders": True})
     return [
         (gpu["uuid"], holder["gpu_instance_id"], holder["job"], holder["who"])
@@ -142,7 +154,7 @@ def holders(cluster, node):
 
 
 def mig_devices(cluster, node):
-    """Return GPU's UUID, GPU instance and profile of each MIG device, by its UUID."""
+    """Return (GPU UUID, GPU instance, profile) for each MIG device by UUID."""
     info = cluster.module(node, "openfleet.gpu.gpu_info")
     return {
         compute["mig_uuid"]: (gpu["uuid"], instance["id"], instance["profile"])
@@ -162,13 +174,16 @@ def test_node_offers_the_mapped_resources(cluster, plugin, layout, strategy):
     mapping = mapped(layout, "node1", strategy)
     promised = mapping["resources"]
     if layout is MIXED:
-        # Feature discovery counts GPUs in MIG mode among the whole ones.
+        # Feature discovery counts GPUs in MIG mode as whole GPUs too.
         promised = {**promised, "nvidia.com/gpu": len(GPUS)}
     assert discovered(cluster, "node1", mapping) == promised
 
 
 def test_plugin_that_miscounts_media_extensions_is_reported(cluster, plugin):
-    """Releases before 0.20 do, on real GPUs too: https://github.com/NVIDIA/k8s-device-plugin/issues/1462."""
+    """Report a plugin that miscounts media extensions.
+
+    Releases before 0.20 do so on real GPUs too: https://github.com/NVIDIA/k8s-device-plugin/issues/1462.
+    """
     lay_out(cluster, "node1", MEDIA, offered={"nvidia.com/gpu": 3, "nvidia.com/mig-1g.10gb": 3})
     found = kubernetes_changes(mapped(MEDIA, "node1"), cluster.node("node1"), name="node1")
     assert found["pending"] == {"nvidia.com/mig-1g.10gb": [2, 3], "nvidia.com/mig-1g.10gb.me": [1, 0]}
@@ -191,7 +206,7 @@ def test_changed_label_changes_the_offer_without_a_restart(cluster, plugin):
 
 def test_pod_gets_its_requested_instance(cluster, plugin, pods):
     lay_out(cluster, "node1", MIXED)
-    # The other node offers whole GPUs only: the scheduler has one choice.
+    # The other node offers only whole GPUs, so the scheduler has no choice.
     lay_out(cluster, "node2", EXCLUSIVE)
     pods(sleeper("large", {"nvidia.com/mig-3g.40gb": 1}), sleeper("medium", {"nvidia.com/mig-2g.20gb": 1}))
     devices = mig_devices(cluster, "node1")

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The device plugin as a Helm chart, installed by the role and Helm on a real API server without nodes."""
+"""Install the device plugin as a Helm chart on a real API server without nodes.
+
+The role and Helm install the chart.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,15 @@ from pathlib import Path
 import pytest
 from control_plane import REPOSITORY
 
-#: Not the plugin's own, which other tests of the same API server make.
+#: This is not the plugin's usual namespace, because other tests on the same API server create that one.
 NAMESPACE, CONFIG_MAP = "plugin-by-chart", "openfleet-gpu-device-plugin"
 
 
 def write_chart(path):
-    """Write the plugin as a packed chart: without what the role makes, and with the ConfigMap's name as a value."""
+    """Write the plugin as a packed chart.
+
+    The chart has no objects that the role creates, and takes the ConfigMap's name as a value.
+    """
     objects = Path(__file__).with_name("device-plugin.yml").read_text().split("\n---\n")
     made_by_role = ("kind: Namespace\n", "kind: ConfigMap\n")
     kept = [each for each in objects if not any(kind in each for kind in made_by_role)]
@@ -43,7 +49,7 @@ def variables(chart, kubeconfig):
         "gpu_kubernetes_namespace": NAMESPACE,
         "gpu_kubernetes_plugin_chart": str(chart),
         "gpu_kubernetes_plugin_sha256": hashlib.sha256(chart.read_bytes()).hexdigest(),
-        # As plugin_plan.yml finds it in a cluster without the ConfigMap.
+        # plugin_plan.yml sets this value in a cluster without the ConfigMap.
         "gpu_kubernetes__plugin_lacks_default": True,
     }
 

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu_kubernetes, gpu_drain and site.yml on a real API server, with only the rights of roles/gpu_kubernetes/files/rbac.yml.
+"""Run gpu_kubernetes, gpu_drain and site.yml on a real API server.
 
-Hosts are folders of this machine with simulated GPUs; node_stand_in.NodeStandIn does what the device plugin and the kubelet do.
+The account has only the rights of roles/gpu_kubernetes/files/rbac.yml. Hosts are local folders with simulated GPUs.
+node_stand_in.NodeStandIn simulates the device plugin and the kubelet.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ MIG_STATE = "nvidia.com/mig.config.state"
 BEFORE = "openfleet.gpu/labels-before"
 CORDONED = "openfleet.gpu/cordoned-for-drain"
 RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
-#: Of a run that changes nothing, for each node.
+#: Maximum requests per node in a run that changes nothing.
 MOST_CALLS = 5
 MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
 OTHER_MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}]
-#: A change as site.yml makes it, with the pods on devices that change evicted.
+#: The steps of a change as in site.yml. Pods on devices that change are evicted.
 CHANGE = ("gpu_layout/plan", "gpu_kubernetes/plan", "gpu_kubernetes/prepare", "gpu_layout", "gpu_kubernetes")
 DRAINED = {"gpu_layout_on_busy": "drain", "gpu_drain_kubernetes": True, "gpu_drain_poll": 1, "gpu_drain_timeout": 100}
 SLICES = [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": 4}}]
@@ -43,7 +44,7 @@ def variables(kubeconfig):
         "gpu_kubernetes_backend": "nvidia_device_plugin",
         "gpu_kubernetes_node": "node-{{ inventory_hostname }}",
         "gpu_kubernetes_kubeconfig": str(kubeconfig),
-        # The stand-in reads the ConfigMap itself.
+        # The stand-in reads the ConfigMap directly.
         "gpu_kubernetes_config_delay": 0,
         "gpu_kubernetes_poll": 1,
         "gpu_kubernetes_timeout": 100,
@@ -59,7 +60,7 @@ def fleet(library, tmp_path, kubeconfig):
 
 @pytest.fixture
 def gate(fleet, kubeconfig, tmp_path):
-    """The fleet's way to the API server."""
+    """Return the proxy between the fleet and the API server."""
     with api_gate.opened(kubeconfig, tmp_path) as gate:
         fleet.more["one"]["gpu_kubernetes_kubeconfig"] = str(gate.kubeconfig)
         yield gate
@@ -74,7 +75,7 @@ def node(api_server, fleet, config_map):
 
 @contextlib.contextmanager
 def changing(node):
-    """Others change the node all the time, as controllers and the kubelet of a busy one."""
+    """Change the node permanently, as controllers and kubelets do on a busy node."""
     ended = threading.Event()
 
     def change():
@@ -93,7 +94,7 @@ def changing(node):
 
 
 def requests(api_server):
-    """Return how often the API server was asked for nodes, ConfigMaps and pods, by verb and resource."""
+    """Return how often nodes, ConfigMaps and pods were requested, by verb and resource."""
     pattern = r'apiserver_request_total\{[^}]*,resource="(nodes|configmaps|pods)"[^}]*,verb="(\w+)"[^}]*\} ([0-9.e+]+)'
     found = {}
     for resource, verb, count in re.findall(pattern, api_server.kubectl("get", "--raw", "/metrics")):
@@ -127,7 +128,7 @@ def test_nodes_follow_their_layouts_in_waves_and_second_run_only_reads(
         asked = {key: count - before.get(key, 0) for key, count in requests(api_server).items()}
         assert again.returncode == 0 and again.stdout.count("changed=0") == 2, said(again)
     assert 0 < sum(count for (verb, _resource), count in asked.items() if verb == "GET") <= 2 * MOST_CALLS, asked
-    # The server itself writes its own ConfigMaps with PUT, and reads with LIST and WATCH.
+    # The API server itself writes its own ConfigMaps with PUT, and reads with LIST and WATCH.
     reads = {("PUT", "configmaps"), *((verb, resource) for verb, resource in asked if verb in ("GET", "LIST", "WATCH"))}
     assert not any(count for key, count in asked.items() if key not in reads), asked
 
@@ -157,7 +158,10 @@ def test_change_with_the_same_label_restarts_the_plugin_and_can_be_removed(api_s
 
 
 def test_forged_daemonset_does_not_keep_a_pod_on_a_changing_device(api_server, fleet, node):
-    """The API server accepts any owner in a pod."""
+    """Evict a pod on a changing device despite a forged DaemonSet.
+
+    The API server accepts any owner in a pod.
+    """
     fleet.share(MIXTURE)
     devices = fleet.devices()
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "made-up", "uid": "made-up", "controller": True}
@@ -182,7 +186,7 @@ def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "goes"}}}
     budget = api_server.call("POST", budgets, {"metadata": {"name": "goes"}, "spec": spec})
-    # What the controller manager writes.
+    # The status that the controller manager writes.
     status = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}
     status["observedGeneration"] = budget["metadata"]["generation"]
     api_server.merge("%s/goes/status" % budgets, {"status": status})
@@ -212,7 +216,7 @@ def test_audit_reports_owners_and_labels_of_pods_with_gpus(api_server, fleet, no
     web = node.add_pod("web-6d4cf56db6-x2x7k", owner=None, ownerReferences=[owner], labels=labels)
     alone = node.add_pod("alone", owner=None)
     node.add_pod("without-a-gpu")
-    # The API server knows no pod of the last UID.
+    # The API server does not know the pod of the last UID.
     small = devices["1g.10gb"]
     fleet.give({web: devices["3g.40gb"][0], alone: small[0], "5b6b0a51-2a34-4b6e-8c55-6a1d5a7c9e02": small[1]})
     variables = ["gpu_audit_dir=%s" % tmp_path, "gpu_audit_keep=0"]
@@ -243,7 +247,10 @@ PAUSED_BEFORE = "openfleet.gpu/labels-before-drain"
 
 
 def test_plugin_is_paused_for_a_change_of_the_mig_mode(api_server, fleet, config_map, gate):
-    """The change needs every handle closed, and a DaemonSet recreates its pod unless a label prevents it."""
+    """Pause the plugin for a change of the MIG mode.
+
+    The change requires that every handle is closed. The DaemonSet recreates its pod unless a label prevents it.
+    """
 
     def cut_off(write):
         if PAUSED_BEFORE.partition("/")[2] in write.body:
@@ -267,7 +274,7 @@ def test_plugin_is_paused_for_a_change_of_the_mig_mode(api_server, fleet, config
         assert re.search(r"in use by pid \d+ [^:]+, which only watches the GPU: ", said(refused)), said(refused)
         assert "in gpu_drain_kubernetes_labels" in said(refused)
         starts = node.starts
-        # By its label the node is the GPU operator's, whose clients are paused by default.
+        # The label marks the node as the GPU operator's. Clients of the GPU operator are paused by default.
         run = fleet.run_roles(MIXTURE, *CHANGE, **DRAINED)
         assert run.returncode == 0, said(run)
         assert node.starts > starts
@@ -275,7 +282,7 @@ def test_plugin_is_paused_for_a_change_of_the_mig_mode(api_server, fleet, config
         is_back()
         if not THOROUGH:
             return
-        # The controller ends once the node is paused.
+        # The controller ends once the clients on the node are paused.
         fleet.killable, gate.after = True, cut_off
         killed = fleet.run_roles(SLICES, *CHANGE, **DRAINED)
         assert killed.returncode != 0 and node.labels()[PLUGIN_DEPLOYED] == "paused-for-openfleet-gpu"
@@ -308,7 +315,10 @@ def moves_the_label(write):
 
 
 def finish(fleet, node, stepper, *roles, layout=OTHER_MIXTURE, **more):
-    """Run roles, killed at one write after the other, until a run ends by itself; return that one."""
+    """Run roles until a run is not killed, and return this run.
+
+    Each run is killed at another write.
+    """
     for _run in range(30):
         stepper.go_on()
         run = fleet.run_roles(layout, *roles, **more)
@@ -327,9 +337,9 @@ def finish(fleet, node, stepper, *roles, layout=OTHER_MIXTURE, **more):
 
 @pytest.mark.parametrize("moment", ["after", "before"] if THOROUGH else ["after"])
 def test_later_runs_complete_after_a_killed_controller(api_server, fleet, node, gate, moment):
-    """At each write, before or after it.
+    """Kill the controller before or after each write, and complete the change later.
 
-    The usual run tests only the one after the eviction.
+    The usual run tests only the write after the eviction.
     """
 
     def chosen(write):
@@ -371,7 +381,7 @@ def test_lost_api_server_is_an_error_with_a_fix_and_next_run_continues(api_serve
     fleet.share(MIXTURE)
     pod = node.add_pod("goes")
     fleet.give({pod: fleet.devices()["1g.10gb"][0]})
-    # The node is cordoned, which the controller never learns.
+    # The node is cordoned, but the controller gets no response.
     gate.after = lambda write: goes_away(write) if cordons(write) else None
     run = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **DRAINED)
     assert run.returncode != 0
@@ -431,7 +441,7 @@ def test_operators_plugin_reads_the_config_map_and_mig_manager_is_disabled_first
         assert "node node-one: GPU operator detected" in said(prepared)
     finally:
         api_server.call("DELETE", "%s/%s" % (crds, definition["metadata"]["name"]))
-    # The plugin's own label waits for the layout.
+    # The plugin's label is set only after the layout.
     assert (node.labels()[LABEL], node.labels()[MIG_MANAGER]) == ("default", "false")
     assert json.loads(node.get()["metadata"]["annotations"][BEFORE]) == {MIG_MANAGER: None}
     assert len(api_server.call("GET", config_map)["data"]) == 2

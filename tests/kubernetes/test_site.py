@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""site.yml on nodes of a real cluster, with only the rights of the role's manifest.
+"""Run site.yml on a real cluster, with only the rights of the role's manifest.
 
 API server, scheduler, controllers, kubelets and device plugin are real.
 """
@@ -28,14 +28,17 @@ SECOND = [FIRST[0], {"gpus": [1], "sharing": "mig", "mig": [{"profile": "1g.10gb
 
 @pytest.fixture(scope="module")
 def site(cluster, plugin):
-    """A function that brings nodes to a layout by site.yml, by an account that has the rights of rbac.yml."""
+    """Return a function that applies a layout to nodes with site.yml.
+
+    The account has only the rights of rbac.yml.
+    """
     kubeconfig = cluster.role_kubeconfig()
 
     def run(layout, nodes="gpu_hosts", check=False, fails=False, **variables):
         given = {
             "gpu_layout": layout,
             "gpu_kubernetes_kubeconfig": str(kubeconfig),
-            # The kubelet of a node here brings a new key within 5 s (node/kubelet.yml).
+            # The kubelet of this node applies a new key within 5 s (node/kubelet.yml).
             "gpu_kubernetes_config_delay": 10,
             "gpu_kubernetes_poll": 1,
             "gpu_layout_on_busy": "drain",
@@ -68,7 +71,7 @@ def test_change_evicts_only_the_pod_on_its_device(cluster, site):
     offered = {"nvidia.com/gpu": 2, "nvidia.com/mig-3g.40gb": 2, "nvidia.com/mig-2g.20gb": 3}
     for node in ("node1", "node2"):
         cluster.offers(node, offered)
-    # Both begin on the node that changes; the other one has room for what is evicted.
+    # Both pods start on the node that changes. The other node has room for evicted pods.
     cluster.plane.kubectl("cordon", "node2")
     cluster.apply(sleeper("stays", {"nvidia.com/mig-3g.40gb": 1}), deployment("moves", {"nvidia.com/mig-2g.20gb": 1}))
     stays = cluster.runs("stays")
@@ -132,7 +135,7 @@ def test_plugin_that_does_not_restart_is_reported_and_next_run_continues(cluster
     pods = "/api/v1/namespaces/nvidia-device-plugin/pods?fieldSelector=spec.nodeName%3Dnode1"
 
     def on(node):
-        """Let the DaemonSet make pods on this node alone, or on all."""
+        """Restrict the DaemonSet's pods to this node, or allow all nodes."""
         selector = {"nodeSelector": {"kubernetes.io/hostname": node} if node else None}
         cluster.plane.merge(plugin, {"spec": {"template": {"spec": selector}}})
 

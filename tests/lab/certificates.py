@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Create a certificate authority and certificates for a short-lived lab.
 
-usage: certificates.py DIRECTORY NAME=ADDRESS...     ca.crt, and NAME.crt with NAME.key for each
+usage: certificates.py DIRECTORY NAME=ADDRESS...     writes ca.crt, and NAME.crt and NAME.key for each name
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """An authority whose certificate is ca.crt of the folder, where it leaves what it signs."""
+    """A certificate authority.
+
+    It writes ca.crt and the certificates that it signs to a folder.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -36,7 +39,8 @@ class Authority:
     def issue(self, name: str, names: Sequence[str] = (), organizations: Sequence[str] = ()) -> Path:
         """Write NAME.crt and NAME.key, and return the certificate's path.
 
-        `names` are host names and addresses of a server; `organizations` are a client's, which Kubernetes takes for groups.
+        `names` are host names and addresses of a server. `organizations` are the organizations of a client. Kubernetes
+        uses them as groups.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         begun = self._begun(_subject(name, organizations), key)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find this machine's Debian mirror, like tests/lab/image/build."""
+"""Find the Debian mirror of this machine, like tests/lab/image/build."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import subprocess
 
 
 def debian_mirror() -> str:
-    """Return its address: LAB_MIRROR, else what apt uses; empty where apt has none.
+    """Return the mirror's address from LAB_MIRROR or from apt's sources.
 
-    Raises CalledProcessError where apt fails.
+    The result is empty if apt has no mirror. Raises CalledProcessError if apt fails.
     """
     asked = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"]
     named = os.environ.get("LAB_MIRROR")

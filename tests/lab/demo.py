@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The demonstration of `make demo`, after its setup.
 
-Starts a bare fleet, runs site.yml on it, runs it again, and holds the result against nvidia-smi and against what Prometheus
-scraped; then audits it, with a recorded past. Status 0 only if the second run changed nothing, every host is exactly as the
-inventory asks, Prometheus sees it without an alert, and the audit finds what there is. The times go to .lab/times.json, for
-`make bench`. With --kubernetes a cluster follows (demo_kubernetes.py).
+Starts a bare fleet and runs site.yml on it twice. Compares the result with nvidia-smi and with the metrics in Prometheus.
+Then audits the fleet with a recorded history. Exits with 0 only if the second run changed nothing, every host matches the
+inventory, Prometheus sees the fleet without an alert, and the audit finds the expected problems. The durations are written
+to .lab/times.json for `make bench`. With --kubernetes, a cluster follows (demo_kubernetes.py).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def banner(text: str) -> None:
 
 
 def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
-    """What did not hold, and the seconds of each phase."""
+    """Return the checks that failed, and the duration of each phase in seconds."""
     wrong = []
     seconds = {}
     last = 7 if kubernetes else 6
 
     banner(f"1/{last}  Start the hosts, with a real systemd and no GPUs yet")
     REPORT.unlink(missing_ok=True)
-    # From bare hosts each time, so that what is shown does not hang on what was done to an earlier fleet.
+    # Start with bare hosts each time, so that earlier changes to the fleet have no effect.
     seconds["start the hosts"] = play_quietly("tests/lab/destroy.yml", "destroy.log") + play_quietly(
         "tests/lab/create.yml", "create.log"
     )
@@ -84,7 +84,10 @@ def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
 
 
 def note_times(temperature: str, total: float) -> None:
-    """Keeps the time of a demo that was cold or warm from end to end; a half-cold one says nothing."""
+    """Save the duration of a demo.
+
+    Only demos that were cold or warm from start to end are saved, because a mix of both is not comparable.
+    """
     if temperature in ("cold", "warm"):
         times = json.loads(TIMES.read_text()) if TIMES.exists() else {}
         times[f"demo_{temperature}"] = round(total, 1)

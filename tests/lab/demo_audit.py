@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The end of the demonstration: services on the fleet, three recorded days, the audit and the proposal as pages.
+"""Run services on the demo's fleet, record three days, and show the audit.
 
-The services run as processes of the simulator. Their past is made up here: the output says so.
+The audit and the right-sizing proposal are written as pages. The services run as processes of the simulator. Their
+history is made up, and the output says so.
 """
 
 from __future__ import annotations
@@ -30,30 +31,36 @@ PRICES = [{"model": "H100*", "price": 2.5}, {"model": "A100*", "price": 1.5}, {"
 
 @dataclass(frozen=True)
 class Service:
-    """A unit on a host's GPU, in the first of its instances of that profile ("": on the GPU), and what its days were like."""
+    """A systemd unit on a GPU, and its recorded use.
+
+    If `profile` is not empty, the unit runs in the first instance with that profile.
+    """
 
     name: str
     host: str
     gpu: int
     profile: str
     use: Use
-    #: What the audit has to say of it.
+    #: The word that the audit must report for the service.
     word: str
 
 
 SERVICES = [
-    # Two that would be content with small parts of a GPU, and one that uses the part that it has.
+    # Two services that need only small parts of a GPU, and one that uses its whole instance.
     Service("chat", "h100", 6, "", Use((5, 7), (0.02, 0.1)), "oversized_memory"),
     Service("search", "h100", 7, "", Use((11, 14), (0.05, 0.2)), "oversized_memory"),
     Service("train", "h100", 0, "2g.20gb", Use((14, 17), (0.12, 0.24)), "right"),
-    # One whose part is too small, and one that does nothing with it.
+    # A service whose instance is too small, and a service that does not use its instance.
     Service("render", "h100", 3, "1g.20gb", Use((18.6, 19), (0.04, 0.1)), "saturated"),
     Service("notebook", "h100", 0, "3g.40gb", Use((9, 9), (0, 0)), "idle"),
 ]
 
 
 def show() -> list[str]:
-    """Plays it; what did not hold, a sentence each. Raises FleetError."""
+    """Run the services and the audit, and return the checks that failed.
+
+    Each failed check is one sentence. Raises FleetError if a step fails.
+    """
     try:
         prometheus = Prometheus(podman_run("monitor"))
         places = {_start(service): service.use for service in SERVICES}
@@ -71,10 +78,10 @@ def show() -> list[str]:
             "gpu_audit_currency": "EUR",
             "gpu_audit_dir": str(REPORT),
             "gpu_audit_previous": "",
-            # Three days show no weekend.
+            # The history of three days contains no weekend.
             "gpu_audit_thresholds": SHORT,
             "gpu_rightsize_dir": str(REPORT),
-            # Their days are recorded; the services themselves began just now.
+            # The history covers the services, although they have only just started.
             "gpu_rightsize_thresholds": {**SHORT, "least_history_hours": 0},
             "gpu_rightsize_reclaim_grace": "0.1m",
         }
@@ -86,7 +93,7 @@ def show() -> list[str]:
 
 
 def _start(service: Service) -> tuple[str, str]:
-    """Starts it; gives the GPU's UUID and the instance's id, or ""."""
+    """Start a service, and return the GPU's UUID and the id of the instance or ""."""
     run = podman_run(service.host)
     gpu = read_gpus(run)[service.gpu]
     instance, where = "", f"--gpu {service.gpu}"
@@ -102,7 +109,7 @@ def _start(service: Service) -> tuple[str, str]:
 
 
 def _seen(prometheus: Prometheus, places: dict) -> dict[Place, Subject]:
-    """What Prometheus sees, once it sees all of these at work."""
+    """Wait until Prometheus sees all services at work, and return its subjects."""
     deadline = time.monotonic() + 120
     while True:
         there = subjects(prometheus)
@@ -121,7 +128,7 @@ def _works(subject: Subject) -> bool:
 
 
 def _differences() -> list[str]:
-    """Return what is wrong with the audit of the services, and with the proposal."""
+    """Return what is wrong with the audit of the services and with the proposal."""
     report = json.loads((REPORT / "audit.json").read_text())
     words = {}
     for finding in report["findings"]:

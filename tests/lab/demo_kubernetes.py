@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The part of the demonstration with a Kubernetes cluster: `make demo KUBERNETES=1`.
+"""Run the Kubernetes part of the demo: `make demo KUBERNETES=1`.
 
-Starts the cluster of tests/kubernetes, brings its two nodes to a layout by site.yml, runs a pod in a MIG instance, and changes
-the layout of its node beside it. The cluster is gone at the end: its nodes would not outlive the API server.
+Start the cluster of tests/kubernetes, apply a layout to its two nodes with site.yml, run a pod in a MIG instance, and
+change the rest of that node's layout while the pod runs. The cluster is removed at the end, because its nodes cannot
+run without the API server.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ POD = "training"
 
 
 def show() -> list[str]:
-    """Return what did not hold."""
+    """Return the checks that failed."""
     if not shutil.which("go"):
         return ["there is no Go to build Kubernetes with: install Debian 13's golang, or leave KUBERNETES=1 out"]
     import cluster as clusters
@@ -79,7 +80,7 @@ def _site(cluster, kubeconfig, layout, nodes="gpu_hosts") -> None:
     given = {
         "gpu_layout": layout,
         "gpu_kubernetes_kubeconfig": str(kubeconfig),
-        # The kubelet of a node here brings a new key of the ConfigMap within 5 s (tests/kubernetes/node/kubelet.yml).
+        # The kubelet of these nodes applies a new key of the ConfigMap within 5 s (tests/kubernetes/node/kubelet.yml).
         "gpu_kubernetes_config_delay": 10,
         "gpu_kubernetes_poll": 1,
     }

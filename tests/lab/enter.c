@@ -1,15 +1,15 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: GPL-3.0-or-later
  *
- * Run a command in a lab host as `runc exec` does, for a tenth of its CPU: a whole run of the tests has 5,000 of them.
+ * Run a command in a lab host like `runc exec`, in a tenth of its CPU time. A complete test run has 5,000 such commands.
  *
  * usage: enter STATE COMMAND [ARGUMENT...]
  *
- * STATE is runc's state.json of the container. The command gets what the container's first process has: namespaces, control
- * groups, bounds of capabilities, environment. It is the first of a session, in /, without other open files than the standard
- * ones. Signals are passed on; the status is the command's, or 128 and the signal that ended it.
+ * STATE is runc's state.json of the container. The command gets the namespaces, cgroups, capability bounds and environment of
+ * the container's first process. It starts a new session in /, with only the standard files open. Signals are passed on. The
+ * exit status is that of the command, or 128 plus the number of the signal that ended it.
  *
- * Unlike runc's, the command is under no filter of system calls. A real host has none either.
+ * Unlike with runc, system calls are not filtered. They are not filtered on a real host either.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -28,7 +28,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* By "Error:" and status 125, which are podman's, Ansible's connection knows that the host does not run (tests/lab/connection). */
+/* podman prints "Error:" and exits with 125. Ansible's connection then knows that the host does not run (tests/lab/connection). */
 static void die(int status, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -38,7 +38,7 @@ static void die(int status, const char *format, ...) {
     exit(status);
 }
 
-/* Return the bytes of a file, ended by two zero bytes, for the life of the program. */
+/* Return the bytes of a file, followed by two zero bytes. They are never freed. */
 static char *contents(const char *path, size_t *length) {
     size_t size = 1 << 16, used = 0;
     char *text = malloc(size);
@@ -61,7 +61,7 @@ static unsigned long long number_after(const char *text, const char *key, int ba
     return strtoull(found + strlen(key), NULL, base);
 }
 
-/* In clock ticks since boot: with the pid it names one process. */
+/* Return the start time in clock ticks since boot. Together with the pid it identifies a process. */
 static unsigned long long start_of(int pid) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -70,14 +70,14 @@ static unsigned long long start_of(int pid) {
     return field ? strtoull(field, NULL, 10) : 0;
 }
 
-/* Who enters a paused container is paused with it. */
+/* Fail if the container is paused, because a process that enters it would be paused too. */
 static void refuse_paused(const char *group) {
     char path[4096];
     snprintf(path, sizeof path, "/sys/fs/cgroup/freezer%s/freezer.state", group);
     if (strncmp(contents(path, NULL), "THAWED", 6) != 0) die(125, "the container is paused");
 }
 
-/* Open the process lists of the container's control groups: the part of each path of its first process that ends with its id. */
+/* Open the process lists of the container's cgroups. Each cgroup path is cut after the container's id. */
 static int open_groups(int pid, const char *id, int *groups, int most) {
     char path[64], *line, *rest;
     int count = 0;
@@ -124,7 +124,7 @@ static char **environment_of(int pid) {
     return environment;
 }
 
-/* Those that podman sets for each container. systemd raises its own soft limit of files, and podman's is the hard one. */
+/* The limits that podman sets for each container. Use the hard limits, because systemd changes its own soft limit of files. */
 enum { LIMITS = 2 };
 static struct {
     int which;
@@ -146,7 +146,7 @@ static void become(const int *groups, int group_count, const int *spaces, int sp
 }
 
 int main(int count, char **words) {
-    /* The namespace of processes is for children, and comes first; that of mounts hides the paths of this machine. */
+    /* The pid namespace is first, because it applies only to children. The mount namespace is last, because it hides this machine's paths. */
     static const char *const kinds[] = {"pid", "cgroup", "ipc", "uts", "net", "mnt"};
     enum { KINDS = sizeof kinds / sizeof *kinds, GROUPS = 32 };
     int groups[GROUPS], spaces[KINDS], group_count, status;
@@ -188,7 +188,7 @@ int main(int count, char **words) {
         execvp(words[2], words + 2);
         die(errno == ENOENT ? 127 : 126, "%s: %s", words[2], strerror(errno));
     }
-    /* Others must not wait for these to be closed. */
+    /* Close standard input, so that its writer does not wait for this process. */
     close(0);
     for (;;) {
         int number = sigwaitinfo(&all, NULL);

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the collection's playbooks on the lab and read their results.
+"""Run the collection's playbooks on the lab, and read their results.
 
-Used by the demo and the benchmark.
+The demo and the benchmarks use this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAB = REPOSITORY / ".lab"
 
 
 class FleetError(Exception):
-    """A playbook failed. The message says where its output is."""
+    """A playbook failed. The message includes the path of its output."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Run:
-    """A playbook run that went well: its hosts, what it changed, and how long it took."""
+    """A successful run of a playbook: its hosts, its changes and its duration."""
 
     hosts: tuple[str, ...]
     changes: tuple[Change, ...]
@@ -53,18 +53,24 @@ def play(playbook: str, *arguments: str) -> float:
 
 
 def private_log(path: Path) -> TextIO:
-    """Opens a log for writing that only the owner and the group read: results name users and their command lines."""
+    """Open a log file that only the owner and the group can read.
+
+    Results contain users and their command lines.
+    """
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "w")
 
 
 def _log(name: str) -> Path:
-    """Return the log's path, apart from those of another fleet on this machine."""
+    """Return the path of the log. Each fleet on this machine has its own logs."""
     return LAB / "{}-{}".format(os.environ.get("OPENFLEET_LAB") or "demo", name)
 
 
 def play_quietly(playbook: str, log_name: str, *arguments: str) -> float:
-    """Runs a playbook with its output in .lab/FLEET-LOG_NAME; gives the seconds it took. Raises FleetError with its end."""
+    """Run a playbook, and return its duration in seconds.
+
+    The output is written to .lab/FLEET-LOG_NAME. Raises FleetError with the end of the output if the playbook fails.
+    """
     started = time.monotonic()
     log = _log(log_name)
     with private_log(log) as output:
@@ -82,7 +88,7 @@ def play_quietly(playbook: str, log_name: str, *arguments: str) -> float:
 
 
 def failures(told: dict) -> str:
-    """What failed, in the words of its message."""
+    """Return the failed tasks and their messages."""
     return "".join(
         f": {host}: {outcome['msg']}"
         for one_play in told.get("plays", ())
@@ -93,7 +99,10 @@ def failures(told: dict) -> str:
 
 
 def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
-    """Runs a playbook and reads what it changed from the json callback's output, .lab/FLEET-LOG_NAME. Raises FleetError."""
+    """Run a playbook, and read its changes from the output of the json callback.
+
+    The output is in .lab/FLEET-LOG_NAME. Raises FleetError if the playbook fails.
+    """
     log = _log(log_name)
     environment = dict(os.environ, ANSIBLE_STDOUT_CALLBACK="ansible.posix.json")
     started = time.monotonic()
@@ -107,7 +116,7 @@ def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
             stdout=output,
         )
     seconds = time.monotonic() - started
-    # Callbacks that ansible.cfg enables besides write behind the JSON; before it there is nothing, but where it fails early.
+    # Other callbacks of ansible.cfg print text after the JSON. Text before it means that the run failed early.
     told, _ = json.JSONDecoder().raw_decode(log.read_text()) if log.read_text()[:1] == "{" else ({}, 0)
     if done.returncode != 0:
         raise FleetError(f"{playbook} ended with status {done.returncode}, see {log}{failures(told)}")
@@ -118,7 +127,7 @@ def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
         for host, outcome in task["hosts"].items()
         if outcome.get("changed")
     )
-    # The stats are the callback's own count: should the two ever disagree, neither is to be believed.
+    # The callback counts changes in its own stats. If the stats and the tasks disagree, neither is trusted.
     if bool(changes) != any(stats["changed"] for stats in told["stats"].values()):
         raise FleetError(f"{playbook}: the tasks and the stats disagree on whether something changed, see {log}")
     return Run(tuple(told["stats"]), changes, seconds)

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run modules of the collection on a lab host with its Python, like Ansible, without a playbook.
+"""Run modules on a lab host like Ansible does, without a playbook.
 
-A run of ansible-playbook takes seconds of CPU, a module a fraction of one.
+The host's Python runs them. A run of ansible-playbook takes seconds of CPU time, a module takes much less.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODULES = "ansible_collections.openfleet.gpu.plugins.modules"
 
 
 def install(host_name: str) -> None:
-    """Copy this working tree's modules, and what of Ansible they import, to a lab host."""
+    """Copy this checkout's modules, and the Ansible code that they import, to a host."""
     archive = io.BytesIO()
     ours = Path(ansible.__file__).parent
     with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -40,7 +40,7 @@ def _source(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def run_module(host_name: str, name: str, check: bool = False, **arguments: object) -> dict:
-    """Run a module with these arguments; return its result, also that of a failure."""
+    """Run a module with these arguments, and return its result, even if it failed."""
     arguments.update(_ansible_check_mode=check, _ansible_diff=True)
     command = ["podman", "exec", "--interactive", container_name(host_name)]
     done = subprocess.run(

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Wait until a lab host has started, and name its failed units.
 
-usage: host_state.py PODMAN CONTAINER [SECONDS]     waits; status 1 with the reason if the host did not start without a failure
+usage: host_state.py PODMAN CONTAINER [SECONDS]     exits with 1 and prints the reason if the start failed
 """
 
 from __future__ import annotations
@@ -13,31 +13,35 @@ import sys
 import time
 from typing import Callable
 
-#: Runs a shell command on a lab host: (status, output).
+#: A function that runs a shell command on a lab host, and returns (status, output).
 Run = Callable[[str], "tuple[int, str]"]
 
 BOOT_SECONDS = 180
 _POLL_SECONDS = 0.2
 _JOURNAL_LINES = 5
-#: What systemd and Prometheus print when root has no inotify instance left (inotify_init(2), EMFILE).
+#: systemd and Prometheus print this text if root has no inotify instance left (inotify_init(2), EMFILE).
 _NO_INOTIFY = "too many open files"
 _HINT = "All lab hosts share fs.inotify.max_user_instances: raise it with sysctl, or stop some hosts (make lab-down)."
 
 
 class HostError(Exception):
-    """A lab host did not start; the message has the failed units with their last journal lines."""
+    """A lab host did not start.
+
+    The message has the failed units and their last journal lines.
+    """
 
 
 def failed_units(run: Run) -> list[str]:
-    """Return the names of the failed units; empty if the host does not answer."""
+    """Return the names of the failed units, or [] if the host does not respond."""
     status, output = run("systemctl list-units --failed --plain --no-legend")
     return [line.split()[0] for line in output.splitlines() if line.strip()] if status == 0 else []
 
 
 def describe_failures(run: Run) -> str:
-    """Return the failed units with the last lines of their journals, and whether the host lacks inotify instances.
+    """Return the failed units with their journals, or a lack of inotify instances.
 
-    Empty if neither is so. Without an instance a service can run and read nothing: Prometheus has no targets then.
+    Only the last lines of each journal are included. The result is empty if there is no failure. Without an inotify
+    instance, a service can run and read nothing. For example, Prometheus then has no targets.
     """
     units = failed_units(run)
     texts = []
@@ -53,7 +57,7 @@ def describe_failures(run: Run) -> str:
 def wait_until_started(run: Run, seconds: float = BOOT_SECONDS) -> None:
     """Wait until systemd has started everything on the host.
 
-    Raises HostError as soon as a unit has failed or the host lacks inotify instances, and after `seconds` in any case.
+    Raises HostError as soon as a unit has failed or the host lacks inotify instances, and in any case after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -93,7 +97,7 @@ def main(podman: str, container: str, seconds: float = BOOT_SECONDS) -> int:
         wait_until_started(in_container(podman, container), seconds)
     except HostError as error:
         print(f"{container}: {error}", file=sys.stderr)
-        # Shows a container that ends again and again.
+        # Detect a container that restarts again and again.
         look = [
             "inspect",
             "--type=container",

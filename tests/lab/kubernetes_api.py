@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for a Kubernetes API server: no cluster runs here.
+"""A stand-in for a Kubernetes API server, for tests without a cluster.
 
-It speaks as much of the API as kubernetes.core's k8s_info, k8s_json_patch and the module kubernetes_eviction ask for: discovery,
-one node, its pods, their DaemonSets, evictions (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/). No
-authentication, no watches.
-A patch is a JSON patch (https://www.rfc-editor.org/rfc/rfc6902). As the real server's, its operation `test` takes what is missing
-for null.
+It supports the API calls of kubernetes.core's k8s_info and k8s_json_patch and of the module kubernetes_eviction:
+discovery, one node, its pods, their DaemonSets, and evictions
+(https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/). It has no authentication and no watches. A
+patch is a JSON patch (https://www.rfc-editor.org/rfc/rfc6902). Like the real server, its operation `test` treats a
+missing value as null.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ RESOURCES = [
 
 
 class KubernetesApi:
-    """A cluster of one node, n1. `requests` are the changes that were asked for."""
+    """A cluster of one node, n1. `requests` lists the requested changes."""
 
     def __init__(self, folder: Path) -> None:
         self.unschedulable = False
         self.annotations: dict[str, str] = {}
-        #: What others do to the node, one before each patch that is asked for: new values of attributes of this object.
+        #: Changes by other clients: before each requested patch, one entry sets attributes of this object.
         self.meanwhile: list[dict] = []
         self.pods: dict[str, dict] = {}
-        #: Names of DaemonSets in the namespace ml. Each has its name for a uid, and selects `app: DaemonSet`.
+        #: Names of DaemonSets in the namespace `ml`. The uid of each DaemonSet is its name, and its selector is `app:
+        #: DaemonSet`.
         self.daemonsets = ["x"]
         self.requests: list[str] = []
-        #: Requests of this kind are answered with 500.
+        #: Requests of this kind fail with status 500.
         self.broken: str | None = None
         api = self
 
@@ -84,7 +85,10 @@ class KubernetesApi:
         )
 
     def add_pod(self, name: str, owner: str | None = "ReplicaSet", protected: int = 0, seconds: float = 0) -> None:
-        """A pod that takes so long to go once it is evicted; a disruption budget refuses the first `protected` times."""
+        """Add a pod that takes `seconds` to end after its eviction.
+
+        A disruption budget refuses the first `protected` evictions.
+        """
         metadata = {"name": name, "namespace": "ml", "uid": name}
         if owner:
             reference = {"apiVersion": "apps/v1", "kind": owner, "name": "x", "uid": "x", "controller": True}
@@ -103,7 +107,7 @@ class KubernetesApi:
         }
 
     def let_go(self, name: str) -> None:
-        """An evicted pod is gone, however long it would have taken."""
+        """Remove an evicted pod at once."""
         self.pods[name]["gone_at"] = time.monotonic()
 
     def there(self) -> list[str]:
@@ -135,7 +139,7 @@ class KubernetesApi:
 
     def node(self) -> dict:
         metadata = {"name": "n1", "uid": "n1"}
-        # The real one leaves out what is empty or false.
+        # The real server omits values that are empty or false.
         if self.annotations:
             metadata["annotations"] = dict(self.annotations)
         spec = {"unschedulable": True} if self.unschedulable else {}
@@ -175,7 +179,10 @@ class KubernetesApi:
 
 
 def _operate(document: dict, operation: dict) -> str:
-    """Carry out one operation of a JSON patch. Return why it cannot be, empty where it is done."""
+    """Carry out one operation of a JSON patch.
+
+    Returns the reason if the operation is not possible, otherwise an empty text.
+    """
     *folders, name = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     for folder in folders:
         if folder not in document:

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures for running lab hosts: `make lab-up` starts them, and OPENFLEET_LAB selects the fleet.
+"""Fixtures for running lab hosts.
 
-A conftest.py imports them by name.
+`make lab-up` starts the hosts, and OPENFLEET_LAB selects the fleet. A conftest.py imports the fixtures by name.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from host_state import BOOT_SECONDS, Run, describe_failures
 REPOSITORY = Path(__file__).resolve().parents[2]
 INVENTORY = REPOSITORY / "inventories" / "simulated"
 
-#: The GPU hosts of inventories/simulated that the tests run on: all of them, or those that OPENFLEET_LIMIT names.
+#: GPU hosts of inventories/simulated for the tests. OPENFLEET_LIMIT can restrict them.
 HOSTS = ["a100", "h100", "l40s", "pro6000"]
 if os.environ.get("OPENFLEET_LIMIT", "all") != "all":
     HOSTS = sorted({*HOSTS} & {*os.environ["OPENFLEET_LIMIT"].split(",")})
 
-#: The unit that restores a host's layout when it starts.
+#: The unit that restores a host's layout at boot.
 BOOT_UNIT = "gpu-layout.service"
 
-# The podman that tests/lab/prepare built for this machine, for manual runs of pytest.
+# For manual runs of pytest: use the podman that tests/lab/prepare configured for this machine.
 os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"
 
 
 def container_name(host_name: str) -> str:
-    """The container that is the lab host `host_name` (as `h100`)."""
+    """Return the name of the container of a lab host, for example `h100`."""
     return f"openfleet-{os.environ.get('OPENFLEET_LAB') or 'demo'}-{host_name}"
 
 
 def changed_tasks(told: str) -> set[tuple[str, str]]:
-    """Role and name of each task that changed something, and the host, from what ansible-playbook told."""
+    """Return (role, task, host) for each change in the output of ansible-playbook."""
     return {
         (part.partition("] **")[0], host)
         for part in told.split("\nTASK [")[1:]
@@ -47,7 +47,10 @@ def changed_tasks(told: str) -> set[tuple[str, str]]:
 
 
 def boot_time(host) -> str:
-    """Return when a lab host's first process began, in ticks of the kernel's clock, as text to compare (proc(5), stat)."""
+    """Return the start time of a lab host's first process.
+
+    The time is in ticks of the kernel's clock, as text for comparison (proc(5), stat).
+    """
     return host.check_output('cut -d" " -f22 /proc/1/stat')
 
 
@@ -62,7 +65,10 @@ def runner(host) -> Run:
 
 
 def wait_until_up(host, after: str) -> None:
-    """Wait until everything on a lab host has started or failed, in a later boot than that of the boot time `after`."""
+    """Wait until everything on a lab host has started or failed.
+
+    `after` is the time of an earlier boot. The host must have booted again since.
+    """
     deadline = time.monotonic() + BOOT_SECONDS
     up = f'[ "$(cut -d" " -f22 /proc/1/stat)" != {after} ] && systemctl is-system-running | grep -qE "running|degraded"'
     while host.run(up).rc != 0:
@@ -72,12 +78,15 @@ def wait_until_up(host, after: str) -> None:
 
 
 def no_restart(host, seconds: float) -> str:
-    """Return the message about a lab host that did not restart within `seconds`, with its failed units."""
+    """Return the message for a lab host that did not restart within `seconds`.
+
+    The message includes the failed units.
+    """
     return f"the host did not restart within {seconds:g} s. {describe_failures(runner(host))}".rstrip()
 
 
 def reboot(host) -> None:
-    """Restarts a lab host and waits until everything on it has started."""
+    """Restart a lab host, and wait until everything on it has started."""
     started = boot_time(host)
     host.run("systemctl reboot")
     wait_until_up(host, started)
@@ -85,7 +94,7 @@ def reboot(host) -> None:
 
 @pytest.fixture(scope="session")
 def lab_host():
-    """A function from the name of a lab host (as `h100`) to its testinfra host."""
+    """Return a function from a lab host's name (such as `h100`) to its testinfra host."""
 
     def connect(host_name: str):
         host = testinfra.get_host(f"podman://{container_name(host_name)}")
@@ -98,5 +107,8 @@ def lab_host():
 
 @pytest.fixture(scope="session")
 def host_vars():
-    """A function from the name of a lab host to its variables in inventories/simulated."""
+    """Return a function from the name of a lab host to its variables.
+
+    The variables are those of inventories/simulated.
+    """
     return lambda host_name: yaml.safe_load((INVENTORY / "host_vars" / f"{host_name}.yml").read_text())

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The MPS control daemons of a lab host, as systemd, /proc and the daemons report them.
+"""Read the MPS control daemons of a lab host from systemd, /proc and the daemons.
 
-Nothing here comes from the collection, as in nvidia_smi.
+This module uses no code of the collection, like nvidia_smi.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from typing import Callable
 
 WAIT_SECONDS = 120
 
-# Runs a shell command on a host and gives (exit status, standard output).
+# A function that runs a shell command on a host, and returns (exit status, standard output).
 Run = Callable[[str], "tuple[int, str]"]
 
 
 @dataclass
 class Daemon:
-    """A daemon that runs: UUIDs of what it serves, and its default limits; those of memory in the daemon's own words."""
+    """A running daemon: the UUIDs of its devices and its default limits.
+
+    Memory limits are in the daemon's own format.
+    """
 
     pid: int
     devices: list[str]
@@ -34,7 +37,10 @@ class DaemonError(Exception):
 
 
 def read_daemons(run: Run) -> dict[str, Daemon]:
-    """By the name that the unit has; raises DaemonError."""
+    """Return the daemons by the instance name of their unit.
+
+    Raises DaemonError if a daemon cannot be queried.
+    """
     units = _ask(run, "systemctl list-units --plain --no-legend --state=active 'openfleet-mps@*'")
     return {name: _daemon(run, name) for name in re.findall(r"openfleet-mps@(\S+)\.service", units)}
 
@@ -58,9 +64,9 @@ def _daemon(run: Run, name: str) -> Daemon:
 
 
 def _settled(answers: Callable[[], list[str]]) -> list[str]:
-    """Return what is answered twice in succession, the first of it not empty.
+    """Return the first response that is not empty and is returned twice in succession.
 
-    A daemon that another client queries at that moment (gpu-layout metrics does, once a minute) may answer nothing.
+    A daemon may return nothing while another client queries it. For example, gpu-layout metrics does so once a minute.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     before = answers()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the GPUs of a lab host with NVIDIA's nvidia-smi.
 
-Nothing here comes from the collection: this is the second opinion that the collection's own report is held against.
+This module uses no code of the collection, so that tests can compare the collection's own report with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Callable
 from xml.etree import ElementTree
 
-# Runs a shell command on a host and gives (exit status, standard output).
+# A function that runs a shell command on a host, and returns (exit status, standard output).
 Run = Callable[[str], "tuple[int, str]"]
 
 # A row of `nvidia-smi mig -lgi`:  |   0  MIG 3g.40gb          9        2          4:4     |
@@ -28,10 +28,10 @@ LISTED = re.compile(
 
 @dataclass
 class GpuInstance:
-    """A GPU instance: its profile, its first memory slice, the profiles and the UUIDs of its compute instances, sorted.
+    """A GPU instance: its profile, its first memory slice and its compute instances.
 
-    The start is None where nvidia-smi does not list the GPU instance, only the MIG devices on it: 535 does not know the
-    profiles that came after it (+gfx, -me, +me.all).
+    Profiles and UUIDs of the compute instances are sorted. The start is None if nvidia-smi lists only the MIG devices
+    of the GPU instance. Version 535 does so for newer profiles (+gfx, -me, +me.all).
     """
 
     profile: str
@@ -42,7 +42,10 @@ class GpuInstance:
 
 @dataclass
 class Gpu:
-    """A GPU: `mig_mode`, `compute_mode` and `time_slice` in nvidia-smi's words, instances by their id, memory in MiB."""
+    """A GPU with its modes, its time slice, and its instances by id.
+
+    The modes and the time slice are in nvidia-smi's words. Memory is in MiB.
+    """
 
     index: int
     name: str
@@ -53,21 +56,24 @@ class Gpu:
     compute_mode: str
     mig_device_uuids: list[str]
     instances: dict[int, GpuInstance] = field(default_factory=dict)
-    #: None where it has none.
+    #: None if the GPU has no time slice.
     time_slice: str | None = None
     memory: int = 0
 
 
 class NvidiaSmiError(Exception):
-    """nvidia-smi could not be asked."""
+    """nvidia-smi failed."""
 
 
-#: Ends what one of several commands printed, and tells its status.
+#: Ends the output of each of several commands, and contains its exit status.
 END = re.compile(r"^=== nvidia-smi ended with (\d+)\n", re.MULTILINE)
 
 
 def _ask(run: Run, *questions: str) -> list[tuple[int, str]]:
-    """(exit status, output) of nvidia-smi with each of these arguments, by one command: each entry of a host has its price."""
+    """Return (exit status, output) of nvidia-smi for each of these arguments.
+
+    All calls run in one command, because each command on a host is slow.
+    """
     script = "; ".join(
         f"nvidia-smi {words} 2>&1; printf '\\n=== nvidia-smi ended with %d\\n' $?" for words in questions
     )
@@ -87,7 +93,10 @@ def _good(arguments: str, answer: tuple[int, str]) -> str:
 
 
 def read_gpus(run: Run) -> list[Gpu]:
-    """The GPUs of a host in the order of their index; raises NvidiaSmiError."""
+    """Return the GPUs of a host, ordered by index.
+
+    Raises NvidiaSmiError if nvidia-smi fails.
+    """
     listing, log, instances, policies = _ask(run, "-L", "-q -x", "mig -lgi", "compute-policy -l")
     devices = _listed_devices(_good("-L", listing))
     gpus = [
@@ -105,12 +114,12 @@ def read_gpus(run: Run) -> list[Gpu]:
         )
         for index, element in enumerate(ElementTree.fromstring(_good("-q -x", log)).findall("gpu"))
     ]
-    # The list ends with a separate error if there are no instances.
+    # If there are no instances, the list is an error message.
     status, table = instances
     for gpu, profile, instance, start in GPU_INSTANCE.findall(table) if status == 0 else ():
-        # One without a compute instance is no MIG device: only this list tells of it.
+        # An instance without a compute instance is not a MIG device, so only this list contains it.
         gpus[int(gpu)].instances.setdefault(int(instance), GpuInstance(profile, None)).start = int(start)
-    # This one ends at the first GPU that has none, after those before it.
+    # The list stops at the first GPU without a time slice.
     _status, table = policies
     for index, name in TIME_SLICE.findall(table):
         gpus[int(index)].time_slice = name
@@ -118,7 +127,7 @@ def read_gpus(run: Run) -> list[Gpu]:
 
 
 def _listed_devices(listing: str) -> list[dict[int, tuple[str, str]]]:
-    """By GPU and by number of the MIG device on it: its name and its UUID."""
+    """Return {MIG device number: (name, UUID)} for each GPU."""
     devices: list[dict[int, tuple[str, str]]] = []
     for line in LISTED.finditer(listing):
         if line["gpu"]:
@@ -129,11 +138,11 @@ def _listed_devices(listing: str) -> list[dict[int, tuple[str, str]]]:
 
 
 def _instances(gpu: ElementTree.Element, devices: dict[int, tuple[str, str]]) -> dict[int, GpuInstance]:
-    """The GPU instances of a GPU as its MIG devices show them, by their id."""
+    """Return the GPU instances of a GPU by id, as its MIG devices show them."""
     instances: dict[int, GpuInstance] = {}
     for element in gpu.iterfind(".//mig_device"):
         name, uuid = devices[int(element.findtext("index", ""))]
-        # A compute instance that is not all of its GPU instance has its own share in front: 2c.4g.40gb.
+        # If a compute instance is smaller than its GPU instance, its name starts with its own share: 2c.4g.40gb.
         profile = re.sub(r"^\d+c\.", "", name)
         instance = instances.setdefault(int(element.findtext("gpu_instance_id", "")), GpuInstance(profile, None))
         instance.compute_instances = sorted([*instance.compute_instances, name])

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Query the Prometheus of a lab host.
 
-It is called inside the host, because no network reaches it.
+The queries run inside the host, because no network reaches it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], 
 
 
 class PrometheusError(Exception):
-    """Prometheus does not answer, or not with what was asked for."""
+    """Prometheus does not respond, or returns an error."""
 
 
 class Sample(NamedTuple):
@@ -34,11 +34,17 @@ class Prometheus:
         self.run = run
 
     def why_broken(self) -> str:
-        """Return why waiting is of no use: failed units of the host, or no inotify instance. Empty if neither is found."""
+        """Return the reason why waiting is useless, or an empty text.
+
+        Reasons are failed units of the host, and a lack of inotify instances.
+        """
         return describe_failures(self.run)
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The data of an answer of its API, as `query` or `targets`. Raises PrometheusError."""
+        """Return the data of an API response, for example for `query` or `targets`.
+
+        Raises PrometheusError if the request fails.
+        """
         url = f"{ADDRESS}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         status, output = self.run(f"python3 -c {shlex.quote(_FETCH)} {shlex.quote(url)}")
         if status != 0:
@@ -46,28 +52,34 @@ class Prometheus:
         return json.loads(output)["data"]
 
     def query(self, expression: str) -> list[Sample]:
-        """What an expression is now. Raises PrometheusError."""
+        """Return the current samples of an expression. Raises PrometheusError if it fails."""
         result = self.ask("query", query=expression)["result"]
         return [Sample(one["metric"], float(one["value"][1])) for one in result]
 
     def number(self, expression: str) -> float:
-        """What an expression of one value is now; 0 where it has none, as a count of nothing. Raises PrometheusError."""
+        """Return the current value of an expression, or 0 if it has no value.
+
+        A count without elements has no value. Raises PrometheusError if the query fails.
+        """
         samples = self.query(expression)
         if len(samples) > 1:
             raise PrometheusError(f"{expression} gives {len(samples)} values, not one")
         return samples[0].value if samples else 0.0
 
     def targets(self) -> dict[str, str]:
-        """Health ("up", "down", "unknown") of each scraped instance."""
+        """Return the health of each scraped instance: "up", "down" or "unknown"."""
         active = self.ask("targets", state="active")["activeTargets"]
         return {target["labels"]["instance"]: target["health"] for target in active}
 
     def active_alerts(self) -> list[tuple[str, dict[str, str]]]:
-        """State ("pending" or "firing") and labels of each alert that is not quiet."""
+        """Return the state and the labels of each active alert.
+
+        The state is "pending" or "firing".
+        """
         return [(alert["state"], alert["labels"]) for alert in self.ask("alerts")["alerts"]]
 
     def alerts(self) -> dict[str, str]:
-        """State of each alert that is not quiet: "pending" or "firing"."""
+        """Return the state of each active alert: "pending" or "firing"."""
         states: dict[str, str] = {}
         for state, labels in self.active_alerts():
             name = labels["alertname"]

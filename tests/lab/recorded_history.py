@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make up recorded days for a lab host's Prometheus, for the GPUs and instances of its exporters.
+"""Generate a history for a lab host's Prometheus.
 
-Series have the labels that Prometheus sets itself, so that scraped samples continue them.
+The history covers the GPUs and instances of the exporters. The series have the labels that Prometheus adds when it
+scrapes, so that scraped samples continue them.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ DAY = 86400
 GIB = float(1 << 30)
 DATA = "/var/lib/prometheus/metrics2"
 
-#: (GPU's UUID, id of the instance or "").
+#: (GPU UUID, instance id or "").
 Place = Tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a workload makes of a GPU, at night and by day: GiB, and shares of all of the GPU's SMs.
+    """The use of a GPU by a workload, as (value at night, value by day).
 
-    `processes` is 0 for one that holds the GPU and runs nothing.
+    Memory is in GiB. Compute is a share of all SMs of the GPU. `processes` is 0 if the workload holds the GPU without a
+    process.
     """
 
     memory_gib: tuple[float, float]
@@ -40,7 +42,7 @@ class Use:
     held: bool = True
 
     def at(self, seconds: int) -> tuple[float, float]:
-        """(bytes, share of the SMs) at a time."""
+        """Return (memory in bytes, share of the GPU's SMs) at a time in seconds."""
         day = (1 - math.cos(2 * math.pi * seconds / DAY)) / 2
         memory, compute = (low + (high - low) * day for low, high in (self.memory_gib, self.compute))
         return memory * GIB, compute
@@ -49,8 +51,8 @@ class Use:
 NOBODY = Use((0, 0), (0, 0), processes=0, held=False)
 
 HELD = "gpu:held:avg5m"
-#: What rules record every five minutes (roles/gpu_monitoring/files/rollups.yml), of a use, the share of the GPU's SMs that there
-#: is of it, and the time.
+#: Values that recording rules store every five minutes (roles/gpu_monitoring/files/rollups.yml). Arguments: the use,
+#: the instance's share of the GPU's SMs, and the time.
 _COURSES: Mapping[str, Callable[[Use, float, int], float]] = {
     "gpu:memory_used_bytes:max5m": lambda use, share, at: use.at(at)[0],
     "gpu:busy_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share),
@@ -61,20 +63,27 @@ _COURSES: Mapping[str, Callable[[Use, float, int], float]] = {
     "gpu:processes:max5m": lambda use, share, at: use.processes,
     HELD: lambda use, share, at: int(use.held),
 }
-#: What these are made of, where it is not the series of the same name: a GPU without the one has no other.
+#: The source of a recorded series, if it has another name. If a GPU has no source series, the recorded series is
+#: missing too.
 _MADE_OF = {"gpu:activity_ratio:max5m": "gpu:busy_ratio"}
 
 
 @dataclass
 class Subject:
-    """A GPU or an instance: the labels of its gpu:info, and the labels and value of its other series, by name."""
+    """A GPU or an instance: the labels of its gpu:info, and its other series.
+
+    Each other series is stored by its name as labels and a value.
+    """
 
     labels: dict[str, str]
     series: dict[str, Sample] = field(default_factory=dict)
 
 
 def subjects(prometheus: Prometheus) -> dict[Place, Subject]:
-    """All that Prometheus sees now. Raises PrometheusError."""
+    """Return all GPUs and instances that Prometheus sees now.
+
+    Raises PrometheusError if a query fails.
+    """
     found = {_place(one.labels): Subject(_named(one.labels)) for one in prometheus.query("gpu:info")}
     wanted = "|".join(sorted({name.partition(":")[2].rpartition(":")[0] for name in _COURSES} | {"memory_total_bytes"}))
     for sample in prometheus.query('{__name__=~"gpu:(%s)"}' % wanted):
@@ -93,9 +102,10 @@ def _place(labels: Mapping[str, str]) -> Place:
 
 
 def text(there: Mapping[Place, Subject], uses: Mapping[Place, Use], start: int, end: int) -> Iterator[str]:
-    """OpenMetrics of the time from `start` to `end`. Where `uses` says nothing nobody was.
+    """Yield OpenMetrics lines for the time from `start` to `end`.
 
-    Raises ValueError for a use of what is not there: it would be recorded nowhere.
+    A GPU or instance without an entry in `uses` was unused. Raises ValueError if `uses` has a GPU or an instance that
+    does not exist, because it would be recorded nowhere.
     """
     nowhere = set(uses) - set(there)
     if nowhere:
@@ -115,7 +125,8 @@ def text(there: Mapping[Place, Subject], uses: Mapping[Place, Use], start: int, 
     for name, course in _COURSES.items():
         yield "# TYPE %s gauge\n" % name
         for place, subject in there.items():
-            # Of a GPU with instances these are told one by one; and nothing is told that its exporter does not tell.
+            # A GPU with instances has these series only for its instances. Series that its exporter does not export are
+            # not generated.
             whole = not place[1] and place[0] in split
             if not whole and (name == HELD or _MADE_OF.get(name, name.rpartition(":")[0]) in subject.series):
                 kept = {
@@ -127,7 +138,10 @@ def text(there: Mapping[Place, Subject], uses: Mapping[Place, Use], start: int, 
 
 
 def _share(labels: Mapping[str, str]) -> float:
-    """What of seven slices of compute an instance has: 2 in 2g.20gb, and in a 2c.4g.40gb."""
+    """Return the instance's share of the seven compute slices.
+
+    The share is 2 of 7 for 2g.20gb, and also for 2c.4g.40gb.
+    """
     found = re.match(r"(\d+)[cg]\.", labels.get("mig_profile", ""))
     return int(found[1]) / 7 if found else 1.0
 
@@ -139,13 +153,16 @@ def _row(name: str, labels: Mapping[str, str]) -> str:
 
 
 def put_into(container: str, lines: Iterator[str]) -> None:
-    """Give a lab host's Prometheus only this history. It continues scraping afterwards."""
+    """Replace the data of a lab host's Prometheus by this history.
+
+    Prometheus continues scraping afterwards.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "history"
         with file.open("w") as output:
             output.writelines(lines)
         _podman("cp", str(file), "%s:/var/tmp/history" % container)
-    # In blocks of up to a week: promtool reads its whole input once for each, of which two hours are the least.
+    # Use blocks of one week. promtool reads its whole input once per block, and its default blocks have only two hours.
     _inside(
         container,
         "rm -rf /var/tmp/recorded && promtool tsdb create-blocks-from openmetrics --max-block-duration=168h -q "
@@ -159,9 +176,9 @@ def put_into(container: str, lines: Iterator[str]) -> None:
 
 
 def goes_on(prometheus: Prometheus, patience_seconds: float = 300) -> None:
-    """Waits until Prometheus scrapes all exporters again and has recorded what they tell."""
+    """Wait until Prometheus scrapes all exporters and has recorded their metrics."""
     deadline = time.monotonic() + patience_seconds
-    # Neither is recorded here.
+    # The generated history contains neither of these series.
     live = "count(up{job='gpu_exporter'} == 1) == count(up{job='gpu_exporter'}) == count(count by (host) (gpu:layout_drift))"
     seen = ""
     while time.monotonic() < deadline:

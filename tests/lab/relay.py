@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A local address for the Prometheus of a lab host, which has no network.
+"""Relay requests to the Prometheus of a lab host, which has no network.
 
-What is asked here is asked again inside the host, by one program that stays there, and its answers are passed on as they are.
+A program that runs inside the host repeats each local request there, and returns the response unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Iterator
 
 from prometheus import ADDRESS
 
-#: Runs in the host: a request a line in, an answer a line out. Python's own library is all that it needs.
+#: Runs in the host: reads one request per line, and writes one response per line. It needs only Python's standard
+#: library.
 _INSIDE = r"""
 import base64, json, sys, urllib.error, urllib.request
 for line in sys.stdin:
@@ -39,7 +40,10 @@ for line in sys.stdin:
 
 @contextlib.contextmanager
 def relay(container: str) -> Iterator[str]:
-    """Gives the URL, which holds until the end of the block. `podman` has to be the lab's."""
+    """Yield the local URL, which is valid until the end of the block.
+
+    `podman` must be the lab's podman.
+    """
     inside = subprocess.Popen(
         ["podman", "exec", "--interactive", container, "python3", "-c", _INSIDE, ADDRESS],
         stdin=subprocess.PIPE,
@@ -75,7 +79,7 @@ def relay(container: str) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        # The end of its input is its end.
+        # The program ends when its input ends.
         inside.stdin.close()
         inside.wait(30)
         inside.stdout.close()

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a role on a lab host several times in one ansible-playbook, whose start takes longer than a run.
+"""Run a role on a lab host several times in one run of ansible-playbook.
 
-Each run is a separate play with its own variables. State between two runs is printed by a command on the host.
+Starting ansible-playbook takes longer than running the role. Each run of the role is a separate play with its own
+variables. A command on the host prints the state between two runs.
 """
 
 from __future__ import annotations
@@ -16,48 +17,51 @@ from pathlib import Path
 
 from lab_fixtures import REPOSITORY
 
-#: These run on the controller alone.
+#: Modules that run only on the controller.
 _LOCAL = ("include_tasks", "include_role", "validate_argument_spec", "assert", "debug", "fail")
 _FIRST, _THEN, _FAILED = "Run the command ahead of the role", "Run the command behind the role", "Go on after a failure"
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A run of the role, and what is done on the host around it."""
+    """A run of the role, and the commands before and after it."""
 
-    #: Of the role, in place of the inventory's.
+    #: Variables of the role that override the inventory.
     variables: dict = field(default_factory=dict)
     entry: str = "main"
-    #: A dry run for modules. Only --check sets `ansible_check_mode`, for roles that read it.
+    #: Run modules in check mode. Only `--check` sets `ansible_check_mode`, for roles that read it.
     check: bool = False
-    #: The run must fail; any other must not.
+    #: True if the run must fail.
     fails: bool = False
-    #: Shell commands ahead of the run, and behind it whether it failed or not.
+    #: Shell commands before the run, and after it even if the run failed.
     first: str = ""
     then: str = ""
 
 
 @dataclass(frozen=True)
 class Done:
-    """How one run went."""
+    """The result of one run."""
 
-    #: The message of the failure.
+    #: The message of the failure, or empty.
     failed: str
     changed: bool
-    #: Modules that ran on the host.
+    #: The number of modules that ran on the host.
     executions: int
-    #: What debug tasks of the role printed.
+    #: The output of the role's debug tasks.
     said: tuple[str, ...]
-    #: What Ask.then printed.
+    #: The output of Ask.then.
     seen: str
-    #: The error of a command around the run.
+    #: The error of a command before or after the run.
     broken: str
-    #: By the name of the task, without the role's.
+    #: Results by task name, without the name of the role.
     results: dict[str, dict]
 
 
 def run_role(inventory: Path, role: str, host: str, asks: list[Ask], *options: str) -> list[Done]:
-    """Run openfleet.gpu.ROLE on the host once for each of `asks`, in order; `options` are those of ansible-playbook."""
+    """Run openfleet.gpu.ROLE on the host once for each of `asks`, in order.
+
+    `options` are options of ansible-playbook.
+    """
     plays = [_play(role, host, number, ask) for number, ask in enumerate(asks)]
     environment = {
         **os.environ,
@@ -82,7 +86,7 @@ def run_role(inventory: Path, role: str, host: str, asks: list[Ask], *options: s
 
 def _play(role: str, host: str, number: int, ask: Ask) -> dict:
     def command(name: str, text: str) -> list[dict]:
-        # Its braces are none of Ansible's.
+        # Ansible must not evaluate braces in the command.
         cmd = "{% raw %}set -e\n" + text + "{% endraw %}"
         return [{"name": name, "ansible.builtin.shell": {"cmd": cmd}, "check_mode": False}] if text else []
 
@@ -114,7 +118,7 @@ def _read(tasks: list[dict], host: str) -> Done:
     messages = [result.get("msg", "") for _name, result in role if result.get("failed")]
     actions = [str(result.get("action", "")).rpartition(".")[2] for _name, result in role]
     return Done(
-        # A role's own rescue fails last, and says most.
+        # If the role has a rescue, its own message comes last and has the most details.
         (messages or ["it ended without a message"])[-1] if any(name == _FAILED for name, _result in there) else "",
         any(result.get("changed") for _name, result in role),
         len([action for action in actions if action not in _LOCAL]),

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A stand-in for nvidia-ctk, which neither PyPI nor Debian offers.
 
-Does what the tests need of `nvidia-ctk cdi generate` and `nvidia-ctk runtime configure`, by their documentation and their
-source (https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk and pkg/config/engine): options, their environment
-variables, names of devices, forms of the results. The devices are those that `nvidia-smi -L` lists, or the lines of the file
-STAND_IN_DEVICES. With STAND_IN_FAILS it fails. What a container is given besides the nodes is what answers for a driver
-here: nvidia-smi, the NVML library that the loader finds, and the state of simulated GPUs.
+It implements the parts of `nvidia-ctk cdi generate` and `nvidia-ctk runtime configure` that the tests need: options, environment
+variables, device names and output formats. Sources are NVIDIA's documentation and
+https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk and pkg/config/engine. The devices are those that
+`nvidia-smi -L` lists, or the lines of the file STAND_IN_DEVICES. If STAND_IN_FAILS is set, the program fails. In addition to
+device nodes, a container gets nvidia-smi, the NVML library that the loader finds, and the state of the simulated GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Filled in where this is made a package; as a mere file it is the latest.
+#: The mirror's build replaces this text. In the plain file, the version is the latest one.
 VERSION = "{version}" if "{version}"[0].isdigit() else "1.18.2"
 
 NAMES = {
@@ -32,7 +32,10 @@ NAMES = {
 
 
 def devices(strategies: list[str]) -> list[tuple[str, list[int]]]:
-    """Name and numbers of GPUs of each device. GPUs in MIG mode are no devices of their own, as there."""
+    """Return (name, GPU and instance numbers) of each device.
+
+    As with the real program, GPUs in MIG mode are not devices themselves.
+    """
     listed = os.environ.get("STAND_IN_DEVICES")
     text = Path(listed).read_text() if listed else subprocess.check_output(["nvidia-smi", "-L"], text=True)
     found: list[tuple[int, str, list[str]]] = []
@@ -54,7 +57,7 @@ def devices(strategies: list[str]) -> list[tuple[str, list[int]]]:
 
 
 def mounts() -> list[tuple[str, str]]:
-    """(path on the host, path in the container)"""
+    """Return [(path on the host, path in the container)]."""
     program = shutil.which("nvidia-smi")
     found = [(str(Path(program).resolve()), "/usr/bin/nvidia-smi")] if program else []
     cache = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
@@ -65,10 +68,13 @@ def mounts() -> list[tuple[str, str]]:
 
 
 def environment() -> list[str]:
-    """The boot of this host, as simulated GPUs name it (gpusim, boot.c): a container's first process would be another's."""
+    """Return the identity of this host's boot for simulated GPUs.
+
+    Containers need it because their own first process would be mistaken for another boot (gpusim, boot.c).
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     started = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
-    # It counts from one (process.c).
+    # The simulator counts from one (process.c).
     return ["GPUSIM_BOOT=%s %d" % (boot, started + 1)]
 
 
@@ -123,7 +129,10 @@ CRI = 'plugins."io.containerd.grpc.v1.cri"'
 
 
 def configure(arguments: list[str]) -> int:
-    """Writes each time that it is called. containerd and CRI-O have files of their own since 1.18."""
+    """Write the configuration in every call.
+
+    containerd and CRI-O have separate drop-in files since 1.18.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--runtime", default="docker", choices=["docker", "containerd", "crio"])
     parser.add_argument("--config", default="")
@@ -146,7 +155,7 @@ def configure(arguments: list[str]) -> int:
         return 0
     runtime = containerd_runtime(options) if options.runtime == "containerd" else crio_runtime(options)
     if not drop_ins or not options.drop_in_config:
-        # In the file itself, which loses its comments.
+        # Write into the main file, which loses its comments.
         kept = "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
         config.write_text(merged(kept, runtime))
         return 0
@@ -158,7 +167,10 @@ def configure(arguments: list[str]) -> int:
 
 
 def merged(text: str, more: str) -> str:
-    """A table may be there once only: what is new of one that is there goes behind its header."""
+    """Merge TOML texts in which each table may occur only once.
+
+    If a table exists already, its new lines are inserted after its header.
+    """
     for block in re.split(r"\n(?=\[)", "\n" + more.strip())[1:]:
         header, _, lines = (block + "\n").partition("\n")
         new = "".join(line + "\n" for line in lines.splitlines() if line.strip() and line not in text.splitlines())
@@ -170,8 +182,10 @@ def merged(text: str, more: str) -> str:
 
 
 def take_in(config: Path, text: str, pattern: str) -> None:
-    """Name the drop-ins in containerd's main file, which loses its comments. 1.18.0 forgets what was named there
-    (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1382)."""
+    """Import the drop-ins in containerd's main file, which loses its comments.
+
+    Version 1.18.0 drops existing imports (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1382).
+    """
     found = re.search(r"^imports = \[(.*?)\]\n?", text, re.MULTILINE | re.DOTALL)
     named = re.findall(r'"([^"]+)"', found[1]) if found else []
     if pattern not in named:

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The simulated NVML with third-party clients: nvidia-smi, nvidia-ml-py, gpustat, nvitop, nvtop.
+"""Run third-party clients on the simulated NVML.
 
-They find the library as any program of the host does. The GPUs are a set of their own, in a state file of their own
-(GPUSIM_STATE), so that the layout of the lab host stays as it is.
+The clients are nvidia-smi, nvidia-ml-py, gpustat, nvitop and nvtop. They find the library like any program of the host.
+The tests use separate GPUs in a separate state file (GPUSIM_STATE), so that the lab host's layout does not change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ ENVIRONMENT = "GPUSIM_STATE=/var/tmp/openfleet-clients/state"
 
 
 def make_wheels() -> Path:
-    """The Python clients with all they need, for a host without a network; made once and kept."""
+    """Return wheels of the Python clients and their dependencies.
+
+    The hosts have no network, so the wheels are downloaded once and kept.
+    """
     requirements = HERE / "clients.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
     directory = REPOSITORY / ".cache" / f"client-wheels-{digest}"
@@ -48,7 +51,7 @@ def make_wheels() -> Path:
 
 @pytest.fixture(scope="session")
 def client_host(lab_host):
-    """The lab host, with a folder for these tests."""
+    """Return a lab host that has a folder for these tests."""
     host = lab_host(HOST)
     if not host.exists("gpusim"):
         pytest.fail(f"lab host {HOST} has no simulated GPUs: run site.yml on it (make demo)")
@@ -59,7 +62,7 @@ def client_host(lab_host):
 
 @pytest.fixture(scope="session")
 def python_clients(client_host):
-    """Installs the Python clients in /var/tmp/openfleet-clients/venv."""
+    """Install the Python clients in /var/tmp/openfleet-clients/venv."""
     wheels = make_wheels()
     container = client_host.backend.name
     subprocess.run(["podman", "cp", str(wheels), f"{container}:/var/tmp/openfleet-clients/wheels"], check=True)
@@ -72,14 +75,17 @@ def python_clients(client_host):
 
 @pytest.fixture
 def client(client_host):
-    """A function that runs a command on the host against freshly laid out GPUs and gives its standard output."""
+    """Return a function that runs a command on the host, and returns its output.
+
+    The GPUs are created again for each test.
+    """
 
     def run(command: str, status: int = 0) -> str:
         done = client_host.run(f"export {ENVIRONMENT} PATH=$PATH:/var/tmp/openfleet-clients/venv/bin; {command}")
         assert done.rc == status, f"{command}: status {done.rc}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    # Two layouts that differ: the second drops whatever a test before this one left behind.
+    # Create different GPUs first, so that the state of an earlier test is discarded.
     lay_out(run, GPUS[:1])
     lay_out(run, GPUS)
     return run
@@ -99,7 +105,10 @@ def uuids(client) -> list:
 
 
 def start_process(client, gpu: int) -> None:
-    """A process on a GPU with 2 GiB of its memory; its output is not ours, or testinfra would wait for its end."""
+    """Start a process on a GPU with 2 GiB of GPU memory.
+
+    Its output is redirected, because testinfra would wait until the output is closed.
+    """
     client(
         f"gpusim run --gpu {gpu} --memory 2GiB -- sleep 300 > /dev/null 2>&1 & echo $! > /var/tmp/openfleet-clients/pid"
     )
@@ -125,7 +134,7 @@ def test_nvidia_smi_prints_its_table(client):
     memory = re.findall(r"(\d+)MiB / +(\d+)MiB", table)
     assert [int(total) for _, total in memory] == MEMORY_MIB
     assert int(memory[0][0]) >= 4096 and re.search(r"300W / +700W", table) and "80%" in table
-    # The last column of each GPU: three of them support MIG.
+    # The last column of each GPU. Three of the GPUs support MIG.
     assert re.findall(r"(Disabled|N/A) \|$", table, re.MULTILINE)[-4:] == ["Disabled"] * 3 + ["N/A"]
 
 
@@ -154,7 +163,7 @@ def test_nvidia_smi_shows_the_speed_of_links(client):
 
 def test_nvidia_smi_draws_the_topology(client):
     rows = [line.split("\t") for line in client("nvidia-smi topo -m").splitlines() if line.startswith("GPU")]
-    # Two sockets, the GPUs in halves; only the H100s are wired to each other.
+    # The GPUs are divided between two sockets. Only the H100s are connected to each other.
     assert [[cell.strip() for cell in row[1:5]] for row in rows] == [
         ["X", "NV18", "SYS", "SYS"],
         ["NV18", "X", "SYS", "SYS"],
@@ -172,7 +181,7 @@ def test_nvidia_smi_draws_the_topology(client):
 def test_nvidia_smi_reads_limits_clocks_and_states_of_the_models(client):
     gpus = ElementTree.fromstring(client("nvidia-smi -q -x")).findall("gpu")
     assert [gpu.findtext("performance_state") for gpu in gpus] == ["P0", "P0", "P0", "P8"]
-    # nvidia-smi -q -x of an H100: distances from the limit; the A100 has temperatures.
+    # For an H100, nvidia-smi -q -x shows distances from the limit. For the A100 it shows temperatures.
     h100, a100 = gpus[0], gpus[2]
     names = ("gpu_temp_tlimit", "gpu_temp_max_tlimit_threshold", "gpu_temp_slow_tlimit_threshold", "memory_temp")
     assert [h100.findtext(f"temperature/{name}") for name in names] == ["58 C", "-8 C", "-2 C", "37 C"]
@@ -221,7 +230,7 @@ def test_nvidia_smi_lists_the_profiles_of_every_model(client, key):
     client("nvidia-smi -mig 1")
     row = r"^\|\s+0\s+MIG (\S+)\s+(\d+)\s+\d+/(\d+)\s+([\d.]+)\s+No\s+(\d+)\s+(\d+)\s+(\d+)"
     model = find_model(key)
-    # Profiles that are younger than this nvidia-smi are beyond its last enum.
+    # This version of nvidia-smi does not know profiles that are newer than its last enum value.
     known = [profile for profile in model.profiles if profile.nvml_profile <= LAST_PROFILE_OF_NVIDIA_SMI_535]
     assert re.findall(row, client("nvidia-smi mig -lgip"), re.MULTILINE) == [
         (
@@ -252,7 +261,7 @@ def test_nvidia_smi_partitions_a_gpu_and_clears_it(client):
     devices = re.findall(row, client("nvidia-smi -L"), re.MULTILINE)
     assert sorted(name for name, *_ in devices) == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
     assert len({uuid for *_, uuid in devices}) == 4
-    # A GPU instance stays while it holds a compute instance.
+    # A GPU instance cannot be destroyed while it has a compute instance.
     assert "In use" in client("nvidia-smi mig -i 0 -dgi", status=19)
     client("nvidia-smi mig -i 0 -dci")
     client("nvidia-smi mig -i 0 -dgi")
@@ -268,7 +277,7 @@ def test_nvidia_smi_fails_for_a_bad_creation_order(client):
 
 
 def test_nvidia_smi_reports_gpus_without_mig(client):
-    # Its exit status is 0 nevertheless: what it says is all there is to go by.
+    # The exit status is 0 despite the failure, so only the message shows it.
     assert "Unable to enable MIG Mode for GPU 00000000:44:00.0: Not Supported" in client("nvidia-smi -i 3 -mig 1")
 
 
@@ -286,7 +295,7 @@ def test_nvidia_smi_leaves_the_mode_of_an_ampere_gpu_in_use_pending(client):
 
 
 def time_slices(client) -> list:
-    """What nvidia-smi says of every GPU's time slice."""
+    """Return the time slice of every GPU, as nvidia-smi shows it."""
     return re.findall(r"^\|\s+\d\s+Timeslice\s+(\w+)", client("nvidia-smi compute-policy -l"), re.MULTILINE)
 
 
@@ -295,7 +304,7 @@ def test_nvidia_smi_sets_the_time_slice_and_reads_it_back(client):
     for number, name in ((1, "Short"), (2, "Medium"), (3, "Long")):
         client(f"nvidia-smi compute-policy -i 1 --set-timeslice={number}")
         assert time_slices(client) == ["Default", name, "Default", "Default"]
-    # Nonsense is taken, and called a success.
+    # nvidia-smi accepts an invalid value and reports success.
     assert "Successfully" in client("nvidia-smi compute-policy -i 1 --set-timeslice=9")
     assert time_slices(client)[1] == "Unknown"
     client("nvidia-smi compute-policy -i 1 --set-timeslice=0 && nvidia-smi compute-policy -i 0 --set-timeslice=3")
@@ -340,7 +349,7 @@ def test_nvidia_smi_lists_processes_by_gpu_instance_and_type(client):
         client("timeout 300 sh -c 'while gpusim show | grep -q \" on GPU .*64 MiB\"; do sleep 0.1; done'")
 
 
-# --- Python clients: two releases of nvidia-ml-py on the same library are in tests/clients, in make test too ---
+# --- Python clients (tests/clients runs two releases of nvidia-ml-py on the same library, also in `make test`) ------
 
 
 @pytest.mark.thorough
@@ -405,7 +414,8 @@ def test_nvitop_sees_gpus_and_mig_devices(client):
 def test_nvtop_draws_all_gpus(client):
     client("gpusim load 3 --pattern constant --utilization 33 --power 123")
     named = [(str(i), name) for i, name in enumerate(NAMES)]
-    # nvtop has no output but a terminal's: script(1) gives it one, and what it draws is read. It ends by no condition.
+    # nvtop prints only to a terminal, which script(1) provides. nvtop does not end by itself, so read its output for
+    # some time.
     for seconds in (3, 15, 60):
         nvtop = f"stty cols 160 rows 60; timeout --foreground {seconds} nvtop || true"
         drawn = client(f"TERM=xterm script -qec '{nvtop}' /dev/null")
@@ -433,6 +443,6 @@ def test_a_restart_of_the_host_is_a_reboot_of_its_gpus(client, client_host):
     log = ElementTree.fromstring(client("nvidia-smi -q -x"))
     gpus = log.findall("gpu")
     assert "MIG" not in client("nvidia-smi -L")
-    # Ampere keeps its MIG mode.
+    # Ampere GPUs keep their MIG mode.
     assert [gpu.findtext("mig_mode/current_mig") for gpu in gpus] == ["Disabled", "Disabled", "Enabled", "N/A"]
     assert gpus[3].findtext("compute_mode") == "Default"

@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Services and specifications after a change of devices, on a host with systemd.
+"""Test services and specifications after a change of devices.
 
-Needs a host after site.yml.
-
-systemd, its units and the devices are real (the devices as far as nvidia-smi can tell); nvidia-ctk is a stand-in. Its unit
-has the directives of the toolkit's that matter here (NVIDIA/nvidia-container-toolkit, deployments/systemd).
+The tests need a host after a run of site.yml. systemd, its units and the devices are real, as far as nvidia-smi can
+tell. nvidia-ctk is a stand-in. Its unit has the relevant directives of the toolkit's unit
+(NVIDIA/nvidia-container-toolkit, deployments/systemd).
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ RemainAfterExit=yes
 [Install]
 WantedBy=multi-user.target
 """
-#: The name of a real one, so that the boot unit is ordered before it; it lists the devices once, as that does.
+#: The unit has the name of a real service, so that the boot unit is ordered before it. Like the real service, it lists
+#: the devices once.
 LISTER = """[Unit]
 Description=Lists the devices when it starts, and never again
 [Service]
@@ -55,7 +55,7 @@ except FollowError as error:
 
 
 class Clients:
-    """A host with the toolkit, a service that lists devices and one that is stopped."""
+    """A host with the toolkit, a service that lists devices, and a stopped service."""
 
     def __init__(self, host) -> None:
         self.host = host
@@ -78,11 +78,14 @@ class Clients:
         )
 
     def take_gpu_2_apart(self) -> None:
-        """The devices change, by other hands than the collection's."""
+        """Change the devices without the collection."""
         self.host.check_output("nvidia-smi mig -i 2 -dci && nvidia-smi mig -i 2 -dgi")
 
     def lists_gpu_2(self) -> list[bool]:
-        """Whether the lasting specification, the passing one and the service have MIG devices of GPU 2."""
+        """Return whether three lists contain the MIG devices of GPU 2.
+
+        The lists are the persistent specification, the temporary one, and the service's own.
+        """
         return [
             "mig2:0" in self.host.check_output(f"cat {LASTING}"),
             '"2:0"' in self.host.check_output(f"cat {PASSING}"),
@@ -112,7 +115,7 @@ def clients(lab_host):
 def test_services_list_current_devices(clients):
     assert clients.lists_gpu_2() == [True, True, True]
     clients.take_gpu_2_apart()
-    # The control: none of them notices by itself.
+    # Control: neither the specifications nor the service notice the change by themselves.
     assert clients.lists_gpu_2() == [True, True, True]
     done = clients.follow("once", "nvidia-dcgm", "openfleet-stopped", "absent.service")
     assert done.rc == 0, done.stderr
@@ -137,7 +140,7 @@ def test_service_that_fails_to_start_is_reported_and_started_by_the_next_run(cli
 
 
 def test_gpu_layout_updates_services_after_changed_devices(clients):
-    """The whole command: a change, a second run, and the text of a dry run."""
+    """Test the complete command: a change, a second run, and the output of a dry run."""
     layout = "/etc/openfleet-gpu/layout.json"
     assert (
         clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()[-1].startswith("Done: 0 created")
@@ -145,8 +148,8 @@ def test_gpu_layout_updates_services_after_changed_devices(clients):
     clients.take_gpu_2_apart()
     listed = clients.host.check_output("cat /run/listed")
     done = clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()
-    # The specification reads as before: the new device has the place and the name of the old one.
-    # The last one is the host's own exporter.
+    # The specification has the same text, because the new device has the same placement and name. The last unit is the
+    # host's own exporter.
     assert done[-4:-1] == [
         f"{unit}.service restarted" for unit in ("nvidia-cdi-refresh", "nvidia-dcgm", "dcgm-exporter")
     ]
@@ -179,7 +182,7 @@ def test_boot_unit_does_not_wait_for_dependent_services(clients):
     clients.host.check_output(f"timeout 300 systemctl restart {BOOT}")
     log = clients.host.check_output(f"journalctl --unit {BOOT} --output=cat --lines=20 --no-pager")
     assert "nvidia-cdi-refresh.service is to be restarted by systemd" in log
-    # What systemd was asked for comes now, by itself.
+    # systemd now carries out the requested restart by itself.
     deadline = time.monotonic() + BOOT_SECONDS
     while clients.lists_gpu_2() != [True, True, True]:
         assert time.monotonic() < deadline, clients.lists_gpu_2()

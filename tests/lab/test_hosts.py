@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lab hosts behave like real ones: systemd, sandboxing, restarts."""
+"""Check that lab hosts behave like real ones.
+
+The tests cover systemd, sandboxing and restarts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 from host_state import describe_failures, wait_until_started
 from lab_fixtures import BOOT_SECONDS, HOSTS, REPOSITORY, no_restart, runner
 
-# --collect: a unit that fails on purpose is not left behind in the list of failed ones.
+# --collect: without it, a unit that fails on purpose would stay in the list of failed units.
 RUN_UNIT = "systemd-run --quiet --wait --pipe --collect"
 
 
@@ -27,11 +30,11 @@ def test_systemd_started_everything(lab_host, name):
 def test_a_unit_with_a_protected_system_cannot_write_to_it(lab_host):
     host = lab_host("l40s")
     try:
-        # Without SYS_ADMIN for the container the property is silently ignored and this succeeds.
+        # If the container lacks SYS_ADMIN, systemd silently ignores the property, and the command succeeds.
         refused = host.run(f"{RUN_UNIT} -p ProtectSystem=strict touch /usr/openfleet-probe")
         assert refused.rc != 0
         assert "Read-only file system" in refused.stderr
-        # The same unit without the property can: it is the sandbox that refused, not the host.
+        # The same command succeeds without the property. So the sandbox refused it, not the host.
         assert host.run(f"{RUN_UNIT} touch /usr/openfleet-probe").rc == 0
     finally:
         host.run("rm -f /usr/openfleet-probe")
@@ -54,16 +57,16 @@ def test_unit_with_its_own_user_reads_a_credential(lab_host):
 
 
 def test_modules_are_forks_of_one_process(lab_host):
-    """This is tests/lab/ansible_code.
+    """Check that tests/lab/ansible_code works.
 
     Without it, all tests pass but each module takes three times as long.
     """
     lab_host("l40s")
-    # The parent of the module's parent.
+    # Read the grandparent of the module's process.
     script = "pid=$PPID; for i in 1 2; do pid=$(cut -d' ' -f4 /proc/$pid/stat); done; echo server $pid"
     command = ["ansible", "--inventory", str(REPOSITORY / "inventories/simulated"), "l40s", "--one-line"]
     command += ["--module-name", "ansible.builtin.shell", "--args", script]
-    # The first module on a host leaves the process behind, which loads for a moment.
+    # The first module on a host starts the process, which needs a moment to load.
     told = set()
     for _attempt in range(20):
         told = {re.search(r"server (\d+)", subprocess.check_output(command, text=True))[1] for _ in range(2)}

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An ended leg of `make test` removes its lab hosts, and none of other legs or checkouts."""
+"""Check that an interrupted leg of `make test` removes its lab hosts.
+
+Hosts of other legs and checkouts must stay.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ def podman(*arguments: str) -> str:
 
 @pytest.fixture
 def containers(lab_host):
-    """Start containers with the labels of lab hosts: two of the leg, and one each of another leg, checkout and of no leg."""
+    """Start containers with the labels of lab hosts.
+
+    Two belong to the leg. The others belong to another leg, to another checkout, and to no leg.
+    """
     lab_host("l40s")
     image = podman("inspect", "--format", "{{.ImageName}}", container_name("l40s"))
     labels = {

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Compare gpu_layout in host_vars with nvidia-smi on each lab host.
 
-usage: verify_layout.py [HOST...]     all hosts of inventories/simulated if none is named; status 1 if one differs
+usage: verify_layout.py [HOST...]     default: all hosts of inventories/simulated. Exits with 1 if a host differs
 
-Written apart from the collection, on purpose: it shares no code with what it checks. A tenant's quota is what nvidia-smi
-says the card's size is when it is run as the tenant.
+This program shares no code with the collection that it checks. A tenant's quota is the card's memory size that nvidia-smi
+reports when it runs as the tenant.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MIB_IN = {"MiB": 1, "GiB": 1024}
 
 
 def selects(selector, gpu: Gpu) -> bool:
-    """Whether a selector of gpu_layout means this GPU."""
+    """Return whether a selector of gpu_layout matches this GPU."""
     if isinstance(selector, dict):
         return fnmatch.fnmatchcase(gpu.name.replace("NVIDIA ", "", 1), selector["model"])
     if selector == "all" or selector == gpu.index or selector == gpu.uuid:
@@ -47,7 +47,10 @@ def selects(selector, gpu: Gpu) -> bool:
 
 
 def wanted_instances(mig: list[dict]) -> list[tuple[str, tuple[str, ...], int | None]]:
-    """(profile, compute instances' profiles, pinned start or None) of each instance asked for."""
+    """Return the requested instances.
+
+    Each one is (profile, profiles of compute instances, pinned start or None).
+    """
     return [
         (item["profile"], tuple(sorted(item.get("compute_instances", [item["profile"]]))), item.get("placement"))
         for item in mig
@@ -56,10 +59,10 @@ def wanted_instances(mig: list[dict]) -> list[tuple[str, tuple[str, ...], int | 
 
 
 def differences_of_gpu(entry: dict, gpu: Gpu) -> list[str]:
-    """What on `gpu` is not as `entry` asks, a sentence each."""
+    """Return the differences between `gpu` and `entry`, one sentence each."""
     found = []
     mig = entry["sharing"] == "mig"
-    # A GPU that cannot do MIG says N/A, which is as good as Disabled.
+    # nvidia-smi shows N/A for a GPU that does not support MIG. This counts as Disabled.
     if (gpu.mig_mode == "Enabled") != mig or gpu.mig_mode_pending != gpu.mig_mode:
         mode = f"{gpu.mig_mode} (pending {gpu.mig_mode_pending})"
         found.append(f"MIG mode is {mode}, asked for sharing: {entry['sharing']}")
@@ -81,7 +84,10 @@ def differences_of_gpu(entry: dict, gpu: Gpu) -> list[str]:
 
 
 def differences(variables: dict, gpus: list[Gpu]) -> list[str]:
-    """What on a host is not as its variables ask, a sentence each that begins with the GPU."""
+    """Return the differences between a host and its variables.
+
+    Each difference is one sentence that starts with the GPU.
+    """
     count = sum(item.get("count", 1) for item in variables["gpu_simulator_gpus"])
     found = [] if len(gpus) == count else [f"{len(gpus)} GPUs are there, {count} were asked for"]
     for number, entry in enumerate(variables["gpu_layout"]):
@@ -93,7 +99,10 @@ def differences(variables: dict, gpus: list[Gpu]) -> list[str]:
 
 
 def differences_of_daemons(variables: dict, gpus: list[Gpu], daemons: dict[str, Daemon]) -> list[str]:
-    """What of the MPS daemons is not as the variables ask. It knows parts that make one daemon each, without a memory limit."""
+    """Return the differences between the MPS daemons and the variables.
+
+    Only layout entries that create one daemon each and have no memory limit are supported.
+    """
     wanted = {}
     for entry in variables["gpu_layout"]:
         gpu = next(gpu for gpu in gpus if any(selects(selector, gpu) for selector in _as_list(entry["gpus"])))
@@ -115,7 +124,10 @@ def differences_of_daemons(variables: dict, gpus: list[Gpu], daemons: dict[str, 
 
 
 def read_tenants(run: Run, variables: dict) -> dict[str, dict[str, int] | str]:
-    """For each tenant that the variables ask for, MiB by UUID as a process of it sees its GPUs; or what went wrong."""
+    """Return for each requested tenant {UUID: MiB} or an error text.
+
+    The sizes are those that a process of the tenant sees.
+    """
     found = {}
     for name in wanted_tenants(variables):
         status, told = run(f"vgpu-run {name} nvidia-smi --query-gpu=uuid,memory.total --format=csv,noheader,nounits")
@@ -125,13 +137,16 @@ def read_tenants(run: Run, variables: dict) -> dict[str, dict[str, int] | str]:
 
 
 def wanted_tenants(variables: dict) -> dict[str, tuple[dict, dict]]:
-    """(entry, tenant) by the tenant's name."""
+    """Return {tenant name: (entry, tenant)}."""
     entries = [entry for entry in variables["gpu_layout"] if "vgpu" in entry]
     return {tenant["name"]: (entry, tenant) for entry in entries for tenant in entry["vgpu"]["tenants"]}
 
 
 def differences_of_tenants(variables: dict, gpus: list[Gpu], tenants: dict[str, dict[str, int] | str]) -> list[str]:
-    """What of the tenants is not as the variables ask: each has its quota on so many GPUs of its entry, and nothing elsewhere."""
+    """Return the differences between the tenants and the variables.
+
+    Each tenant must have its quota on the requested number of its entry's GPUs, and no quota elsewhere.
+    """
     cards = {gpu.uuid: gpu.memory for gpu in gpus}
     found = []
     for name, (entry, tenant) in wanted_tenants(variables).items():
@@ -155,7 +170,7 @@ def _as_list(selectors) -> list:
 
 
 def podman_run(host_name: str) -> Run:
-    """What runs a shell command on a lab host."""
+    """Return a function that runs shell commands on a lab host."""
     container = f"openfleet-{os.environ.get('OPENFLEET_LAB') or 'demo'}-{host_name}"
 
     def run(command: str) -> tuple[int, str]:

@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Compare the lab's Prometheus with the inventory.
 
-The exit status is 1 if something is missing.
-
-Every GPU host is scraped, every simulated GPU is seen with its MIG devices, and no alert is firing.
+The exit status is 0 if every GPU host is scraped, Prometheus sees every simulated GPU with its MIG devices, and no alert is
+firing. Otherwise it is 1.
 """
 
 from __future__ import annotations
@@ -20,12 +19,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from prometheus import Prometheus, PrometheusError
 from verify_layout import INVENTORY, podman_run, wanted_instances
 
-#: Seconds until what the exporters say has come to Prometheus.
+#: Timeout in seconds for metrics to reach Prometheus.
 PATIENCE_SECONDS = 180
 
 
 def wanted_parts(names: list[str]) -> tuple[int, int]:
-    """(GPUs, MIG devices) that the inventory asks for. It reads layouts that name their GPUs by index where MIG is on."""
+    """Return the numbers of GPUs and MIG devices in the inventory.
+
+    Entries with MIG must select their GPUs by index.
+    """
     gpus = devices = 0
     for name in names:
         variables = yaml.safe_load((INVENTORY / "host_vars" / f"{name}.yml").read_text())
@@ -37,14 +39,14 @@ def wanted_parts(names: list[str]) -> tuple[int, int]:
 
 
 def seen_parts(prometheus: Prometheus) -> tuple[int, int]:
-    """(GPUs, MIG devices) that Prometheus knows."""
+    """Return the numbers of GPUs and MIG devices that Prometheus knows."""
     gpus = prometheus.number("count(count by (gpu_uuid) (gpu:info))")
     devices = prometheus.number('count(count by (gpu_uuid, mig_instance) (gpu:info{mig_instance!=""}))')
     return int(gpus), int(devices)
 
 
 def differences(prometheus: Prometheus, names: list[str]) -> list[str]:
-    """What Prometheus does not know as it should, a sentence each."""
+    """Return the differences between Prometheus and the inventory, one sentence each."""
     found = []
     up = {one.labels["host"] for one in prometheus.query('up{job="gpu_exporter"} == 1')}
     if up != set(names):

@@ -1,15 +1,18 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run ansible-playbook as a fork of a process that has loaded it, which saves most of a second of CPU per run.
+"""Run ansible-playbook as a fork of a process that has already loaded it.
 
-The first run of a leg loads Ansible as always, and leaves behind a fork of itself that has not begun. Later runs of the same
-settings are forks of that one. What Ansible reads while it loads is part of what has to be the same: its configuration and the
-variables that it comes from, the folder, the user and the namespaces. The process that was left ends with the one that had the
-first run made. Benchmarks and `make demo` run without it.
+This saves most of a second of CPU time for each run. The first run of a leg loads Ansible as usual, and leaves a fork
+of itself that has not started a playbook. Later runs with the same settings are forks of that process. The settings
+include everything that Ansible reads while it loads: its configuration, the environment variables behind it, the
+folder, the user and the namespaces. The process ends when the process that started the first run ends. Benchmarks and
+`make demo` run without it.
 
-Modules on the controller are forks too, by warm_ansible.py, as those of local connections are whose inventory names it.
+Modules on the controller are forks too (warm_ansible.py). Modules of local connections are forks if the inventory sets
+their interpreter.
 
-A run whose processes a test looks at or kills has to be the real one: it sets PYTHONUNBUFFERED, as it reads what the run prints.
+If a test inspects or kills the processes of a run, the run must use the real program. Such a run sets PYTHONUNBUFFERED,
+because the test also reads its output.
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-#: Of this user alone.
+#: The folder of this user.
 FOLDER = Path(__file__).resolve().parents[2] / ".cache" / ("warm-playbook-%d" % os.getuid())
-#: The command, for the Python that runs the tests.
+#: The command for the Python that runs the tests.
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
-#: What the process sends before it begins a run.
+#: The process sends this byte before it begins a run.
 TAKEN = b"+"
-#: Beginnings of the variables that Ansible, Python or the linker read while they start.
+#: Prefixes of variables that Ansible, Python or the linker read at their start.
 AT_START = (
     "ANSIBLE_",
     "_ANSIBLE",
@@ -50,9 +53,10 @@ AT_START = (
     "TZ",
     "XDG_",
 )
-#: How long what Ansible makes of modules is kept unused. Processes end in the midst of runs that are not their maker's.
+#: Unused module archives are kept for this time. A process can end while runs of other processes still use its
+#: archives.
 PAYLOADS_SECONDS = 24 * 3600
-#: What every run loads, beside ansible-playbook itself. Not each release has all of it.
+#: Modules that every run loads, in addition to ansible-playbook itself. Some releases lack some of them.
 LOADED = [
     "ansible.executor.playbook_executor",
     "ansible.plugins.action.normal",
@@ -66,7 +70,7 @@ LOADED = [
 
 
 def settings() -> list[object]:
-    """Return what has to be the same for two runs to be forks of one process."""
+    """Return the settings that must be equal for two runs to be forks of one process."""
     said = Path(os.environ.get("ANSIBLE_CONFIG", ""))
     files = [
         said,
@@ -94,19 +98,19 @@ def settings() -> list[object]:
 
 
 def address() -> Path:
-    """Return where the process for runs of the present settings listens."""
+    """Return the path of the socket for runs with the current settings."""
     return FOLDER / hashlib.sha256(repr(settings()).encode()).hexdigest()[:16]
 
 
 def leave_server(place: Path) -> None:
-    """Fork the process that later runs are forks of, unless another run has done so."""
+    """Fork the process that later runs are forks of, unless it exists already."""
     lock = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
         return
-    # It ends with the process that had this run made: pytest or molecule.
+    # The forked process ends when the process that started this run ends: pytest or molecule.
     maker = os.pidfd_open(os.getppid())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -119,7 +123,7 @@ def leave_server(place: Path) -> None:
     os.setsid()
     if os.fork():
         os._exit(0)
-    # The lock is kept as long as this process lives.
+    # This process holds the lock until it ends.
     keep = sorted((lock, maker))
     for first, last in zip([3, *(number + 1 for number in keep)], [*keep, 65536]):
         os.closerange(first, last)
@@ -128,7 +132,7 @@ def leave_server(place: Path) -> None:
         os.dup2(nothing, number)
     os.close(nothing)
     remove_payloads()
-    # The folder of the run that this is a fork of is that run's to remove.
+    # This folder belongs to the run that was forked, and that run removes it.
     atexit.unregister(importlib.import_module("ansible.utils.path").cleanup_tmp_file)
     try:
         warm_ansible.interpreter(interpreter(place))
@@ -140,11 +144,12 @@ def leave_server(place: Path) -> None:
 
 
 def payloads(place: Path, collections: list[str]) -> Path:
-    """Return the folder for what Ansible makes of modules, which is sent to hosts, by the state of the collection's code.
+    """Return the folder for Ansible's module archives, by the state of the collection.
 
-    Ansible itself keeps it for one run. To make it takes a second of CPU for each module with many imports.
+    Hosts receive these archives. Ansible itself keeps them only for one run. Building one takes a second of CPU time
+    for a module with many imports.
     """
-    # A recreated environment has other releases.
+    # A recreated environment may have other releases.
     seen = hashlib.sha256(b"%d" % Path(sys.prefix, "pyvenv.cfg").stat().st_mtime_ns)
     for path in collections:
         for folder, folders, files in os.walk(f"{path}/ansible_collections/openfleet/gpu/plugins"):
@@ -160,7 +165,7 @@ def payloads(place: Path, collections: list[str]) -> Path:
 
 
 def remove_payloads() -> None:
-    """Remove what payloads() made and no run has used of late."""
+    """Remove module archives that no run has used recently."""
     for folder in FOLDER.glob("*.payloads-*"):
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > PAYLOADS_SECONDS:
@@ -168,17 +173,26 @@ def remove_payloads() -> None:
 
 
 def interpreter(place: Path) -> Path:
-    """Return the program that modules on the controller are given to: Ansible has them run by the Python that it runs itself."""
+    """Return the interpreter for modules on the controller.
+
+    By default, Ansible uses the Python that runs Ansible itself.
+    """
     return Path(f"{place}.python")
 
 
 def short(place: Path) -> str:
-    """Return a path of the socket that has fewer than 108 letters, while this process lives."""
+    """Return a path of the socket with fewer than 108 characters.
+
+    The path is valid while this process lives.
+    """
     return f"/proc/self/fd/{os.open(place.parent, os.O_PATH | os.O_CLOEXEC)}/{place.name}"
 
 
 def run_as_fork(place: Path) -> int | None:
-    """Have the run made by the process at this address; return its status, or None where none has taken it."""
+    """Let the process at this address run the playbook, and return the exit status.
+
+    Returns None if no process accepted the run.
+    """
     umask = os.umask(0)
     os.umask(umask)
     request = {
@@ -198,20 +212,20 @@ def run_as_fork(place: Path) -> int | None:
             return None
     except OSError:
         return None
-    # A few digits, in one piece.
+    # The status is a few digits and arrives in one piece.
     return int(connection.recv(16) or b"-9")
 
 
 def begin(request: dict, place: Path) -> None:
-    """Become a run of ansible-playbook. This does not return."""
+    """Become a run of ansible-playbook, and do not return."""
 
     def playbook() -> None:
         warm_ansible.disown()
         sys.executable = str(interpreter(place))
-        # A separate folder, which it removes at its end.
+        # The run has its own folder, and removes it at the end.
         constants = importlib.import_module("ansible.constants")
         constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))
-        # Older releases lock it against the processes of one run alone.
+        # Older releases lock archives only between the processes of one run.
         if "ansible._internal._locking" in sys.modules:
             kept = payloads(place, constants.COLLECTIONS_PATHS)
             Path(constants.DEFAULT_LOCAL_TMP, "ansiballz_cache").symlink_to(kept)
@@ -231,7 +245,7 @@ def main() -> None:
         os.kill(os.getpid(), -status)
     if status is not None:
         os._exit(status)
-    # As the real program has them.
+    # Set the arguments like the real program.
     sys.argv[0] = str(real)
     playbook = importlib.import_module("ansible.cli.playbook")
     for name in LOADED:

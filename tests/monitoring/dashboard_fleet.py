@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Three hosts for the dashboards' queries, as a history of gpu:* series in OpenMetrics.
+"""Generate a history of gpu:* series for three hosts, for the dashboards' queries.
 
 host    GPU  device               state                       model  workload
 node-1  0    whole                busy, a process             H100   train
@@ -16,17 +16,17 @@ node-1  7    1g.10gb 7, alone     idle, held by a container   A100-SXM4-80GB
 node-2  0    whole                idle, nobody                T4, without a price
 node-2  1    whole, lost          nothing is known of it      H100
 
-GPUs 0 to 3 of node-1 and 0 of node-2 are slowed down: THROTTLED.
+GPUs 0 to 3 of node-1 and GPU 0 of node-2 are throttled: THROTTLED lists the reasons.
 
-The size of the board "A100" is not known; of an A100-SXM4-80GB it is.
+The memory size of the board "A100" is unknown. That of the A100-SXM4-80GB is known.
 
-node-1 is of cluster a, in the role's jobs. node-2 is in a job of another name without labels; so was node-3, whose exporter has
-been down for half an hour.
+node-1 belongs to cluster a and to the role's jobs. node-2 belongs to a job with another name and without labels. node-3 belonged
+to the same job as node-2, but its exporter has been down for half an hour.
 
-A second exporter tells of GPUs 0, 1 and 6 of node-1, and of the tenants, in the same words as the first.
+A second exporter reports GPUs 0, 1 and 6 of node-1 and the tenants. Its names and values are the same as those of the first one.
 
-All that is idle above was so for 49 hours. Not so the instance held by slurm, which worked a day ago, and the T4, which has
-samples of a day only. The utilisation of GPU 6 of node-1 is stuck.
+Idle devices have been idle for 49 hours, with two exceptions: the instance that slurm holds worked a day ago, and the T4 has
+samples of only one day. The utilization of GPU 6 of node-1 is stuck.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HOSTS = ["node-1", "node-2", "node-3"]
 GIB = 1 << 30
 HOURS = 3
 STEP = 60
-#: Roll-ups of five minutes, which panels read further back: hours and seconds.
+#: Five-minute roll-ups that some panels read for a longer time: hours and seconds.
 ACTIVITY = "gpu:activity_ratio:max5m"
 LONGER = {ACTIVITY: (49, 300)}
 PRICES = {"H100": 2.4, "A100": 1.0, "NVIDIA A100-SXM4-80GB": 1.6}
@@ -70,8 +70,8 @@ DEVICES = [
     Device("node-1", 7, "NVIDIA A100-SXM4-80GB", 0.0, 0, "container", "1g.10gb", "7", gib=10),
     Device("node-2", 0, "T4", 0.0, 0),
 ]
-#: Each reason that is there, and 0 for the others of REASONS; of node-2 nothing is known of heat. 0 and 2 of node-1 are hot, the
-#: others lack power.
+#: Active throttle reasons. All other reasons of REASONS are 0. node-2 reports no thermal reasons. GPUs 0 and 2 of
+#: node-1 are hot, and the others lack power.
 THROTTLED = {
     ("node-1", 0): ("sw_thermal", "hw_slowdown"),
     ("node-1", 1): ("hw_slowdown",),
@@ -100,7 +100,10 @@ def _gpu(host, index, model):
 
 
 def series():
-    """Each series with its value: a number, or a function of the seconds since the start, None where it has none."""
+    """Return the series with their values.
+
+    A value is a number, or a function of the seconds since the start that returns None if there is no sample.
+    """
     yield "up", {**SECOND, "host": "node-1", "cluster": "a"}, 1
     yield "up", {**_scrape("node-1"), "host": "node-1", "cluster": "a"}, 1
     yield "up", _scrape("node-2"), 1
@@ -131,7 +134,10 @@ def series():
 
 
 def _activity(one):
-    """The highest sign of work in the last five minutes, at so many seconds since the start."""
+    """Return the device's highest sign of work in five minutes, as a function.
+
+    The function takes seconds since the start.
+    """
     if one.held == "slurm":
         return lambda seconds: float(86400 <= seconds < 90000)
     if one.model == "T4":
@@ -198,7 +204,7 @@ def _sharing(labels):
 
 
 def openmetrics(end):
-    """The history until `end` (seconds since 1970), as promtool reads it."""
+    """Return the history until `end` (seconds since 1970) in promtool's format."""
     lines = []
     for name, labels, value in series():
         inside = ",".join('%s="%s"' % pair for pair in sorted(labels.items()))

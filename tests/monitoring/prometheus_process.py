@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Prometheus of Debian's that runs for some tests, on a free port of the loopback interface."""
+"""Run Debian's Prometheus for tests, on a free port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from rule_files import TOOLS
 
 
 class Prometheus:
-    """The HTTP API of one that runs."""
+    """The HTTP API of a running Prometheus."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def get(self, path, **parameters):
-        """The `data` of an answer; AssertionError with Prometheus' own words where it refuses."""
+        """Return the `data` of a response.
+
+        Raises AssertionError with Prometheus' error message if the request fails.
+        """
         address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(address, timeout=60) as answer:
@@ -35,9 +38,9 @@ class Prometheus:
 
 @contextlib.contextmanager
 def running(place: Path, config: Path, *arguments: str):
-    """One with its data in `place`/data; stopped at the end."""
+    """Run a Prometheus with its data in `place`/data, and stop it after the block."""
     command = [TOOLS / "prometheus", f"--config.file={config}", f"--storage.tsdb.path={place / 'data'}"]
-    # The kernel chooses the port: one that was found free before may be somebody else's by then.
+    # Let the kernel choose the port. A port that was free before could be in use by now.
     command += ["--web.listen-address=127.0.0.1:0", *arguments]
     log = place / "log"
     with log.open("w") as said:
@@ -50,7 +53,7 @@ def running(place: Path, config: Path, *arguments: str):
 
 
 def _ready(process: subprocess.Popen, log: Path) -> str:
-    """Its address, once it answers."""
+    """Wait until the server responds, and return its address."""
     deadline = time.monotonic() + 300
     while True:
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()

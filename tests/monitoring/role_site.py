@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_monitoring on this machine, without root: a place for its files, and an inventory for it."""
+"""Run the role gpu_monitoring on this machine without root.
+
+The files are written to a folder, and an inventory uses it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ PLAY = [
     }
 ]
 
-#: For what is between the role and the files alone.
+#: Variables for tests of the files only, without a running Prometheus.
 NOBODY_ASKED = {
     "gpu_monitoring_health_timeout": 0,
     "gpu_monitoring_promtool": "",
@@ -47,7 +50,10 @@ def free_port() -> int:
 
 
 class Site:
-    """A place for all files, and an inventory of a monitoring host and two GPU hosts that nobody answers for."""
+    """A folder for all files, and an inventory of a monitoring host and two GPU hosts.
+
+    No host listens.
+    """
 
     def __init__(self, place: Path, url: str):
         self.place, self.url = place, url
@@ -66,7 +72,10 @@ class Site:
         (place / "play.yml").write_text(yaml.safe_dump(PLAY))
 
     def run(self, *options, fails=False, meanwhile=None, **variables):
-        """The output, and how many tasks changed something. `meanwhile` is (regular expression, what to do at such a line)."""
+        """Return the output and the number of changed tasks.
+
+        `meanwhile` is (regular expression, function). The function is called when a line of output matches.
+        """
         variables = {
             "gpu_monitoring_source": "existing",
             "gpu_monitoring_directory": str(self.directory),
@@ -81,7 +90,7 @@ class Site:
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
-            # What it says is read while it runs.
+            # The output is read while the role runs.
             **({"PYTHONUNBUFFERED": "1"} if meanwhile else {}),
         }
         with subprocess.Popen(

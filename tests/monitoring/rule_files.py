@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rule files of the role gpu_monitoring, exporters' text, and promtool's tests made of both."""
+"""Read the rule files of the role gpu_monitoring and exporters' text.
+
+Both are combined into promtool's tests.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ RULES = sorted((FILES / "rules").glob("*.yml"))
 ALERTS = sorted((FILES / "alerts").glob("*.yml"))
 TOOLS = ROOT / ".lab" / "prometheus" / "usr" / "bin"
 
-#: Between two scrapes, and two evaluations.
+#: Seconds between two scrapes, and between two evaluations.
 INTERVAL = 60
 
 
 class Rule(NamedTuple):
-    """A rule of a file: `name` is the series that it records, or the alert that it raises."""
+    """A rule of a file. `name` is the recorded series or the alert."""
 
     file: Path
     name: str
@@ -43,7 +46,7 @@ class Sample(NamedTuple):
 
 
 def rules_of(paths: Iterable[Path]) -> list[Rule]:
-    """The rules of the files, in their order."""
+    """Return the rules of the files in order."""
     return [
         Rule(
             path,
@@ -60,7 +63,10 @@ def rules_of(paths: Iterable[Path]) -> list[Rule]:
 
 
 def tool(name: str) -> str:
-    """The path of promtool or prometheus; says how to get it where it is missing."""
+    """Return the path of promtool or prometheus.
+
+    If the program is missing, the test fails and says how to install it.
+    """
     path = TOOLS / name
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: run `make prometheus-tools`")
@@ -72,7 +78,7 @@ _LABEL = re.compile(r'\s*(\w+)="((?:[^"\\]|\\.)*)"\s*,?')
 
 
 def parse(text: str) -> list[Sample]:
-    """The samples of an exporter's text (Prometheus' text format)."""
+    """Return the samples of an exporter's text (Prometheus' text format)."""
     samples = []
     for line in text.splitlines():
         line = line.strip()
@@ -87,28 +93,32 @@ def parse(text: str) -> list[Sample]:
 
 
 def scraped(sample: Sample, scrape: dict) -> str:
-    """The series that Prometheus makes of a sample: the scrape's labels win, the exporter's get a prefix; none are empty."""
+    """Return the series that Prometheus creates from a sample.
+
+    Labels of the scrape take priority, the exporter's own get a prefix, and empty labels are removed.
+    """
     labels = {(f"exported_{name}" if name in scrape else name): value for name, value in sample.labels}
     return as_series(sample.name, {**labels, **scrape})
 
 
 def as_series(name: str, labels: dict) -> str:
-    """In PromQL's way of writing, without empty labels."""
+    """Return the series in PromQL notation, without empty labels."""
     inside = ",".join(f"{key}={json.dumps(str(value))}" for key, value in sorted(labels.items()) if value != "")
     return f"{name}{{{inside}}}" if inside else name
 
 
 def as_number(value: float) -> str:
-    """As promtool's series want it: without an exponent."""
+    """Return the number without an exponent, for promtool's series."""
     if value != value:
         return "NaN"
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def input_series(targets: Iterable[tuple[dict, list[str | None]]]) -> list[dict]:
-    """promtool's input of some targets, each a scrape's labels and the text of each scrape, None for one that failed.
+    """Return promtool's input for some targets.
 
-    A series that a later scrape does not have any more ends there, as in Prometheus.
+    A target has the labels of the scrape, and the text of each scrape or None for a failed one. A series that is
+    missing in a later scrape ends there, as in Prometheus.
     """
     series: dict[str, list[str]] = {}
     for scrape, texts in targets:
@@ -125,7 +135,10 @@ def input_series(targets: Iterable[tuple[dict, list[str | None]]]) -> list[dict]
 
 
 def promtool_test(directory: Path, rule_files: Iterable[Path], tests: list[dict], interval: int = INTERVAL) -> str:
-    """What promtool finds wrong when it runs the tests on the rules; empty if nothing. `interval` is in seconds."""
+    """Run the tests on the rules with promtool, and return its error or an empty text.
+
+    `interval` is in seconds.
+    """
     path = directory / "test.yml"
     path.write_text(
         json.dumps(

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every alert, by promtool: when it fires, that it clears, that no other fires with it, and what it says (alerts/)."""
+"""Test every alert with promtool, using the cases in alerts/.
+
+An alert must fire and clear at the right time, no other alert may fire, and its text must be correct.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from rule_files import ALERTS, HERE, ROOT, promtool_test, rules_of
 
 
 class CaseLoader(yaml.SafeLoader):
-    """Knows no integers: 0x20 is a 0 that is there for 21 minutes, and not hexadecimal."""
+    """A YAML loader without integers.
+
+    `0x20` is promtool's notation for 21 samples of 0, not a hexadecimal number.
+    """
 
 
 CaseLoader.yaml_implicit_resolvers = {
@@ -31,7 +37,7 @@ FIRING = 'group by (alertname, severity) (ALERTS{alertstate="firing"})'
 
 
 def as_sample(alert: str) -> dict:
-    """`GpuLost critical` as promtool's sample of FIRING."""
+    """Return promtool's sample of ALERTS for a text such as `GpuLost critical`."""
     name, severity = alert.split()
     return {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}
 
@@ -73,7 +79,10 @@ def test_every_alert_fires_and_clears_in_some_case():
 
 
 def test_every_alert_keeps_silent_in_some_case_that_is_about_it():
-    """A series that ends, or a value just short of it: each alert is named by a case in which it never fires."""
+    """Check that each alert has a case in which it never fires.
+
+    In such a case, a series ends, or a value is just below the threshold.
+    """
     silent = {
         name
         for param in CASES
@@ -99,12 +108,12 @@ def test_documentation_knows_no_alert_that_is_not_there():
     assert sorted(headings) == NAMES
 
 
-# Words of PromQL that are no series; functions are known by their parenthesis.
+# PromQL keywords, which are not series. A parenthesis follows the names of functions.
 _WORDS = {"and", "or", "unless", "on", "by", "without", "ignoring", "group_left", "group_right", "bool", "offset"}
 
 
 def series_of(expr: str) -> set[str]:
-    """The names of series in an expression."""
+    """Return the names of the series in an expression."""
     expr = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
     expr = re.sub(r"\b(?:on|by|without|ignoring|group_left|group_right)\s*\([^)]*\)", " ", expr)
     expr = re.sub(r"\{[^}]*\}", "{}", expr)
@@ -123,7 +132,10 @@ def test_names_of_series_are_found():
 
 @pytest.mark.parametrize("rule", rules_of(ALERTS), ids=lambda rule: rule.name)
 def test_alerts_read_only_our_series(rule):
-    """Whichever exporter a host has, the alerts are the same; `up` is Prometheus' own, and notes are those of these files."""
+    """Check that alerts are the same for every exporter.
+
+    `up` is Prometheus' own series, and gpu_map:* are notes that these files record.
+    """
     found = series_of(rule.expr)
     assert found
     ours = {"up", *(other.name for other in rules_of(ALERTS) if not other.is_alert)}

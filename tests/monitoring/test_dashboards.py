@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The dashboards of the role gpu_monitoring: what is in the files, and every query of every panel on a real Prometheus.
+"""Test the dashboards of the role gpu_monitoring, and all their queries.
 
-The hosts of dashboard_fleet.py have a history of three hours there, in the series that the recording rules write. Grafana
-itself is not here: what it puts in for its variables is put in below.
+The queries run on a real Prometheus. The hosts of dashboard_fleet.py have a history of three hours in the recorded
+series. Grafana is not used, so the tests replace its variables.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def one_host(board):
 
 
 def put_in(board, text):
-    """The query as Grafana would send it: with all hosts, or with the first where a dashboard is of one."""
+    """Return the query as Grafana would send it.
+
+    All hosts are selected, or only the first one for a dashboard of a single host.
+    """
     hosts = dashboard_fleet.HOSTS[:1] if one_host(board) else dashboard_fleet.HOSTS
     for name, value in {**VALUES, "$host": "(%s)" % "|".join(hosts) if len(hosts) > 1 else hosts[0]}.items():
         text = text.replace(name, value)
@@ -67,7 +70,7 @@ def put_in(board, text):
 
 
 class History:
-    """What a Prometheus says of the end of the history."""
+    """Query a Prometheus at the end of the history."""
 
     def __init__(self, prometheus, end):
         self.get, self.end = prometheus.get, end
@@ -177,12 +180,12 @@ def test_the_columns_of_a_table_are_in_its_data(prometheus, name, panel):
     headers = set(organize["renameByName"].values())
     overridden = {one["matcher"]["options"] for one in panel["fieldConfig"]["overrides"]}
     assert overridden == headers, "each column has a unit of its own"
-    # What a link takes along has to be a column.
+    # A link can use only fields that are columns.
     assert set(re.findall(r"__data\.fields\.(\w+)", json.dumps(panel["fieldConfig"]))) <= headers
 
 
 def values_of(prometheus, name, variable, **chosen):
-    """What Grafana would offer for a variable."""
+    """Return the values that Grafana would offer for a variable."""
     (found,) = (one for one in BOARDS[name]["templating"]["list"] if one["name"] == variable)
     query = found["query"] if isinstance(found["query"], str) else found["query"]["query"]
     for other, value in chosen.items():
@@ -192,7 +195,7 @@ def values_of(prometheus, name, variable, **chosen):
         series, label = inside.rsplit(", ", 1)
         match = {"match[]": put_in(BOARDS[name], series)}
         return prometheus.get(f"label/{label}/values", **match, start=prometheus.end - RANGE, end=prometheus.end)
-    # Each series as text, of which the pattern takes its part.
+    # Convert each series to text, to which the variable's pattern is applied.
     found_now = [one["metric"] for one in prometheus.now(put_in(BOARDS[name], inside))]
     texts = ["{%s} 1" % ",".join('%s="%s"' % label for label in metric.items()) for metric in found_now]
     pattern = re.compile(found["regex"].strip("/"))
@@ -208,7 +211,10 @@ def test_variables_have_values(prometheus, name):
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_hosts_are_found_whatever_their_job_is_called(prometheus, name):
-    """With and without clusters; and one that is down, which told of its GPU in the time shown."""
+    """Find hosts with and without clusters, and a host that is down.
+
+    The host that is down reported its GPU in the displayed time range.
+    """
     assert values_of(prometheus, name, "host") == dashboard_fleet.HOSTS
     assert values_of(prometheus, name, "cluster") == ["a"]
     assert values_of(prometheus, name, "host", cluster="a") == ["node-1"]
@@ -245,12 +251,12 @@ def figure(prometheus, name, title):
     ],
 )
 def test_the_fleets_figures_are_those_counted_by_hand(prometheus, title, expected):
-    """Of the table in dashboard_fleet.py."""
+    """Compare figures with the table in dashboard_fleet.py."""
     assert figure(prometheus, "openfleet-gpu-1-fleet", title) == expected
 
 
 def table(prometheus, name, title, label, column=0):
-    """A column of a table, or lines at their end, by one label."""
+    """Return a column of a table, or the last values of lines, by one label."""
     (panel,) = (each for each in panels(BOARDS[name]) if each["title"] == title)
     found = prometheus.now(put_in(BOARDS[name], panel["targets"][column]["expr"]))
     values = {one["metric"][label]: float(one["value"][1]) for one in found}
@@ -258,10 +264,11 @@ def table(prometheus, name, title, label, column=0):
     return values
 
 
-#: train is on two GPUs, one of which two exporters tell of; web-1 and web-2 share one, that both exporters tell of, too.
+#: The number of GPUs by workload. `train` uses two GPUs, and two exporters report one of them. `web-1` and `web-2`
+#: share a GPU that both exporters report.
 DEVICES_OF = {"train": 2, "serve": 1, "web-1": 1, "web-2": 1}
 BUSY_OF = {"train": (0.9 + 0.5) / 2, "serve": 0.8, "web-1": 0.6, "web-2": 0.6}
-#: Of 80 GiB each 47 % and 27 %; of 10 GiB 42 %; of 80 GiB 32 %.
+#: Memory in use in GiB: 47 % and 27 % of 80, 42 % of 10, and 32 % of 80.
 USED_ON = {"train": 80 * 0.47 + 80 * 0.27, "serve": 10 * 0.42, "web-1": 80 * 0.32, "web-2": 80 * 0.32}
 
 
@@ -277,7 +284,10 @@ def test_jobs_and_pods_have_each_device_once(prometheus):
 
 
 def test_those_who_share_a_gpu_share_its_price(prometheus):
-    """Two H100s at 2.40; 10 of 40 GB of an A100 at 1.00; half an H100 each."""
+    """Divide the price between workloads.
+
+    The prices are two H100s at 2.40, 10 of 40 GB of an A100 at 1.00, and half an H100 each.
+    """
     found = table(prometheus, "openfleet-gpu-5-cost", "Cost of jobs and pods per hour", "workload")
     assert found == pytest.approx({"train": 4.8, "serve": 0.25, "web-1": 1.2, "web-2": 1.2})
 
@@ -287,7 +297,7 @@ def test_a_second_exporter_doubles_no_tenant_and_no_holder(prometheus):
     assert figure(prometheus, board, "Tenants") == 2
     assert figure(prometheus, board, "Memory quota") == 2 * 8 * dashboard_fleet.GIB
     assert figure(prometheus, board, "Memory used") == (7 + 1) * dashboard_fleet.GIB
-    # One in five minutes of the hour, for each of the two.
+    # One refusal in five minutes for each of the two tenants, over an hour.
     assert figure(prometheus, board, "Denied") == pytest.approx(2 * 12, abs=2.5)
     holders = {("0", "process"): 1, ("1", "container"): 1, ("4", "slurm"): 1, ("4", "process"): 1}
     holders |= {("5", "process"): 2, ("6", "process"): 2, ("7", "container"): 1}
@@ -299,22 +309,27 @@ def test_a_second_exporter_doubles_no_tenant_and_no_holder(prometheus):
 
 
 def test_idle_money_is_what_idle_devices_cost(prometheus):
-    """Whole H100s at 2.40: one held idle, one free, one unknown. Of the A100 at 1.00 the idle instances, 20 and 10 of 40 GB.
+    """Add the prices of idle devices.
 
-    Of the A100-SXM4-80GB at 1.60 its one instance, 10 of 80 GB.
+    Three whole H100s at 2.40 count: one is held and idle, one is free, one is unknown. On the A100 at 1.00, idle
+    instances with 20 and 10 of 40 GB count. On the A100-SXM4-80GB at 1.60, one instance with 10 of 80 GB counts.
     """
     board = "openfleet-gpu-5-cost"
     assert figure(prometheus, board, "Idle cost per hour") == pytest.approx(3 * 2.4 + 0.5 + 0.25 + 0.2)
     assert figure(prometheus, board, "Held idle cost per hour") == pytest.approx(2.4 + 0.5 + 0.2)
     assert figure(prometheus, board, "Fleet cost per hour") == pytest.approx(7 * 2.4 + 1.0 + 1.6)
-    # It was the same the whole hour.
+    # The cost was constant for the whole hour.
     assert figure(prometheus, board, "Idle cost in the time range") == pytest.approx(
         3 * 2.4 + 0.5 + 0.25 + 0.2, rel=0.3
     )
 
 
 def test_what_is_not_carved_is_charged_to_nobody_and_shown(prometheus):
-    """70 of 80 GB of the A100-SXM4-80GB. The other A100's instances bear all of its price, as nobody knows its size."""
+    """Show memory without an instance as unallocated.
+
+    This is 70 of 80 GB of the A100-SXM4-80GB. On the other A100, the instances share the full price, because its size
+    is unknown.
+    """
     board = "openfleet-gpu-5-cost"
     (panel,) = (each for each in panels(BOARDS[board]) if each["title"] == "Costs per hour")
     lines = {one["legendFormat"]: prometheus.value(put_in(BOARDS[board], one["expr"])) for one in panel["targets"]}
@@ -327,7 +342,7 @@ def test_what_is_not_carved_is_charged_to_nobody_and_shown(prometheus):
             "not carved": 1.4,
         }
     )
-    # All of the fleet's price, but that of the lost H100.
+    # The sum is the price of the fleet without the lost H100.
     assert sum(lines.values()) == pytest.approx(figure(prometheus, board, "Fleet cost per hour") - 2.4)
     hosts = table(prometheus, board, "Idle cost by host in the time range", "host", 2)
     assert hosts == pytest.approx({"node-1": 1.4}, rel=0.3)
@@ -340,7 +355,7 @@ def test_alerts_of_a_host_that_is_not_chosen_are_left_out(prometheus):
 
 
 def test_the_role_puts_in_the_currency():
-    """Its tasks replace this unit in the files, and nothing else may look like it."""
+    """Check that the role can replace the currency, because no other text equals it."""
     text = "".join(path.read_text(encoding="utf-8") for path in FILES)
     assert set(re.findall(r"currency\w*", text)) == {"currencyUSD"}
     tasks = yaml.safe_load((ROLE / "tasks" / "files.yml").read_text(encoding="utf-8"))

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an exporter cannot do to other hosts: with the role's scrape configuration on a real Prometheus, and by promtool."""
+"""Check what a hostile exporter cannot do to other hosts.
+
+The role's scrape configuration runs on a real Prometheus. promtool evaluates the rules.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,17 @@ OWN = (
     'openfleet_gpu_ecc_errors_total{%s%s,type="corrected"} 1',
     "openfleet_layout_check_success{%s%s} 1",
 )
-#: Each series twice, which would be one where a rule adds the label; and what rules record.
+#: Each series occurs twice. Both would be the same series if a rule added the label. The text also has names of
+#: recorded series.
 BAD = "".join(
     line % (GPU.format("B"), ',%s="%s"' % (label, value)) + "\n"
     for line in OWN
     for label in ("class", "kind", "series", "vendor", "workload")
     for value in "ab"
 ) + 'gpu:price_per_hour{%s} +Inf\ngpu_map:dcgm_known{UUID="B"} 1\n' % GPU.format("B")
-#: Series of one answer.
+#: Maximum number of series in a response.
 LIMIT = 200
-#: What alerts would show as markup, as links or not at all; and what GPUs are really called.
+#: Texts that alerts would show as markup, as links or not at all, and real names of GPUs.
 MARKUP = (
     "<!channel>",
     "<https://b.example|sign in>",
@@ -65,7 +69,7 @@ class Exporter(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def exporter(address: str, text: str, handler=Exporter):
-    """One that answers with the text, on an address with its port."""
+    """Run an exporter that returns the text on an address with its port."""
     host, port = address.split(":")
     server = http.server.ThreadingHTTPServer((host, int(port)), handler)
     server.text, server.asked = text, []
@@ -81,7 +85,7 @@ def exporter(address: str, text: str, handler=Exporter):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The role's files, for two hosts of one password."""
+    """Return the role's files for two hosts with the same password."""
     place = tmp_path_factory.mktemp("site")
     (place / "grafana" / "dashboards").mkdir(parents=True)
     site = Site(place, "http://127.0.0.1:9")
@@ -123,7 +127,7 @@ def test_what_one_exporter_says_stops_no_rule_and_stands_for_none(site, tmp_path
         assert [rule["lastError"] for rule in evaluated() if rule.get("lastError")] == []
         assert hosts("gpu:lost") == {"gpu-1"}
         assert not hosts('{__name__=~"gpu:price_per_hour|gpu_map:dcgm_known"}')
-        # A label that the rules add to the collection's own series is of use on others'.
+        # A label that the rules add to the collection's own series can be useful on series of others.
         assert hosts('node_cpu_info{vendor="v"}') == {"gpu-1"}
 
 
@@ -144,7 +148,7 @@ def test_no_label_of_an_exporter_is_markup_in_an_alert(site, tmp_path):
     names = ("model", "modelName", "gpu_index", "tenant", "xid")
     texts = ['a{%s="%s"} 1\n' % (name, value) for name in names for value in (*MARKUP, *MODELS)]
     good, bad = (site.addresses[host] for host in ("gpu-1", "gpu-2"))
-    # Labels that no alert shows are as they are.
+    # Labels that no alert shows are not changed.
     with exporter(good, 'b{path="<x>"} 1\n'), exporter(bad, "".join(texts)), running(
         tmp_path, site.config
     ) as prometheus:
@@ -186,7 +190,7 @@ def test_a_label_kind_of_raw_series_fails_no_roll_up(tmp_path):
 
 
 class Elsewhere(Exporter):
-    """Sends those who ask to the address that is its text."""
+    """Redirect every request to the address in the text."""
 
     def do_GET(self):
         self.server.asked.append(self.headers.get("Authorization"))
@@ -197,7 +201,10 @@ class Elsewhere(Exporter):
 
 
 def test_the_password_goes_nowhere_else(site, tmp_path):
-    """Prometheus would send it to the host that a redirection names."""
+    """Do not follow a redirection.
+
+    Prometheus would send the password to the host that a redirection names.
+    """
     with contextlib.ExitStack() as opened:
         thief = opened.enter_context(exporter("127.0.0.1:0", GOOD))
         there = f"http://127.0.0.1:{thief.server_port}/"
@@ -209,7 +216,10 @@ def test_the_password_goes_nowhere_else(site, tmp_path):
 
 
 def processes(place, scrapes):
-    """What promtool finds wrong where GPU u of host a has 2 processes by its host, and each scrape's exporter counts 0."""
+    """Return promtool's error for a GPU with contradictory process counts.
+
+    GPU u of host a has 2 processes according to its host, and 0 according to the exporter of each scrape.
+    """
     said = 'openfleet_holders{gpu_uuid="u",kind="process"} 2\n'
     host = [({"job": "gpu_host", "instance": "a:1", "host": "a"}, [said])]
     others = [({"job": "gpu_exporter", **scrape}, ['openfleet_gpu_processes{gpu_uuid="u"} 0\n']) for scrape in scrapes]
@@ -234,6 +244,6 @@ def processes(place, scrapes):
 def test_processes_of_a_host_are_not_hidden_by_another_that_has_its_gpus_uuid(tmp_path):
     problems = processes(tmp_path, [{"instance": "b:2", "host": "b"}])
     assert not problems, problems
-    # Its own exporter counts them better, also where that scrape names no host.
+    # The count of the host's exporter takes priority, even if that scrape names no host.
     for own in ({"instance": "a:2", "host": "a"}, {"instance": "a:2"}):
         assert "got:[]" in "".join(processes(tmp_path, [own]).split()).replace("nil", "[]"), own

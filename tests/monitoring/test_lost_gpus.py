@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a GPU that DCGM reported by XID 79 is lost, by promtool."""
+"""Test how long a GPU counts as lost after DCGM reported XID 79, with promtool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def gpu(name: str, values: str, **labels: str) -> dict:
 
 
 def lost(when: dict[str, int | None]) -> list[dict]:
-    """That gpu:lost of GPU u0 has these values at these times, None for no series."""
+    """Return promtool's test that gpu:lost of GPU u0 has these values.
+
+    None means that the series does not exist.
+    """
     return [
         {
             "expr": 'max by (gpu_uuid) (gpu:lost{gpu_uuid="u0"})',
@@ -69,7 +72,7 @@ def test_it_is_not_lost_when_another_pod_of_the_exporter_sees_it_again(tmp_path)
 
 
 def test_after_a_week_it_is_taken_for_one_that_was_taken_out(tmp_path):
-    # What the rule has noted: the time of XID 79, here before promtool's time begins.
+    # The rule has recorded the time of XID 79. Here, it is before promtool's time 0.
     noted = series("gpu_map:dcgm_lost", f"-{WEEK_SECONDS - 600} _x60", host="a", gpu_uuid="u0", gpu_index="0")
     problems = promtool_test(
         tmp_path,

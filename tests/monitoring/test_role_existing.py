@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_monitoring with a Prometheus that is there: on this machine, without root, on a real Prometheus."""
+"""Test the role gpu_monitoring with an existing Prometheus.
+
+A real Prometheus runs on this machine without root.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ def site(tmp_path_factory):
     place = tmp_path_factory.mktemp("site")
     directory = place / "prometheus" / "openfleet-gpu"
     (place / "grafana" / "dashboards").mkdir(parents=True)
-    # What docs/gpu_monitoring.md asks for. This Prometheus is older than scrape_config_files, so that a site would copy the
-    # scrape configuration; see the test for it.
+    # The configuration follows docs/gpu_monitoring.md. This Prometheus does not support scrape_config_files, so the
+    # scrape configuration is copied, as a site would do. Another test checks the copy.
     config = place / "prometheus.yml"
     config.write_text(
         yaml.safe_dump(
@@ -49,7 +52,10 @@ def test_a_dry_run_writes_nothing(site):
 
 
 def test_a_prometheus_that_does_not_name_the_files_is_told_of(site):
-    """Its configuration has the rules, where they are to be, and not yet the targets."""
+    """Report a Prometheus whose configuration does not include the files.
+
+    The configuration has the rules at their final path, but not the targets.
+    """
     output, _ = site.run(fails=True, gpu_monitoring_health_timeout=30)
     said = " ".join(output.split())
     assert f"Prometheus at {site.url} has not loaded the targets of gpu-1, gpu-2." in said
@@ -62,7 +68,7 @@ def test_prometheus_has_rules_prices_and_targets(site):
     prices = [{"model": "H100*", "price": 2.4}, {"model": "*", "price": 1}]
     _, changed = site.run(gpu_monitoring_prices=prices, gpu_monitoring_currency="EUR")
     assert changed
-    # The free ports: nobody listens there, and that is no failure of this host.
+    # No program listens on these ports. This is not an error of this host.
     given = [FILES / "rules" / f"{name}.yml" for name in ("dcgm", "embedded", "host")]
     expected = {name for path in [*given, *ALERTS] for name in names(yaml.safe_load(path.read_text())["groups"])}
     loaded = site.prometheus.get("rules")["groups"]
@@ -89,7 +95,7 @@ def test_the_dashboards_are_there_in_the_sites_currency(site):
 def test_a_bad_file_does_not_take_the_place_of_a_good_one(site):
     rules = site.directory / "rules" / "openfleet-gpu-rules.yml"
     before = rules.read_text()
-    # A price that promtool cannot parse: the currency stands in a comment, and a comment ends with its line.
+    # promtool cannot parse the price, because the currency is in a comment, and a comment ends at the end of its line.
     output, _ = site.run(
         gpu_monitoring_prices=[{"model": "*", "price": 3}], gpu_monitoring_currency="EUR\n  - broken: [", fails=True
     )
@@ -99,7 +105,10 @@ def test_a_bad_file_does_not_take_the_place_of_a_good_one(site):
 
 
 def test_what_the_inventory_has_wrong_is_told_before_anything_is_written(site):
-    """Variables of GPU hosts that need facts with their host."""
+    """Report wrong variables before writing files.
+
+    This includes variables of GPU hosts that need facts.
+    """
     more = site.place / "more.yml"
     address = {"dcgm_exporter_listen_address": "{{ ansible_facts.default_ipv4.address }}"}
     more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": address}}}))
@@ -130,7 +139,7 @@ def test_gpu_hosts_without_an_exporter_are_counted_and_files_of_no_further_use_g
     more = site.place / "more.yml"
     more.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-3": {}}}}))
     old = site.directory / "rules" / "openfleet-gpu-former.yml"
-    # A site's alerts on passwords that expire, where the rules are those of its rules.d.
+    # The site has its own alerts for expiring passwords in the rules folder that the role uses.
     others = [site.directory / "rules" / name for name in ("own.yml", "password-expiry.yml")]
     for path in (old, *others):
         path.write_text("groups: []\n")
@@ -139,7 +148,7 @@ def test_gpu_hosts_without_an_exporter_are_counted_and_files_of_no_further_use_g
     labels = [target["labels"] for target in site.prometheus.get("targets", state="active")["activeTargets"]]
     assert {each["host"] for each in labels} == {"gpu-1", "gpu-2"}
     assert price(site) == ["6"]
-    # What others have there stays.
+    # Files of others in the folder are kept.
     assert not old.exists()
     assert all(path.exists() for path in others)
     for path in others:
@@ -154,7 +163,7 @@ def price(site):
 @pytest.mark.thorough
 def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
     assert price(site) == ["6"]
-    # It ends behind the rules, and before anybody is told of them.
+    # The run fails after it wrote the rules, and before it tells Prometheus to reload.
     asked = {"gpu_monitoring_prices": [{"model": "*", "price": 7}]}
     site.run(
         fails=True,
@@ -165,7 +174,7 @@ def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
     assert price(site) == ["6"]
     output, changed = site.run(**asked)
     assert "has not loaded its files yet" in output
-    # That, and what the other run wrote for Grafana, with the note of where.
+    # Changed are these rules, and the two files for Grafana from the failed run.
     assert changed == 3
     assert not [path for path in (site.place / "provisioning").rglob("*") if path.is_file()]
     assert price(site) == ["7"]
@@ -177,7 +186,10 @@ def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
 @pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("dpkg-query"), reason="asks Debian's packages")
 def test_a_prometheus_whose_packages_were_there_is_not_taken_over(site):
-    """By a package that every Debian has."""
+    """Do not take over a Prometheus that was already installed.
+
+    Every Debian has the package that is used here.
+    """
     before = site.files()
     for options in ((), ("--check",)):
         output, changed = site.run(
@@ -192,7 +204,10 @@ def test_a_prometheus_whose_packages_were_there_is_not_taken_over(site):
 
 @pytest.fixture
 def failing_rule(site):
-    """A rule that cannot be evaluated, in a group with the name of one of the role's; gives what takes it away."""
+    """Add a rule that cannot be evaluated, and return a function that removes it.
+
+    Its group has the same name as one of the role's groups.
+    """
     before = site.config.read_text()
     rules = site.place / "failing.yml"
     two = "(%s)" % " or ".join('label_replace(vector(1), "side", "%s", "", "")' % side for side in ("left", "right"))
@@ -236,8 +251,11 @@ def test_rules_that_prometheus_cannot_evaluate_are_told_with_its_words(site, fai
 
 @pytest.mark.thorough
 def test_rules_that_fail_for_a_moment_are_waited_for(site, failing_rule):
-    """The series of a target that is gone end two intervals later, and one that is new has to be evaluated first."""
-    # Mended once the role has found it failing.
+    """Wait for rules that fail only for a short time.
+
+    The series of a removed target end two intervals later, and a new target must be evaluated first.
+    """
+    # Repair the rule once the role has found that it fails.
     asked_again = r"FAILED - RETRYING: .*Wait until Prometheus has evaluated the rules"
     changed = {"gpu_monitoring_prices": [{"model": "*", "price": 8}], "gpu_monitoring_health_timeout": 300}
     site.run(meanwhile=(asked_again, failing_rule), **changed)
@@ -251,7 +269,7 @@ def test_reset_leaves_what_others_have_and_prometheus_forgets_the_rules(site):
     assert changed
     assert set(site.files()) == {own}
     assert list(site.directory.iterdir()) == [own]
-    # It was there before.
+    # The folder existed before the role.
     assert (site.place / "grafana" / "dashboards").is_dir()
     own.unlink()
     assert site.prometheus.get("rules")["groups"] == []

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role gpu_monitoring writes and takes away, wherever its directories are: without a Prometheus."""
+"""Test which files the role gpu_monitoring writes and removes.
+
+The tests use different directories and no Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def asked(site):
-    """The variables of the first run, which has Grafana provisioned."""
+    """Return the variables of the first run, in which the role provisions Grafana."""
     asked = {**NOBODY_ASKED, "gpu_monitoring_grafana_provisioning_directory": str(site.place / "provisioning")}
     site.run(**asked)
     return asked
@@ -32,7 +35,10 @@ def asked(site):
 
 @pytest.mark.thorough
 def test_slashes_that_mean_nothing_in_directories_change_nothing(site, asked):
-    """A second run would not know what the first has written, and remove it."""
+    """Ignore redundant slashes.
+
+    Otherwise a second run would not recognize the files of the first run, and remove them.
+    """
     provisioning = site.place / "provisioning"
     before = site.files()
     more = {
@@ -51,7 +57,10 @@ def test_slashes_that_mean_nothing_in_directories_change_nothing(site, asked):
 
 @pytest.mark.thorough
 def test_what_grafana_is_told_goes_with_the_file_that_tells_it(site, asked):
-    """And nothing else: data sources that are not in a file with prune are never removed."""
+    """Remove a data source together with its file, and no other data source.
+
+    Grafana does not remove data sources that are missing from a file with `prune`.
+    """
     provisioning = site.place / "provisioning"
     source = provisioning / "datasources" / "openfleet-gpu.yml"
     written = yaml.safe_load(source.read_text())
@@ -65,7 +74,10 @@ def test_what_grafana_is_told_goes_with_the_file_that_tells_it(site, asked):
 
 @pytest.mark.thorough
 def test_directories_of_earlier_runs_are_left_clean(site, asked):
-    """Moved, and then wanted no more; what others have in them stays."""
+    """Clean up directories of earlier runs.
+
+    The directory is moved, and later no longer used. Files of others in it are kept.
+    """
     provisioning, moved = site.place / "provisioning", site.place / "grafana" / "moved"
     old = site.place / "grafana" / "dashboards"
     others = old / "own.json"
@@ -90,7 +102,10 @@ def test_directories_of_earlier_runs_are_left_clean(site, asked):
 
 @pytest.mark.thorough
 def test_a_directory_may_be_a_link(site, asked):
-    """Its files are found, and those that are wanted are not taken for others by their second path."""
+    """Follow a link to a directory.
+
+    Its files are found by both paths, and files that are still needed are not removed by their second path.
+    """
     real, link = site.place / "grafana" / "real", site.place / "grafana" / "link"
     real.mkdir()
     link.symlink_to(real)
@@ -103,7 +118,7 @@ def test_a_directory_may_be_a_link(site, asked):
     assert changed == 1 and not former.exists()
     assert site.files() == before
 
-    # The same place by its other name; and none any more, which is no link by then.
+    # Use the directory's other name, and later no directory. At that time the link no longer exists.
     site.run(**NOBODY_ASKED, gpu_monitoring_grafana_dashboards_directory=str(real))
     assert {path for path in before if path.parent == real} == set(real.iterdir())
     site.run(**NOBODY_ASKED)
@@ -111,7 +126,10 @@ def test_a_directory_may_be_a_link(site, asked):
 
 
 def test_a_password_is_what_the_inventory_says_to_the_letter_and_the_plan_is_worked_out_once(site):
-    """For a thousand hosts a plan takes seconds."""
+    """Write the password exactly as in the inventory, and build the plan only once.
+
+    For a thousand hosts, building the plan takes seconds.
+    """
     count = site.place / "count"
     more = site.place / "more.yml"
     password = "'{{ 7 * 7 }}' \"%d\" {# no #}"

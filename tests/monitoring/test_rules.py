@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every recording rule, by promtool, on samples of each exporter's text (samples/) against tables by hand (cases/)."""
+"""Test every recording rule with promtool.
+
+The input is each exporter's text (samples/). The expected results are tables that were written by hand (cases/).
+"""
 
 from __future__ import annotations
 
@@ -34,21 +37,21 @@ _KEY = re.compile(r"([\w:]+)(?:\{(.*)\})?$")
 
 
 def table(case: dict) -> dict[str, list[dict]]:
-    """The expected series of a case, by record: promtool's exp_samples."""
+    """Return promtool's exp_samples of a case, by record."""
     expected: dict[str, list[dict]] = {}
     for key, values in case["expected"].items():
         record, more = _KEY.match(key).groups()
         more = dict(re.findall(r'(\w+)="([^"]*)"', more or ""))
         for device, value in values.items():
             labels = {**case["scrape"], **case["devices"][device], **more}
-            # A label of the scrape that a record does not keep is taken away by "".
+            # The value "" removes a label of the scrape that a record does not keep.
             series = as_series(record, labels)
             expected.setdefault(record, []).append({"labels": series, "value": value})
     return expected
 
 
 def targets(case: dict):
-    """(labels, texts) of what is scraped in a case."""
+    """Return (labels, texts) of each scraped target of a case."""
     for target in case.get("targets", [case]):
         yield (
             {**case["scrape"], **target.get("scrape", {})},
@@ -57,7 +60,10 @@ def targets(case: dict):
 
 
 def problems_with(case: dict, scraped, directory, only: str = "") -> str:
-    """What promtool finds that is not as the table says, of what is scraped; `only` selects the series that are looked at."""
+    """Return promtool's error for a case, or an empty text.
+
+    `scraped` is the input. `only` selects the series that are compared.
+    """
     files = [RULE_FILES[name] for name in case["rules"]]
     expected = table(case)
     records = {rule.name for rule in rules_of(files) if rule.name.startswith("gpu:")}
@@ -73,7 +79,8 @@ def problems_with(case: dict, scraped, directory, only: str = "") -> str:
                 "promql_expr_test": [
                     {
                         "expr": record + only,
-                        # Promtool evaluates groups in any order: an interval later each has seen the others' series.
+                        # promtool evaluates groups in any order. One interval later, each group has read the series of
+                        # the others.
                         "eval_time": f"{scrapes * INTERVAL}s",
                         "exp_samples": expected.get(record, []),
                     }
@@ -92,7 +99,10 @@ def test_series_are_those_of_the_table_and_no_others(case, tmp_path):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_gpu_that_is_scraped_twice_counts_once(case, tmp_path):
-    """Two scrapes with one job and instance, as two ServiceMonitors make them: nothing is summed, and no rule fails."""
+    """Scrape a GPU twice with the same job and instance, as two ServiceMonitors do.
+
+    Values must not be summed, and no rule may fail.
+    """
     again = [({**scrape, "cluster": "zz"}, texts) for scrape, texts in targets(case)]
     problems = problems_with(case, [*targets(case), *again], tmp_path, '{cluster!="zz"}')
     assert not problems, problems
@@ -100,7 +110,10 @@ def test_a_gpu_that_is_scraped_twice_counts_once(case, tmp_path):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_host_with_two_names_costs_the_others_nothing(case, tmp_path):
-    """A label that was changed, or differs by mistake, where job and instance are the same."""
+    """Give a host two names with the same job and instance.
+
+    A label was changed, or differs by mistake. Other hosts must keep their series.
+    """
     wrong = [
         ({**scrape, "job": "twice", "instance": "twice", "host": host}, texts)
         for scrape, texts in targets(case)
@@ -111,7 +124,10 @@ def test_a_host_with_two_names_costs_the_others_nothing(case, tmp_path):
 
 
 def test_every_recording_rule_has_a_value_in_some_table():
-    """Counted by record and by its fixed labels: each reason of a throttled GPU has a rule of its own."""
+    """Check that each record has a value in a table.
+
+    Records are counted with their fixed labels, because each throttle reason has its own rule.
+    """
     covered = {}
     for param in CASES:
         case = param.values[0]
@@ -138,11 +154,11 @@ def test_samples_are_in_prometheus_text_format(path):
     done = subprocess.run(
         [tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
-    # 3: what promtool's linter thinks of the exporter's names.
+    # Status 3 means that promtool's linter criticizes the exporter's names.
     assert done.returncode in (0, 3), done.stderr
 
 
-#: Fields that DCGM had before, or that other counters files have, read where the role's own are not there.
+#: Fields of older DCGM versions or other counter files. They are read if the role's own fields are missing.
 OTHERS_FIELDS = {"DCGM_FI_DEV_FB_TOTAL", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"}
 
 
@@ -176,12 +192,15 @@ def test_promtool_accepts_all_rule_files():
 
 
 def test_group_names_are_unique():
-    """Prometheus takes no two groups of one name in one file, and the role writes all into one."""
+    """Check for duplicate names.
+
+    Prometheus refuses two groups with one name in a file, and the role writes all rules to one file.
+    """
     names = [group["name"] for path in (*RULES, *ALERTS) for group in yaml.safe_load(path.read_text())["groups"]]
     assert len(names) == len(set(names))
 
 
 def test_recorded_names_are_ours():
-    """gpu:* for readers, gpu_map:* for other rules."""
+    """Check that names start with gpu:* (for readers) or gpu_map:* (for other rules)."""
     recorded = [rule.name for rule in rules_of((*RULES, *ALERTS)) if not rule.is_alert]
     assert not [name for name in recorded if not name.startswith(("gpu:", "gpu_map:"))]

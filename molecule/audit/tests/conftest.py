@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures for the steps of the scenario. Each one builds on the one before."""
+"""Fixtures for the steps of the scenario. Each step depends on the one before."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ __all__ = ["lab_host"]
 
 SCENARIO = Path(__file__).resolve().parents[1]
 HOSTS = ("hopper", "slices", "ada")
-#: No run of these tests has a reason to take as long, not on a busy machine either.
+#: No run of these tests takes this long, even on a busy machine.
 TIMEOUT_SECONDS = 480
 
 
 @dataclass(frozen=True)
 class Played:
-    """A playbook that ended well: what it said, and the report that it left."""
+    """A successful run of a playbook: its output and its report."""
 
     told: str
     report: dict
 
 
 class Site:
-    """The inventory and the address of the monitoring host's Prometheus."""
+    """The inventory, and the address of the monitoring host's Prometheus."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -70,7 +70,7 @@ class Site:
         settings = {
             "gpu_audit_prometheus": {"url": self.url},
             "gpu_rightsize_dir": str(self.folder / "rightsize"),
-            # A week is recorded.
+            # The history has one week.
             "gpu_rightsize_thresholds": {"least_history_hours": 0, "new_holder_hours": 120},
             "gpu_rightsize_reclaim_grace": "0.1m",
             "gpu_rightsize_reclaim_look_seconds": 2,
@@ -80,15 +80,15 @@ class Site:
 
 
 class Fleet:
-    """Who runs where."""
+    """The workloads and their places."""
 
     def __init__(self, hosts: dict) -> None:
         self.hosts = hosts
         self.places: dict[str, tuple[str, str]] = {}
 
     def begin(self) -> None:
-        # A holder's history does not reach further back than its processes, which are to be as old as the week that is recorded:
-        # their start is counted from the boot, and that was two weeks earlier then.
+        # A holder's history starts with its processes, and these must be as old as the recorded week. Their start times
+        # are relative to the boot, so set the boot time two weeks earlier.
         earlier = f"sed 's/^btime .*/btime {int(time.time()) - 14 * DAY}/' /proc/stat >/run/stat-of-weeks"
         for host in self.hosts.values():
             host.check_output(f"{earlier} && mount --bind /run/stat-of-weeks /proc/stat")
@@ -99,7 +99,7 @@ class Fleet:
         self.places[CONTAINER.name] = services.start_container(CONTAINER, self.hosts[CONTAINER.host])
 
     def uses(self) -> dict:
-        """By place what is made of it."""
+        """Return the use of each place."""
         known = {service.name: service.use for service in [*SERVICES, DRAFT, BILLING, CONTAINER]}
         return {place: known[name] for name, place in self.places.items()}
 
@@ -107,7 +107,7 @@ class Fleet:
         return {one.name: services.pid(one, self.hosts[one.host]) for one in SERVICES}
 
     def active(self) -> dict[str, str]:
-        """What systemd says of each: active, inactive, ..."""
+        """Return the state of each unit in systemd: active, inactive, ..."""
         every = [*SERVICES, DRAFT, BILLING, CONTAINER]
         return {one.name: self.hosts[one.host].run("systemctl is-active %s", one.name).stdout.strip() for one in every}
 
@@ -127,9 +127,9 @@ class Monitor:
         self.prometheus = Prometheus(run)
 
     def record_a_week(self, fleet: Fleet) -> None:
-        """A week that went as things are now, once Prometheus sees them so."""
+        """Record a week with the present use, once Prometheus sees all workloads."""
         for host in fleet.hosts.values():
-            # Metrics of holders are exported once a minute.
+            # The metrics of holders are exported only once a minute, so export them now.
             host.check_output("systemctl start gpu-layout-metrics.service")
         deadline = time.monotonic() + 300
         wanted = self._as_it_is(fleet)
@@ -142,7 +142,10 @@ class Monitor:
 
     @staticmethod
     def _as_it_is(fleet: Fleet) -> tuple[int, list, list]:
-        """GPUs and instances by the word of nvidia-smi; where services run; where containers are."""
+        """Return the number of devices and the places of services and containers.
+
+        nvidia-smi reports the GPUs and instances.
+        """
         devices = sum(1 + len(gpu.instances) for host in fleet.hosts.values() for gpu in services.gpus(host))
         running = sorted(fleet.places[one.name] for one in [*SERVICES, DRAFT, BILLING] if one.name in fleet.places)
         return devices, running, [fleet.places[CONTAINER.name]] if CONTAINER.name in fleet.places else []
@@ -152,7 +155,7 @@ class Monitor:
             found = [one.labels for one in self.prometheus.query(expression)]
             return sorted((labels["gpu_uuid"], labels.get("mig_instance", "")) for labels in found)
 
-        # A GPU counts the processes in its instances as its own.
+        # A GPU also counts the processes in its instances.
         whole = (
             "gpu:processes > 0 unless on (gpu_uuid) (gpu:info{mig_instance!=''}) or gpu:processes{mig_instance!=''} > 0"
         )
@@ -181,14 +184,14 @@ def monitor(lab_host):
 
 @pytest.fixture(scope="session")
 def first(site, fleet, monitor) -> Played:
-    """audit.yml, after a week of that."""
+    """Run audit.yml after the recorded week."""
     monitor.record_a_week(fleet)
     return site.audit()
 
 
 @dataclass(frozen=True)
 class Reclaimed(Played):
-    """rightsize.yml, and what of the services ran then and stood in its log."""
+    """A run of rightsize.yml, and the units' states and reclaim log after it."""
 
     active: dict[str, str]
     log: list[str]
@@ -208,26 +211,29 @@ def reclaim(site, fleet):
 
 @pytest.fixture(scope="session")
 def listed(reclaim, first) -> Reclaimed:
-    """What may be stopped, and nothing is: that is the default."""
+    """Run rightsize.yml with its default, which lists workloads and stops none."""
     return reclaim()
 
 
 @pytest.fixture(scope="session")
 def announced(reclaim, listed) -> Reclaimed:
-    """What may be stopped is announced in the first run that may stop anything."""
+    """Run rightsize.yml with permission to stop. The first such run only announces."""
     return reclaim(gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_tell=["wall", "home"])
 
 
 @pytest.fixture(scope="session")
 def kept(reclaim, announced, fleet) -> Reclaimed:
-    """The notice's time is over, and the owner of one keeps it, without root."""
+    """Run rightsize.yml after the notice period.
+
+    One owner keeps a service, and does not need root for this.
+    """
     fleet.hosts[DRAFT.host].check_output("runuser -u %s -- gpu-layout keep draft 1h", DRAFT.user)
     return reclaim(gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_notice="0.001m")
 
 
 @pytest.fixture(scope="session")
 def proposal(reclaim, kept, fleet) -> Reclaimed:
-    """The owner needs it no more."""
+    """Run rightsize.yml after the owner has ended the keep."""
     fleet.hosts[DRAFT.host].check_output("runuser -u %s -- gpu-layout keep --end draft", DRAFT.user)
     return reclaim(
         gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_notice="0.001m", gpu_rightsize_reclaim_tell=["home"]
@@ -241,7 +247,10 @@ def proposal_again(reclaim, proposal) -> Reclaimed:
 
 @dataclass(frozen=True)
 class Applied:
-    """site.yml with the proposal: what it said, and the services' pids before and after."""
+    """A run of site.yml with the proposal: its output, and the services' pids.
+
+    The pids are those before and after the run.
+    """
 
     told: str
     before: dict[str, str]
@@ -251,10 +260,10 @@ class Applied:
 @pytest.fixture(scope="session")
 def applied(request, site, fleet, proposal) -> Applied:
     if THOROUGH:
-        # It asks for what is before this.
+        # This run must happen before the proposal is applied.
         request.getfixturevalue("proposal_again")
     before = fleet.pids()
-    # The proposal is for one host; the host that audits has nothing to change.
+    # The proposal covers one host. The host that runs the audit does not change.
     limit = [] if THOROUGH else ["--limit", "hopper,monitor"]
     told = site.play("site.yml", "-i", str(site.folder / "rightsize" / "proposal"), *limit)
     return Applied(told, before, fleet.pids())
@@ -262,7 +271,10 @@ def applied(request, site, fleet, proposal) -> Applied:
 
 @pytest.fixture(scope="session")
 def second(site, fleet, monitor, proposal, applied) -> Played:
-    """Each workload that has a new place goes there, as its owner would let it. After a week of that: audit.yml."""
+    """Move each workload with a new place, as its owner would, and audit again.
+
+    A week with the new places is recorded before audit.yml runs.
+    """
     del fleet.places[CONTAINER.name], fleet.places[DRAFT.name]
     known = {service.name: service for service in SERVICES}
     for row in proposal.report["workloads"]:

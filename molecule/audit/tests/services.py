@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Services of the fleet of this scenario, their GPU use and their hosts, as systemd units."""
+"""Define the services of the scenario's fleet, and run them as systemd units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from recorded_history import Use
 
 @dataclass(frozen=True)
 class Service:
-    """A unit, where it begins (host, GPU, first memory slice of its instance or None), what it uses, and whose it is."""
+    """A systemd unit: its location, its GPU use and its owner.
+
+    The location is a host, a GPU and the first memory slice of an instance, or None for the whole GPU.
+    """
 
     name: str
     host: str
@@ -25,21 +28,22 @@ class Service:
 
 
 SERVICES = [
-    # Far too small for a whole H100, and well used, in that order. GPU 3 of the host is unused.
+    # The first two services need only a small part of an H100. The third one uses its H100 well. GPU 3 of the host is
+    # unused.
     Service("chat", "hopper", 0, None, Use((6, 7), (0.02, 0.11))),
     Service("search", "hopper", 1, None, Use((12, 14), (0.05, 0.22))),
     Service("train", "hopper", 2, None, Use((50, 65), (0.5, 0.8))),
-    # Of each GPU one instance of two, and well used.
+    # Each service uses one of two instances of its GPU well.
     Service("embed", "slices", 0, 0, Use((24, 30), (0.2, 0.35))),
     Service("rank", "slices", 1, 0, Use((24, 30), (0.2, 0.35))),
-    # More than its GPU can give.
+    # This service needs more than its GPU has.
     Service("render", "ada", 0, None, Use((40, 43.5), (0.7, 0.97))),
 ]
-#: Processes that do nothing, of services that are installed, enabled and restarted when they end. One is not to be stopped.
-#: The other is of an account that may do nothing (prepare.yml).
+#: Idle processes of services that are installed, enabled, and restarted when they end. BILLING must not be stopped.
+#: DRAFT runs as an account without permissions (prepare.yml).
 DRAFT = Service("draft", "ada", 2, None, Use((2, 2), (0, 0)), "gpu-audit")
 BILLING = Service("billing", "ada", 3, None, Use((2, 2), (0, 0)))
-#: A container that was given a GPU and runs nothing on it.
+#: A container that has a GPU but runs no program on it.
 CONTAINER = Service("notebook", "ada", 1, None, Use((0, 0), (0, 0), processes=0))
 
 
@@ -52,7 +56,10 @@ def gpus(host: Any) -> list[Gpu]:
 
 
 def start(service: Service, host: Any, gpu: int, first_slice: int | None) -> tuple[str, str]:
-    """Starts it there; gives the UUID of the GPU and the id of the instance, or "". The program runs once this returns."""
+    """Start a service, and return the GPU's UUID and the instance's id or "".
+
+    The program is running when this function returns.
+    """
     found = gpus(host)[gpu]
     where, instance = "--gpu %d" % gpu, ""
     if first_slice is not None:
@@ -63,7 +70,10 @@ def start(service: Service, host: Any, gpu: int, first_slice: int | None) -> tup
 
 
 def install(service: Service, host: Any) -> tuple[str, str]:
-    """Return the unit of a service on a whole GPU, with a separate file in systemd's directory."""
+    """Install a service on a whole GPU as a permanent unit, and start it.
+
+    Returns the GPU's UUID and "".
+    """
     host.check_output(
         "printf '%%s\\n' '[Service]' %s User=%s Restart=always '[Install]' WantedBy=multi-user.target "
         ">/etc/systemd/system/%s.service && systemctl daemon-reload && systemctl enable --quiet --now %s"
@@ -83,7 +93,10 @@ def _program(service: Service, where: str) -> str:
 
 
 def start_container(service: Service, host: Any) -> tuple[str, str]:
-    """Create what a container runtime makes for a container with a GPU: a /dev with the unopened node."""
+    """Start a unit that looks like a container with a GPU.
+
+    Its /dev has the GPU's node, which no process has open.
+    """
     inside = "mount -t tmpfs tmpfs /dev && touch /dev/nvidia%d && exec sleep infinity" % service.gpu
     _transient(host, service.name, "unshare --mount sh -c %s" % shlex.quote(inside))
     return gpus(host)[service.gpu].uuid, ""
@@ -99,7 +112,7 @@ def _transient(host: Any, name: str, program: str) -> None:
 
 
 def _runs(host: Any, name: str) -> None:
-    """Waits until it has become what it runs."""
+    """Wait until the unit runs its final program."""
     host.check_output(
         f'timeout 300 sh -c \'until [ "$(cat /proc/$(systemctl show --property=MainPID --value {name})/comm)" = sleep ];'
         " do sleep 0.1; done'"
@@ -107,6 +120,6 @@ def _runs(host: Any, name: str) -> None:
 
 
 def pid(service: Service, host: Any) -> str:
-    """The pid of its program, while that runs."""
+    """Return the pid of the service's program if it runs."""
     found = host.check_output("systemctl show --property=MainPID --value %s", service.name)
     return found if host.run("kill -0 %s", found).rc == 0 else "none: it does not run"

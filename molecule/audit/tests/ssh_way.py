@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An SSH connection from a control host to a GPU host, as in docs/audit.md.
+"""Set up SSH from a control host to a GPU host as in docs/audit.md.
 
-They share a loopback interface.
+Both hosts share a loopback interface.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 HOME = "/var/lib/gpu-audit"
-#: On the GPU host, too.
+#: The account exists on the control host and on the GPU host.
 ACCOUNT = "gpu-audit"
-#: What the key is for, whatever is asked of it. (OpenSSH has `restrict` for the rest.)
+#: The only command that the key can run, whatever command the client requests. (OpenSSH has `restrict` for other
+#: features.)
 ASK = "sudo -n /usr/local/bin/gpu-layout holders --json"
 BOUND = f'no-port-forwarding,no-agent-forwarding,no-X11-forwarding,no-pty,command="{ASK}"'
 SERVER_KEY = "/etc/dropbear/dropbear_ed25519_host_key"
 
 
 def make(control: Any, host: Any, address: str) -> None:
-    """The service's user may come in to ask who holds the GPUs, and knows the host."""
+    """Allow the service's user to log in and read who holds the GPUs.
+
+    Also add the GPU host to the user's known hosts.
+    """
     control.check_output(
         f"runuser -u gpu-audit -- sh -c 'umask 077 && mkdir -p {HOME}/.ssh && rm -f {HOME}/.ssh/* && "
         f'ssh-keygen -q -t ed25519 -N "" -f {HOME}/.ssh/id_ed25519\''
@@ -29,7 +33,7 @@ def make(control: Any, host: Any, address: str) -> None:
     host.check_output(
         f"umask 077 && mkdir -p /etc/dropbear && rm -f {SERVER_KEY} && dropbearkey -t ed25519 -f {SERVER_KEY}"
     )
-    # Root's, so that the account cannot change what its key is for.
+    # Root owns the folder, so that the account cannot change the command of its key.
     host.check_output(f"install -d /home/{ACCOUNT}/.ssh && chown root: /home/{ACCOUNT} /home/{ACCOUNT}/.ssh")
     host.check_output("echo %s >%s", f"{BOUND} {theirs}", f"/home/{ACCOUNT}/.ssh/authorized_keys")
     host.check_output(f"systemd-run --quiet --collect --unit=dropbear dropbear -F -E -p {address}:22")

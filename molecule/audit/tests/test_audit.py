@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a recorded week to a fleet of the right size, without disturbing workloads.
+"""Right-size a fleet from a recorded week, without disturbing workloads.
 
-Tests run in order.
+The tests run in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import services
 import yaml
 
-#: Verdicts of the first audit by service or container. Everything else is unused.
+#: Verdicts of the first audit by service or container. All other devices are unused.
 FIRST = {
     "chat": "oversized_memory",
     "search": "oversized_memory",
@@ -25,8 +25,7 @@ FIRST = {
     "draft": "idle",
     "billing": "idle",
 }
-#: And the second, when chat and search are where they were told to be, and the draft and the notebook's container have been
-#: stopped.
+#: Verdicts of the second audit. chat and search have moved, and draft and the notebook's container have been stopped.
 SECOND = {
     **dict.fromkeys(("chat", "search", "train", "embed", "rank"), "right"),
     "render": "saturated",
@@ -46,13 +45,13 @@ def words(played):
 
 
 def wanted(found, places, of):
-    """Return the verdict of every place in the report: those of the services, and unused."""
+    """Return the expected verdict of every place in the report."""
     return {**dict.fromkeys(found, "free"), **{places[name]: word for name, word in of.items()}}
 
 
 @pytest.fixture(scope="session")
 def where(fleet, first):
-    """Where everything was by the time of the first audit."""
+    """Return the places at the time of the first audit."""
     return dict(fleet.places)
 
 
@@ -63,10 +62,10 @@ def of_first(first):
 
 def test_first_audit_has_the_expected_findings(first, where):
     found = words(first)
-    # Three H100, one of them unused, four halves of two others, and four L40S.
+    # Four H100 (three used, one unused), four halves of two other H100, and four L40S.
     assert len(found) == 4 + 4 + 4
     assert found == wanted(found, where, FIRST)
-    # The YAML of Ansible's output folds long lines.
+    # YAML folds long lines of Ansible's output.
     told = " ".join(first.told.split())
     for counted in ("2 oversized memory", "2 idle", "1 held without process", "1 saturated", "3 free", "3 right"):
         assert counted in told
@@ -74,7 +73,7 @@ def test_first_audit_has_the_expected_findings(first, where):
 
 def test_audit_covers_the_week_without_notes(first):
     for finding in first.report["findings"]:
-        # The last samples are of some minutes ago by then, where the machine is busy.
+        # On a busy machine, the last samples may be some minutes old.
         assert finding["holding"]["memory"]["coverage_ratio"] > 0.99
     assert first.report["sources"]["missing"] == []
 
@@ -87,13 +86,16 @@ def test_audit_names_holders(of_first, where):
 
 def test_audit_reports_costs(of_first, where):
     assert of_first[where["notebook"]]["verdict"]["waste_per_month"] == pytest.approx(L40S * HOURS_A_MONTH)
-    # Chat needs an eighth of the compute at most, and with 15 % on top a tenth of the memory.
+    # chat needs at most an eighth of the compute, and a tenth of the memory including a reserve of 15 %.
     waste = of_first[where["chat"]]["verdict"]["waste_per_month"]
     assert 0.85 * H100 * HOURS_A_MONTH < waste < 0.92 * H100 * HOURS_A_MONTH
 
 
 def test_scrapes_continue_recorded_series(first, monitor):
-    """The recorded series are the scraped ones: after five minutes they have more samples."""
+    """Check that scraped samples continue the recorded series.
+
+    After five minutes the series have more samples.
+    """
     deadline = time.monotonic() + 300
     while True:
         counts = [one.value for one in monitor.prometheus.query("count_over_time(gpu:info[5m])")]
@@ -108,7 +110,7 @@ def test_proposal_moves_two_small_services_to_the_unused_gpu(listed, proposal):
     rows = {row["name"]: row for row in proposal.report["workloads"]}
     moved = {name: row for name, row in rows.items() if row["change"] in ("moved", "resized")}
     assert set(moved) == {"chat", "search"}
-    # What nothing runs on is for the list of what can be stopped, and was stopped by now.
+    # An empty container is listed as a workload that can be stopped. It has been stopped by now.
     first = [row["name"] for row in listed.report["workloads"] if row["change"] == "left"]
     assert first == ["notebook"] and "notebook" not in rows
     for name, profile in (("chat", "1g.10gb"), ("search", "2g.20gb")):
@@ -116,7 +118,7 @@ def test_proposal_moves_two_small_services_to_the_unused_gpu(listed, proposal):
         assert moved[name]["then"].startswith(profile + " at ")
     (host,) = proposal.report["hosts"]
     assert (host["host"], host["freed_gpus"], host["destroyed"], host["disturbs"]) == ("hopper", [0, 1], 0, [])
-    # Two come free, and one is taken.
+    # Two GPUs become free, and one GPU is newly used.
     assert proposal.report["summary"]["saved_per_month"] == pytest.approx(H100 * HOURS_A_MONTH, abs=0.01)
 
 
@@ -143,7 +145,7 @@ def test_nvidia_smi_shows_the_applied_proposal(applied, fleet):
 
 def test_second_audit_has_fewer_findings_and_no_new_ones(second, fleet, where):
     found = words(second)
-    # The unused H100 is two instances.
+    # The H100 that was unused now has two instances.
     assert len(found) == 3 + 2 + 4 + 4
     assert found == wanted(found, fleet.places, SECOND)
     gone = {(row["gpu_uuid"], row["mig_instance"]): row["word"] for row in map(subject_of, second.report["gone"])}
@@ -151,7 +153,7 @@ def test_second_audit_has_fewer_findings_and_no_new_ones(second, fleet, where):
     blamed = {
         place(one): one["state"] for one in second.report["findings"] if one["verdict"]["word"] not in ("right", "free")
     }
-    # What was not to be mended by this is as it was.
+    # The verdicts that this proposal could not change are the same.
     assert blamed == {where["render"]: "still", where["billing"]: "still"}
 
 

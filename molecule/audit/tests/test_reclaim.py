@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Idle services are listed by default and stopped on request.
+"""Check that idle services are only listed by default, and stopped on request.
 
-Uses the hosts' systemd.
+The tests use the hosts' systemd.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STOPPED = {DRAFT.name, CONTAINER.name}
 
 
 def rows(played):
-    """By name: why it is spared, or "" where it may be stopped."""
+    """Return the reason why each workload is spared, or "" if it may be stopped."""
     return {one["name"].removesuffix(".service"): one["spared"] for one in played.report["reclaim"]}
 
 
@@ -45,7 +45,7 @@ def test_first_run_with_stop_only_announces(announced, fleet):
 
 
 def test_owner_gets_a_file_about_keep(announced, kept, proposal, fleet):
-    # By now it says that it was stopped; both are files of the owner's own.
+    # The file now says that the service was stopped. Both notices are files of the owner.
     file = home(fleet)
     assert (file.user, file.mode) == (DRAFT.user, 0o600)
     assert file.content_string.startswith("Service draft.service on ada was stopped. It held gpu 2 (GPU-")
@@ -84,7 +84,10 @@ KEEP = "gpu-layout keep"
 
 
 def test_keep_service_answers_by_the_users_account(kept, proposal, fleet):
-    """Uses the real socket and the sandbox of its unit."""
+    """Identify users by their account.
+
+    The test uses the real socket and the unit's sandbox.
+    """
     host = fleet.hosts["ada"]
     assert host.check_output("systemctl is-active gpu-layout-keep.socket") == "active"
     host.check_output(f"{KEEP} billing 1h")
@@ -102,13 +105,16 @@ def test_keep_service_answers_by_the_users_account(kept, proposal, fleet):
 
 
 def test_process_of_the_owner_is_not_the_service(kept, proposal, fleet):
-    """A user's own unit can have any name, and has a cgroup below the user's manager."""
+    """Do not confuse a user's own unit with the service.
+
+    A user's unit can have any name. Its cgroup is below the user's service manager.
+    """
     host = fleet.hosts["ada"]
     done = host.run(f"runuser -u {DRAFT.user} -- {KEEP} render 1h")
     assert done.rc == 1 and "belongs to root" in done.stderr
 
 
-# tests/integration/modules/test_reclaim.py has what is gone already.
+# tests/integration/modules/test_reclaim.py tests workloads that have already ended.
 @pytest.mark.thorough
 def test_second_run_stops_nothing(proposal, proposal_again):
     assert rows(proposal_again) == {BILLING.name: "exempt (bill*)"}

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_audit on a control host: timer, service and sandbox under a real systemd. Tests run in order."""
+"""Test the role gpu_audit on a control host with a real systemd.
+
+The tests cover the timer, the service and the sandbox, and run in order.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,17 @@ SETTINGS = "/srv/inventory/group_vars/all.yml"
 STAMP = "/var/lib/systemd/timers/stamp-gpu-audit.timer"
 FILES = {"audit.json", "audit.csv", "audit.html", "summary.json"}
 DROP_IN = "/run/systemd/system/gpu-audit.service.d/probe.conf"
-#: Of the host that its inventory has (prepare.yml).
+#: The address of the host in the control host's inventory (prepare.yml).
 ADDRESS = "127.0.0.13"
 PATIENCE_SECONDS = 480
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A run of the service: how `systemctl start` ended, how it itself did, what it said, and the reports there were then."""
+    """A run of the service: status of `systemctl start`, result and output.
+
+    `reports` lists the reports after the run.
+    """
 
     rc: int
     result: str
@@ -61,7 +67,10 @@ class Control:
 
 @pytest.fixture(scope="module")
 def control(lab_host, second) -> Control:
-    """After a week is recorded, and before any report. It reaches one of the GPU hosts."""
+    """Return the control host after the recorded week and before any report.
+
+    It can reach only one of the GPU hosts.
+    """
     host = lab_host("monitor")
     ssh_way.make(host, lab_host("ada"), ADDRESS)
     host.check_output(f"rm -rf {REPORTS}/*")
@@ -75,7 +84,7 @@ def once(control) -> Ran:
 
 @pytest.fixture(scope="module")
 def caught_up(control, once) -> Ran:
-    """A second run, which the timer starts: as if the host had been off when it was due."""
+    """Let the timer start a second run, as if the host had missed the first time."""
     before = control.show("gpu-audit.service", "InvocationID")
     control.host.check_output("systemctl stop gpu-audit.timer")
     control.host.check_output("touch --date=2000-01-01 %s", STAMP)
@@ -100,7 +109,7 @@ def test_the_service_audits(once, control, second, fleet):
     assert (once.rc, once.result, once.status) == (0, "success", "0"), once.said
     (report,) = once.reports
     assert control.json(f"{report}/summary.json")["line"] in once.said
-    # Two hosts were not read, so unused GPUs on them are unknown. Used ones have the same verdict.
+    # Two hosts were not read, so their unused GPUs are unknown. The verdicts of used GPUs are the same.
     found, known = words(control.json(f"{report}/audit.json")), words(second.report)
     assert set(found) == set(known)
     assert {place: found[place] for place in fleet.places.values()} == {
@@ -109,7 +118,10 @@ def test_the_service_audits(once, control, second, fleet):
 
 
 def test_service_reads_hosts_through_ssh(once, control, fleet):
-    """Holders have names only if the host was read."""
+    """Read the host through SSH.
+
+    Without this, the report has no names of holders.
+    """
     report = control.json(f"{once.reports[0]}/audit.json")
     named = {
         one["holding"]["subject"]["gpu_uuid"]: [holder["who"] for holder in one["holding"]["holders"]]
@@ -123,7 +135,10 @@ def test_service_reads_hosts_through_ssh(once, control, fleet):
 
 
 def test_ssh_key_allows_only_one_command(once, control):
-    """Its key runs one command for any request, and its account may run nothing else as root."""
+    """Allow only one command.
+
+    The key runs the same command for any request, and its account may run no other command as root.
+    """
     ssh = f"runuser -u gpu-audit -- ssh -o BatchMode=yes {ssh_way.ACCOUNT}@{ADDRESS}"
     for command in ("id", "sudo -n id", "cat /etc/openfleet-gpu/layout.json"):
         answer = json.loads(control.host.check_output(f"{ssh} {command}"))
@@ -166,7 +181,7 @@ def test_reports_belong_to_the_user_and_its_group(once, control):
 
 def test_missed_run_is_caught_up(caught_up, control):
     assert (caught_up.result, caught_up.status) == ("success", "0"), caught_up.said
-    # The timer knows that it is done.
+    # The timer's stamp shows that the run is done.
     assert control.host.file(STAMP).mtime > datetime(2020, 1, 1)
     assert control.show("gpu-audit.timer", "SubState") == "waiting"
 
@@ -181,13 +196,13 @@ def test_second_report_does_not_replace_the_first(once, caught_up, control):
 
 
 def test_vaulted_secret_uses_the_vault_password_of_root(control):
-    """The password file is readable for root only."""
+    """Decrypt the secret although only root can read the password file."""
     assert "$ANSIBLE_VAULT;" in control.host.file(SETTINGS).content_string
     key = control.host.file("/etc/gpu-audit/vault-password")
     assert (key.user, key.mode) == ("root", 0o600)
 
 
-#: What the service's user tries, as `name yes` and `name no`.
+#: Actions that the service's user tries. Each prints `name yes` or `name no`.
 PROBE = r"""
 tell() { printf '%s %s\n' "$1" "$2"; }
 try() { name=$1; shift; if "$@" 2>/dev/null; then tell $name yes; else tell $name no; fi; }
@@ -210,7 +225,10 @@ tell capabilities "$(sed -n 's/^CapBnd:\t*//p' /proc/self/status)"
 
 @pytest.fixture
 def probe(control, caught_up):
-    """A program that tries it, where everything is open to anybody; it takes the file for what it tells."""
+    """Return a program that tries all actions on folders that every user can change.
+
+    The program takes the file for its results.
+    """
     host = control.host
     host.check_output("mkdir -p /srv/open /home/open && touch /dev/open && chmod 777 /srv/open /home/open")
     host.check_output("printf %%s %s >/usr/local/bin/probe", PROBE)
@@ -237,13 +255,13 @@ def test_the_sandbox_holds(probe, control):
     inside = answers(host.file(f"{REPORTS}/probe-tells").content_string)
 
     may = ("reports", "own_state", "tmp", "shared_memory", "credential")
-    # These by the sandbox alone: the user could.
+    # Only the sandbox prevents these actions. Without it, the user could do them.
     kept = ("folder", "home", "device", "other_processes", "setuid")
     may_not = (*kept, "new_namespace", "vault_file")
     told = {"user": "gpu-audit", "capabilities": "0" * 16}
     assert inside == {**dict.fromkeys(may, "yes"), **dict.fromkeys(may_not, "no"), **told}
     assert {name: outside[name] for name in kept} == dict.fromkeys(kept, "yes")
-    # It has a private /tmp.
+    # The service has a private /tmp.
     assert not host.file("/tmp/probe").exists
 
 
@@ -275,7 +293,7 @@ def test_second_run_of_the_role_changes_nothing(applied):
 
 def test_state_absent_removes_timer_and_service_but_no_reports(failed, control, site):
     assert "gpu-audit.service" in control.host.check_output("systemctl list-units --failed --plain --no-legend")
-    # As reset.yml has it, without the rest of that (tests/audit/test_role.py runs it).
+    # This is the relevant part of reset.yml (tests/audit/test_role.py runs all of it).
     site.play("molecule/audit/absent.yml")
     for known in ("list-units --all --plain", "list-unit-files"):
         assert control.host.run(f"systemctl {known} --no-legend 'gpu-audit*'").stdout == ""

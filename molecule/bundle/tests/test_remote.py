@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host that was set up only from a bundle and Debian's packages."""
+"""Check a host that was set up only from a bundle and Debian's packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab_fixtures import REPOSITORY
 LAB = REPOSITORY / ".lab"
 RELEASE = os.environ.get("LAB_RELEASE") or "bookworm"
 DIRECTORY = {"bookworm": "debian12", "trixie": "debian13"}[RELEASE]
-#: By folder of the bundle, where the vendor has it.
+#: For each folder of the bundle, the vendor's folder.
 ORIGINS = {
     f"repositories/driver/{DIRECTORY}/x86_64": f"mirror-{RELEASE}/cuda/repos/{DIRECTORY}/x86_64",
     "repositories/container-toolkit/deb/amd64": "mirror-toolkit/stable/deb/amd64",
@@ -25,14 +25,20 @@ def manifest():
 
 
 def test_host_reaches_only_itself(remote):
-    """Everything it has is from the bundle or from Debian's packages."""
+    """Check that the host reaches only itself.
+
+    All its software is from the bundle or from Debian.
+    """
     assert remote.check_output("ls /sys/class/net").split() == ["lo"]
     there = set(remote.check_output("find /srv/mirror -maxdepth 1 -mindepth 1 -type d -printf '%f '").split())
     assert there == {"bundle", "debian", "simulated"}
 
 
 def test_every_vendor_package_is_from_the_bundle(remote):
-    """By apt's index too: apt verified it and lists no other source."""
+    """Check apt's index too.
+
+    apt verified it, and lists no other source.
+    """
     packages = {
         name: versions for repository in manifest()["repositories"] for name, versions in repository["packages"].items()
     }
@@ -47,7 +53,7 @@ def test_every_vendor_package_is_from_the_bundle(remote):
 
 
 def test_index_equals_the_vendors(remote):
-    """It was not signed again, and the trusted key is the vendor's."""
+    """Check that the index was not signed again, and that the vendor's key is trusted."""
     signed_by = {repository["folder"]: repository["signed_by"] for repository in manifest()["repositories"]}
     for folder, origin in ORIGINS.items():
         signed = (LAB / origin / "InRelease").read_bytes()
@@ -59,7 +65,7 @@ def test_gpus_match_the_layout(remote):
     assert remote.check_output("cat /sys/module/nvidia/version") == "580.105.08"
     listed = remote.check_output("nvidia-smi -L")
     assert listed.count("MIG 3g.40gb") == 2
-    # The layout comes after the toolkit, whose specification follows it.
+    # The layout is applied after the toolkit is installed, and the specification contains the layout's devices.
     specification = remote.check_output("cat /var/run/cdi/nvidia.yaml")
     assert "nvidia.com/gpu" in specification
     devices = set(re.findall(r'- name: "?([^"\s]+)', specification))

@@ -19,24 +19,27 @@ MIRROR = REPOSITORY / ".lab" / "mirror-toolkit"
 
 @dataclass(frozen=True)
 class Run:
-    """How a run went: what the module did or would do, and what it said besides."""
+    """A run: the steps that the module did or would do, and its messages."""
 
     steps: list[str]
     result: dict
     changed: bool
     executions: int
-    #: The message of the failure, and what Ask.then printed.
+    #: The error message, and the output of Ask.then.
     failed: str
     seen: str
 
 
 def run_roles(host: str, *asks: Ask, check: bool = False) -> list[Run]:
-    """Run the role once for each of `asks`, in order, by one ansible-playbook; with `check` by --check."""
+    """Run the role once for each of `asks`, in order, with one ansible-playbook.
+
+    `check` adds the option --check.
+    """
     options = ["--check"] if check else []
     done = role_plays.run_role(SCENARIO / "inventory", "container_toolkit", host, list(asks), *options)
     runs = []
     for run in done:
-        # None where the role's arguments or a file of the controller are refused.
+        # There is no result if the role's arguments or a file of the controller are refused.
         result = run.results.get("Install or remove the container toolkit", {})
         runs.append(Run(result.get("steps", []), result, run.changed, run.executions, run.failed, run.seen))
     return runs

@@ -5,5 +5,5 @@ set -eux
 
 nvidia-smi -i 1 -c PROHIBITED
 
-# The pynvml that root runs, for anyone to write.
+# Let every user write the pynvml that root runs.
 chmod 0666 /usr/local/lib/openfleet-gpu/python/pynvml.py

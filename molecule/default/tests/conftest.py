@@ -20,7 +20,10 @@ __all__ = ["daemons_of", "gpus_of", "host_vars", "lab_host", "play_site", "tenan
 
 @pytest.fixture(scope="session")
 def play_site():
-    """A function that runs site.yml on the fleet with the settings of molecule.yml: play_site(log, argument, ...)."""
+    """Return a function that runs site.yml: play_site(log, argument, ...).
+
+    It uses the settings of molecule.yml.
+    """
 
     def play(log_name: str, *arguments: str) -> Run:
         usual = [
@@ -36,20 +39,20 @@ def play_site():
 
 @pytest.fixture(scope="session")
 def gpus_of(lab_host):
-    """A function from the name of a lab host to its GPUs as nvidia-smi tells of them now."""
+    """Return a function from a lab host's name to its current GPUs in nvidia-smi."""
 
     return lambda host_name: read_gpus(_run_on(lab_host(host_name)))
 
 
 @pytest.fixture(scope="session")
 def daemons_of(lab_host):
-    """A function from the name of a lab host to the MPS daemons that run there now."""
+    """Return a function from a lab host's name to its running MPS daemons."""
     return lambda host_name: read_daemons(_run_on(lab_host(host_name)))
 
 
 @pytest.fixture(scope="session")
 def tenants_of(lab_host, host_vars):
-    """A function from the name of a lab host to what its tenants see now."""
+    """Return a function from a lab host's name to the GPUs that its tenants see."""
     return lambda host_name: read_tenants(_run_on(lab_host(host_name)), host_vars(host_name))
 
 

@@ -19,17 +19,17 @@ __all__ = ["lab_host"]
 
 @pytest.fixture(scope="session")
 def host_name(worker_id):
-    """The host of this worker of pytest-xdist."""
+    """Return the name of the host for this pytest-xdist worker."""
     return {"master": "one", "gw0": "one", "gw1": "two"}[worker_id]
 
 
 @pytest.fixture(scope="session")
 def with_units(lab_host, host_name):
-    """The host with the units of the tests, and the collection's modules."""
+    """Return the host with the units of the tests and the collection's modules."""
     host = lab_host(host_name)
     host_modules.install(host_name)
     for name, text in UNITS.items():
-        # Running ones start again after a restart of the host, like services.
+        # Enabled units start again after a restart of the host, like real services.
         installed = f"{text}\n[Install]\nWantedBy=multi-user.target\n"
         host.check_output(f"printf %s {shlex.quote(installed)} > /etc/systemd/system/{name}")
     host.check_output(f"systemctl daemon-reload; systemctl enable --quiet {' '.join(RUNNING)}")
@@ -38,7 +38,10 @@ def with_units(lab_host, host_name):
 
 @pytest.fixture
 def host(with_units, host_name):
-    """The host where every test begins: the units run, the node is idle, nothing is recorded."""
+    """Return the host in its initial state.
+
+    The units run, the node is idle, and no drain is recorded.
+    """
     drained = DrainedHost(host_name, with_units)
     drained.bare()
     return drained
@@ -46,7 +49,10 @@ def host(with_units, host_name):
 
 @pytest.fixture
 def run(tmp_path, host_name):
-    """A function that begins a run of the role: run("drain", "--check", gpu_drain_services=[...])."""
+    """Return a function that starts a run of the role.
+
+    For example: run("drain", "--check", gpu_drain_services=[...]).
+    """
     runs = []
 
     def start(playbook: str, *arguments: str, **variables) -> RoleRun:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The host of this scenario as systemd and Slurm show it, with units and jobs for the tests."""
+"""Read the scenario's host with systemd and Slurm, and define units and jobs."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ NODE = "gpu-a"
 RECORD = "/var/lib/openfleet-gpu/drain.json"
 WAIT_SECONDS = 300
 
-#: Units by name. All run but lab-off, lab-inetd and lab-tick, whose socket and timer do.
+#: Units by name. All of them run, except lab-off, and except lab-inetd and lab-tick, whose socket and timer are active.
 UNITS = {
     "lab-a.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-b.service": "[Service]\nExecStart=/bin/sleep infinity",
-    # It is stopped with lab-b and not started again.
+    # This unit stops together with lab-b, and does not start again together with it.
     "lab-exporter.service": "[Unit]\nRequires=lab-b.service\nAfter=lab-b.service\n[Service]\nExecStart=/bin/sleep infinity",
     "lab-off.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-inetd.socket": "[Socket]\nListenStream=/run/lab-inetd",
     "lab-inetd.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-tick.timer": "[Timer]\nOnActiveSec=1h",
     "lab-tick.service": "[Service]\nType=oneshot\nExecStart=/bin/true",
-    # It takes its time to stop, and as long as the file is there.
+    # Stopping this unit takes until the file is removed.
     "lab-slow.service": "[Service]\nExecStart=/bin/sleep infinity\nTimeoutStopSec=infinity\n"
     "ExecStop=/bin/sh -c 'sleep 1; while [ -e /run/lab-hold ]; do sleep 0.1; done'",
-    # Cannot be stopped: systemd refuses.
+    # systemd refuses to stop this unit.
     "lab-firm.service": "[Unit]\nRefuseManualStop=yes\n[Service]\nExecStart=/bin/sleep infinity",
-    # Does not start again while the file is there.
+    # This unit cannot start while the file exists.
     "lab-lame.service": "[Service]\nExecStartPre=/bin/sh -c 'test ! -e /run/lab-lame'\nExecStart=/bin/sleep infinity",
 }
 RUNNING = [name for name in UNITS if name not in ("lab-off.service", "lab-inetd.service", "lab-tick.service")]
 
 
 class DrainedHost:
-    """The host, by its testinfra host; and the module, by the host's own Python."""
+    """The host, through testinfra. The host's own Python runs the module."""
 
     def __init__(self, name: str, host: Any) -> None:
         self.name, self.host = name, host
@@ -46,14 +46,14 @@ class DrainedHost:
     # --- the module ----------------------------------------------------------------------------
 
     def drain(self, check: bool = False, **arguments: object) -> dict:
-        """What the module returned; that it went well is asserted."""
+        """Run the module, check that it succeeded, and return its result."""
         return self._module("drained", check, arguments)
 
     def resume(self, check: bool = False) -> dict:
         return self._module("resumed", check, {})
 
     def refused(self, state: str, **arguments: object) -> str:
-        """The module's message; that it failed is asserted."""
+        """Run the module, check that it failed, and return its message."""
         result = run_module(self.name, "drain", state=state, **arguments)
         assert result.get("failed"), result
         return result["msg"]
@@ -66,15 +66,15 @@ class DrainedHost:
     # --- the host ------------------------------------------------------------------------------
 
     def ask(self, command: str) -> str:
-        """What a shell command printed, which must succeed."""
+        """Run a shell command, which must succeed, and return its output."""
         return self.host.check_output(command)
 
     def wait_until(self, condition: str) -> str:
-        """Waits until a shell condition holds; what it printed then."""
+        """Wait until a shell condition is true, and return its output."""
         return self.ask(f"timeout {WAIT_SECONDS} bash -c {shlex.quote(f'until {condition}; do sleep 0.1; done')}")
 
     def bare(self) -> None:
-        """Leads the host to where each test begins, whatever the one before left."""
+        """Restore the initial state of the host after any earlier test."""
         self.ask(
             f"rm -rf {RECORD} /run/lab-* /tmp/lab-*; squeue --noheader --format %A | xargs --no-run-if-empty scancel; "
             "systemctl start munge slurmctld slurmd; systemctl daemon-reload; "
@@ -83,7 +83,8 @@ class DrainedHost:
         self.wait_until("scontrol ping >/dev/null")
         self.wait_until(f"scontrol show node {NODE} >/dev/null")
         self.host.run(f"scontrol update NodeName={NODE} State=RESUME")
-        # Of a job that has ended Slurm may wait for minutes for the node's word, which got lost: a node that was down has none.
+        # Slurm may wait minutes for the node to report that a job has ended, if the report was lost. A node that was
+        # down has no jobs.
         again = f"scontrol update NodeName={NODE} State=DOWN Reason=lab; scontrol update NodeName={NODE} State=RESUME"
         idle = f'[ "$(sinfo --noheader --nodes {NODE} --format %T)" = idle ]'
         self.wait_until(f"{{ {idle} || {{ [ $((++looks % 300)) != 0 ] || {{ {again}; }}; false; }}; }}")
@@ -93,12 +94,12 @@ class DrainedHost:
     # --- systemd -------------------------------------------------------------------------------
 
     def active(self) -> set[str]:
-        """The test units that run."""
+        """Return the test units that run."""
         shown = self.host.run(f"systemctl is-active {' '.join(UNITS)}").stdout.split()
         return {name for name, state in zip(UNITS, shown) if state == "active"}
 
     def is_whole(self) -> bool:
-        """Whether all is as before the drain, once slurmd has answered."""
+        """Wait for slurmd, and return whether the state equals that before the drain."""
         self.node_comes_to("idle: none")
         return self.active() == set(RUNNING) and not self.host.file(RECORD).exists
 
@@ -116,11 +117,14 @@ class DrainedHost:
     # --- Slurm ---------------------------------------------------------------------------------
 
     def node(self) -> str:
-        """State and reason of the node, as Slurm writes them."""
+        """Return the state and the reason of the node in Slurm's format."""
         return self.ask(f"sinfo --noheader --nodes {NODE} --format '%T: %E'").strip()
 
     def node_comes_to(self, state: str) -> None:
-        """Waits for a state (and reason): a slurmd that was started has yet to answer."""
+        """Wait for a state and a reason of the node.
+
+        After its start, slurmd needs some time to respond.
+        """
         shown = f"$(sinfo --noheader --nodes {NODE} --format '%T: %E' | xargs)"
         try:
             self.wait_until(f'[ "{shown}" = {shlex.quote(state)} ]')
@@ -130,13 +134,13 @@ class DrainedHost:
             raise
 
     def queue(self, seconds: int, name: str = "train", options: str = "--gres=gpu:1") -> str:
-        """Submit a job of Debian's user nobody and return its id."""
+        """Submit a job as Debian's user nobody, and return its id."""
         options += f" --parsable --chdir=/ --output=/dev/null --job-name={shlex.quote(name)}"
         as_user = "setpriv --reuid=65534 --regid=65534 --clear-groups"
         return self.ask(f"{as_user} sbatch {options} --wrap='sleep {seconds}'")
 
     def submit(self, seconds: int, name: str = "train", options: str = "--gres=gpu:1") -> str:
-        """The same, once it runs."""
+        """Submit a job like `queue`, and wait until it runs."""
         job = self.queue(seconds, name, options)
         self.wait_until(f'[ "$(squeue --noheader --job {job} --format %T)" = RUNNING ]')
         return job

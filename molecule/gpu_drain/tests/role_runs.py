@@ -15,7 +15,7 @@ from pathlib import Path
 
 SCENARIO = Path(__file__).resolve().parents[1]
 REPOSITORY = SCENARIO.parents[1]
-#: No run of these tests has a reason to take as long.
+#: No run of these tests takes this long.
 TIMEOUT_SECONDS = 600
 
 
@@ -26,13 +26,16 @@ def _descendants(pid: int) -> list[int]:
 
 
 class RoleRun:
-    """One run of a playbook of the scenario, begun when the object is made; `variables` become extra vars."""
+    """A run of a playbook, which starts when the object is created.
+
+    `variables` become extra variables.
+    """
 
     def __init__(self, folder: Path, host: str, playbook: str, arguments: tuple, variables: dict) -> None:
         self._log = folder / f"{playbook}-{time.monotonic_ns()}.log"
         command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), "--limit", host, *arguments]
         command += [str(SCENARIO / f"{playbook}.yml")]
-        # Two looks a second suffice for jobs of seconds.
+        # Poll once a second, because the jobs of the tests take only seconds.
         command += ["-e", json.dumps({"gpu_drain_poll": 1, "gpu_drain_timeout": 240, **variables})]
         with self._log.open("w") as output:
             self.process = subprocess.Popen(
@@ -40,7 +43,7 @@ class RoleRun:
                 cwd=REPOSITORY,
                 env={
                     **os.environ,
-                    # What it says is read while it runs, and ansible-playbook itself never flushes.
+                    # The output is read while the playbook runs, and ansible-playbook itself never flushes it.
                     "PYTHONUNBUFFERED": "1",
                     "ANSIBLE_FORCE_COLOR": "0",
                     "ANSIBLE_NOCOLOR": "1",
@@ -53,7 +56,7 @@ class RoleRun:
 
     @property
     def told(self) -> str:
-        """All it has written; YAML folds long lines, and this unfolds them."""
+        """Return all output so far, with the lines unfolded that YAML folded."""
         return " ".join(self._log.read_text().split())
 
     def end(self) -> RoleRun:
@@ -65,28 +68,28 @@ class RoleRun:
         return self
 
     def kill(self) -> None:
-        """Ends the controller with all of its processes on this machine, as a machine that loses power does."""
+        """Kill the controller with all its processes at once, like a loss of power."""
         if self.process.poll() is None:
-            # Ansible's workers have sessions of their own: a process group does not hold them all.
+            # Ansible's workers have their own sessions, so they are not in one process group.
             for pid in [self.process.pid, *_descendants(self.process.pid)]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()
 
     def changed(self) -> int:
-        """How many tasks changed something; that it went well is asserted."""
+        """Check that the run succeeded, and return how many tasks changed something."""
         assert self.end().process.returncode == 0, self._log.read_text()[-3000:]
         return int(re.findall(r"changed=(\d+)", self.told)[-1])
 
     def executions(self) -> int:
-        """Return how many tasks ran on the host, including tasks that check the controller."""
+        """Return how many tasks ran on the host, including checks of the controller."""
         self.changed()
         tasks = re.split(r"^(?=TASK \[)", self._log.read_text(), flags=re.MULTILINE)
         on_host = [task for task in tasks if "inject_facts_as_vars is off" not in task.partition("\n")[0]]
         return len(re.findall(r"^(?:ok|changed): \[", "".join(on_host), re.MULTILINE))
 
     def failed(self) -> str:
-        """What it said; that it failed is asserted."""
+        """Check that the run failed, and return its output."""
         assert self.end().process.returncode != 0, self._log.read_text()[-3000:]
         return self.told
 

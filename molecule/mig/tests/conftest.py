@@ -24,10 +24,10 @@ NAMES = ["canary", "hopper", "ampere", "ada"]
 
 @pytest.fixture
 def gpu_host(lab_host):
-    """A function from the name of a host to its GpuHost, led to the first layout of the inventory.
+    """Return a function from a host's name to its GpuHost with the first layout.
 
-    The host belongs to the test until its end; the test of another process (pytest-xdist) waits. A test that wants several
-    hosts asks for the fleet, or two such tests might wait for each other.
+    The test owns the host until its end, and tests in other processes (pytest-xdist) wait for it. A test that needs
+    several hosts must use the fixture `fleet`. Otherwise two such tests could wait for each other.
     """
     hosts, locks = [], contextlib.ExitStack()
 
@@ -63,14 +63,14 @@ def ampere(gpu_host):
 
 @pytest.fixture
 def fleet(gpu_host):
-    """All of them, in the order of the inventory."""
+    """Return all hosts in the order of the inventory."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(gpu_host, NAMES))
 
 
 @pytest.fixture
 def runs():
-    """All runs of the test, which end with it."""
+    """Return a list for all runs of the test. The runs are killed after the test."""
     begun: list[Run] = []
     yield begun
     for run in begun:
@@ -79,7 +79,7 @@ def runs():
 
 @pytest.fixture
 def site(tmp_path, runs):
-    """A function that begins a run of site.yml: site(limit, variable=value, ...)."""
+    """Return a function that starts site.yml: site(limit, variable=value, ...)."""
 
     def start(limit: str | None = None, **variables) -> SiteRun:
         runs.append(SiteRun(tmp_path, limit, variables))
@@ -90,7 +90,10 @@ def site(tmp_path, runs):
 
 @pytest.fixture
 def apply(tmp_path, runs):
-    """A function that begins a run of gpu-layout on a host, to a layout or a stage: apply(host, layout, option=value, ...)."""
+    """Return a function that starts gpu-layout on a host with a layout or a stage.
+
+    For example: apply(host, layout, option=value, ...).
+    """
 
     def start(host: GpuHost, layout: list[dict] | str, **options) -> CommandRun:
         wanted = host.variables["layouts"][layout] if isinstance(layout, str) else layout

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Running changes of a layout by site.yml or gpu-layout: their end and their output."""
+"""Run changes of a layout with site.yml or gpu-layout, and read their output."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from lab_fixtures import container_name
 
 SCENARIO = Path(__file__).resolve().parents[1]
 REPOSITORY = SCENARIO.parents[1]
-#: No run of these tests has a reason to take as long, not on a busy machine either.
+#: No run of these tests takes this long, even on a busy machine.
 TIMEOUT_SECONDS = 600
 
 
 def descendants(pid: int) -> list[int]:
-    """Ansible's workers are sessions of their own, so that no process group holds them all."""
+    """Return all descendants of a process.
+
+    Ansible's workers have their own sessions, so they are not in one process group.
+    """
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
@@ -31,7 +34,10 @@ def descendants(pid: int) -> list[int]:
 
 
 class Run:
-    """A command of this machine, begun when the object is made; `told` is all it has printed so far."""
+    """A command on this machine, which starts when the object is created.
+
+    `told` is its output so far.
+    """
 
     def __init__(self, folder: Path, command: list[str], given: str = "") -> None:
         self.folder = folder / f"run-{time.monotonic_ns()}"
@@ -43,7 +49,7 @@ class Run:
             self.process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                # What it prints is read while it runs, and ansible-playbook itself never flushes.
+                # The output is read while the command runs, and ansible-playbook itself never flushes it.
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
                 stdin=stdin,
                 stdout=output,
@@ -59,19 +65,19 @@ class Run:
         return self.process.poll() is not None
 
     def goes_on(self) -> None:
-        """To be asked again and again while something is waited for: raises where that will not come."""
+        """Raise an error if waiting for the run is useless. Call this repeatedly."""
         assert not self.ended, f"the run has ended:\n{self.told[-3000:]}"
         assert time.monotonic() < self._deadline, f"the run takes too long:\n{self.told[-3000:]}"
         time.sleep(0.05)
 
     def end(self) -> Run:
-        """Wait for its end."""
+        """Wait for the run's end."""
         while not self.ended:
             self.goes_on()
         return self
 
     def kill(self) -> None:
-        """End the command and all of its processes on this machine, at once."""
+        """Kill the command and all its processes on this machine at once."""
         for pid in [] if self.ended else [self.process.pid, *descendants(self.process.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -82,31 +88,34 @@ class Run:
         return self
 
     def wait_for(self, text: str) -> None:
-        """Wait until the run has printed this, wherever the YAML of Ansible's output has folded it."""
+        """Wait until the run has printed the text, even if YAML has folded its lines."""
         while text not in " ".join(self.told.split()):
             self.goes_on()
 
 
 class SiteRun(Run):
-    """A run of site.yml; `variables` become extra vars."""
+    """A run of site.yml. `variables` become extra variables."""
 
     def __init__(self, folder: Path, limit: str | None, variables: dict) -> None:
         command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), "site.yml"]
         command += ["--limit", limit] if limit else []
-        # The converge has brought pynvml.
+        # The converge step has installed pynvml.
         super().__init__(folder, [*command, "-e", json.dumps({"gpu_layout_nvml_source": "none", **variables})])
 
     def failed(self, *hosts: str) -> str:
-        """What it said of these hosts and of no other, as one text; that it failed is asserted."""
+        """Check that the run failed for exactly these hosts, and return their messages."""
         assert self.end().process.returncode != 0, self.told[-3000:]
         said = re.findall(r"^fatal: \[(\S+?)(?: -> \S+)?\]: (.*?)(?=^\S)", self.told + "\n.", re.MULTILINE | re.DOTALL)
         assert sorted({host for host, _ in said}) == sorted(hosts), self.told[-3000:]
-        # The YAML of Ansible's output folds long lines.
+        # YAML folds long lines of Ansible's output.
         return " ".join(" ".join(text for _, text in said).split())
 
 
 class CommandRun(Run):
-    """A run of `gpu-layout apply` on a host; `options` are the command's, with underscores."""
+    """A run of `gpu-layout apply` on a host.
+
+    `options` are its options, with underscores.
+    """
 
     def __init__(self, folder: Path, host: str, layout: list[dict], options: dict) -> None:
         command = ["podman", "exec", "-i", container_name(host), "gpu-layout", "apply", "--layout", "-"]
@@ -115,7 +124,7 @@ class CommandRun(Run):
         super().__init__(folder, command, json.dumps(layout))
 
     def failed(self) -> str:
-        """What it said; that it failed is asserted, and that it said why itself."""
+        """Check that the command failed with its own error message, and return the output."""
         assert self.end().process.returncode == 1, self.told[-3000:]
         assert "Traceback" not in self.told, self.told[-3000:]
         return self.told

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The monitored fleet: the state in Prometheus, and alerts that reach the receiver."""
+"""Read the monitored fleet's state in Prometheus, and the alerts at the receiver."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Any, Callable
 from lab_fixtures import container_name
 from prometheus import Prometheus
 
-#: How long a thing may take to come about. Far more than it needs: the machine may be loaded.
+#: Timeout of all waits in seconds. It is much longer than necessary, because the machine may be busy.
 PATIENCE_SECONDS = 300
 RECEIVED = "/var/lib/receiver/alerts"
 RULES = "/etc/prometheus/openfleet-gpu/rules"
 EXPORTER_UNIT = "dcgm-exporter"
-#: By so much the durations of alerts and of Alertmanager are shortened for the troubles.
+#: The factor by which durations of alerts and of Alertmanager are shortened for the tests.
 SPEED = 30
-#: But not what a loaded machine alone would come to: an exporter that misses scrapes of two seconds, one after the other, and a
-#: Xid error that is forgotten before all in between have passed it on.
+#: These durations are longer, because a busy machine alone must not fire alerts: an exporter may miss several scrapes
+#: of two seconds, and a Xid error must not be forgotten before all programs have passed it on.
 EXPORTER_DOWN_SECONDS, XID_SECONDS = 40, 60
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-#: Return why no wait can succeed: one for each Monitor.
+#: Functions that return the reason why no wait can succeed. There is one for each Monitor.
 _WHY_BROKEN: list[Callable[[], str]] = []
 _LOOKS_BETWEEN_CHECKS = 10
 
 
 def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], what: str) -> Any:
-    """Return the value of look() once it is as wanted.
+    """Return the value of look() once `wanted` accepts it.
 
-    Fails after PATIENCE_SECONDS, and earlier if a unit of the monitoring host has failed, with the reason.
+    Fails after PATIENCE_SECONDS. If a unit of the monitoring host has failed, fails earlier with the reason.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     for turn in itertools.count(1):
@@ -43,20 +43,21 @@ def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], what: str
         reasons = [why_broken() for why_broken in _WHY_BROKEN] if turn % _LOOKS_BETWEEN_CHECKS == 0 else []
         assert not any(reasons), f"{what}: {seen!r}. {' '.join(reasons)}"
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS} s, but {seen!r}"
-        # A check costs a tenth of a second of CPU, which other tests need.
+        # Each check costs a tenth of a second of CPU time, which other tests need.
         time.sleep(1)
     return seen
 
 
 def shortened(text: str) -> tuple[str, int]:
-    """Alerts (or Alertmanager's routes) with shorter durations, and how many there were.
+    """Shorten the durations in alerts or Alertmanager's routes.
 
-    That is `for:`, the ranges of expressions, and the waits of routes; numbers of seconds that are compared with stay.
+    Returns the new text and the number of changes. `for:`, ranges of expressions, and waits of routes are shortened.
+    Seconds that an expression compares with are not.
     """
 
     def shorter(found: re.Match) -> str:
         seconds = int(found["number"]) * _UNIT_SECONDS[found["unit"]]
-        # What Alertmanager waits for, to tell of several alerts at once, says nothing here.
+        # Alertmanager's wait for grouping alerts does not matter here.
         seconds = 1 if found["before"].startswith("group") else max(1, seconds // SPEED)
         return f"{found['before']}{seconds}s{found['after']}"
 
@@ -65,7 +66,7 @@ def shortened(text: str) -> tuple[str, int]:
 
 
 def shorten_memory_of_xids(host: Any) -> None:
-    """Lets the exporter of a host forget a Xid error after some seconds instead of five minutes."""
+    """Make a host's exporter forget Xid errors after seconds instead of five minutes."""
     path = host.check_output("find / -xdev -path '*/openfleet_exporter/events.py'")
     assert host.check_output("grep -c '^RECENT = 300.0$' %s", path) == "1"
     host.check_output(f"sed -i 's/^RECENT = 300.0$/RECENT = {XID_SECONDS}.0/' %s", path)
@@ -84,7 +85,7 @@ class Monitor:
         return done.rc, done.stdout + done.stderr
 
     def hurry(self) -> None:
-        """Minutes become seconds, in the files that the role has written."""
+        """Shorten minutes to seconds in the files that the role has written."""
         alerts = f"{RULES}/openfleet-gpu-alerts.yml"
         routes = "/etc/prometheus/openfleet-gpu/secrets/openfleet-gpu-alertmanager.yml"
         for path in (alerts, routes):
@@ -97,42 +98,43 @@ class Monitor:
                     text,
                 )
                 assert count == 1, f"{path} has GpuExporterDown {count} times"
-            # Beside it and then in its place: Prometheus must not read a half.
+            # Write a new file and rename it, so that Prometheus never reads an incomplete file.
             self.host.check_output(
                 f"cp -p {path} {path}.new && cat >{path}.new <<'END'\n{text}END\nmv {path}.new {path}"
             )
         self.host.check_output("promtool check rules %s", alerts)
         self.host.check_output("systemctl reload prometheus prometheus-alertmanager")
-        # Both read their files at intervals, and alerts are late if they fire before Prometheus finds Alertmanager again.
+        # Both programs read their files at intervals. An alert is late if it fires before Prometheus finds Alertmanager
+        # again.
         eventually(self._longest_wait, lambda seconds: 0 < seconds <= 4 * 3600 // SPEED, "the shorter alerts")
         eventually(self._alertmanagers, lambda urls: urls == ["http://127.0.0.1:9093/api/v2/alerts"], "Alertmanager")
 
     def _longest_wait(self) -> float:
-        """Seconds that the slowest alert waits before it fires."""
+        """Return the seconds that the slowest alert waits before it fires."""
         groups = self.prometheus.ask("rules", type="alert")["groups"]
         return max((rule["duration"] for group in groups for rule in group["rules"]), default=0)
 
     def _alertmanagers(self) -> list[str]:
         return [one["url"] for one in self.prometheus.ask("alertmanagers")["activeAlertmanagers"]]
 
-    # -------------------------------------------------------------- looking
+    # -------------------------------------------------------------- reading -----------------------------------------
 
     def received(self) -> list[dict]:
-        """All that Alertmanager has posted."""
+        """Return all notifications that Alertmanager has sent."""
         file = self.host.file(RECEIVED)
         return [json.loads(line) for line in file.content_string.splitlines()] if file.exists else []
 
     def quiet(self) -> None:
-        """Waits until no alert is firing or about to."""
+        """Wait until no alert is firing or pending."""
         eventually(self.prometheus.alerts, lambda alerts: alerts == {}, "no alert")
 
 
 class Told:
-    """Return what the receiver gets about alerts that begin from now on."""
+    """Return what the receiver gets about alerts that start from now on."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
-        # To the second, as all hosts have this machine's clock: RFC 3339 in UTC, which sorts as text.
+        # RFC 3339 in UTC with seconds, which sorts as text. All hosts use this machine's clock.
         self.begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
 
     def alerts(self) -> list[dict]:
@@ -142,7 +144,10 @@ class Told:
         return {alert["labels"]["alertname"] for alert in self.alerts()}
 
     def statuses(self) -> dict[str, list[str]]:
-        """Return all notifications of an alert by name, in order: "firing", "resolved"."""
+        """Return the states of each alert's notifications in order, by alert name.
+
+        The states are "firing" and "resolved".
+        """
         told: dict[str, list[str]] = {}
         for alert in self.alerts():
             told.setdefault(alert["labels"]["alertname"], []).append(alert["status"])

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the role like an operator, and read a host before and after."""
+"""Fixtures: run the role like an operator, and read a host before and after."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ __all__ = ["lab_host"]
 
 @pytest.fixture
 def state_of(lab_host):
-    """A function from the name of a host to its State."""
+    """Return a function from a host's name to its State."""
     return lambda name: State.read(lab_host(name).check_output(LOOK))

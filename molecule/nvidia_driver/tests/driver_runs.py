@@ -19,20 +19,23 @@ INVENTORY = SCENARIO / "inventory"
 
 @dataclass(frozen=True)
 class Played:
-    """How a run went on one host."""
+    """The result of a run on one host."""
 
     failed: str
     changed: bool
-    #: What the module planned, and what it then did.
+    #: The planned steps and the completed steps of the module.
     planned: tuple[str, ...]
     done: tuple[str, ...]
     executions: int
-    #: What Ask.then printed.
+    #: The output of Ask.then.
     seen: str
 
 
 def play(host: str, *asks: Ask, check: bool = False) -> list[Played]:
-    """Run the role once for each of `asks`, in order, by one ansible-playbook; with `check` by --check."""
+    """Run the role once for each of `asks`, in order, with one ansible-playbook.
+
+    `check` adds the option --check.
+    """
     options = ["--check"] if check else []
     played = []
     for run in role_plays.run_role(INVENTORY, "nvidia_driver", host, list(asks), *options):
@@ -43,7 +46,7 @@ def play(host: str, *asks: Ask, check: bool = False) -> list[Played]:
     return played
 
 
-# In one execution: a story looks often.
+# Use one command, because the tests read the state often.
 LOOK = r"""dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n'; echo ---
 apt-mark showhold; echo ---
 find /etc/apt /etc/modprobe.d /etc/modules-load.d /var/lib/apt/lists -type f ! -name lock -exec sha256sum {} + | sort; echo ---
@@ -53,7 +56,7 @@ dpkg --audit || true; echo --- end"""
 
 @dataclass(frozen=True)
 class State:
-    """All that a change of the driver may touch, as LOOK prints it."""
+    """Everything that a change of the driver may affect, in the format of LOOK."""
 
     packages: dict[str, str]
     held: tuple[str, ...]

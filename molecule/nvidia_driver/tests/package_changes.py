@@ -1,12 +1,15 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Package changes of a plan and between two states: {name: new version, or None if removed}."""
+"""Compare package changes of a plan with those between two states.
+
+The format is {name: new version, or None if removed}.
+"""
 
 from __future__ import annotations
 
 
 def foretold(steps) -> dict[str, str | None]:
-    """What the steps of a plan name."""
+    """Return the package changes in the steps of a plan."""
     found = {}
     for step in steps:
         words = step.split()
@@ -20,6 +23,6 @@ def foretold(steps) -> dict[str, str | None]:
 
 
 def differences(before, after) -> dict[str, str | None]:
-    """What two states differ in."""
+    """Return the package changes between two states."""
     names = before.packages.keys() | after.packages.keys()
     return {name: after.packages.get(name) for name in names if before.packages.get(name) != after.packages.get(name)}

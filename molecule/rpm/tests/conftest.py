@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run roles on hosts of the Red Hat family, and read a host before and after."""
+"""Fixtures: run roles on hosts of the Red Hat family, and read their state."""
 
 from __future__ import annotations
 

@@ -18,11 +18,15 @@ INVENTORY = Path(__file__).resolve().parents[1] / "inventory"
 
 
 def script(path: str, text: str) -> str:
-    """Return a shell command that writes an executable file. The text can have quotes."""
+    """Return a shell command that writes an executable file.
+
+    The text may contain quotes.
+    """
     return f"echo {base64.b64encode(text.encode()).decode()} | base64 -d >{path}; chmod 755 {path}; "
 
 
-#: Kills its parents up to PID 1, the outermost first, as a power failure would: package manager, module and connection.
+#: Kills its parents up to PID 1, like a power failure. The outermost parent is killed first: connection, module,
+#: package manager.
 KILL = r"""pids= pid=$PPID
 while [ "$pid" -gt 1 ]; do
     pids="$pid $pids"
@@ -33,12 +37,15 @@ kill -KILL $pids
 
 
 def kill_in(name: str, version: str, kind: str) -> str:
-    """Return a shell command: the scriptlet `kind` of a package kills the run, once."""
+    """Return a shell command that makes a scriptlet kill the run once.
+
+    The scriptlet is the one of type `kind` in the package.
+    """
     test = f'#!/bin/sh\n[ "$*" = "{name} {version} {kind}" ] || exit 0\nrm /run/scriptlet\n'
     return script("/run/scriptlet", test + KILL)
 
 
-#: Holds DNF's lock for some seconds, as an administrator's DNF would.
+#: Holds DNF's lock for some seconds, like an administrator's DNF.
 HOLD_THE_LOCK = (
     script(
         "/run/hold.py",
@@ -55,20 +62,20 @@ with dnf.lock.build_rpmdb_lock(dnf.Base().conf.persistdir, True):
 
 @dataclass(frozen=True)
 class Played:
-    """How a run of the role nvidia_driver went on one host."""
+    """The result of a run of the role nvidia_driver on one host."""
 
     failed: str
     changed: bool
-    #: Steps of the plan, and those that were done.
+    #: The planned steps and the completed steps.
     planned: tuple[str, ...]
     done: tuple[str, ...]
     executions: int
-    #: Output of Ask.then.
+    #: The output of Ask.then.
     seen: str
 
 
 def play(host: str, *asks: Ask) -> list[Played]:
-    """Run the role nvidia_driver once for each of `asks`, in order, by one ansible-playbook."""
+    """Run the role nvidia_driver once for each of `asks`, with one ansible-playbook."""
     played = []
     for run in role_plays.run_role(INVENTORY, "nvidia_driver", host, list(asks)):
         planned, done = (
@@ -78,7 +85,8 @@ def play(host: str, *asks: Ask) -> list[Played]:
     return played
 
 
-# In one execution. The locks and the files of the role, the loaded module, the services and the client's process.
+# Reads the state in one command: locks and files of the role, the loaded module, the services, and the client's
+# process.
 LOOK = r"""rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' | grep -v ^gpg-pubkey; echo ---
 grep -v '^#' /etc/dnf/plugins/versionlock.list | grep . | sort || true; echo ---
 cd /etc; find yum.repos.d modprobe.d dracut.conf.d modules-load.d pki/rpm-gpg -type f -exec sha256sum {} + | sort; echo ---
@@ -89,7 +97,7 @@ dnf -q check || true; echo --- end"""
 
 @dataclass(frozen=True)
 class State:
-    """All that a change of the driver may touch, as LOOK prints it."""
+    """Everything that a change of the driver may affect, in the format of LOOK."""
 
     packages: dict[str, str]
     locks: tuple[str, ...]
@@ -114,7 +122,10 @@ PARTS = {
 
 
 def is_whole(state: State, version: str) -> None:
-    """Assert one version in all parts, loaded, locked to it alone, and nothing half done."""
+    """Check that all parts have this version and only it is locked.
+
+    The module must be loaded, and no change may be incomplete.
+    """
     full = "%s-1%s" % (version, EL)
     assert {state.packages.get(name) for name in PARTS} == {full}
     assert state.loaded == version
@@ -124,7 +135,10 @@ def is_whole(state: State, version: str) -> None:
 
 
 def foretold(steps) -> dict[str, str | None]:
-    """Return the packages that a plan changes, by name: the new version, None for a removal."""
+    """Return the package changes in a plan, by name.
+
+    The value is the new version, or None for a removal.
+    """
     found: dict[str, str | None] = {}
     for step in steps:
         words = step.split()
@@ -138,6 +152,6 @@ def foretold(steps) -> dict[str, str | None]:
 
 
 def differences(before: State, after: State) -> dict[str, str | None]:
-    """Return the packages that two states differ in."""
+    """Return the package changes between two states."""
     names = before.packages.keys() | after.packages.keys()
     return {name: after.packages.get(name) for name in names if before.packages.get(name) != after.packages.get(name)}

@@ -21,7 +21,7 @@ def hopper(lab_host):
 
 @pytest.fixture(scope="session")
 def with_library(hopper):
-    """The host with the collection's library of hosts, of this working tree, and without a daemon."""
+    """Return the host with this checkout's library for hosts, and without a daemon."""
     MpsDaemons.install(hopper)
     MpsDaemons(hopper).clear()
     return hopper
@@ -29,7 +29,10 @@ def with_library(hopper):
 
 @pytest.fixture
 def mps(with_library):
-    """The host without a daemon; what a test starts is taken away after it."""
+    """Return the host without a daemon.
+
+    Daemons that a test starts are removed after it.
+    """
     daemons = MpsDaemons(with_library)
     yield daemons
     daemons.clear()

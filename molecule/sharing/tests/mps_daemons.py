@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS control daemons of a host, through the collection's library, systemd and the daemons."""
+"""Control a host's MPS daemons with the library, systemd and NVIDIA's tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGE = "library"
 WAIT_SECONDS = 180
 MIB = 2**20
 
-#: Reads what to do, does it, and prints what came of it.
+#: Reads an action, runs it, and prints the result.
 PROGRAM = """
 import dataclasses, json, sys
 sys.path.insert(0, %r)
@@ -72,10 +72,10 @@ class MpsDaemons:
         subprocess.run(command, input=archive.getvalue(), check=True)
         return host
 
-    # --- by the library -------------------------------------------------------------------------
+    # --- with the library -------------------------------------------------------------------------------------------
 
     def run(self, verb: str, name: str = NAME, devices: Any = DEVICES, percentage: int = 25, limit: Any = None) -> Any:
-        """(exit status, what it returned or its error)."""
+        """Run an action of the library, and return (exit status, result or error)."""
         request = json.dumps([verb, name, list(devices), percentage, limit])
         done = self.host.run(f"python3 -c {shlex.quote(PROGRAM)} {shlex.quote(request)}")
         assert "Traceback" not in done.stderr, done.stderr
@@ -98,17 +98,17 @@ class MpsDaemons:
     def clear(self) -> None:
         self.do("clear")
 
-    # --- by others ------------------------------------------------------------------------------
+    # --- with other programs ----------------------------------------------------------------------------------------
 
     def ask(self, command: str) -> str:
-        """What a shell command printed, which must succeed."""
+        """Run a shell command, which must succeed, and return its output."""
         return self.host.check_output(command)
 
     def wait_until(self, condition: str) -> None:
         self.ask(f"timeout {WAIT_SECONDS} sh -c {shlex.quote(f'until {condition}; do sleep 0.1; done')}")
 
     def tell(self, command: str, directory: str = PIPES, prefix: str = "") -> str:
-        """What NVIDIA's own tool prints."""
+        """Return the output of NVIDIA's own tool."""
         tool = f"{prefix} env CUDA_MPS_PIPE_DIRECTORY={directory} nvidia-cuda-mps-control"
         return self.ask(f"echo {shlex.quote(command)} | {tool}")
 
@@ -116,10 +116,10 @@ class MpsDaemons:
         return int(self.ask(f"systemctl show --property=MainPID --value {UNIT}"))
 
     def limits(self) -> tuple[str, str, str]:
-        """Percentage and the memory limits of two devices, in the daemon's words."""
+        """Return the percentage and two devices' memory limits in the daemon's format."""
         questions = ["get_default_active_thread_percentage"]
         questions += ["get_default_device_pinned_mem_limit %d" % index for index in (0, 1)]
-        # In one execution; an answer may be empty.
+        # Use one command for all queries. A response may be empty.
         tool = f"env CUDA_MPS_PIPE_DIRECTORY={PIPES} nvidia-cuda-mps-control"
         asked = [f'answer=$(echo {shlex.quote(question)} | {tool}); echo "$answer."' for question in questions]
         percentage, *memory = (answer[:-1] for answer in self.ask("set -e; " + "; ".join(asked)).splitlines())

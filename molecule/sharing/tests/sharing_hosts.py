@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The sharing of a host's GPUs as nvidia-smi and the MPS control daemons show it."""
+"""Change and read the sharing of a host's GPUs.
+
+nvidia-smi and the MPS control daemons report the state.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +26,27 @@ class SharingHost:
         self.name, self.host = name, host
 
     def ask(self, command: str) -> str:
-        """What a shell command printed, which must succeed."""
+        """Run a shell command, which must succeed, and return its output."""
         return self.host.check_output(command)
 
-    # -------------------------------------------------------------- doing
+    # -------------------------------------------------------------- changes -----------------------------------------
 
     def apply(self, *entries: dict) -> dict:
-        """`gpu-layout apply` with this layout: what it returned, as JSON, also where it failed."""
+        """Run `gpu-layout apply` with this layout, and return its JSON result.
+
+        A failed run returns a result too.
+        """
         return self._command("apply", entries)
 
     def plan(self, *entries: dict) -> dict:
-        """The same of `gpu-layout plan`."""
+        """Run `gpu-layout plan` with this layout, and return its JSON result."""
         return self._command("plan", entries)
 
     def nothing_to_do(self, *entries: dict) -> bool:
         return self.plan(*entries)["changed"] is False
 
     def _command(self, verb: str, entries: tuple[dict, ...]) -> dict:
-        # The layout is standard input, so that no shell reads it.
+        # The layout is passed on standard input, so that no shell interprets it.
         done = subprocess.run(
             [
                 "podman",
@@ -62,7 +68,7 @@ class SharingHost:
         return json.loads(done.stdout)
 
     def play(self, playbook: str, *options: str, limit: bool = True) -> subprocess.CompletedProcess:
-        """A playbook on this host alone, or on the fleet."""
+        """Run a playbook on this host, or on the fleet if `limit` is false."""
         command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), playbook]
         return subprocess.run(
             [*command, *(["--limit", self.name] if limit else []), *options],
@@ -73,10 +79,10 @@ class SharingHost:
             check=False,
         )
 
-    # -------------------------------------------------------------- looking
+    # -------------------------------------------------------------- reading -----------------------------------------
 
     def read(self) -> list[Gpu]:
-        """The GPUs, in nvidia-smi's words."""
+        """Return the GPUs with the values of nvidia-smi."""
         return read_gpus(self._run)
 
     def gpu(self, index: int) -> dict:
@@ -84,12 +90,12 @@ class SharingHost:
 
     @staticmethod
     def told_of(gpu: Gpu) -> dict:
-        """Compute mode, instances and time slice of a GPU."""
+        """Return the compute mode, instances and time slice of a GPU."""
         instances = sorted((i.start, i.profile) for i in gpu.instances.values())
         return {
             "mig": gpu.mig_mode == "Enabled",
             "instances": [profile for _start, profile in instances],
-            # It tells no mode of a GPU in MIG mode that would mean anything.
+            # For a GPU in MIG mode, nvidia-smi reports no meaningful compute mode.
             "compute_mode": None if gpu.mig_mode == "Enabled" else gpu.compute_mode,
             "time_slice": gpu.time_slice,
         }
@@ -102,7 +108,7 @@ class SharingHost:
 
     @staticmethod
     def device_of(gpu: Gpu, profile: str | None = None) -> str:
-        """The UUID of a GPU, or of the first MIG device of a profile on it."""
+        """Return the UUID of a GPU, or of its first MIG device with this profile."""
         if profile is None:
             return gpu.uuid
         return next(i.uuids[0] for i in gpu.instances.values() if i.profile == profile)

@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: GPL-3.0-or-later
  *
- * A program that uses GPU memory as it is told.
+ * Use GPU memory on request.
  *
  *   client fill STEP_MIB [GPU]   takes memory in steps until it gets no more; prints the MiB held and the error
  *   client info [GPU]            prints free and total memory in MiB

@@ -23,7 +23,10 @@ def ada(lab_host):
 
 @pytest.fixture(scope="session")
 def container(ada):
-    """A function from a tenant, a user and words of the client to what it printed in a container with the tenant's device."""
+    """Return a function that runs the client in a container with the tenant's device.
+
+    The function takes a tenant, a user and the client's arguments, and returns the output.
+    """
     ada.ask(MAKE_IMAGE)
 
     def run(tenant, *words, user="0"):

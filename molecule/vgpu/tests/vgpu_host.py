@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab host with tenants, and programs that use GPU memory with and without a tenant."""
+"""Control a lab host with tenants.
+
+Programs use GPU memory with and without a tenant.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ CLIENT = "/opt/client/build/client"
 ENVIRONMENT = "/opt/client/environment"
 DIRECTORY = "/usr/lib/openfleet-gpu/vgpu"
 IMAGE = "localhost/openfleet-tenant"
-#: What the client and a shell are linked with; and the library, which the device brings: all of it is glibc's.
+#: Files that the client and a shell are linked with. They are all from glibc. The CDI device provides the library.
 FILES = f"{CLIENT} /bin/sh /bin/cat /usr/bin/sleep /opt/stub/build/libcuda.so.1"
 MAKE_IMAGE = (
     f"tar -chf /tmp/tenant.tar -C / $(echo {FILES} $(LD_LIBRARY_PATH=/opt/stub/build "
@@ -39,11 +42,14 @@ class VgpuHost:
         self.name, self.host = name, host
 
     def ask(self, command: str) -> str:
-        """What a shell command printed, which must succeed."""
+        """Run a shell command, which must succeed, and return its output."""
         return self.host.check_output(command)
 
     def name_gpus(self) -> None:
-        """The stub's cards are the simulated GPUs, as one driver's are in CUDA and in NVML."""
+        """Give the stub's cards the UUIDs of the simulated GPUs.
+
+        CUDA and NVML of one driver also report the same GPUs.
+        """
         uuids = self.ask("nvidia-smi --query-gpu=uuid --format=csv,noheader").split()
         memory = CARD_MIB * 2**20
         settings = {
@@ -54,21 +60,21 @@ class VgpuHost:
             "STUB_MEMORY": str(memory),
         }
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
-        # The card is a file that every user's processes write, as they open the driver's devices.
+        # Every user's processes write to the file of the card, as they open the driver's device nodes.
         self.ask(f"printf '%s' '{text}' >{ENVIRONMENT}; touch /run/stub-card; chmod 0666 /run/stub-card")
         self.uuids = uuids
 
     # -------------------------------------------------------------- clients
 
     def shell(self, command: str, tenant: str | None = None) -> str:
-        """A shell command with the stub for its driver, as a tenant or not."""
+        """Return a shell command that uses the stub as its driver, as a tenant or not."""
         return f"env $(cat {ENVIRONMENT}) {f'vgpu-run {tenant} ' if tenant else ''}{command}"
 
     def client(self, tenant: str | None, *words: str) -> list[int]:
         return [int(word) for word in self.ask(self.shell(f"{CLIENT} {' '.join(words)}", tenant)).split()]
 
     def filled(self, tenant: str | None, gpu: int = 0) -> list[int]:
-        """[MiB that a process gets, the error of the next]."""
+        """Return [MiB that a process can allocate, error of the next allocation]."""
         return self.client(tenant, "fill", "64", str(gpu))
 
     @contextmanager
@@ -84,14 +90,17 @@ class VgpuHost:
         finally:
             self.host.run(f"systemctl stop {unit}")
 
-    # -------------------------------------------------------------- doing
+    # -------------------------------------------------------------- changes -----------------------------------------
 
     def layout(self) -> list[dict]:
         text = (SCENARIO / "inventory/host_vars" / f"{self.name}.yml").read_text()
         return yaml.safe_load(text)["gpu_layout"]
 
     def apply(self, layout: list[dict]) -> dict:
-        """`gpu-layout apply` with this layout: what it returned. The layout is standard input, so that no shell reads it."""
+        """Run `gpu-layout apply` with this layout, and return its result.
+
+        The layout is passed on standard input, so that no shell interprets it.
+        """
         command = ["podman", "exec", "--interactive", container_name(self.name), "gpu-layout", "apply", "--json"]
         done = subprocess.run(
             [*command, "--layout", "-"],
@@ -105,7 +114,7 @@ class VgpuHost:
         return json.loads(done.stdout)
 
     def play(self, playbook: str, *options: str, **variables: Any) -> str:
-        """A playbook on this host, which must succeed: what it printed."""
+        """Run a playbook on this host, which must succeed, and return its output."""
         command = ["ansible-playbook", "-i", str(SCENARIO / "inventory"), playbook, *options]
         done = subprocess.run(
             [*command, "-e", json.dumps(variables)],
@@ -118,7 +127,7 @@ class VgpuHost:
         assert done.returncode == 0, done.stdout[-5000:] + done.stderr
         return done.stdout
 
-    # -------------------------------------------------------------- looking
+    # -------------------------------------------------------------- reading -----------------------------------------
 
     def versions(self) -> list[str]:
         return self.ask(f"ls {DIRECTORY} | grep '^libopenfleet-vgpu.so[.]'").split()
@@ -127,14 +136,14 @@ class VgpuHost:
         return self.ask(f"readlink {DIRECTORY}/libopenfleet-vgpu.so")
 
     def smi(self, tenant: str | None) -> list[list[int]]:
-        """[total, used] MiB of each GPU, as real nvidia-smi tells them."""
+        """Return [total, used] in MiB of each GPU, as the real nvidia-smi shows them."""
         query = "nvidia-smi --query-gpu=memory.total,memory.used --format=csv,noheader,nounits"
         told = self.ask(f"{f'vgpu-run {tenant} ' if tenant else ''}{query}")
         return [[int(word) for word in line.split(",")] for line in told.splitlines()]
 
 
 class Served:
-    """A process that serves lines; see client.c."""
+    """A running process that responds to lines (client.c)."""
 
     def __init__(self, host: VgpuHost, file: str) -> None:
         self.host, self.file, self.asked = host, file, 0
@@ -150,7 +159,10 @@ class Served:
         return [int(word) for word in self.host.ask(f"sed -n {self.asked}p {self.file}.out").split()]
 
     def until(self, line: str, answer: list[int]) -> None:
-        """Asks until it gets the answer: a process looks at its quota once a second."""
+        """Repeat a request until its response is `answer`.
+
+        A process reads its quota once a second.
+        """
         deadline = time.monotonic() + WAIT_SECONDS
         while (last := self(line)) != answer:
             assert time.monotonic() < deadline, f"{line}: still {last}, not {answer}"

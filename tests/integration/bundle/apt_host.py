@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An air-gapped host: the real apt with only a bundle and the distribution's packages."""
+"""Simulate an air-gapped host with the real apt.
+
+apt sees only a bundle and the distribution's packages.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from pathlib import Path
 
 
 class AptHost:
-    """`there` are names of packages that the distribution has brought already."""
+    """A host for apt.
+
+    `there` lists the packages that the distribution has already installed.
+    """
 
     def __init__(self, folder: Path, there) -> None:
         self.folder = folder
@@ -20,7 +26,7 @@ class AptHost:
         stanza = "Package: %s\nStatus: install ok installed\nVersion: 9999\nArchitecture: amd64\nMaintainer: x <x@x>\n"
         stanza += "Description: x\n"
         (folder / "state" / "status").write_text("\n".join(stanza % name for name in there))
-        # Read before this machine's own settings, which do not count here.
+        # apt reads this file before this machine's own settings, which must have no effect.
         (folder / "apt.conf").write_text(
             'Dir::Etc::main "/dev/null";\nDir::Etc::parts "/dev/null";\nDir::Etc::sourcelist "/dev/null";\n'
             'Dir::Etc::sourceparts "%s/etc/sources";\nDir::Etc::preferencesparts "%s/etc/preferences";\n'
@@ -47,5 +53,8 @@ class AptHost:
 
 
 def names(entries) -> list:
-    """Of what the manifest says is needed from the distribution: the first alternative, without its version."""
+    """Return the names of the packages that the bundle needs from the distribution.
+
+    For each entry of the manifest: the first alternative, without its version.
+    """
     return sorted({re.split(r"[ |(]", entry["name"])[0] for entry in entries})

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A site with an inventory, stand-ins for NVIDIA's repositories, and the playbook bundle."""
+"""Fixtures: a site, stand-ins for NVIDIA's repositories, and bundle.yml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from vendor import REPOSITORY, Vendor
 
 
 class Site:
-    """An inventory beside a vendor. Each host's name resolves to nothing, so that whatever reaches for one fails."""
+    """An inventory and a vendor.
+
+    The hosts' names do not resolve, so any attempt to reach a host fails.
+    """
 
     def __init__(self, folder: Path, vendor: Vendor) -> None:
         self.folder = folder
@@ -38,7 +41,7 @@ class Site:
             "container_toolkit_repository_url": vendor.url + "/toolkit/{family}/{architecture}",
             "container_toolkit_repository_key_url": vendor.url + "/toolkit/gpgkey",
             "container_toolkit_repository_fingerprints": [vendor.fingerprint],
-            # Without Python's packages and the collection, which have tests of their own.
+            # Python packages and the collection are left out because they have their own tests.
             "gpu_bundle_parts": ["driver", "container_toolkit", "nvml"],
         }
 
@@ -46,10 +49,10 @@ class Site:
         self.hosts[host]["gpu_bundle_platforms"] = [{"distribution": distribution, **more}]
 
     def make(self, *arguments: str, expect: int = 0, playbook: Path = REPOSITORY / "playbooks" / "bundle.yml") -> str:
-        """Run the playbook; gives what it said."""
+        """Run the playbook, and return its output."""
         hosts = {name: {"ansible_host": name + ".invalid", **values} for name, values in self.hosts.items()}
         self.inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": self.variables}}))
-        # An installed collection is found where it is installed, and not through the checkout's settings.
+        # An installed collection must be found at its installation path, not through the checkout's settings.
         home = playbook.parents[4] if playbook.is_relative_to(self.folder) else REPOSITORY / "collections"
         directory = json.dumps({"gpu_bundle_dir": str(self.bundle)})
         done = subprocess.run(
@@ -73,7 +76,7 @@ class Site:
         return json.loads((self.bundle / "manifest.json").read_text())
 
     def files(self):
-        """All files of the bundle but its lock, each with the time it was written."""
+        """Return the modification time of each file of the bundle, except its lock."""
         return {
             path.relative_to(self.bundle).as_posix(): path.stat().st_mtime_ns
             for path in self.bundle.rglob("*")
@@ -92,7 +95,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def vendor(served, tmp_path):
-    """As it was made, whatever a test does to it."""
+    """Serve a fresh copy of the vendor's repositories, so that tests can change them."""
     kept = tmp_path / "vendor"
     shutil.copytree(served.root, kept, copy_function=os.link)
     original, served.root = served.root, kept

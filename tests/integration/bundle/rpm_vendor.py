@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stand-ins for NVIDIA's RPM repositories: real signed indexes, and fake package files."""
+"""Build stand-ins for NVIDIA's RPM repositories: signed indexes and fake packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import createrepo_c as cr
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.rules import PACKAGES
 
 EXACT = ("3", "580.105.08", "1.el9")
-#: Name, what it requires; all in the version that is asked for, and in an older one.
+#: Names and requirements of the packages. Each package exists in the requested version and in an older one.
 DRIVER = {
     "nvidia-driver-cuda": ["nvidia-driver-libs", "dkms"],
     "nvidia-driver-libs": [],
@@ -22,7 +22,7 @@ DRIVER = {
 
 
 def write(folder, packages):
-    """Of (name, (epoch, version, release), names it requires)."""
+    """Write fake package files from (name, (epoch, version, release), required names)."""
     (folder / "repodata").mkdir(parents=True)
     files = {
         "primary": cr.PrimaryXmlFile(str(folder / "repodata" / "primary.xml.gz"), cr.GZ_COMPRESSION),
@@ -53,7 +53,10 @@ def write(folder, packages):
 
 
 def build(root, vendor):
-    """Below `root`: driver/rhel9/x86_64 and toolkit/rpm/x86_64, signed with the vendor's key."""
+    """Build the folders driver/rhel9/x86_64 and toolkit/rpm/x86_64 below `root`.
+
+    The repositories are signed with the vendor's key.
+    """
     older = ("3", "580.95.05", "1.el9")
     driver, toolkit = root / "driver" / "rhel9" / "x86_64", root / "toolkit" / "rpm" / "x86_64"
     write(driver, [(name, version, needs) for name, needs in DRIVER.items() for version in (older, EXACT)])

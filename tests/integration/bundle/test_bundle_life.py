@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make, update and use a bundle from an inventory, without reaching a host."""
+"""Create, update and use a bundle from an inventory, without reaching a host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files
 DRIVER = "repositories/driver/debian12/x86_64/"
 TOOLKIT = "repositories/container-toolkit/deb/amd64/"
 PINNED = ["*nvidia*", "libcuda1", "nvlsm"]
-#: What the role installs on debian-12, with all that hangs on it among the stand-ins.
+#: The role's packages on debian-12 with all their dependencies among the stand-ins.
 PACKAGES = {
     "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "nvidia-persistenced", "nvidia-kernel-open-dkms",
     "nvidia-kernel-support", "firmware-nvidia-gsp",
@@ -33,7 +33,7 @@ TOOLKIT_PACKAGES = {
 
 @pytest.fixture
 def serve():
-    """Serves a folder as any web server does."""
+    """Serve a folder over plain HTTP."""
     servers = []
 
     def start(folder):
@@ -58,13 +58,13 @@ def debs(bundle, folder):
 
 
 def other_side(site, url):
-    """The variables that the bundle gives to the other side."""
+    """Return the variables that the bundle provides to the air-gapped inventory."""
     values = yaml.safe_load((site.bundle / "gpu_bundle.yml").read_text())
     return {name: str(value).replace("{{ gpu_bundle_url }}", url) for name, value in values.items()}
 
 
 def test_apt_of_a_host_installs_everything_from_the_bundle(site, serve, tmp_path):
-    """With the sources, key and pins of the roles, and the packages that the distribution provides."""
+    """Use the roles' sources, key and pins, and packages from the distribution."""
     site.make()
     manifest = site.manifest()
     values = other_side(site, serve(site.bundle))
@@ -82,7 +82,7 @@ def test_apt_of_a_host_installs_everything_from_the_bundle(site, serve, tmp_path
     exact = ["%s=580.105.08-1" % name for name in asked] + ["%s=1.18.2-1" % name for name in TOOLKIT_PACKAGES]
     done = host.apt("install", "--no-install-recommends", "--download-only", *exact, "nvidia-persistenced")
     assert done.returncode == 0, done.stdout + done.stderr
-    # No more and no less than what is in the bundle.
+    # apt fetched exactly the packages of the bundle.
     assert host.fetched() == debs(site.bundle, DRIVER) | debs(site.bundle, TOOLKIT)
     assert host.fetched() == {
         *("%s_580.105.08-1_amd64.deb" % name for name in PACKAGES | {"nvidia-fabricmanager"}),

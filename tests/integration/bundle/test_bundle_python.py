@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Python packages and the collection in a bundle, with the real pip and ansible-galaxy and no network."""
+"""Bundle Python packages and the collection with the real pip and ansible-galaxy.
+
+The tests use no network.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import yaml
 
 
 def wheel(folder, name, version, requires="", code=""):
-    """Make the smallest wheel there is; return its SHA-256."""
+    """Write a minimal wheel, and return its SHA-256."""
     about = "%s-%s.dist-info/" % (name, version)
     path = folder / ("%s-%s-py3-none-any.whl" % (name, version))
     with zipfile.ZipFile(path, "w") as archive:
@@ -30,7 +33,7 @@ def wheel(folder, name, version, requires="", code=""):
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """What pip has instead of a network."""
+    """Replace the package index by a local folder for pip."""
     folder = tmp_path / "index"
     folder.mkdir()
     wheel(folder, "nvidia_ml_py", "1.2.3")
@@ -65,11 +68,11 @@ def test_controller_packages_include_dependencies(site, index, tmp_path):
     (tmp_path / "requirements.txt").write_text("# the controller's\nfleet-tool==2.0\n")
     site.variables["gpu_bundle_parts"] = ["controller"]
     site.variables["gpu_bundle_requirements"] = str(tmp_path / "requirements.txt")
-    # The index's word is taken here, and the files' hashes are noted for the other side.
+    # Without hashes, the index's files are trusted, and their hashes are recorded for the air-gapped side.
     assert "without hashes" in site.make()
     names = {path.name for path in (site.bundle / "python").iterdir()}
     assert names == {"fleet_tool-2.0-py3-none-any.whl", "fleet_helper-1.5-py3-none-any.whl", "requirements.txt"}
-    # The very line of the bundle's README, on the other side.
+    # The exact command from the bundle's README, run on the air-gapped side.
     command = "pip install --require-hashes --only-binary=:all: --no-index --find-links python "
     command += "--requirement python/requirements.txt"
     assert command in (site.bundle / "README.md").read_text()
@@ -78,7 +81,7 @@ def test_controller_packages_include_dependencies(site, index, tmp_path):
         [sys.executable, "-m", *command.split(), "--quiet", "--target", str(target)], cwd=str(site.bundle), check=True
     )
     assert {path.name for path in target.glob("*.py")} == {"fleet_tool.py", "fleet_helper.py"}
-    # A wheel that was altered on the way, and its line in SHA256SUMS with it.
+    # Modify a wheel and its line in SHA256SUMS, as an attacker in transit could.
     helper = site.bundle / "python" / "fleet_helper-1.5-py3-none-any.whl"
     kept = helper.read_bytes()
     wheel(helper.parent, "fleet_helper", "1.5", code="import os")
@@ -92,7 +95,7 @@ def test_controller_packages_include_dependencies(site, index, tmp_path):
     assert done.returncode != 0 and "DO NOT MATCH THE HASHES" in done.stderr
     assert not (tmp_path / "altered").exists()
     helper.write_bytes(kept)
-    # Asked and answered: the index may be gone.
+    # The request is unchanged, so the playbook must work without the index.
     for path in index.iterdir():
         path.unlink()
     assert "changed=0" in site.make()
@@ -136,7 +139,8 @@ def test_hosts_get_pynvml_as_a_wheel_instead_of_pip(site, index):
     values = yaml.safe_load((site.bundle / "gpu_bundle.yml").read_text())
     assert values["gpu_layout_nvml_source"] == "wheel"
     assert values["gpu_layout_nvml_wheel"] == "{{ gpu_bundle_path }}/python/nvidia_ml_py-1.2.3-py3-none-any.whl"
-    # The inventory of the air-gapped side decides which keys are trusted, not the bundle that they verify.
+    # The inventory of the air-gapped side decides which hashes are trusted. The bundle that they verify must not set
+    # them.
     assert "gpu_layout_nvml_hashes" not in values
     assert (site.bundle / "python" / "nvidia_ml_py-1.2.3-py3-none-any.whl").is_file()
     assert "changed=0" in site.make()
@@ -152,7 +156,7 @@ def test_collection_of_a_bundle_installs_and_makes_bundles(site, tmp_path):
     content = archive.read_bytes()
     assert "changed=0" in site.make()
     assert archive.read_bytes() == content
-    # From there too, where nothing can be built any more.
+    # An installed collection can also make bundles, although it has no sources to build an archive from.
     site.bundle = tmp_path / "second"
     site.variables["gpu_bundle_parts"] = ["driver", "collection"]
     site.make(playbook=installed / "playbooks" / "bundle.yml")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refusals of a bundle, the state after them, and the next run."""
+"""Check when a bundle is refused, which files remain, and what the next run does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ PACKAGE = "nvidia-driver-cuda_580.105.08-1_amd64.deb"
 
 
 def replace(path, content):
-    """The vendor's files are shared with other tests by links: never written in place."""
+    """Replace a vendor's file.
+
+    Other tests share the files through hard links, so never write in place.
+    """
     path.unlink()
     path.write_bytes(content)
 
 
 def no_half_file(site):
-    """Nothing in its place that is not what the vendor has."""
+    """Check that every final file is complete and equal to the vendor's file."""
     for path in (site.bundle / DRIVER).glob("*.deb"):
         assert path.read_bytes() == (site.vendor.driver / path.name).read_bytes()
     assert not (site.bundle / DRIVER / "InRelease").exists()
@@ -72,7 +75,7 @@ def test_detached_signature_is_accepted(site):
     )  # fmt: skip
     site.make()
     assert {"Release", "Release.gpg"} <= {path.name for path in (site.bundle / DRIVER).iterdir()}
-    # And one of an earlier state is worth nothing.
+    # A signature of an earlier state is not accepted.
     replace(release, release.read_bytes() + b"\n")
     assert "the signature is wrong" in site.make(expect=1)
 
@@ -104,7 +107,7 @@ def test_interrupted_mirror_resumes_with_the_rest(site):
     site.vendor.requests.clear()
     site.make()
     assert (site.bundle / DRIVER / PACKAGE).read_bytes() == (site.vendor.driver / PACKAGE).read_bytes()
-    # Only what was missing of it, and no package that had come before.
+    # The next run requests only the missing part of the package, and no package that was already complete.
     assert [(name, bool(given)) for name, given in site.vendor.requests if PACKAGE in name] == [(path, True)]
     assert not [name for name, _given in site.vendor.requests if "libcuda1_" in name]
     assert not (site.bundle / ".partial").exists()

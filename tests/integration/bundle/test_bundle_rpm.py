@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A bundle of RPM repositories: chosen packages, verification, refusals."""
+"""Test bundles of RPM repositories: chosen packages, verification and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = {
 
 @pytest.fixture
 def rpm_site(site):
-    """The driver's folder of the vendor, as `repository`."""
+    """Return the site with the vendor's driver folder as `repository`."""
     site.repository = build(site.vendor.root / "rpm", site.vendor)
     for host in site.hosts:
         site.platforms(host, "el-9")

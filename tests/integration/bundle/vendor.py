@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Signed stand-ins for NVIDIA's two repositories on a local web server that can fail."""
+"""Serve signed stand-ins for NVIDIA's two repositories.
+
+The web server can fail on request.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ TOOLKITS = ("1.17.8", "1.18.2")
 
 
 def _build():
-    """The lab's own program, which has no suffix, as a module."""
+    """Load the lab's build program, a file without a suffix, as a module."""
     sys.path[:0] = [str(LAB / "mirror"), str(LAB / "toolkit_mirror")]
     loader = SourceFileLoader("mirror_build", str(LAB / "mirror" / "build"))
     module = module_from_spec(spec_from_loader(loader.name, loader))
@@ -32,7 +35,11 @@ def _build():
 
 
 class Vendor:
-    """`root` is what is served; `fingerprint` is the key's. `requests` are the paths that were asked for."""
+    """Stand-ins for NVIDIA's repositories.
+
+    `root` is the folder that is served, `fingerprint` is the key's fingerprint, and `requests` lists the requested
+    paths.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -40,9 +47,9 @@ class Vendor:
         self.driver = root / "cuda" / "debian12" / "x86_64"
         self.toolkit = root / "toolkit" / "deb" / "amd64"
         self._packages()
-        # gpg's agent has a socket there, whose path must be short.
+        # gpg's agent creates a socket in this folder, so its path must be short.
         self.home = Path(tempfile.mkdtemp(prefix="bundle-gpg-"))
-        # gpg itself waits for five seconds until it is there.
+        # Start the agent here, because gpg itself would wait five seconds for it.
         launch = ["gpgconf", "--homedir", str(self.home), "--launch", "gpg-agent"]
         wait_until(lambda: subprocess.run(launch, check=False).returncode == 0, "gpg's agent")
         for who in (self.build.OWNER, self.build.FOREIGN):
@@ -53,7 +60,7 @@ class Vendor:
         (root / "toolkit" / "gpgkey").write_text(self.key)
         self.sign()
         self.requests: list[tuple[str, str]] = []
-        #: Paths of which only the first half is sent, and then no more.
+        #: Paths whose responses stop after the first half.
         self.dying: set[str] = set()
 
     def _packages(self) -> None:
@@ -92,7 +99,7 @@ class Vendor:
         subprocess.run(["gpgconf", "--homedir", str(self.home), "--kill", "all"], check=False)
         shutil.rmtree(self.home, ignore_errors=True)
 
-    # -- Serving -------------------------------------------------------------------------------------------------------
+    # -- Serving -----------------------------------------------------------------------------------------------------
 
     def serve(self) -> http.server.ThreadingHTTPServer:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: gpu-layout as the role installs it, run on hosts of simulated GPUs."""
+"""Fixtures: hosts of simulated GPUs with gpu-layout, as the role installs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def library():
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory):
-    """The command as one file, pynvml included."""
+    """Build the command as one file that includes pynvml."""
     return build_command(tmp_path_factory.mktemp("command") / "gpu-layout")
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The installer of gpu-layout: install, repeat, remove, and the content of the archive."""
+"""Install, repeat and remove gpu-layout, and check the content of its archive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNKEPT = {
 
 
 def asked(**changes) -> dict:
-    """Parameters of the module, without the command's sources."""
+    """Return the module's parameters without the command's sources."""
     known = {"layout": LAYOUT, "unit": "[Unit]\n", "metrics": OFF, "readers": NOBODY, "keep": UNKEPT}
     return {**known, **changes}
 
@@ -78,7 +78,10 @@ def test_installation_waits_for_another_one(install, tmp_path):
 
 
 def test_next_run_starts_units_that_failed(tmp_path, monkeypatch):
-    """All files are as desired then, so only the record shows it."""
+    """Restart units that failed in an earlier run.
+
+    All files already have the desired content, so only the record shows that a restart is needed.
+    """
     monkeypatch.setattr(Installation, "is_host", True)
     sources = read_sources()
     given = Sources(sources_digest(sources), pack(sources))
@@ -104,7 +107,8 @@ def test_next_run_starts_units_that_failed(tmp_path, monkeypatch):
     assert run() == ["start the units, which an earlier run did not do"]
     assert called == ["daemon-reload", "enable", "restart"]
     assert run() == [] and called == []
-    # No unit file changes, and a reload could detach GPUs from running containers.
+    # Only the layout file changes. The daemon is not reloaded, because a reload could detach GPUs from running
+    # containers.
     wanted["layout"] = [{"gpus": [0], "sharing": "exclusive"}]
     run()
     assert called == ["enable", "restart"]
@@ -129,7 +133,7 @@ def test_unit_blocked_by_another_run_names_that_run(tmp_path, monkeypatch, waits
 
 def has_open(pid: int, file: Path) -> bool:
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        # A file that is closed meanwhile is not the one.
+        # Ignore files that the process closes meanwhile.
         with suppress(FileNotFoundError):
             if os.readlink(link) == str(file):
                 return True
@@ -278,13 +282,13 @@ def test_directory_with_other_files_stays(install, tmp_path):
     (folder / "theirs.prom").write_text("theirs 1\n")
     install(metrics=ON)
     (folder / "openfleet_gpu_layout.prom").write_text("openfleet_layout_drift 0\n")
-    # Into a separate one, and removed again.
+    # Move the metrics to a new directory, then remove that directory.
     install(metrics=dict(ON, directory="/srv/metrics"))
     assert [path.name for path in folder.iterdir()] == ["theirs.prom"]
     assert (tmp_path / "srv/metrics").is_dir()
     install(state="absent")
     assert [path.name for path in folder.iterdir()] == ["theirs.prom"] and not (tmp_path / "srv").exists()
-    # An empty one of others stays too.
+    # The role did not create this directory, so it stays even if it is empty.
     (folder / "theirs.prom").unlink()
     install(metrics=ON)
     install(metrics=OFF)
@@ -339,7 +343,7 @@ def test_invalid_account_gets_no_rule(tmp_path, name):
 
 @needs_sudo
 def test_rule_refused_by_visudo_is_not_installed(install, tmp_path):
-    """visudo is searched where root's programs are."""
+    """Check that visudo is also found in the directories of root's programs."""
     install(readers=READERS)
     before = (tmp_path / RULE).read_bytes()
     script = (
@@ -363,7 +367,10 @@ def test_readers_without_the_command_are_refused(tmp_path):
 
 @pytest.mark.host_python
 def test_command_ignores_modules_in_the_callers_environment(install, tmp_path):
-    """Root runs it. PYTHONPATH would come before the standard library."""
+    """Check that root's command does not import from PYTHONPATH.
+
+    Python searches PYTHONPATH before the standard library.
+    """
     install()
     folder = tmp_path / "theirs"
     folder.mkdir()
@@ -409,7 +416,10 @@ def another_interpreter(command):
 
 
 def another_bytecode(command):
-    """A byte of what runs: the archive is whole, and its comment is what it was."""
+    """Change one byte of compiled code.
+
+    The archive's structure and comment stay intact.
+    """
     with zipfile.ZipFile(command) as archive:
         code = archive.read("openfleet_gpu/cli/main.pyc")
     content = command.read_bytes()
@@ -418,7 +428,7 @@ def another_bytecode(command):
 
 
 def another_member(command):
-    """By zip's own tools, which keep the comment."""
+    """Add a file with zipfile, which keeps the archive's comment."""
     with zipfile.ZipFile(command, "a") as archive:
         archive.writestr("sitecustomize.py", "print('not ours')\n")
 
@@ -524,7 +534,7 @@ def test_module_requests_missing_sources_and_changes_nothing(install, tmp_path):
 
 
 def test_sources_are_sent_only_on_request(tmp_path):
-    """Counted in the bytes that Ansible sends, minus those for any module."""
+    """Count the bytes that Ansible sends, minus those that it sends for any module."""
     (tmp_path / "play.yml").write_text(BOOT + "    - ansible.builtin.ping:\n")
     given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": PYTHON}
     given["gpu_layout_installed_code"] = False

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpu-layout metrics on simulated GPUs: drift appears, disappears after repair, and old metrics are removed."""
+"""Test gpu-layout metrics on simulated GPUs.
+
+Drift appears and disappears after a repair, and old metrics are removed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=str(ROOT / 
 
 @pytest.fixture
 def laid_out(host):
-    """A host with three GPUs as LAYOUT says, and an empty directory for the metrics."""
+    """Return a host whose three GPUs match LAYOUT, with an empty metrics directory."""
     host.simulated.create(H100)
     host("apply", "--layout", host.layout(LAYOUT))
     (host.folder / "textfile").mkdir()
@@ -39,7 +42,10 @@ def laid_out(host):
 
 
 def parsed(text):
-    """{metric: {gpu_index: value}}; of several samples of a GPU, the list of their values."""
+    """Return {metric: {gpu_index: value}}.
+
+    If a GPU has several samples of a metric, the value is a list.
+    """
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -49,7 +55,7 @@ def parsed(text):
 
 
 def written(host, *arguments, status=0):
-    """(the metrics that a run left in the directory, what it said)"""
+    """Return the metrics that a run wrote to the directory, and its standard error."""
     folder = host.folder / "textfile"
     layout = str(host.folder / "layout.json")
     done = host("metrics", "--textfile", str(folder), "--layout", layout, *arguments, status=status)
@@ -73,7 +79,7 @@ def test_applied_layout_has_no_drift(laid_out):
     assert before <= found["openfleet_layout_check_timestamp_seconds"][None] <= time.time()
     assert found["openfleet_layout_drift"] == {"0": 0, "1": 0, "2": 0}
     assert found["openfleet_layout_differences"] == {"0": 0, "1": 0, "2": 0}
-    # The GPU, and its instance.
+    # GPU 0 has two series: one for the GPU and one for its instance.
     assert found["openfleet_holders"] == {"0": [0, 0], "1": [0, 0], "2": 0}
     assert (laid_out.folder / "textfile" / FILE).stat().st_mode & 0o777 == 0o644
 
@@ -106,7 +112,7 @@ def test_process_counts_on_its_gpu_or_instance(laid_out):
         finally:
             running.send_signal(signal.SIGTERM)
     assert found["openfleet_holders"] == {"0": [0, 0], "1": [0, 0], "2": 1}
-    # Of the instances, and of the whole GPU.
+    # One series for each instance, and one for the whole GPU.
     seconds = found["openfleet_holders_cpu_seconds_total"]
     assert seconds.pop("2") > 0 and seconds == {"0": 0, "1": 0}
     assert found["openfleet_layout_drift"]["2"] == 0
@@ -200,7 +206,7 @@ def test_run_waits_for_a_scan_that_has_gpus_open(laid_out):
             wait_until(lambda: stopped_children(looking.pid), "the scan has the GPUs open")
             refused = laid_out("apply", "--layout", layout, "--lock-timeout", "0", status=1)
             assert "another run is changing the layout" in refused.stderr
-            # Others may look too.
+            # Other users may run the command too.
             assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
         finally:
             go_on(looking.pid)
@@ -264,7 +270,7 @@ def test_ended_run_keeps_no_old_metrics(laid_out):
     os.mkfifo(layout)
     arguments = ("metrics", "--textfile", str(laid_out.folder / "textfile"), "--layout", str(layout))
     with laid_out.simulated.popen(laid_out.words(*arguments), stderr=subprocess.DEVNULL) as running:
-        # Opening it for writing waits for a reader, who then waits for data that never arrives.
+        # Opening a pipe for writing blocks until a reader opens it, and that reader would then wait forever for data.
         writer = None
         while writer is None and running.poll() is None:
             with contextlib.suppress(OSError):

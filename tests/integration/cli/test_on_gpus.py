@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""show, plan, apply and export of gpu-layout against the simulated NVML."""
+"""Test show, plan, apply and export of gpu-layout against the simulated NVML."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_layout_can_be_json_or_yaml_with_or_without_its_name(host, text):
 def test_yaml_layout_without_pyyaml_is_refused_with_a_fix(host):
     host.simulated.create(H100)
     (host.folder / "yaml.py").write_text("raise ImportError('as on a host without PyYAML')\n")
-    # The folder of the command's script comes first on Python's path; a zip archive is that folder itself.
+    # Python puts the folder of a script first on its path. For a zip archive, that folder is the archive itself.
     program = f"import sys, runpy; sys.path.insert(0, {str(host.folder)!r}); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
     arguments = host.words("plan", "--layout", host.layout("- {gpus: [0], sharing: shared}", "layout.yml"))
     done = host.simulated.run([arguments[0], "-c", program, *arguments[1:]], check=False)
@@ -160,7 +160,7 @@ def test_run_ends_at_once_after_sigterm(host):
         fcntl.flock(file, fcntl.LOCK_EX)
         run = host.simulated.popen(words)
         lock = host.folder / "state.d" / "lock"
-        # Before it looks for the lock it may be ended like anybody.
+        # Wait until the run has opened the lock. Before that, SIGTERM has its default effect.
         wait_until(lambda: run.poll() is not None or has_open(run.pid, lock), "it waits for the lock")
         assert run.poll() is None, "it did not wait for the lock"
         run.terminate()
@@ -218,7 +218,7 @@ LAYOUTS = {
         (model, options)
         for model in LAYOUTS
         for options in ([], ["--pin-placements"], ["--select-by", "uuid"], ["--select-by", "pci"])
-        # Each model, and each option once.
+        # Test each model once and each option once, not all combinations.
         if THOROUGH or not options or model == "H100-80GB"
     ],
 )
@@ -236,7 +236,7 @@ def test_plan_for_the_export_is_empty(host, model, options):
     assert len(named) == 4, "every GPU of the host is named, once"
     pinned = {i.get("placement") is not None for entry in data for i in entry.get("mig", ())}
     assert pinned <= {options == ["--pin-placements"]}
-    # On GPUs that are empty again, a pinned export brings every instance back to its place.
+    # After the GPUs are emptied, a pinned export restores every instance at its placement.
     if options == ["--pin-placements"]:
         host("apply", "--layout", host.layout([{"gpus": "all", "sharing": "shared"}]))
         host("apply", "--layout", str(host.folder / "export.yml"))
@@ -287,7 +287,10 @@ def test_tenants_are_applied_shown_and_exported(host, monkeypatch):
 
 
 def test_boot_restores_a_renamed_tenant(host, monkeypatch):
-    """Like gpu-layout.service: /run is empty, and no process of the tenant is left."""
+    """Run apply as gpu-layout.service does at boot.
+
+    /run is empty, and no process of the tenant is running.
+    """
     root = host.folder / "root"
     monkeypatch.setenv("OPENFLEET_VGPU_ROOT", str(root))
     host.simulated.create(H100)
@@ -310,7 +313,7 @@ def test_boot_restores_a_renamed_tenant(host, monkeypatch):
         return seen["tenant"]["name"], seen["outdated"], quotas, regions
 
     host("apply", "--layout", layout(name="a"))
-    # The layout was saved, and the host restarted before it was applied.
+    # The layout was saved, but the host restarted before the layout was applied.
     assert "vgpu b: rename tenant a to b" in boot(layout(name="b", was="a"))
     assert there() == ("b", [], ["a", "b"], ["a"])
     assert "vgpu b: rewrite its files" in boot(layout(name="b", was="a"))
@@ -366,7 +369,7 @@ def test_every_subcommand_has_help(host, name):
 
 
 def _shows_the_wait(host, layout, message):
-    """Start a run that waits for GPUs in use until it has printed the message, then end it."""
+    """Start a run that waits for GPUs in use, and end it once it prints the message."""
     log = host.folder / "waiting"
     words = ["apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", str(2 * PATIENCE_SECONDS)]
     with log.open("w") as output:
@@ -393,7 +396,7 @@ def test_busy_gpu_is_refused_waited_for_or_ended(host):
         planned = host("plan", "--layout", layout, "--on-busy", "wait").stdout
         held = r"gpu 0 \(GPU-[0-9a-f]{8}\): 7g\.80gb@0 \(1 process\) is in use by pid %d\b" % job.pid
         assert re.search("blocking: " + held, planned)
-        # It does not wait at all: how a wait begins and ends is shown below.
+        # With timeout 0, the command does not wait. Other tests cover how a wait begins and ends.
         waited = host("apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", "0", status=1)
         assert re.search("in use by pid %d" % job.pid, waited.stderr)
         _shows_the_wait(host, layout, "gpu-layout: waiting: " + held)
@@ -412,7 +415,11 @@ UNIT, OLD_UNIT = "[Unit]\nDescription=new\n", "[Unit]\nDescription=old\n"
 
 @pytest.fixture
 def on_trial(host):
-    """GPUs that cannot be reset, and an installation after the first step of a reboot: the old files beside the new ones."""
+    """Return a layout file and a unit file whose change is on trial.
+
+    The GPUs cannot be reset, and the installation has done the first step of a change that needs a reboot. The
+    previous files are kept next to the new ones.
+    """
     host.simulated.create([{"model": "A100-80GB", "count": 2}])
     for gpu in "01":
         host.gpusim("set", gpu, "passthrough", "on")
@@ -468,14 +475,14 @@ def test_boot_keeps_a_layout_with_pending_modes(host, on_trial):
     done = host("apply", "--layout", str(layout))
     assert "was restored" not in done.stderr and "create 7g.80gb@0" in done.stdout
     assert json.loads(layout.read_text()) == ALL_MIG and unit.read_text() == UNIT and leftovers(host) == []
-    # A second boot, before the run that asked for the reboot comes back: nothing is on trial any more.
+    # A second boot happens before the run that requested the reboot reconnects. No file is on trial any more.
     assert "was restored" not in host("apply", "--layout", str(layout)).stderr
 
 
 def test_refused_or_reverted_pending_modes_do_not_keep_the_layout(host, on_trial):
     layout, _unit = on_trial
     host.module("mig", layout=ALL_MIG, leave_pending=True)
-    # A later run without leave to reboot: it takes the modes back.
+    # A later run that may not reboot reverts the pending modes.
     assert host.module("mig", layout=ALL_MIG)["reboot_required"]
     assert "was restored" in host("apply", "--layout", str(layout)).stderr
     assert "exclusive" in layout.read_text()

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test what gpu-layout loads and reads at its start, which is most of a run."""
+"""Test which files gpu-layout loads and reads at its start.
+
+The start takes most of the time of a run.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ import pytest
 from command_host import PYTHON
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
-# Runs a command, and prints its parsers, how often it decodes each module except its main file, and whether it ends at once.
+# Runs a command. Prints its argument parsers, how often each module except the main file is decoded, and whether the
+# command exits without cleanup.
 PROGRAM = """
 import argparse, collections, json, os, runpy, sys
 
@@ -38,14 +42,17 @@ finally:
 
 
 def noted(command, *arguments: str) -> tuple[list[str], list[int], list[int]]:
-    """Return the parsers, reads of each module and statuses without cleanup."""
+    """Return the argument parsers, the reads of each module, and the exit statuses.
+
+    The statuses are those of exits without cleanup.
+    """
     words = [PYTHON, "-I", "-c", PROGRAM, str(command), *arguments]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
     return tuple(json.loads(done.stderr.splitlines()[-1]))
 
 
 def loaded(*words: str, **options) -> set[str]:
-    """Return the modules that a run of Python loads."""
+    """Return the modules that a run of Python imports."""
     done = subprocess.run(
         [PYTHON, "-X", "importtime", *words], capture_output=True, text=True, check=False, timeout=120, **options
     )
@@ -55,14 +62,17 @@ def loaded(*words: str, **options) -> set[str]:
 
 @pytest.mark.parametrize("changes", [False, True], ids=["no change", "change"])
 def test_a_run_loads_neither_pynvml_nor_libraries_of_help(host, changes):
-    """Count imports of the parent, since the child loads pynvml unseen."""
+    """Count imports in the parent process.
+
+    The child process loads pynvml, and its imports are not counted.
+    """
     host.simulated.create([{"model": "H100-80GB", "count": 2}])
     layout = host.layout(LAYOUT)
     if not changes:
         host("apply", "--layout", layout)
     names = loaded(*host.words("apply", "--layout", layout)[1:], env=host.simulated.environment)
     assert "openfleet_gpu.change.converge" in names
-    # Old releases of argparse load shutil themselves.
+    # Old releases of argparse import shutil themselves.
     assert {"pynvml", "shutil", "lzma"} & names <= loaded("-c", "import argparse")
     assert host.seen()[0] == [("3g.40gb", 0), ("3g.40gb", 4)]
 
@@ -91,7 +101,7 @@ def test_a_missing_pynvml_is_reported(host, subcommand):
             if not member.filename.startswith("pynvml."):
                 other.writestr(member, archive.read(member))
     layout = [] if subcommand == "export" else ["--layout", host.layout(LAYOUT)]
-    # Without the interpreter's own packages.
+    # -S excludes the interpreter's own packages.
     words = [PYTHON, "-I", "-S", str(copy), subcommand, *layout]
     if layout:
         words += ["--state-directory", str(host.folder / "state.d")]

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs that lost their entry in the layout: kept over reboots, or released."""
+"""Test GPUs that no longer have an entry in the layout.
+
+Their state is kept over reboots, or the GPUs are released.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +138,7 @@ def test_a_released_gpu_in_use_stops_the_run_and_a_kept_one_does_not(shared):
 
 
 def interrupted_release(host):
-    """Kill a release after it began to destroy instances; return the journal that it left."""
+    """Kill a release after it began to destroy instances, and return its journal."""
     host.gpusim("fail", "nvmlGpuInstanceDestroy", "--nth", "2", "--code", "kill")
     apply(host, FIRST, "--unnamed", "release", status=-9)
     return (host.folder / "state.d" / "journal.json").read_text()
@@ -145,7 +148,7 @@ def interrupted_release(host):
 def test_an_interrupted_release_is_taken_back_with_its_record(shared, written):
     journal = interrupted_release(shared)
     if written:
-        # As if it had been killed right after the record was written.
+        # Write the record as a run does that is killed right after this step.
         (shared.folder / "state.d" / "applied.json").write_text(json.dumps(json.loads(journal)["applied"]["new"]))
     apply(shared, FIRST)
     assert shared.seen()[1] == SECOND_GPU

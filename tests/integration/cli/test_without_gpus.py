@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""fits and import of gpu-layout without a GPU, a driver or pynvml."""
+"""Test fits and import of gpu-layout without a GPU, a driver or pynvml."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 @pytest.fixture
 def bare(command):
     def run(*arguments: str, status: int = 0, **options) -> subprocess.CompletedProcess:
-        # Nothing but the standard library.
+        # -I and -S leave only the standard library.
         words = [PYTHON, "-I", "-S", str(command), *arguments]
         done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
         assert done.returncode == status, done.stdout + done.stderr
@@ -55,7 +55,7 @@ def test_model_is_known_by_board_names(bare):
 def test_unconfirmed_facts_of_a_model_are_named(bare):
     told = json.loads(bare("fits", "B200-180GB", "1g.23gb", "--json").stdout)
     assert "1g.23gb.placement_starts" in told["unconfirmed"]
-    # Other profiles are irrelevant.
+    # A request that uses no other profile has no other unconfirmed profiles.
     assert not any(field.startswith("7g.180gb") for field in told["unconfirmed"])
 
 

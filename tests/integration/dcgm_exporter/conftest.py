@@ -26,7 +26,7 @@ DEADLINE = 180
 
 
 class Exporter:
-    """A running exporter, and who scrapes it."""
+    """A running exporter, and a client that scrapes it."""
 
     def __init__(self, host: SimulatedHost, **settings) -> None:
         self.host, self.folder = host, host.folder
@@ -47,7 +47,7 @@ class Exporter:
         self.port = int(self.wait(lambda: re.search(r"serving on \S+ port (\d+)", self.log.read_text())).group(1))
 
     def wait(self, what):
-        """Whatever it returns as soon as that is true."""
+        """Poll `what` until its result is true, and return that result."""
         deadline = time.monotonic() + DEADLINE
         while True:
             found = what()
@@ -58,7 +58,7 @@ class Exporter:
             time.sleep(0.1)
 
     def get(self, path="/metrics", user=None, headers=()):
-        """Status and body."""
+        """Return the HTTP status and the body."""
         request = urllib.request.Request(
             f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}{path}", headers=dict(headers)
         )
@@ -75,7 +75,7 @@ class Exporter:
                 return error.code, error.read().decode()
 
     def samples(self):
-        """{(name, uuid or "", other labels that tell it apart): value}, as Prometheus would have it."""
+        """Scrape the exporter, and return the samples."""
         status, body = self.get()
         assert status == 200, f"{body}{self.log.read_text()}"
         return Samples(body)
@@ -92,7 +92,7 @@ class Samples:
         self.all = [s for family in text_string_to_metric_families(text) for s in family.samples]
 
     def of(self, name, **labels):
-        """Values of that name whose labels are so."""
+        """Return the values of the metric `name` that have these labels."""
         return [s.value for s in self.all if s.name == name and labels.items() <= s.labels.items()]
 
     def labels(self, name, **labels):
@@ -119,7 +119,10 @@ def host(library):
 
 @pytest.fixture
 def start(host):
-    """Starts exporters on the host; they end with the test."""
+    """Return a function that starts an exporter on the host.
+
+    The exporters are stopped after the test.
+    """
     running = []
 
     def one(**settings):
@@ -133,7 +136,7 @@ def start(host):
 
 @pytest.fixture
 def instance():
-    """Return a function that makes an instance: instance(host, gpu, profile, start)."""
+    """Return a function that creates an instance: instance(host, gpu, profile, start)."""
     script = Path(__file__).resolve().parents[1] / "make_instance.py"
 
     def make(host, gpu, profile, at):

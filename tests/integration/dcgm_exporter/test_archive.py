@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""roles/dcgm_exporter/files/make_archive.py, with wheels in a directory instead of an index."""
+"""Test make_archive.py with wheels in a directory instead of a package index.
+
+The script is roles/dcgm_exporter/files/make_archive.py.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,17 @@ def pins():
 
 
 def make(archive: Path, wheels: Path, machine: str = "aarch64"):
-    """With the requirements that lie beside the script."""
+    """Run the script with the requirements file in its own folder."""
     command = [sys.executable, str(wheels.parent / "make_archive.py"), str(archive), machine, str(wheels)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
 def wheels(tmp_path):
-    """For the oldest Python that hosts may have; two of another architecture than this machine may be. Their hashes are known."""
+    """Write wheels for the oldest Python that hosts may have.
+
+    Two of the wheels are for another architecture. The hashes are set in the requirements.
+    """
     folder = tmp_path / "wheels"
     folder.mkdir()
     requirements = ""
@@ -50,7 +56,7 @@ def test_one_archive_per_architecture(tmp_path, wheels):
     with zipfile.ZipFile(archive) as made:
         names = set(made.namelist())
     assert {f"{name.replace('-', '_')}.py" for name, _ in pins()} <= names
-    # It is made once, however many hosts ask.
+    # The archive is built only once for any number of hosts.
     before = archive.stat().st_mtime_ns
     for path in wheels.iterdir():
         path.unlink()
@@ -68,7 +74,7 @@ def test_missing_files_are_named_and_nothing_is_written(tmp_path, wheels):
 
 
 def test_altered_wheel_is_refused_and_nothing_is_written(tmp_path, wheels):
-    """It has the same name and version, and is a valid archive."""
+    """Alter a wheel but keep its name, version and archive format valid."""
     name, version = pins()[1]
     wheel(wheels, name, version, code="import os")
     archive = tmp_path / "cache" / "exporter.zip"

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Very many clients of the embedded exporter: threads, and which ones are served."""
+"""Test the embedded exporter with very many clients.
+
+The tests check its threads and which clients are served.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ import socket
 import time
 from pathlib import Path
 
-#: docs/dcgm_exporter.md
+#: The limit that docs/dcgm_exporter.md documents.
 MOST_OF_ADDRESS = 8
 
 
 def test_one_address_gets_a_limited_number_of_threads(host, start):
-    """Each silent client keeps a thread until its timeout."""
+    """Hold a thread with each silent client until its timeout."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     before = threads(exporter)
@@ -24,7 +27,7 @@ def test_one_address_gets_a_limited_number_of_threads(host, start):
             one.settimeout(60)
             assert one.recv(1) == b""
         assert threads(exporter) <= before + MOST_OF_ADDRESS
-    # They have gone: the next one is served again, once their threads have ended.
+    # After the silent clients disconnect and their threads end, the next client is served again.
     deadline = time.monotonic() + 60
     while True:
         try:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-#: Seconds, for a machine that has much else to do.
+#: Timeout in seconds for a busy machine.
 DEADLINE = 180
-#: Less than a percent: figures of a simulated load are whole percentages.
+#: Less than one percent, because simulated utilization has whole percentages.
 approx = partial(pytest.approx, abs=0.009)
 H100 = {"model": "NVIDIA H100 80GB HBM3"}
-#: Destroys the instance of MIG device 0 of GPU 0.
+#: Destroys the instance that is MIG device 0 on GPU 0.
 DESTROY = """
 import pynvml as n
 n.nvmlInit()
@@ -39,7 +39,7 @@ def test_whole_gpus_and_instances_are_distinguished(host, start, instance):
     assert whole["uuid"] == whole["gpu_uuid"] == part["gpu_uuid"]
     assert part["uuid"].startswith("MIG-") and part["mig_instance"].isdigit() and whole["mig_instance"] == ""
     assert whole["driver_version"].count(".") == 2 and whole["pci_bus_id"].endswith(":00.0")
-    # nvitop's own series of the instance are found by its UUID.
+    # nvitop's own series for the instance have the UUID of the MIG device.
     assert samples.of("gpu_memory_total_MiB", uuid=part["uuid"]) == [40448.0]
 
 
@@ -51,7 +51,7 @@ def test_memory_is_exported_once(host, start, instance):
     instance(host, 0, "3g.40gb", 0)
     (part,) = exporter.samples().labels("gpu_memory_used_MiB")
     assert gpu["uuid"].startswith("GPU-") and part["uuid"].startswith("MIG-")
-    # What is the GPU's alone stays.
+    # Metrics that only the whole GPU has keep the GPU's UUID.
     assert exporter.samples().labels("gpu_temperature_C")[0]["uuid"] == gpu["uuid"]
 
 
@@ -60,10 +60,10 @@ def test_unknown_values_are_left_out(host, start, instance):
     instance(host, 0, "3g.40gb", 0)
     samples = start().samples()
     assert not [s for s in samples.all if math.isnan(s.value)]
-    # NVML knows no utilisation of a GPU in MIG mode.
+    # NVML reports no utilization for a GPU in MIG mode.
     assert [found["index"] for found in samples.labels("gpu_utilization_Percentage")] == ["1"]
     assert samples.of("gpu_fan_speed_Percentage", index="0") == []
-    # The simulator knows of no traffic by GPM.
+    # The simulator reports no traffic through GPM.
     assert not [name for name in samples.names if "bytes_per_second" in name]
 
 
@@ -92,7 +92,7 @@ def test_processes_are_counted_unless_disabled(host, start):
         samples = exporter.samples()
         assert samples.of("openfleet_gpu_processes", gpu_index="1") == [0.0]
         assert samples.of("process_gpu_memory_MiB", index="0") == [2048.0]
-        # A command line may hold a secret.
+        # A command line may contain a secret.
         assert "process_info_info" not in samples.names
         quiet = start(processes="none").samples()
         assert not [name for name in quiet.names if name.startswith("process_")]
@@ -156,7 +156,7 @@ def test_failing_gpu_hides_no_other(host, start, call, code):
         assert samples.of("openfleet_gpu_lost", uuid=other) == [0.0]
     if call != "nvmlDeviceGetMemoryInfo":
         assert samples.of("openfleet_gpu_lost", uuid=uuid) == [1.0]
-    # A new exporter, which has not seen it well, knows the other one too.
+    # A new exporter, which has never seen the failing GPU work, still exports the other GPU.
     assert len(start().samples().of("gpu_temperature_C", uuid=other)) == 1
     host.gpusim("fail", "--clear")
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [0.0])
@@ -182,15 +182,15 @@ def test_lost_gpu_does_not_end_the_exporter(host, start):
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [1.0])
     samples = exporter.samples()
     assert samples.of("openfleet_gpu_lost", gpu_index="0") == [0.0]
-    # No old values are exported for it, and all of the other one.
+    # The lost GPU has no outdated values, and the other GPU has all values.
     assert samples.of("gpu_temperature_C", uuid=uuid) == []
     assert len(samples.of("gpu_temperature_C")) == 1
-    # As it fell off the bus.
+    # Xid 79: GPU has fallen off the bus.
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_total", gpu_index="1", xid="79") == [1.0])
-    # The events of others still come.
+    # Events of the other GPU are still counted.
     host.gpusim("xid", "0", "13")
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_total", gpu_index="0", xid="13") == [1.0])
-    # A new process knows of it too.
+    # A restarted exporter also reports the lost GPU.
     assert start().samples().of("openfleet_gpu_lost", uuid=uuid) == [1.0]
     host.gpusim("restore", "1")
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [0.0])
@@ -221,7 +221,11 @@ def test_throttling_and_errors_of_memory(host, start):
 
 
 def test_utilization_as_nvml_measures_it(host, start, instance):
-    """For each GPU and each instance since Hopper: 80 % busy, with 50 % of the SMs and 25 % of the tensor cores."""
+    """Compare activity metrics with the simulated load.
+
+    GPUs and instances since Hopper have these metrics. The load is 80 % busy time, with 50 % of the SMs and 25 % of
+    the tensor cores.
+    """
     host.create([{"model": "H100-80GB", "count": 2}, {"model": "A100-80GB", "count": 1}])
     instance(host, 0, "3g.40gb", 0)
     instance(host, 0, "3g.40gb", 4)
@@ -232,7 +236,10 @@ def test_utilization_as_nvml_measures_it(host, start, instance):
     host.gpusim(*load, f"0/{second['mig_instance']}")
 
     def told() -> bool:
-        """Whether one scrape has it all. Samples have to be of the time since, and those that are too old are not told."""
+        """Return whether one scrape has all expected values.
+
+        The samples must be newer than the load. The exporter omits samples that are too old.
+        """
         of = exporter.samples().of
         busy = ({"gpu_index": "1"}, {"uuid": second["uuid"]})
         return (
@@ -243,7 +250,7 @@ def test_utilization_as_nvml_measures_it(host, start, instance):
 
     exporter.wait(told)
     samples = exporter.samples()
-    # No figure is not the same as none in use.
+    # An unsupported metric must be missing, not 0.
     assert samples.labels("openfleet_gpu_sm_active_ratio", gpu_index="2") == []
     assert samples.labels("openfleet_gpu_sm_active_ratio", gpu_index="0", mig_profile="") == []
 
@@ -265,12 +272,15 @@ def test_other_textfiles_are_served(host, start):
     assert samples.of("other") == []
     readable = {s.labels["file"]: s.value for s in samples.all if s.name == "openfleet_exporter_textfile_readable"}
     assert readable == {"layout.prom": 1.0, "half.prom": 0.0}
-    # Beside which the GPUs are still there.
+    # GPU metrics are exported as well.
     assert samples.of("openfleet_gpu_lost") == [0.0]
 
 
 def test_job_files_of_a_scheduler(host, start, instance):
-    """Files in dcgm-exporter's format: https://github.com/NVIDIA/dcgm-exporter (README, HPC job information)."""
+    """Read files in dcgm-exporter's format for HPC jobs.
+
+    See https://github.com/NVIDIA/dcgm-exporter (README, HPC job information).
+    """
     host.create([{"model": "H100-80GB", "count": 2}])
     instance(host, 0, "3g.40gb", 0)
     folder = host.folder / "jobs"
@@ -290,7 +300,7 @@ def test_ps_shows_the_exporters_name(host, start):
 
 
 def test_exporter_ends_if_the_driver_is_gone(host, start):
-    """systemd starts a new process, which finds the new driver's library."""
+    """Exit so that systemd starts a new process, which loads the new driver's library."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     host.gpusim("fail", "nvmlDeviceGetCount_v2", "--code", "DRIVER_NOT_LOADED")

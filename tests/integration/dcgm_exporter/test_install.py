@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module dcgm_exporter in a directory that represents a host."""
+"""Test the module dcgm_exporter in a directory that represents a host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def run(tmp_path):
 
 
 def test_exporter_unit_counts_as_monitoring():
-    """Otherwise the exporter, which has the GPUs open, would block every change of instances."""
+    """Check that the exporter does not block changes.
+
+    The exporter has the GPUs open. If it did not count as monitoring, it would block every change of instances.
+    """
     assert Path(UNIT).name in WATCHER_UNITS
 
 
@@ -102,7 +105,7 @@ def test_new_source_replaces_the_former(run, tmp_path):
     run(dict(EMBEDDED, embedded=archive(tmp_path)))
     assert (run.root / LIB / "packages/some_package/__init__.py").exists()
     run(DOCKER)
-    # The record is of the directory, which goes with the role.
+    # The record still lists the directory, so that the role can remove it.
     assert set(files(run.root)) == {UNIT, ETC + "/counters.csv", ETC + "/installed.json"}
     assert run(DOCKER)["changed"] is False
 
@@ -161,7 +164,10 @@ def test_files_of_former_settings_are_removed(run):
 
 
 def test_unit_of_the_package_is_masked_before_installation_and_unmasked(run):
-    """Without the mask it listens on all addresses as soon as it is installed."""
+    """Check that the unit is masked during the installation.
+
+    Without the mask, the unit would listen on all addresses as soon as the package is installed.
+    """
     packages = dict(DOCKER, masked=["nvidia-dcgm-exporter.service"])
     assert run(dict(packages, packages=["no-such-package-anywhere"]), "--check")["done"][:2] == [
         "mask nvidia-dcgm-exporter.service",
@@ -171,7 +177,7 @@ def test_unit_of_the_package_is_masked_before_installation_and_unmasked(run):
     run(packages)
     link = run.root / "etc/systemd/system/nvidia-dcgm-exporter.service"
     assert os.readlink(link) == "/dev/null"
-    # Also where the inventory says another source by now.
+    # The unit is unmasked even if the inventory now has another source.
     run(dict(DOCKER, state="absent"))
     assert not link.is_symlink() and files(run.root) == {}
 
@@ -223,7 +229,7 @@ def test_dnf_verifies_packages_and_metadata(asked, written):
 
 
 class With(managers.Apt):
-    """It has one version of everything."""
+    """Apt whose repository has one version of each package."""
 
     def __init__(self, version):
         self.version = version
@@ -266,7 +272,7 @@ def test_directory_with_files_of_others_stays(run):
 
 
 def test_packages_of_an_index_are_verified_by_hashes(run, tmp_path, monkeypatch):
-    """With the real pip and a folder as index."""
+    """Install with the real pip from a folder that serves as index."""
     index = tmp_path / "index"
     index.mkdir()
     pin = Pin("some-package", "1.0", (wheel(index, "some-package", "1.0"),))
@@ -293,7 +299,7 @@ OWN = "/system.slice/dcgm-exporter.service"
 
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
-    """Those of this machine, in cgroups of the test's choice."""
+    """Return a view of this machine's processes with cgroups that the test sets."""
     return Processes(tmp_path / "proc", monkeypatch, peer)
 
 
@@ -302,7 +308,7 @@ def test_health_reflects_a_scrape(host, start, processes):
     exporter = start()
     processes.add(exporter.process.pid, OWN)
     assert scrape.problem(dict(HEALTH, port=exporter.port)) == ""
-    # It lets everybody in, and was to ask for a password.
+    # The exporter serves clients without a password, although one is required.
     assert "status 200, which should be 401" in scrape.problem(dict(HEALTH, port=exporter.port, users={"a": "b"}))
     exporter.stop()
     assert "does not answer" in scrape.problem(dict(HEALTH, port=exporter.port))
@@ -351,8 +357,8 @@ def test_health_with_tls_and_passwords(host, start, processes):
     assert "status 401" in scrape.problem(dict(health, users={"a": "c"}))
     renewed = dict(health, certificate=str(host.folder / "other.crt"))
     assert "another certificate" in scrape.problem(renewed)
-    # Which a run takes as the reason for a restart.
+    # A run restarts the exporter for this reason.
     assert scrape.certificate_is_old({"health": renewed}) and not scrape.certificate_is_old({"health": health})
-    # The exporter's own, but no process of the unit: as after a manual start.
+    # The process is the exporter, but does not belong to the unit, as after a manual start.
     processes.add(exporter.process.pid, "/user.slice/user-0.slice/session-1.scope")
     assert f"held by pid {exporter.process.pid} " in scrape.problem(health)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Services and packages of a host with the module dcgm_exporter, as stand-in commands."""
+"""Test services and packages of the module dcgm_exporter with stand-in commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import
 
 
 class Host(Installer):
-    """A host that systemd runs. What is asked of commands is noted in `calls`."""
+    """A host with systemd. Calls of the stand-in commands are recorded in `calls`."""
 
     def __init__(self, folder: Path, monkeypatch) -> None:
         super().__init__(folder / "root")
@@ -54,7 +54,7 @@ def test_service_restarts_for_files_of_an_interrupted_run(host):
     host(DOCKER)
     assert host.calls == [RELOAD, RESTART]
     changed = dict(DOCKER, files={**DOCKER["files"], UNIT: {"content": "loopback\n", "mode": "0644"}})
-    # It ends between the files and the restart.
+    # The run fails after it wrote the files and before it restarts the service.
     host.command("systemctl", 'case "$1" in is-enabled) echo enabled;; daemon-reload) exit 1;; esac')
     host(changed, failed=True)
     assert (host.root / UNIT).read_text() == "loopback\n"
@@ -83,14 +83,17 @@ def test_unusable_password_is_refused_before_any_change(host, tmp_path):
 
 
 def test_settings_are_written_after_the_mark(host):
-    """If the first file cannot be written, only the mark exists."""
+    """Write the mark first.
+
+    If the first file cannot be written, only the mark exists.
+    """
     (host.root / ETC / "counters.csv").mkdir(parents=True)
     (host.root / ETC / "counters.csv/in the way").write_text("")
     host(DOCKER, failed=True)
     assert (host.root / ETC / "restart-pending").exists() and not (host.root / UNIT).exists()
 
 
-# --- what a host cannot be asked for --------------------------------------------------------------
+# --- requests that the module refuses -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [f"/{ETC}/site.key", f"/etc/../{LIB}/site.key", "/srv/link/site.key"])
@@ -111,7 +114,7 @@ def test_metrics_folder_in_a_deleted_directory_is_refused(host):
     assert f"{ETC}/metrics" in host(dict(DOCKER, directories=[f"{ETC}/metrics"]), failed=True)
 
 
-# 127.1 is no address literally, and the host's own resolver makes it one of loopback.
+# `127.1` is not a valid literal address, but the host's resolver maps it to a loopback address.
 @pytest.mark.parametrize(
     "address, refused", [("127.1", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)]
 )

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's packages on a host: stand-ins installed by the real apt and dpkg in a directory."""
+"""Install NVIDIA's packages with the real apt and dpkg in a directory.
+
+The packages are stand-ins.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ BUNDLE = dict(DOCKER, packages=[CORE, EXPORTER], masked=[MASK])
 
 
 class Host(Installer):
-    """Create a root with its own dpkg database and repository."""
+    """A root directory with its own dpkg database and repository."""
 
     def __init__(self, folder: Path, monkeypatch) -> None:
         super().__init__(folder / "root")
@@ -71,7 +74,7 @@ class Host(Installer):
 
     @property
     def packages(self):
-        """Name and version of all that are installed."""
+        """Return the names and versions of all installed packages."""
         form = "--showformat=${db:Status-Status} ${Package} ${Version}\\n"
         said = subprocess.run(["dpkg-query", "--show", form], capture_output=True, text=True, check=False).stdout
         return dict(line.split()[1:] for line in said.splitlines() if line.startswith("installed "))
@@ -101,7 +104,7 @@ def test_installed_packages_are_removed_after_a_change_of_source(host):
     assert f"install packages {CORE}, {EXPORTER}" in host(BUNDLE)["done"]
     assert set(host.packages) == {CORE, EXPORTER, "dcgm-needs", "others"} and host.masked
     assert host(BUNDLE)["changed"] is False
-    # The package is there still, and its unit would listen on all addresses.
+    # The package is still installed, and its own unit would listen on all addresses.
     host(DOCKER)
     assert host.masked and CORE in host.packages
     said = host(dict(DOCKER, state="absent"), "--check")
@@ -175,7 +178,10 @@ def test_held_package_stays(host):
 
 
 def test_needrestart_restarts_no_service(host, tmp_path, monkeypatch):
-    """needrestart(1) is a hook of dpkg, and restarts nothing with this variable in its environment."""
+    """Check the environment variable that needrestart(1) reads.
+
+    needrestart is a hook of dpkg. It restarts no service if this variable is set.
+    """
     offer_dcgm(host)
     noted = tmp_path / "noted"
     with (tmp_path / "apt.conf").open("a") as config:
@@ -185,7 +191,7 @@ def test_needrestart_restarts_no_service(host, tmp_path, monkeypatch):
     assert noted.read_text().split() == ["1", "1"]
 
 
-#: In the form of DNF 4: a heading for each kind of change, and below it lines that begin with blanks.
+#: Output of DNF 4: a heading for each kind of change, followed by indented lines.
 DNF = """\
 Dependencies resolved.
 ================================================================================
@@ -212,7 +218,10 @@ Operation aborted.
 
 
 def fake_dnf(folder: Path, monkeypatch) -> None:
-    """Put a dnf that prints the file `table`, and an rpm that knows glibc, into PATH."""
+    """Put stand-ins for dnf and rpm into PATH.
+
+    dnf prints the file `table`. rpm reports that glibc is installed.
+    """
     programs = {
         "dnf": f"""echo "$*" >>{folder}/asked
 case " $* " in *" makecache "*) exit 0 ;; esac
@@ -243,7 +252,10 @@ def test_dnf_plan_is_read_from_its_table(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("url", ["https://example.org/cuda/rhel9/x86_64", ""])
 def test_dnf_gets_the_metadata_key_before_a_plan(tmp_path, monkeypatch, url):
-    """dnf does not import a key while planning, and would ignore the repository."""
+    """Import the key before dnf plans.
+
+    dnf does not import a key while it plans, and would ignore the repository.
+    """
     (tmp_path / "table").write_text(DNF)
     fake_dnf(tmp_path, monkeypatch)
     monkeypatch.setattr(packages, "manager", managers.Dnf)
@@ -254,7 +266,7 @@ def test_dnf_gets_the_metadata_key_before_a_plan(tmp_path, monkeypatch, url):
     asked = (tmp_path / "asked").read_text().splitlines()
     fetched = [line for line in asked if " makecache " in line]
     assert [line.split()[-1] for line in fetched] == ["--repo=openfleet-dcgm"] * bool(url)
-    # The host may skip failing repositories.
+    # The host's configuration may allow dnf to skip failing repositories.
     assert all("--setopt=openfleet-dcgm.skip_if_unavailable=0" in line for line in fetched)
     assert "--assumeno" in asked[-1] and " install " in asked[-1]
     assert (target.root / packages.DNF_SOURCE).exists() == bool(url)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metrics of nvitop-exporter and those it lacks, which the role adds."""
+"""Test the metrics of nvitop-exporter, and the missing ones that the role adds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from nvitop_exporter import __version__
 
-# nvitop-exporter as its own command line makes it, with no server: the text of one collection.
+# Runs nvitop-exporter as its own command line does, without a server, and prints the text of one collection.
 ALONE = """
 import json
 from nvitop import Device
@@ -80,6 +80,9 @@ def test_nvitop_lacks_errors_throttling_losses_and_instance_ids(host, instance):
 
 
 def test_nvitop_reports_nan_for_unknown_values(host):
-    """Prometheus would store it, and rules would propagate it."""
+    """Check that NaN values are dropped.
+
+    Prometheus would store NaN, and rules would propagate it.
+    """
     host.create([{"model": "H100-80GB", "count": 1}])
     assert "nan" in {value for _, _, value in alone(host)}

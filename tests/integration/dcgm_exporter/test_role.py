@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of the role for each source in a directory, read by systemd and Podman.
+"""Check the role's files for each source with systemd and Podman's generator.
 
-OPENFLEET_QUADLET names Podman's generator where it is elsewhere than Podman 4.4 and later have it; Debian 12's has none.
+OPENFLEET_QUADLET is the path of Podman's generator if it is not where Podman 4.4 and later install it. Podman on
+Debian 12 has no generator.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ PLAY = """
 
 
 def run(folder: Path, hosts, *options):
-    """Run the role on hosts, each a folder below this one; return the exit status and the output."""
+    """Run the role on hosts that are subfolders of this folder.
+
+    Returns the exit status and the output.
+    """
     play = folder / "play.yml"
     play.write_text(PLAY)
     for name in hosts:
         (folder / name).mkdir(exist_ok=True)
     python = str(interpreter(folder / "python3"))
-    # No package may be installed here, and whatever Python this machine has more of stays out of it.
+    # The run must not install packages on this machine, and must not use packages of this machine's Python.
     inventory = {
         name: {
             "ansible_connection": "local",
@@ -63,7 +67,7 @@ def run(folder: Path, hosts, *options):
 
 
 def settings(unit: Path, section: str):
-    """Return [(key, value)] of a section, with continued lines joined."""
+    """Return [(key, value)] of a section. Continued lines are joined."""
     found, inside = [], False
     for line in unit.read_text().replace("\\\n", " ").splitlines():
         if line.startswith("["):
@@ -75,7 +79,10 @@ def settings(unit: Path, section: str):
 
 
 def verify(unit: Path):
-    """systemd's own word on a unit. Programs that this machine has not are no fault of it."""
+    """Return systemd's complaints about a unit.
+
+    Programs that are missing on this machine are ignored.
+    """
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze here")
     done = subprocess.run(
@@ -109,19 +116,22 @@ PRESENT = {
     },
     "docker": {"dcgm_exporter_source": "docker", "dcgm_exporter_hpc_job_mapping_dir": "/var/spool/gpu jobs", **TLS},
     "podman": {"dcgm_exporter_source": "podman", "dcgm_exporter_kubernetes": True, **TLS},
-    # One that goes later.
+    # A host from which the exporter is removed later.
     "leaving": {"dcgm_exporter_source": "podman", **TLS},
 }
 
 
 @pytest.fixture(scope="module")
 def present(tmp_path_factory):
-    """Return a folder of hosts with the exporter, from one run. No password was printed."""
+    """Run the role once, and return the folder of the hosts with the exporter.
+
+    Also check that no password was printed.
+    """
     folder = tmp_path_factory.mktemp("present")
     status, said = run(folder, PRESENT)
     assert status == 0, said
     assert "a password" not in said
-    # Of all hosts with a container, whose image is the default.
+    # One warning covers all hosts that use the default container image.
     warnings = [line for line in said.splitlines() if "dcgm_exporter_image" in line]
     assert len(warnings) == 1 and "WARNING" in warnings[0] and "has no digest" in warnings[0], said
     return folder
@@ -144,7 +154,7 @@ def test_packages(present):
     assert web["tls_server_config"] == {"cert_file": "/etc/ssl/gpu.crt", "key_file": "/etc/ssl/private/gpu.key"}
     assert list(web["basic_auth_users"]) == ["prometheus"]
     assert verify(unit) == []
-    # The package's own unit does not block.
+    # The package's own unit does not block because it is masked.
     assert os.readlink(root / "etc/systemd/system/nvidia-dcgm-exporter.service") == "/dev/null"
 
 
@@ -261,13 +271,16 @@ REFUSED = {
             "dcgm_exporter_repository_url contains a name or a password",
         ],
     ),
-    # A site's own key has no place in a directory that the role clears.
+    # A site's own key must not be in a directory that the role deletes.
     "key": ({"dcgm_exporter_source": "docker", **TLS, "dcgm_exporter_tls_key": OWN_KEY}, [f"{OWN_KEY} is below"]),
 }
 
 
 def test_conflicting_options_are_refused_at_once(tmp_path):
-    """An empty address never means all addresses."""
+    """Refuse conflicting options.
+
+    An empty address must never mean all addresses.
+    """
     status, output = run(tmp_path, {name: variables for name, (variables, _messages) in REFUSED.items()})
     assert status != 0
     assert "s3cret" not in output

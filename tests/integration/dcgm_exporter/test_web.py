@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Access to metrics: TLS, passwords and misbehaving clients, with real HTTP clients."""
+"""Test access to metrics with real HTTP clients.
+
+The tests use TLS, passwords and misbehaving clients.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ PASSWORD = "a lock of größe"
 
 @pytest.fixture
 def secured(host):
-    """A web configuration as the role writes it, with TLS and a password."""
+    """Return a web configuration with TLS and a password, as the role writes it."""
     folder = host.folder
     subprocess.run(
         [
@@ -74,7 +77,7 @@ def test_tls_and_a_password(secured, start):
     for wrong in (None, "prometheus:", "prometheus:another", f"somebody:{PASSWORD}", f":{PASSWORD}", "prometheus"):
         status, body = exporter.get(user=wrong)
         assert (status, "gpu" in body) == (401, False), wrong
-    # Of no other scheme, and of no other path either.
+    # Other authentication schemes and other paths are refused too.
     assert exporter.get(headers={"Authorization": "Bearer x"})[0] == 401
     assert exporter.get(headers={"Authorization": "Basic !!"})[0] == 401
     assert exporter.get("/", user=f"prometheus:{PASSWORD}")[0] == 404
@@ -113,7 +116,10 @@ def test_exporter_listens_only_on_its_address(host, start):
 
 
 def test_answer_is_compressed_on_request_and_in_text_format(host, start):
-    """Prometheus prefers OpenMetrics, which other textfiles may not satisfy."""
+    """Compress on request, and always answer in the Prometheus text format.
+
+    Prometheus prefers OpenMetrics, but textfiles of other programs may not be valid OpenMetrics.
+    """
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     request = (
@@ -140,7 +146,7 @@ def test_bcrypt_runs_once_for_a_correct_password_and_always_for_a_wrong_one():
     assert asked == [b"right"]
     assert [passwords.right("a", "wrong") for _ in range(2)] == [False] * 2
     assert asked == [b"right", b"wrong", b"wrong"]
-    # A stranger takes as long, and is not let in with another's password.
+    # An unknown user takes as long as a known one, and is refused even with another user's password.
     assert not passwords.right("b", "right")
     assert asked[3:] == [b"right"]
     assert not passwords.right("b", "right")
@@ -161,7 +167,10 @@ def test_without_users_access_is_open():
     ],
 )
 def test_unsupported_setting_is_refused(tmp_path, text, says):
-    """A requested but unverified client certificate would not protect."""
+    """Refuse settings that the exporter does not implement.
+
+    For example, requested client certificates that are not verified would not protect the metrics.
+    """
     file = tmp_path / "web-config"
     file.write_text(text)
     with pytest.raises(WebConfigError, match=says):

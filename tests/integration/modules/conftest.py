@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: the simulated library built once, and a host of simulated GPUs for each test."""
+"""Fixtures: the simulated library, built once, and a simulated GPU host per test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from simulated_host import SimulatedHost
 
 @contextmanager
 def open_folder():
-    """A folder that other users reach too, as they do on a host; pytest's own are for their owner alone."""
+    """Create a folder that other users can read, as they can on a host.
+
+    pytest's own folders are readable only for their owner.
+    """
     with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -29,7 +32,7 @@ def library():
 
 @pytest.fixture
 def host(library):
-    """An empty folder with the library; call create() on it."""
+    """Return a host with an empty folder and the library. Call create() to add GPUs."""
     if os.geteuid() != 0:
         pytest.skip("partitioning GPUs needs root, also on the simulator: run as root")
     with open_folder() as folder:

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""accept.yml on simulated hosts with simulated faults. dcgmi is a stand-in that prints the JSON of DCGM 4."""
+"""Run accept.yml on simulated hosts with simulated faults.
+
+dcgmi is a stand-in that prints the JSON of DCGM 4.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from patience import wait_until
 from simulated_fleet import Fleet
 
-#: Commands of the simulator, the rule that each makes fail, and a word of what to do.
+#: For each command of the simulator: the rule that fails, and a word from its advice.
 FAULTS = {
     ("set", "0", "remap_pending", "on"): ("pending row remap", "--gpu-reset"),
     ("set", "0", "remap_failed", "on"): ("failed row remap", "Replace"),
@@ -23,7 +26,7 @@ FAULTS = {
 
 
 def stand_in_dcgmi(host, status, warning=""):
-    """Print what dcgmi diag -j prints, and note the arguments."""
+    """Install a stand-in for dcgmi diag -j that prints JSON and records its arguments."""
     result = {"entity_group": "GPU", "entity_group_id": 1, "entity_id": 0, "status": status}
     if warning:
         result["warnings"] = [{"error_category": 8, "error_id": 29, "error_severity": 5, "warning": warning}]
@@ -135,6 +138,6 @@ def test_every_simulated_fault_fails_only_its_rule(host, judge):
         assert {verdict.gpu for verdict in found} == {0}, (command, found)
         assert rule in [verdict.rule for verdict in found], (command, found)
         others = {verdict.rule for verdict in found} - {rule}
-        # An uncorrected error counts in both counters.
+        # An uncorrected error increments both the volatile and the aggregate counter.
         assert others <= {"uncorrected ECC errors, aggregate"}, (command, found)
         assert cure in next(verdict.cure for verdict in found if verdict.rule == rule)

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""module_defaults of a group apply to its modules in the real ansible-playbook."""
+"""Check module_defaults of a group with the real ansible-playbook.
+
+The defaults must apply to every module of the group.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ import yaml
 from simulated_host import ROOT
 from warm_ansible import interpreter
 
-#: Of layouts, with a layout that each of them refuses by naming it.
+#: Modules that take a layout. The test gives each of them an invalid layout, which the error must name.
 LAYOUTS = ["layout", "mig", "mps", "time_slicing", "vgpu_quota"]
 REFUSED = [{"gpus": [0], "sharing": "by the defaults of the group"}]
-#: Right-sizing asks for NumPy first, which is not everywhere.
+#: The modules for audits. Right-sizing is left out, because it requires NumPy, which may be missing.
 AUDITS = ["audit"]
 
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs that lack NVML calls: no memory size (GB10, Thor), no compute mode that can be set (WSL, guests of vGPU)."""
+"""Test GPUs that lack some NVML calls.
+
+GB10 and Thor report no memory size. WSL and guests of vGPU cannot set the compute mode.
+"""
 
 from __future__ import annotations
 

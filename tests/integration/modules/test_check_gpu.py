@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""make check-gpu on healthy and faulty simulated GPUs, and the model files that gpusim makes of its report."""
+"""Run make check-gpu on healthy and faulty simulated GPUs.
+
+Also test the model files that gpusim creates from the report.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import loa
 TOOL = ROOT / "tools" / "check_gpu.py"
 CATALOGUE = load_models()
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}]
-#: What the simulated library has beside functions that only read.
+#: Functions of the simulated library that do more than read.
 CHANGES = re.compile(
     r"nvml(Init|Shutdown|ErrorString|InternalGetExportTable|\w+?(Set[A-Z]|Reset|Clear|Create|Destroy)\w*)"
 )
-#: As another user, who may read every file: the checkout and its Python may lie in root's home.
+#: Become another user who may still read every file, because the checkout and its Python may be in root's home.
 BECOME = [
     "setpriv",
     "--clear-groups",
@@ -32,7 +35,7 @@ BECOME = [
 
 
 class Run:
-    """One run of the command, and what it wrote."""
+    """A run of the command, and the report that it wrote."""
 
     def __init__(self, host, *options, models=MODELS, user=None, library="none"):
         self.folder = host.folder / "report"
@@ -90,7 +93,7 @@ def test_every_simulated_model_matches_and_reproduces_its_file(every_model):
 
 
 def again(host, run, index, key, model):
-    """What the file of the catalogue says, the one made of the readings says too."""
+    """Check that the model recorded from the report equals the catalogue's model."""
     report = str(run.folder / "gpu-check.json")
     text = host.gpusim("record", report, "--gpu", str(index), "--key", key, "--models", str(MODELS))
     made = parse_model(text, key.lower() + ".json")

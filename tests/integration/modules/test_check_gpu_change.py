@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""check-gpu --change on simulated GPUs: all changes, refusals, and interrupted runs.
+"""Run check-gpu --change on simulated GPUs, with refused and interrupted runs.
 
-nvidia-smi is a stand-in for time slices; tests/clients/test_check_gpu_change.py has the real one.
+nvidia-smi is a stand-in for time slices. tests/clients/test_check_gpu_change.py uses the real one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thorough import sample
 
 TOOL = ROOT / "tools" / "check_gpu.py"
 AREAS = ["change: MIG", "change: compute mode", "change: time slice"]
-#: The changes alone, without the reading of all GPUs before and the report after.
+#: Runs only the changes, without reading all GPUs before and writing the report afterwards.
 CHANGES = """
 import json, sys
 sys.path[:0] = [%r, %r]
@@ -35,14 +35,15 @@ try:
 except signals.Ended as ended:
     sys.exit(128 + ended.number)
 """ % (str(ROOT / "collections"), str(ROOT / "tools" / "gpu_change"))
-#: NVML's calls that change something, of a whole run on an A30: a reset for each MIG mode, four instances.
+#: The number of changing NVML calls in a complete run on an A30. Each MIG mode change has a reset, and four instances
+#: are created.
 CALLS = {
     "nvmlDeviceSetMigMode": 2,
     "nvmlDeviceCreateGpuInstanceWithPlacement": 4,
     "nvmlGpuInstanceCreateComputeInstance": 4,
     "nvmlComputeInstanceDestroy": 4,
     "nvmlGpuInstanceDestroy": 4,
-    # After MIG mode the mode found is set again, as it cannot be read meanwhile.
+    # The compute mode is set again after MIG mode is disabled, because it cannot be read while MIG mode is enabled.
     "nvmlDeviceSetComputeMode": 3,
 }
 KILLS = [
@@ -54,7 +55,7 @@ KILLS = [
 
 
 class Changes:
-    """A host of simulated GPUs that `--change` is run on."""
+    """Run `--change` on a host of simulated GPUs."""
 
     def __init__(self, host) -> None:
         self.host, self.directory = host, host.folder / "state.d"
@@ -73,7 +74,7 @@ class Changes:
         return [sys.executable, "-c", CHANGES, json.dumps([gpu, str(self.directory), calls or {}])]
 
     def run(self, gpu=None, calls=None):
-        """Return the checks of a run that comes to its end."""
+        """Return the checks of a run that is not interrupted."""
         done = self.host.run(self.command(gpu, calls))
         assert "Traceback" not in done.stderr
         return json.loads(done.stdout)
@@ -85,7 +86,10 @@ class Changes:
         return json.loads(self.host.gpusim("show", "--json"))
 
     def state(self):
-        """Return the simulator's state of the GPUs, without values that change by themselves, and the time slices."""
+        """Return the simulator's state of the GPUs, and the time slices.
+
+        Values that change without a command are left out.
+        """
         passing = ("power_mw", "energy_mj", "temperature_c", "memory")
         gpus = [{key: value for key, value in gpu.items() if key not in passing} for gpu in self.show()["gpus"]]
         return gpus, json.loads((self.host.folder / "slices.json").read_text())
@@ -105,7 +109,7 @@ def outcomes(checks):
 
 
 def refused(checks, reason):
-    """Nothing was changed, and each area says why."""
+    """Return whether nothing was changed and each area reports the reason."""
     return [check["area"] for check in checks] == AREAS and all(reason in check["reason"] for check in checks)
 
 
@@ -127,7 +131,7 @@ def test_everything_is_changed_verified_and_restored(changes):
     places = ", ".join("1g.10gb@%d" % start for start in range(7))
     assert by_name["change: MIG", "7 instances of 1g.10gb"]["found"] == places
     assert by_name["change: MIG", "MIG devices with different UUIDs"]["found"] == "7"
-    # Each instance of a reading in MIG mode, by the facts of gpu_info and every function of NVML.
+    # In MIG mode, each instance is read by gpu_info and by every NVML function.
     assert by_name["change: MIG, NVML", "nvmlDeviceGetMigMode"]["found"].lower() in ("yes, yes", "1, 1")
     assert by_name["change: MIG, model file", "profiles.1g.10gb.profile_id"]["outcome"] == "held"
     assert {check["outcome"] for check in of(made, "change: compute mode")} == {"held"}
@@ -184,7 +188,8 @@ def test_gpu_without_mig_gets_the_other_changes(changes):
 def test_without_root_nothing_is_changed(changes):
     changes.create({"model": "H100-80GB"})
     before = changes.state()
-    # The interpreter may lie where another user cannot read (root's home): load first, then become that user.
+    # The interpreter may be in a folder that another user cannot read, such as root's home. So import first, and then
+    # change the user.
     become = "import os; os.setgid(65534); os.setuid(65534)\n"
     text = CHANGES.replace("gpu, directory", become + "gpu, directory", 1)
     done = changes.host.run([sys.executable, "-c", text, json.dumps([None, str(changes.directory), {}])])
@@ -320,7 +325,7 @@ def test_next_run_after_a_kill_restores_the_original_state(changes, call, nth, a
     changes.host.gpusim("fail", call, "--nth", str(nth), "--code", action)
     changes.killed()
     assert changes.record.exists()
-    # An unknown GPU: the run restores the first one, and changes nothing else.
+    # An unknown GPU is given, so the run only restores the first GPU.
     restored, *others = changes.run(7)
     assert (restored["what"], restored["outcome"]) == ("state before an interrupted run", "held"), restored
     assert refused(others, "the host has no GPU 7")
@@ -381,7 +386,7 @@ def test_signal_ends_the_run_and_everything_is_restored(changes, call, nth, numb
         wait_until(lambda: stopped(run.pid), "the run is at its change")
         assert changes.record.exists()
         run.send_signal(number)
-        # A second one of another kind, as of a user who is impatient: it waits until all is restored.
+        # Send a second, different signal, as an impatient user does. The run still restores everything before it exits.
         run.send_signal(signal.SIGTERM)
         go_on(run.pid)
         assert run.wait() in (128 + number, 128 + signal.SIGTERM)
@@ -407,5 +412,5 @@ def test_ended_command_reports_it_and_writes_no_report(changes):
 
 
 def stopped(pid: int) -> bool:
-    """Return whether the child in which a run calls NVML is stopped."""
+    """Return whether the child process that calls NVML is stopped."""
     return bool(stopped_children(pid))

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""make check-gpu with --load: a simulated NVML, the real limiter, and a stub of the CUDA driver."""
+"""Run make check-gpu with --load.
+
+NVML is simulated, the limiter is real, and the CUDA driver is a stub.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def run(host, built, tmp_path):
-    """Run the command on a host of one GPU, and return its report's checks by area."""
+    """Run the command on a host with one GPU, and return its report's checks by area."""
 
     def run(*options, cuda=True):
         host.create([{"model": "H100-80GB"}])
@@ -53,13 +56,13 @@ def test_tenant_gets_its_quota_and_stub_limits_are_not_run(run):
     found = run()
     limiter = {check["what"]: check for check in found["vGPU limiter"]}
     got = [int(check["found"]) for what, check in limiter.items() if what.endswith("bytes allocated by a tenant")]
-    # To the byte; rows, arrays and physical memory have units of their own.
+    # Linear memory is limited to the exact byte. Rows, arrays and physical memory have larger allocation units.
     assert len(got) == 6 and all(QUOTA - (2 << 20) < each <= QUOTA for each in got), limiter
     not_run = {what for what, check in limiter.items() if check["outcome"] == "not run"}
     assert "no image: set --image" in limiter["container: linear memory"]["reason"]
     words = ("percent", "container", "module")
     assert not_run == {what for what in limiter if any(word in what for word in words)} and len(not_run) == 6
-    # The cost of a launch depends on what else this machine does.
+    # The cost of a launch depends on the load of this machine.
     others = {what: check for what, check in limiter.items() if what not in not_run and "cost" not in what}
     assert [check for check in others.values() if check["outcome"] != "held"] == []
     assert {check["outcome"] for check in found["load"]} == {"not run"}
@@ -76,7 +79,7 @@ def test_unknown_gpu_is_not_run(run):
 
 
 def test_shares_are_measured_in_the_time_of_the_card(built, tmp_path, monkeypatch):
-    """In the stub's own time, which does not depend on this machine."""
+    """Measure shares in the stub's own time, which does not depend on this machine."""
     preload = str(built.stub / "libcuda.so.1")
     for name, value in {**Card(tmp_path / "card").environment(), "LD_PRELOAD": preload}.items():
         monkeypatch.setenv(name, value)
@@ -149,7 +152,7 @@ def test_the_series_of_the_exporter_follow_a_simulated_load(host, tmp_path):
 
 # --- a tenant in a container --------------------------------------------------------------------------------------------
 
-#: Runs the program outside of a container, with what the container would be given.
+#: Runs the program outside a container, with the environment and files that a container would get.
 ENGINE = """#!%s
 import os, pathlib, sys
 words = sys.argv[1:]
@@ -176,7 +179,10 @@ os.execve(sys.executable, [sys.executable, mounts["/program.py"], *words[at + 1 
 
 @pytest.fixture
 def engine(built, tmp_path, monkeypatch):
-    """A stand-in for podman and a CDI specification; return the card with an image that it has."""
+    """Install a stand-in for podman and a CDI specification.
+
+    Returns a card whose container image the stand-in knows.
+    """
     preload = str(built.stub / "libcuda.so.1")
     (tmp_path / "bin").mkdir()
     tool = tmp_path / "bin" / "podman"
@@ -220,10 +226,10 @@ def test_without_a_specification_of_gpus_no_container_is_started(engine, built, 
         measure._in_container(engine, built.library)
 
 
-# --- the judgement, on figures ------------------------------------------------------------------------------------------
+# --- verdicts on recorded figures -----------------------------------------------------------------------------------
 
 
-#: A server, its client, and a program without MPS.
+#: An MPS server, its client, and a program that does not use MPS.
 MPS = {"pid": 7, "servers": ["9"], "clients": ["7"], "direct": 8, "nvml": {"compute": [7, 8, 9], "mps": [7]}}
 
 
@@ -242,7 +248,8 @@ def measured(**limiter):
         "two_tenants": {"kernels": [300, 700]},
     }
     bare = {work: {"rate": 100.0, "active": 1.0} for work in ("matmul", "transformer", "graph", "short")}
-    # Clocks are higher where the GPU rests; what is short needs less of the GPU than it has.
+    # Clocks are higher while the GPU is partly idle, so rates exceed the share. Short kernels use less than their
+    # share.
     shares = {
         str(percent): {
             **{work: {"rate": 1.2 * percent, "active": percent / 100} for work in bare},
@@ -277,7 +284,7 @@ def judged(found):
 
 def test_correct_card_passes():
     outcomes = judged(measured())
-    # Of a card without GPM.
+    # The outcomes for a card without GPM.
     assert [what for what, outcome in outcomes.items() if outcome != "held"] == [
         "openfleet_gpu_sm_active_ratio %s" % when for when in ("at rest", "under load", "afterwards")
     ]

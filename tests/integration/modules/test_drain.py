@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module drain with a fault at each step. molecule/gpu_drain uses real systemd and Slurm."""
+"""Test the module drain with a fault at each step.
+
+molecule/gpu_drain uses real systemd and Slurm.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def there(tmp_path):
 
 
 def with_commands(folder):
-    """Own commands, and what they have written once both have run."""
+    """Return the log file and the options of commands that write to it."""
     log = folder / "log"
     commands = {
         "commands_before": [f"echo before >> {log}"],
@@ -76,7 +79,7 @@ def test_drain_and_resume_are_idempotent(there, tmp_path):
     there.fault()
     nothing = there.resume()
     assert (nothing["changed"], nothing["done"]) == (False, [])
-    # Cheap: nothing is queried.
+    # The module queries nothing, so that a repeated drain is cheap.
     assert there.calls() == []
 
 
@@ -92,7 +95,7 @@ def test_units_wait_for_jobs(there):
 
 
 def calls_of(there, state):
-    """How many calls it takes; what it does is left."""
+    """Return the number of calls for this state. The host stays in this state."""
     there.fault()
     assert there.sweep(state) == ""
     return len(there.calls())
@@ -108,7 +111,7 @@ def test_fault_of_any_drain_call_restores_everything(there, tmp_path):
         said = there.sweep("drained", **commands)
         call = there.calls()[nth - 1]
         if call[:3] == ["scontrol", "show", "slurmd"]:
-            # Where slurmd does not tell its name, the host's own does as well.
+            # If slurmd does not report its name, the module uses the host's own name.
             assert said == ""
             there.sweep("resumed")
             continue
@@ -143,7 +146,7 @@ def test_next_resume_completes_after_a_fault_of_any_call(there, kind):
         there.fault(nth, kind)
         said = there.sweep("resumed")
         if kind == "fail" and "reset-failed" in there.calls()[nth - 1]:
-            # It has nothing to reset where a unit never ran: the start after it tells whether all is well.
+            # reset-failed may fail for a unit that never ran. The later start of the unit shows whether the unit works.
             assert said == "", (nth, said)
         else:
             assert said is None if kind == "kill" else "(by hand: " in said, (nth, said)
@@ -207,7 +210,7 @@ def test_only_failed_after_commands_are_retried(there, tmp_path):
     there.drain(commands_after=[f"echo one >> {log}", f"test -e {tmp_path}/now", f"echo two >> {log}"])
     failed = there.resume()
     assert "it exited with status 1" in failed["msg"]
-    # The clients are back, and only the commands wait.
+    # The clients run again. Only the commands are still pending.
     assert there.shown() == BEFORE
     (tmp_path / "now").touch()
     assert not there.resume().get("failed")
@@ -225,13 +228,13 @@ def test_kubernetes_node_is_recorded_until_resumed(there, tmp_path):
     log, commands = with_commands(tmp_path)
     there.module("drained", kubernetes={"node": "n1", "cordoned_before": False}, **commands)
     assert log.read_text().split() == ["before"]
-    # By now it is cordoned, by this drain: what was found first counts.
+    # This drain has cordoned the node by now. The state before the drain is the one that counts.
     there.module("drained", kubernetes={"node": "n1", "cordoned_before": True}, **commands)
     there.drain(**commands)
     back = there.resume()
     assert back["kubernetes"] == {"node": "n1", "cordoned_before": False}
     assert there.shown() == BEFORE
-    # The commands after wait for it.
+    # The commands after the drain wait until the node is restored.
     assert log.read_text().split() == ["before"]
     assert there.resume()["kubernetes"] == {"node": "n1", "cordoned_before": False}
     assert there.resume(kubernetes_done=True)["kubernetes"] is None
@@ -265,7 +268,7 @@ def test_unreadable_record_stops_drain_and_resume_and_is_kept(there, content):
 
 def test_unrecordable_units_are_not_stopped(there):
     there.state.mkdir()
-    # A folder in the place of the file that is written first: not even root can write there.
+    # Create a folder at the path of the first file that is written. Not even root can write a file there.
     (there.state / "drain.json.new").mkdir()
     result = there.drain()
     assert "drain.json" in result["msg"]

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Driver calls that hang: each one ends at its timeout, names the call, and frees the host's lock.
+"""Test driver calls that hang.
 
-The simulated NVML stops its caller ahead of a call, which then answers no signal except SIGKILL and SIGCONT. Limits are shortened
-where a run makes that possible, so that these tests take seconds.
+Each call must end at its timeout, be named in the error, and free the host's lock. The simulated NVML stops its caller
+before a call. The stopped caller reacts only to SIGKILL and SIGCONT. Timeouts are shortened where possible, so that the
+tests take only seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from patience import PATIENCE_SECONDS, wait_until
 H100 = [{"model": "H100-80GB", "count": 4}]
 HALVES = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
 LAYOUT = [dict(HALVES, gpus=[0])]
-#: Runs a module with limits of two seconds.
+#: Runs a module with timeouts of two seconds.
 MODULE = """
 import runpy, sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import bounded_session
@@ -44,7 +45,7 @@ def python(host, code: str, stdin: str = "") -> subprocess.CompletedProcess:
 
 
 def module(host, name: str, check: bool = False, **arguments) -> dict:
-    """Run a module with short limits; return its result."""
+    """Run a module with short timeouts, and return its result."""
     if name not in ("gpu_info", "reclaim"):
         arguments.setdefault("state_directory", str(host.folder / "state.d"))
     told = {"_ansible_check_mode": check, "_ansible_remote_tmp": str(host.folder), "_ansible_keep_remote_files": False}
@@ -104,7 +105,7 @@ def test_hanging_read_ends_the_module_with_call_and_gpu(host, name, arguments, c
     assert done["host_fault"] and done["nvml"]["call"] == "nvmlDeviceGetMemoryInfo" and done["nvml"]["gpu"] == uuid
     assert lock_is_free(host)
     assert not stopped_processes(), "the hung child is ended"
-    # The driver answers again: nothing of the hang is left.
+    # The driver responds again, so the hang must have no further effect.
     assert not module(host, name, True, **arguments).get("failed")
 
 
@@ -160,7 +161,10 @@ def test_hanging_recovery_keeps_the_journal(host):
 
 
 def test_a_crash_of_the_library_is_reported_with_its_call(host):
-    """Only the child that calls NVML dies, as of a fault in the driver's library."""
+    """Report the failing call.
+
+    Only the child that calls NVML dies, as it does after a fault in the driver's library.
+    """
     host.create(H100)
     uuid = uuid_of(host, 1)
     code = """
@@ -254,7 +258,10 @@ def test_hanging_command_names_the_call_and_frees_the_lock(host, name):
 
 
 def test_metrics_do_not_call_a_driver_that_still_hangs(host):
-    """They are read each minute: otherwise each reading would leave one more hanging process."""
+    """Skip the driver while it hangs.
+
+    Metrics are read each minute. Otherwise each reading would leave one more hanging process.
+    """
     host.create(H100[:1])
     layout = host.folder / "layout.json"
     layout.write_text("[]")
@@ -281,7 +288,7 @@ def test_a_user_waits_half_a_minute_for_a_reading(host, tmp_path):
 
 
 def test_service_leaves_only_one_hung_child(host):
-    """The child behaves like one in uninterruptible sleep: SIGKILL does not reach it."""
+    """Simulate a child in uninterruptible sleep: SIGKILL does not end it."""
     host.create(H100[:1])
     hang(host, "nvmlDeviceGetMemoryInfo")
     code = """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""site.yml prints an error that many hosts share once, with the names of the hosts."""
+"""Check that site.yml prints an error of many hosts only once, with their names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from warm_ansible import interpreter
 TYPO = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
 HOSTS = ["node%02d" % number for number in range(40 if THOROUGH else 7)]
 NAMED = "node00, node01, node02, node03, node04 and %d more hosts: " % (len(HOSTS) - 5)
-# Lines of a failed run, and lines for each host besides. A separate error for each host took 37 lines.
+# Maximum lines of a failed run, and additional lines for each host. Separate errors took 37 lines for each host.
 MOST_LINES, MOST_LINES_OF_HOST = 120, 18
 
 
 @pytest.fixture
 def fleet(host, library, tmp_path):
-    """Return hosts with one GPU each, with different UUIDs."""
+    """Return hosts with one GPU each. The GPUs have different UUIDs."""
     fleet = Fleet(tmp_path, library, HOSTS)
     for name, each in fleet.hosts.items():
         each.create([{"model": "H100-80GB", "count": 1}], host=name)
@@ -32,7 +32,7 @@ def failed_hosts(run):
 
 
 def assert_one_error(run):
-    """Check that the run failed all hosts with few lines, and return its output as one line."""
+    """Check that all hosts failed with few lines, and return the output as one line."""
     assert run.returncode != 0
     assert failed_hosts(run) == HOSTS, run.stdout
     assert len((run.stdout + run.stderr).splitlines()) <= MOST_LINES + MOST_LINES_OF_HOST * len(HOSTS), run.stdout
@@ -42,7 +42,7 @@ def assert_one_error(run):
 def test_equal_layout_errors_of_many_hosts_are_one_error(fleet):
     run = fleet.play(dict.fromkeys(HOSTS, TYPO))
     said = assert_one_error(run)
-    # In the play that ends the run, and in the closing summary.
+    # The error is printed by the play that ends the run, and by the closing summary.
     assert said.count("there is no profile 3g.45gb. Did you mean 3g.40gb?") == 2
     assert said.count(NAMED + "gpu_layout[0] on gpu 0 (NVIDIA H100 80GB HBM3, GPU-") == 2
     assert "Failed: " + NAMED in said.partition("GPU FLEET")[2]
@@ -52,7 +52,7 @@ def test_equal_layout_errors_of_many_hosts_are_one_error(fleet):
 
 
 def test_equal_errors_of_hosts_without_a_driver_are_one_error(fleet, tmp_path):
-    """Their layout is checked against the catalogue of GPU models."""
+    """Check the layout of hosts without a driver against the catalogue of GPU models."""
     python = str(interpreter(tmp_path / "python3"))
     missing = {"ansible_python_interpreter": python, "gpu_layout_expected_gpus": ["H100-80GB"]}
     fleet.more = dict.fromkeys(HOSTS, missing)

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""First runs on hosts with a driver and without pynvml: a dry run, and export.yml."""
+"""Test first runs on hosts that have a driver but no pynvml.
+
+The runs are a dry run and export.yml.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +36,28 @@ def test_first_dry_run_shows_the_steps_and_leaves_nothing(fleet):
     run = fleet.play({"two": LAYOUT}, "--check", "--diff")
     said = run.stdout + run.stderr
     assert run.returncode == 0, said
-    # Known only to the driver: the current instance.
+    # Only the driver knows the current instance.
     assert re.search(r"gpu 0 \(GPU-[0-9a-f]{8}\): destroy 7g\.80gb@0, create 3g\.40gb@0, create 3g\.40gb@4", said)
     assert "Only the form of the layout was checked" not in said
-    # Its text is in no output.
+    # No output contains the source text of pynvml.
     assert "nvmlDeviceGetHandleByIndex" not in said
     assert files(fleet) == set()
     assert fleet.seen() == {"one": [], "two": [("7g.80gb", 0)]}
 
 
 def test_minimal_inventory_has_a_plan(host):
-    """A new user copies it: Ansible reads it and plans the GPUs that it names."""
+    """Plan the minimal inventory, which new users copy.
+
+    Ansible reads it and plans the GPUs that it names.
+    """
     loader = DataLoader()
     inventory = InventoryManager(loader=loader, sources=[str(ROOT / "inventories" / "minimal" / "hosts.yml")])
     members = inventory.get_hosts("gpu_hosts")
     assert [member.name for member in members] == ["gpu-01.example.org", "gpu-02.example.org"]
     layout = VariableManager(loader=loader, inventory=inventory).get_vars(host=members[0])["gpu_layout"]
     host.create([{"model": "H100-80GB", "count": 3}])
-    # GPUs of one process are served by no MPS daemon. tests/unit/test_layout_examples.py plans that entry, from the README.
+    # An MPS daemon cannot serve GPUs that allow only one process. tests/unit/test_layout_examples.py plans this entry,
+    # from the README.
     assert layout.pop()["sharing"] == "mps"
     planned = host.module("layout", check=True, layout=layout, state_directory=str(host.folder / "state.d"))
     assert planned["plan"] == [
@@ -86,7 +93,7 @@ def test_export_adopts_the_current_layout_and_overwrites_nothing(fleet, tmp_path
     assert all(f"{name}: wrote {path} (1 entry)" in said for name, path in written.items())
     assert files(fleet) == set()
     written["two"].write_text("gpu_layout: []\n")
-    # The hosts' own variables would go behind those files: without them.
+    # Remove these host variables, because they would override the files.
     for name in nothing:
         fleet.more[name] = {"gpu_layout": [] if name == "two" else [{**LAYOUT[0], "gpus": "all"}]}
     second = fleet.play(nothing, playbook="playbooks/export.yml")

@@ -14,7 +14,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import fin
 
 pytestmark = [pytest.mark.core, pytest.mark.host_python]
 
-#: Of an H100-80GB.
+#: Profiles of an H100-80GB.
 PROFILES = ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb+me", "1g.20gb"]
 
 
@@ -56,7 +56,7 @@ def test_instances_profiles_and_processes(host):
     assert [p["name"] for p in gpu["mig"]["profiles"]] == PROFILES
     small = next(p for p in gpu["mig"]["profiles"] if p["name"] == "1g.10gb")
     assert (small["profile_id"], small["enum"], len(small["placements"])) == (19, 0, 7)
-    # The memory that an MPS daemon in an instance asks for is held against it.
+    # The result includes the memory that an MPS daemon in an instance reserves.
     known = find_model("H100-80GB")
     sizes = {p.name: known.profile_memory_mib(p) for p in known.profiles}
     assert {p["name"]: p["memory_mib"] for p in gpu["mig"]["profiles"]} == {p: sizes[p] for p in PROFILES}
@@ -84,7 +84,10 @@ def test_instances_profiles_and_processes(host):
 
 
 def test_mps_client_is_one_process(host):
-    """NVML lists it as a compute process too."""
+    """Count an MPS client once.
+
+    NVML lists it as a compute process too.
+    """
     host.create([{"model": "H200-141GB", "count": 1}])
     with host.popen(["gpusim", "run", "--gpu", "0", "--type", "mps", "--", "sleep", "300"]) as process:
         try:
@@ -95,7 +98,10 @@ def test_mps_client_is_one_process(host):
 
 
 def test_process_name_is_one_line_of_text(host):
-    """A user chooses it, and it may not be UTF-8."""
+    """Clean up process names.
+
+    A user chooses the name, and it may be invalid UTF-8.
+    """
     host.create([{"model": "L40S-48GB", "count": 1}])
     program = shutil.copy("/bin/sleep", os.fsencode(host.folder) + "/\x1b[2J\u2028\r".encode() + b"\xff")
     with host.popen(["gpusim", "run", "--gpu", "0", "--", os.fsdecode(program), "300"]) as process:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Holders in gpu_info, with containers of the real podman."""
+"""Test holders in gpu_info, with containers of the real podman."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.alone
 ROOT = Path(__file__).resolve().parents[3]
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}]
 
-#: An interpreter in whose /dev are the nodes that a driver would have made. Beside it run one process that has the first
-#: GPU open, and one in that GPU's instance which has the capability {minor}.
+#: An interpreter whose /dev has the nodes that a driver would create. Two processes run next to it: one has the first
+#: GPU open, and one is in that GPU's instance and has the capability {minor}.
 WITH_NODES = """#!/usr/bin/env -S unshare --mount sh
 set -e
 dev={folder}
@@ -43,7 +43,7 @@ for holder in $whole $inside; do until [ "$(cat /proc/$holder/comm)" = sleep ]; 
 
 
 def can(*command: str) -> bool:
-    """Whether this machine and user may do that."""
+    """Return whether this user can run the command on this machine."""
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def can(*command: str) -> bool:
 
 
 def instances(gpu) -> list[int]:
-    """Ids of the 3g.40gb and of the 2g.20gb."""
+    """Return the ids of the 3g.40gb instance and the 2g.20gb instance."""
     found = {instance["profile"]: instance["id"] for instance in gpu["mig"]["instances"]}
     return [found["3g.40gb"], found["2g.20gb"]]
 
@@ -79,7 +79,7 @@ def test_gpu_info_lists_holders(host):
     assert [i["holders"] for i in gpu["mig"]["instances"]] == [None, None]
 
 
-#: Listens and has one client, itself in another process; says when.
+#: Listens on a socket and connects to it from a child process. Prints `ready` once the client is connected.
 SERVE = """
 import os, socket, time
 one = socket.create_server(("127.0.0.1", 0))
@@ -104,7 +104,7 @@ def test_gpu_info_lists_servers_on_request(host):
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     assert holder["listens"] is True
-    # Without a unit for the tests, the child is another holder. In a unit it is the same one.
+    # Outside a unit, the child counts as a separate holder. In a unit, both processes are the same holder.
     assert holder["clients"] == (0 if holder["unit_or_container"] else 1)
 
 
@@ -135,7 +135,10 @@ def test_open_node_is_a_holder_without_nvml_process(host, tmp_path):
 
 @pytest.fixture
 def container(tmp_path):
-    """Starts containers of the real podman, on this machine's own programs; returns what find_holders says of them."""
+    """Return a function that starts a container and lists its GPU holders.
+
+    The containers use the real podman, and this machine's own programs.
+    """
     podman = next((p for p in (str(ROOT / ".lab/bin/podman"), shutil.which("podman")) if p and can(p, "info")), None)
     if os.geteuid() != 0 or podman is None:
         pytest.skip("needs podman, and root")
@@ -147,13 +150,13 @@ def container(tmp_path):
 
     def start(*options: str):
         command = [podman, "run", "--detach", "--rm", "--network", "none", "--name", name, "--volume", "/usr:/usr:ro"]
-        # Found by these if the leg is ended (tests/leg).
+        # These labels let tests/leg find the container if the tests are killed.
         command += ["--label", "openfleet.checkout=%s" % ROOT]
         command += ["--label", "openfleet.leg=%s" % os.environ.get("OPENFLEET_LEG", "")]
         started = subprocess.run([*command, *options, "--rootfs", str(root), "sleep", "300"], capture_output=True)
         assert started.returncode == 0, started.stderr
         pid = subprocess.check_output([podman, "inspect", "--format", "{{.State.Pid}}", name], text=True).strip()
-        # Until then it is the runtime, on its way to the container's program.
+        # Before that, the process is still the container runtime, which has not yet started the container's program.
         wait_until(lambda: Path("/proc", pid, "comm").read_text() == "sleep\n", "the container's program")
         gpus = tuple(Gpu(i, "GPU-%d" % i, "NVIDIA H100", "0000:%02x:00.0" % (0x3B + i), 80 << 30) for i in range(2))
         found = find_holders(Host("580.65.06", "13.580.65.06", "13.0", True, gpus))

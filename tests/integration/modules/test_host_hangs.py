@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host whose tasks hang: reading playbooks name it and continue with the others.
+"""Test hosts whose tasks hang.
 
-They run as a copy whose limits are short.
+Playbooks that only read must name the host and continue with the other hosts. The test uses a copy of the playbooks
+with short timeouts.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def test_reporting_playbooks_continue_and_name_a_hanging_host(fleet, collections
     name = playbook.partition(".")[0]
     run = play(fleet, collections, playbook, "-e", "gpu_%s_dir=%s" % (name, folder))
     said = run.stdout + run.stderr
-    # The task behind it ran for both hosts: the play went on.
+    # The following task ran for both hosts, so the play continued.
     assert "Timed out after %d second" % LIMIT_SECONDS in said or "expected time frame" in said, said
     assert re.search(r"^well +: ok=\d+ .*failed=0", run.stdout, re.MULTILINE), said
     assert re.search(r"^localhost +: ok=\d+", run.stdout, re.MULTILINE), said

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Modules run by the installed code of gpu-layout: same results, and only the controller's code."""
+"""Run modules by the installed code of gpu-layout.
+
+The results must be the same, and only code that equals the controller's may run.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def simulated(host):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """Installing compiles all of it."""
+    """Install the command once, because the installation compiles all code."""
     root = tmp_path_factory.mktemp("root")
     assert run_installer(root)["changed"]
     return root / COMMAND
@@ -41,7 +44,7 @@ def installed(tmp_path_factory):
 
 @pytest.fixture
 def command(simulated, installed):
-    """The command below the folder of the host, as it is installed."""
+    """Return the installed command in a folder of the host."""
     copy = simulated.folder / "root" / COMMAND
     copy.parent.mkdir(parents=True)
     shutil.copy2(installed, copy)
@@ -50,7 +53,10 @@ def command(simulated, installed):
 
 @pytest.fixture
 def both(simulated, command):
-    """Runs layout by the code of the command, and whole in the same state before it; returns both results."""
+    """Return a function that runs the module layout twice in the same state.
+
+    One run uses the installed code, the other sends the whole module. Returns both results.
+    """
 
     def run(**arguments):
         arguments.setdefault("state_directory", str(simulated.folder / "state.d"))
@@ -64,7 +70,7 @@ def both(simulated, command):
 
 
 def result(given):
-    """A module's result, without the options that it was given."""
+    """Return a module's result without its input options."""
     return {key: value for key, value in given.items() if key != "invocation"}
 
 
@@ -81,7 +87,7 @@ def test_installed_and_sent_code_return_the_same(simulated, both):
         assert result(installed) == result(sent)
     assert installed["failed"] and installed["problems"]
     wanted, _ = both(layout=MIG)
-    # It changed the GPUs, and the module that is sent finds nothing left to do.
+    # The installed code changed the GPUs. The module that is sent whole then has nothing to change.
     assert wanted["changed"] and simulated.seen()[0] == [("3g.40gb", 0), ("3g.40gb", 4)]
     installed, sent = both(layout=MIG)
     assert not installed["changed"] and result(installed) == result(sent)
@@ -112,13 +118,16 @@ def missing(command):
 
 
 def another_code(command):
-    """The archive is whole, and says that it was made from the controller's files."""
+    """Add a file to the archive.
+
+    The archive still claims to be made from the controller's files.
+    """
     with zipfile.ZipFile(command, "a") as archive:
         archive.writestr("openfleet_gpu/more.py", "")
 
 
 def older(command):
-    """Whole, and by the same Python."""
+    """Write a valid command of the same Python that was made from older sources."""
     sources = dict(read_sources(), **{"sizes.py": "# as it was\n"})
     content = command.read_bytes()[: -2 * DIGEST_LENGTH] + origin(sources_digest(sources))
     command.write_bytes(content + hashlib.sha256(content).hexdigest().encode())
@@ -188,12 +197,12 @@ PLAY = """
         tasks_from: verify
     - ansible.builtin.ping:
 """
-#: Beyond what Ansible sends for any module, for each execution.
+#: Maximum size for each execution, in addition to the bytes that Ansible sends for any module.
 MOST_BYTES = 20_000
 
 
 class Counted(Fleet):
-    """Keeps the modules that were sent to its hosts."""
+    """Keep the modules that are sent to the hosts."""
 
     sent = None
 
@@ -202,7 +211,10 @@ class Counted(Fleet):
         return super().execute([*command, "-vv", "-e", f"ansible_remote_tmp={self.sent}"], environment, folder)
 
     def run_play(self, run, **variables):
-        """Return the sizes of the modules that a run sent, by name, less what Ansible sends for any module; and its output."""
+        """Return the sizes of the modules that a run sent, by name, and the run's output.
+
+        The sizes do not include the bytes that Ansible sends for any module.
+        """
         self.sent = self.folder / run
         self.more = {"one": variables}
         play = self.folder / "play.yml"
@@ -239,9 +251,9 @@ class Bare(Counted):
 
 @pytest.mark.core
 def test_python_without_pynvml_gets_the_module(host, library):
-    """The module tries another Python, or the controller lends pynvml.
+    """Send the whole module if the host's Python has no pynvml.
 
-    The installed code can do neither.
+    A whole module can try another Python, or use pynvml from the controller. The installed code can do neither.
     """
     sent, said = Bare(host.folder, library, ["one"]).run_play("first")
     assert "one: layout is sent: its Python has no pynvml" in said

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The Kubernetes mapping in gpu_kubernetes and site.yml, on hosts that are folders of this machine."""
+"""Test the Kubernetes mapping in gpu_kubernetes and site.yml.
+
+The hosts are local folders.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def test_role_prints_the_mapping_or_refuses_the_layout(fleet, tmp_path):
 
 @pytest.mark.core
 def test_site_refuses_inexpressible_layouts_before_any_change(fleet):
-    # Of a mistake in the inventory none is tolerated.
+    # gpu_site_tolerate does not apply to mistakes in the inventory.
     run = fleet.play({"one": MIG, "two": SPLIT}, "-e", "gpu_site_tolerate=1")
     assert run.returncode != 0
     assert "node node-one: nvidia.com/mig-3g.40gb 1, nvidia.com/mig-1g.10gb 2" in said(run)

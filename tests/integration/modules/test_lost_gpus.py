@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs on a host with a GPU that fell off the bus."""
+"""Run modules on a host with a GPU that fell off the bus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of_three_gpus_one_is_lost(host):
 
 
 def instances(host):
-    """The MIG instances of the GPUs that answer, by their index."""
+    """Return the MIG instances of the GPUs that respond, by GPU index."""
     return {gpu["index"]: len(gpu["mig"]["instances"]) for gpu in host.module("gpu_info")["gpus"]}
 
 
@@ -64,7 +64,7 @@ def test_plan_is_refused_after_a_gpu_is_lost(host):
 
 
 def test_interrupted_run_is_completed_despite_a_lost_gpu(sick):
-    """The lost GPU does not belong to that run."""
+    """Complete the interrupted run, which does not involve the lost GPU."""
     sick.gpusim("fail", "nvmlGpuInstanceCreateComputeInstance", "--code", "kill")
     layout = [dict(HALVES, gpus=[0])]
     with pytest.raises(AssertionError):
@@ -92,7 +92,10 @@ def test_command_names_the_lost_gpu_and_continues(sick, command):
 
 
 def test_unknown_error_of_the_library_without_a_driver_is_no_driver(host):
-    """NVIDIA's library returns an unknown error in a container whose host has no driver."""
+    """Treat the unknown error as a missing driver.
+
+    NVIDIA's library returns this error in a container if the host has no driver.
+    """
     host.create([{"model": "H100-80GB", "count": 1}])
     host.gpusim("fail", "nvmlInitWithFlags", "--code", "UNKNOWN")
     seen = host.module("gpu_info")

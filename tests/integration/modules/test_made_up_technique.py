@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A new technique works from its folder and a line in each table.
+"""Add a technique from a folder and one line in each table, and test all features.
 
-Tests parse, plan, check mode and diff, apply, kills at each step, recovery, saved plans, export, metrics, reports and
-removal.
-
-It is added to a copy of the collection, which runs as the collection itself would.
+The tests cover parsing, plans, check mode and diff, apply, kills at each step, recovery, saved plans, export, metrics,
+reports and removal. The technique is added to a copy of the collection. The tests run this copy in place of the
+collection.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from simulated_host import ROOT, SimulatedHost, module_path
 
 MADE_UP = Path(__file__).with_name("made_up")
 PACKAGE = "ansible_collections.openfleet.gpu.plugins"
-#: (the table, what comes after a line of it)
+#: For each table: the file, and pairs of an existing line and the line to add after it.
 TABLES = (
     (
         "registry.py",
@@ -53,11 +52,11 @@ print(json.dumps(bring_about(dict(parameters, state_directory=sys.argv[1]), Fals
 
 
 class HostOfCopy(SimulatedHost):
-    """A host whose modules are those of the copy."""
+    """A host that runs the modules of the copy."""
 
     copy: Path
     documented: ClassVar[bool] = False
-    #: Interpreters that have loaded the copy, apart from those that have loaded the collection.
+    #: Interpreters that have loaded the copy. They are separate from those that have loaded the collection.
     _interpreters: ClassVar[dict] = {}
 
     @property
@@ -70,7 +69,10 @@ class HostOfCopy(SimulatedHost):
 
 @pytest.fixture(scope="module", name="copy")
 def copy_with_made_up_technique(tmp_path_factory):
-    """The folder of a copy of the collection with the technique, whose files are in the folder `lanes` beside it."""
+    """Return the folder of a copy of the collection that has the technique.
+
+    The technique stores its files in the folder `lanes` next to the copy.
+    """
     folder = tmp_path_factory.mktemp("copy")
     plugins = folder / "ansible_collections/openfleet/gpu/plugins"
     for name in ("module_utils", "modules"):
@@ -90,7 +92,7 @@ def copy_with_made_up_technique(tmp_path_factory):
 
 @pytest.fixture(name="made_up")
 def host_with_made_up_technique(host, copy):
-    """A host with two GPUs and no lanes."""
+    """Return a host with two GPUs and no lanes."""
     found = HostOfCopy(host.folder, host.library)
     found.copy, found.lanes = copy, copy / "lanes"
     shutil.rmtree(found.lanes, ignore_errors=True)
@@ -144,7 +146,8 @@ def test_next_run_recovers_from_a_kill_at_a_step(made_up, point):
     killed = made_up.program("-m", "%s.modules.layout" % PACKAGE, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}))
     assert killed.returncode == -9, killed.stderr
     (made_up.lanes / "kill").unlink()
-    # The next run is not about lanes, and clears up all the same. Only with the last step the change was complete.
+    # The next run has no lanes, but still recovers the interrupted one. The change was complete only if the last step
+    # was done.
     recovered = run(made_up, [], "mig").get("recovered")
     assert (recovered, counts(made_up)) == ((None, [3]) if point == "forget" else ("old", [2]))
     run(made_up, [lanes(3)])

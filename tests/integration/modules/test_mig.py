@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module mig with the simulated NVML: changes, kept parts, refusals and rollbacks."""
+"""Test the module mig with the simulated NVML.
+
+The tests cover changes, kept instances, refusals and rollbacks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def uuids(result, index=0):
 
 
 def busy(host, *where):
-    """A process that counts as a GPU process there."""
+    """Start a process that NVML counts as a GPU process on a GPU or instance."""
     process = host.popen(["gpusim", "run", *where, "--memory", "1GiB", "--", "sleep", "300"])
     wait_until(
         lambda: process.poll() is not None or any(gpu["processes"] for gpu in host.module("gpu_info")["gpus"]),
@@ -127,7 +130,10 @@ def test_maximum_instances_of_every_profile_and_model(host, model):
 
 
 def test_layouts_that_the_driver_places_badly_are_created(host):
-    """1g, 1g, 2g, 3g in this order leave no room for the 3g if the driver chooses placements."""
+    """Create layouts for which the driver would choose bad placements.
+
+    If the driver chooses placements for 1g, 1g, 2g, 3g in this order, no room is left for the 3g.
+    """
     host.create([{"model": "A100-40GB", "count": 1}])
     result = host.module("mig", layout=[mig(0, "1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb")])
     assert result["changed"], result
@@ -203,7 +209,8 @@ def test_failed_step_rolls_back(host, call, nth):
     host.gpusim("fail", call, "--nth", str(nth), "--code", "UNKNOWN")
     failed = host.module("mig", layout=new)
     if not failed.get("failed"):
-        # The plan has fewer such calls than nth: the fault never struck and must be gone before the next test.
+        # The plan has fewer than nth calls of this function. The fault was not triggered, and must be cleared before
+        # the next test.
         assert (call, nth) == ("nvmlDeviceSetMigMode", 2)
         return
     assert failed["outcome"] == "old", failed

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs on the PCI bus that the driver does not list.
+"""Test GPUs that are on the PCI bus but not listed by the driver.
 
-A folder is mounted over the machine's bus.
+A folder is mounted over the machine's PCI bus.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EMPTY = "host\ndriver_version 580.65.06\ncuda_version 13000\n"
 
 @pytest.fixture(name="bus")
 def of_the_host(host, tmp_path):
-    """The bus with the host's GPUs and one more; a function that adds others."""
+    """Return a folder that represents the PCI bus with the host's GPUs and one more."""
     host.create([{"model": "H100-80GB", "count": 2}])
     folder = tmp_path / "devices"
 
@@ -53,7 +53,7 @@ def of_the_terminal(host, bus, tmp_path):
 
 
 def lose_all(host):
-    """The driver counts no GPU any more."""
+    """Make the driver report no GPU."""
     code = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).gpusimCreate(sys.argv[2].encode()))"
     host.run([sys.executable, "-c", code, str(host.library / "libnvidia-ml.so.1"), EMPTY])
     assert not host.module("gpu_info")["gpus"]

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module mps without a usable daemon: no driver, or GPUs of one process only."""
+"""Test the module mps without a usable daemon.
+
+Either the driver is missing, or the GPUs allow only one process.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Holders that NVML does not list block a change, also those that start during the run."""
+"""Test holders that NVML does not list.
+
+They block a change, even if they start during the run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def disturbs(gpu, holders, *profiles):
 
 def test_container_with_an_instance_holds_only_that_instance(gpu):
     container = Holder(gpu.uuid, gpu.mig.instances[1].id, CONTAINER, "container trainer")
-    # One 3g stays: the planner keeps the one that is held.
+    # The planner keeps the 3g instance that the container holds.
     assert disturbs(gpu, [container], "3g.40gb") == []
     assert disturbs(gpu, [container], "7g.80gb") == ["%s: 3g.40gb@4 is in use by container trainer" % gpu.short_label]
 
@@ -58,7 +61,10 @@ def test_process_holds_only_its_compute_instance(gpu):
 
 
 def test_unknown_holders_do_not_block_a_rollback(host):
-    """Slurm's controller fails during the run, so holders are unknown, and a step fails."""
+    """Roll back although holders are unknown.
+
+    Slurm's controller fails during the run, so holders are unknown. Then a step fails.
+    """
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])
     there = host.seen()
@@ -170,9 +176,9 @@ with Session() as session:
 
 
 def test_holder_that_another_choice_would_spare_is_not_ended(host):
-    """One of two equal instances is removed.
+    """Do not end a holder that another choice would spare.
 
-    After the plan, a process starts in the chosen one.
+    The plan removes one of two equal instances. After the plan, a process starts in the instance that was chosen.
     """
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}]}])

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the role gpu_layout installs pynvml: with the real pip from an index, or from the controller."""
+"""Test how the role gpu_layout installs pynvml.
+
+The real pip installs it from an index, or the controller sends it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ ALTERED, GOOD = "import os", ""
 
 @pytest.fixture
 def run(tmp_path):
-    """Run both on a host that has a wheel in its index; return the exit status and the output."""
+    """Return a function that runs both installation steps, on a host with an index.
+
+    The function returns the exit status and the output.
+    """
     if os.geteuid() != 0:
         pytest.skip("the files are root's: run as root")
     index = tmp_path / "index"
@@ -143,7 +149,7 @@ def test_plan_accepts_pynvml_only_if_root_alone_can_write_it(tmp_path, monkeypat
             os.chown(path, *owner)
             assert calls.installed_binding() == ""
             os.chown(path, 0, 0)
-    # As directories below Debian's /usr/local may be.
+    # Directories below /usr/local on Debian can have this owner and mode.
     os.chown(folder, 0, 50)
     folder.chmod(0o2755)
     assert calls.installed_binding() == right

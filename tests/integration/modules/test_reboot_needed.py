@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A refused reset or a holder in the kernel keeps the old layout with a clear message.
+"""Test a refused reset, and a GPU that a kernel module holds.
 
-With leave, the modes wait for the reboot.
+The old layout is kept, and the message says why. If a reboot is allowed, the mode changes stay pending until then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ NEW = [
 
 @pytest.fixture
 def stuck(host):
-    """Two Ampere GPUs that cannot be reset. The second has foreign processes and needs no reset."""
+    """Create two Ampere GPUs that cannot be reset.
+
+    The second GPU has foreign processes and needs no reset.
+    """
     host.create([{"model": "A100-80GB", "count": 2}])
     for gpu in "01":
         host.gpusim("set", gpu, "passthrough", "on")
@@ -42,7 +45,7 @@ def test_without_permission_the_old_layout_stays_with_a_message(stuck):
     assert failed["reboot_required"]
     assert "reboot needed: gpusim reset" in failed["msg"]
     assert "gpu_layout_reboot: true" in failed["msg"]
-    # By its index, and by what does not change.
+    # The error names the GPU by index and UUID, because the UUID never changes.
     assert "gpu 0 (%s)" % stuck.module("gpu_info")["gpus"][0]["uuid"] in failed["msg"], failed["msg"]
     assert modes(stuck) == [(False, False), (False, False)]
     assert [gpu["compute_mode"] for gpu in stuck.module("gpu_info")["gpus"]] == ["default", "default"]
@@ -111,7 +114,7 @@ def test_restored_instances_without_an_entry_do_not_block_the_reboot(stuck):
 
 @pytest.fixture
 def displayed(host):
-    """Two Ampere GPUs, the first one held by a module of the kernel and by no process."""
+    """Create two Ampere GPUs. A kernel module, but no process, holds the first one."""
     host.create([{"model": "A100-80GB", "count": 2}])
     host.gpusim("set", "0", "held_by_kernel", "on")
     return host

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module reclaim with the simulated NVML: it checks the host's real processes before it stops anything."""
+"""Test the module reclaim with the simulated NVML.
+
+The module checks the host's real processes before it stops any of them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def test_released_gpu_spares_its_service(host):
 def test_notices_are_recorded_after_delivery_and_removed_with_the_service(host):
     record = host.folder / "state.d/reclaim/notices.json"
     finding = {"kind": "unit", "name": "idle.service", "runtime": "", "gpus": ["GPU-0"]}
-    # Nothing is made on a host where nothing was ever announced.
+    # If nothing was ever announced, the module creates no files.
     assert not host.module("reclaim", items=[])["changed"] and not record.parent.exists()
     assert host.module("reclaim", items=[], confirmed=[finding])["changed"]
     (row,) = json.loads(record.read_text())["notices"]

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Recover journals and apply plans that an earlier state of the code wrote.
+"""Recover journals and apply plans that an earlier version of the code wrote.
 
-The folder `recorded` has files that the code of 2026-11-26 wrote on a host with two simulated H100. Never write them again with
-newer code: newer code must read them.
+The files in `recorded` were written by the code of 2026-11-26 on a host with two simulated H100. Never regenerate them
+with newer code: newer code must be able to read the old files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEW = [
 ]
 OLD_SEEN = {0: [("1g.10gb", 0), ("1g.10gb", 1), ("3g.40gb", 4)], 1: []}
 NEW_SEEN = {0: [("2g.20gb", 0), ("2g.20gb", 2), ("2g.20gb", 4)], 1: [("7g.80gb", 0)]}
-#: The call that killed the run of each journal.
+#: The NVML call at which the run of each journal was killed.
 KILLS = {
     "killed-before-create": ("nvmlDeviceCreateGpuInstanceWithPlacement", "2", "kill"),
     "killed-after-destroy": ("nvmlGpuInstanceDestroy", "2", "kill-after"),
@@ -48,7 +48,7 @@ def run(host, layout, **options):
 def put(host, name):
     """Replace the state directory with recorded files.
 
-    The UUIDs of MIG devices differ in each simulation, so the current ones are kept.
+    MIG device UUIDs differ in each simulation, so the current UUIDs are inserted.
     """
     folder = host.folder / "state.d"
     uuids = {place(instance): instance["mig_uuids"] for instance in instances(folder)}
@@ -77,7 +77,7 @@ def test_recorded_journal_is_recovered(host, kill, layout, seen):
         run(host, NEW)
     between = host.seen()
     assert between != NEW_SEEN
-    # The same state of the GPUs, but the journal of the earlier code.
+    # The GPUs are in the same state, but the journal is from the earlier code.
     put(host, kill)
     done = run(host, layout)
     assert not done.get("failed"), done

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""playbooks/reset.yml removes what site.yml installed, and keeps the GPUs by default."""
+"""Test that reset.yml removes what site.yml installed, and keeps the GPUs.
+
+Instances are removed only on request.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count"
 
 
 def brought(tmp_path, library, *names):
-    """Hosts that site.yml was run on."""
+    """Return a fleet of hosts after a run of site.yml."""
     fleet = Fleet(tmp_path, library, names)
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), *METRICS, waves=["100%"])
     assert run.returncode == 0, run.stdout + run.stderr
@@ -34,7 +37,8 @@ def lone(host, library, tmp_path):
 
 
 def reset(fleet, tmp_path, *arguments, hosts=("one",)):
-    # pynvml's folder is this machine's, so another one replaces it, which the hosts share and so remove one after the other.
+    # The default folder of pynvml belongs to this machine, so the test uses another folder. The hosts share that
+    # folder, so they remove it one after the other.
     brought = tmp_path / "openfleet-gpu" / "python"
     brought.mkdir(parents=True, exist_ok=True)
     return fleet.play(
@@ -61,7 +65,8 @@ def test_reset_removes_everything_and_keeps_gpus_by_default(fleet, tmp_path):
     dry = reset(fleet, tmp_path, "--check")
     assert dry.returncode == 0, dry.stdout + dry.stderr
     assert traces(fleet, tmp_path)
-    # Instances of the second host go: that is asked of it. Neither layout can be read.
+    # Only the second host removes its instances, because only it is asked to. Neither layout is valid, and reset does
+    # not need them.
     asked = {"gpu_layout_reset_instances": "{{ inventory_hostname == 'two' }}"}
     fleet.more["one"] = {"gpu_layout": [dict(LAYOUT[0], sharing="shraed")]}
     fleet.more["two"] = {"gpu_layout": [dict(LAYOUT[0], sharing="{{ no_such_variable }}")]}
@@ -71,7 +76,7 @@ def test_reset_removes_everything_and_keeps_gpus_by_default(fleet, tmp_path):
     assert not (fleet.hosts["one"].folder / "root/srv").exists()
     assert fleet.seen() == {"one": [("3g.40gb", 0), ("3g.40gb", 4)], "two": []}
 
-    # The second time, nothing is left to remove. The replacement for pynvml's folder is created for each run.
+    # The second run has nothing to remove, except the test's folder for pynvml, which is created again for each run.
     again = reset(fleet, tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert traces(fleet, tmp_path) == []
@@ -94,5 +99,5 @@ def test_wrong_variable_of_a_later_play_stops_the_reset_before_any_change(lone, 
     assert run.returncode != 0
     assert 'watcher: %s: unknown value "gone"' % variable in said and "Nothing was changed." in said
     assert "Remove everything the collection installed" not in said
-    # The replacement for pynvml's folder belongs to the test.
+    # The test created this folder for pynvml itself.
     assert [path for path in traces(lone, tmp_path) if path != str(tmp_path / "openfleet-gpu")] == before

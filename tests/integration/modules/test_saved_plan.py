@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Saved plans are applied exactly or not at all."""
+"""Check that saved plans are applied exactly or not at all."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def untouched(fleet):
 
 
 def said(run):
-    """All that a run said, in one line: YAML folds long messages."""
+    """Return the run's output as one line, because YAML folds long messages."""
     return " ".join((run.stdout + run.stderr).split())
 
 
 @pytest.mark.core
 def test_saved_plan_is_refused_if_stale_applied_once_and_idempotent(pair, tmp_path):
-    """Creates two halves on every GPU of the fleet from a plan file."""
+    """Create two halves on every GPU of the fleet from a plan file."""
     saved = tmp_path / "plan.json"
     saved.write_text("of an earlier release")
     saved.chmod(0o644)
     layouts = dict.fromkeys(pair.hosts, HALVES)
     run = pair.play(layouts, "--check", "-e", f"gpu_layout_plan_out={saved}")
     assert run.returncode == 0, run.stdout + run.stderr
-    # It names blocking holders with their command lines.
+    # The file contains the command lines of blocking holders, so it is not world-readable.
     assert stat.S_IMODE(saved.stat().st_mode) == 0o640
     assert "Plan: 4 to create, 0 to destroy, 0 kept; 2 GPUs to change on 2 of 2 hosts" in run.stdout
     assert untouched(pair)
 
-    # One host that moved stops the fleet and is named.
+    # If one host has changed since, the run stops for the whole fleet and names the host.
     pair.hosts["two"].module("mig", layout=[{"gpus": [0], "sharing": "exclusive"}])
     run = pair.play(layouts, "-e", f"gpu_layout_plan={saved}")
     assert run.returncode != 0
@@ -77,7 +77,7 @@ def test_saved_plan_without_the_host_or_of_another_schema_is_refused(fleet, tmp_
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), "--check", "-e", f"gpu_layout_plan_out={saved}")
     assert run.returncode == 0, run.stdout + run.stderr
 
-    # One that is not in the file stops the fleet.
+    # If a host is missing from the file, the run stops for the whole fleet.
     data = json.loads(saved.read_text())
     two = data["hosts"].pop("two")
     changed.write_text(json.dumps(data))
@@ -88,7 +88,7 @@ def test_saved_plan_without_the_host_or_of_another_schema_is_refused(fleet, tmp_
     assert "The file has: one, three." in said(run)
     assert untouched(fleet)
 
-    # A file of another schema version is refused with a cure.
+    # A file with another schema version is refused, and the error says how to fix it.
     data["hosts"]["two"] = two
     changed.write_text(json.dumps(dict(data, schema=5)))
     run = fleet.play({"one": HALVES}, "-e", f"gpu_layout_plan={changed}")
@@ -98,7 +98,7 @@ def test_saved_plan_without_the_host_or_of_another_schema_is_refused(fleet, tmp_
 
 
 def test_failed_run_ends_its_waves_and_reports_progress(fleet):
-    # The inventory lists them as one, three, two.
+    # The inventory lists the hosts in the order one, three, two.
     fleet.hosts["three"].gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "UNKNOWN")
     run = fleet.play(dict.fromkeys(fleet.hosts, HALVES), waves=[1])
     assert run.returncode != 0
@@ -109,7 +109,7 @@ def test_failed_run_ends_its_waves_and_reports_progress(fleet):
     assert fleet.seen() == {"one": [("3g.40gb", 0), ("3g.40gb", 4)], "two": [], "three": []}
 
 
-# ---------------------------------------------------------------------- one host, by the module alone
+# ---------------------------------------------------------------------- one host, only the module -------------------
 
 
 def mig(gpu, *profiles):
@@ -122,14 +122,20 @@ NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 
 @pytest.fixture
 def planned(host):
-    """The plan from OLD, which is there, to NEW. It went through JSON, as every saved plan does."""
+    """Return the plan from the current layout OLD to NEW.
+
+    The plan is converted to JSON and back, like every saved plan.
+    """
     host.create(H100)
     host.module("mig", layout=OLD)
     return json.loads(json.dumps(host.module("mig", check=True, layout=NEW)["plan_data"]))
 
 
 def refused(host, plan, layout=NEW):
-    """What both a dry run and a real run say; neither changes anything."""
+    """Return the error, which is the same in a dry run and a real run.
+
+    Neither changes anything.
+    """
     before = host.seen()
     (said,) = {host.module("mig", check=check, layout=layout, plan=plan)["msg"] for check in (True, False)}
     assert host.seen() == before
@@ -221,7 +227,7 @@ def test_process_started_after_saving_is_not_ended(host, planned):
 
 
 def test_steps_that_the_planner_would_not_make_are_refused(host, planned):
-    """A plan file is compared with the planner's result, never applied directly."""
+    """Compare a plan file with the planner's result. Never apply the file directly."""
     planned["gpus"][0]["steps"].pop()
     assert "the steps have changed: gpu 0: " in refused(host, planned)
     assert "it was not written by this collection" in refused(host, {"schema": 4})

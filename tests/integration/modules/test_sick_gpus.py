@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs on a host where calls to one GPU fail, with any code and in any call."""
+"""Run modules on a host where calls for one GPU fail.
+
+Any call can fail, with any error code.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from command_host import CommandHost, build_command
 
 HALVES = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
 CODES = {"UNKNOWN": 999, "IRQ_ISSUE": 11, "INSUFFICIENT_POWER": 8, "RESET_REQUIRED": 16, "GPU_IS_LOST": 15}
-#: Calls without which a GPU cannot be planned, with those on its instances.
+#: Calls that are necessary to plan a GPU, including those for its instances.
 CALLS = (
     "any",
     "nvmlDeviceGetHandleByIndex",
@@ -44,7 +47,7 @@ def fail(host, call, code="UNKNOWN", gpu=1):
 
 
 def instances(host):
-    """The number of MIG instances of each GPU that works, by index."""
+    """Return the number of MIG instances of each GPU that works, by index."""
     return {gpu["index"]: len(gpu["mig"]["instances"]) for gpu in host.module("gpu_info")["gpus"]}
 
 
@@ -97,7 +100,10 @@ def test_entry_with_a_missing_gpu_fails_or_skips_it(three):
 
 
 def test_failing_gpu_with_known_name_is_matched_exactly(host):
-    """By UUID, PCI address and model: no entry is refused for a possible match."""
+    """Match the failing GPU exactly.
+
+    UUID, PCI address and model are known, so no entry is refused because it might match the GPU.
+    """
     host.create([{"model": "H100-80GB", "count": 1}, {"model": "L40S-48GB", "count": 1}])
     fail(host, "nvmlDeviceGetMigMode")
     (sick,) = host.module("gpu_info")["lost_gpus"]
@@ -145,14 +151,14 @@ def test_optional_value_marks_a_gpu_as_failing_only_by_certain_codes(three, call
     assert [gpu["index"] for gpu in three.module("gpu_info")["lost_gpus"]] == [1]
 
 
-# --- a GPU that falls sick in the middle of a change
+# --- a GPU that starts to fail during a change
 
 
 WHOLE = [{"profile": "7g.80gb", "count": 1}]
 
 
 def calls_of(host, gpu, layout):
-    """The number of calls on a GPU in an apply of this layout that succeeds."""
+    """Return the number of NVML calls for a GPU in a successful run of this layout."""
     host.gpusim("fail", "any", "--gpu", str(gpu), "--nth", "100000", "--code", "UNKNOWN", "--lasting")
     assert host.module("mig", layout=layout)["changed"]
     (fault,) = json.loads(host.gpusim("show", "--json"))["faults"]
@@ -161,7 +167,7 @@ def calls_of(host, gpu, layout):
 
 
 def seen(host):
-    """The profiles of each GPU that works, by index."""
+    """Return the profiles of each GPU that works, by index."""
     return {gpu["index"]: [i["profile"] for i in gpu["mig"]["instances"]] for gpu in host.module("gpu_info")["gpus"]}
 
 
@@ -184,7 +190,7 @@ def test_gpu_that_fails_during_a_change_leaves_others_old_or_new(three, part, lo
     else:
         assert seen(three) == {0: new, 2: new}, done
         assert any("gpu 1" in text for text in done.get("lost", ())), done
-    # Once it works again, the next run brings all of them to the new layout.
+    # Once the GPU works again, the next run applies the new layout to all GPUs.
     three.gpusim("fail", "--clear")
     again = three.module("mig", layout=after)
     assert not again.get("failed"), again
@@ -226,7 +232,7 @@ PROFILE_CALLS = ("nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstanc
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "NOT_FOUND", "NO_PERMISSION", "UNKNOWN"])
 @pytest.mark.parametrize("sick", [0, 2])
 def test_profiles_that_a_sick_gpu_does_not_report_stay_available_on_others(three, sick, code, call):
-    """Try also the codes that mean an unsupported profile."""
+    """Also test the error codes that stand for an unsupported profile."""
     fail(three, call, code, gpu=sick)
     done = three.module("mig", layout=[dict(HALVES, gpus="all")], lost="skip")
     assert done.get("changed"), done

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""site.yml with the real ansible-playbook, on hosts that are folders of this machine."""
+"""Run site.yml with the real ansible-playbook, on hosts that are local folders."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_site_applies_reports_and_is_idempotent(pair, tmp_path):
     assert written["totals"]["hosts_changed"] == 2
     assert "asked    mig: 2x 3g.40gb" in (report / "report.txt").read_text()
     assert (report / "report.html").read_text().count("grid-row: 1; grid-column: ") == 4
-    # It tells of users and their command lines.
+    # The report contains users and their command lines, so it is not world-readable.
     private = {"site": 0o750, "report.txt": 0o640, "report.json": 0o640, "report.html": 0o640}
     assert modes(report.parent) == private
     for file in report.iterdir():
@@ -67,7 +67,7 @@ def test_site_applies_reports_and_is_idempotent(pair, tmp_path):
     assert second.stdout.count("changed=0") == 2
     assert modes(report.parent) == private
     assert "0 created, 0 destroyed, 4 kept; 0 GPUs changed; 0 of 2 hosts changed" in " ".join(second.stdout.split())
-    # An inventory without monitoring lacks nothing.
+    # An inventory without a monitoring group is complete.
     assert "PLAY [Set up monitoring and the audit timer]" in second.stdout
     assert "WARNING" not in second.stdout + second.stderr
 
@@ -95,14 +95,15 @@ def test_typo_of_the_last_host_stops_the_run_before_any_change(fleet):
     run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo})
     assert run.returncode != 0
     said = " ".join((run.stdout + run.stderr).split())
-    # Whole by itself: host, entry, GPU with its UUID, what is wrong, what is meant.
+    # The message is complete: host, entry, GPU with UUID, what is wrong, and the likely intention.
     assert re.search(
         r"three: gpu_layout\[0\] on gpu 0 \(NVIDIA H100 80GB HBM3, GPU-[0-9a-f-]{36}\): there is no profile 3g\.45gb\. "
         r"Did you mean 3g\.40gb\? This GPU has: ",
         said,
     )
     assert "fatal: [three]" in said and "failed: gpu_layout[0]" not in said
-    # Where it comes up, which ansible-core 2.19 and later prints as an error and as a result, and in the closing summary.
+    # Expect the error twice: at the failing task, and in the closing summary. ansible-core 2.19 and later print the
+    # first one both as an error and as a result.
     by_core = said.count("[ERROR]: Task failed: Action failed: three: gpu_layout[0] on gpu 0 (")
     assert said.count("there is no profile 3g.45gb") - by_core == 2
     assert "Failed: three: gpu_layout[0] on gpu 0 (" in said.partition("GPU FLEET")[2]
@@ -123,13 +124,13 @@ def test_wrong_variables_of_the_last_host_stop_the_run_before_any_change(fleet):
     )
     assert 'three: container_toolkit_restart: unknown value "mabye"' in said
     assert "three: gpu_layuot_lost: unknown variable. Did you mean gpu_layout_lost? If it is yours, list it in" in said
-    # An inventory may have this one for itself.
+    # `gpu_layouts` may be the inventory's own variable.
     assert "three: gpu_layouts: unknown variable, ignored. Did you mean gpu_layout?" in said
-    # The group's, so that all hosts have it.
+    # The group sets this variable, so all hosts have it.
     assert "one, three, two: gpu_site_waves[0]: a wave of 0 hosts" in said
     assert 'one, three, two: gpu_site_waves[1]: invalid wave size "many"' in said
     assert "Traceback" not in said
-    # No host was even looked at.
+    # The run stopped before it read any host.
     assert "TASK [openfleet.gpu.gpu_layout" not in said
     assert fleet.seen() == {"one": [], "two": [], "three": []}
 
@@ -159,27 +160,28 @@ def test_dry_run_shows_the_steps_and_changes_nothing(fleet):
     there = {"one": [], "two": [], "three": [("3g.40gb", 0), ("3g.40gb", 4)]}
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "--diff")
     assert run.returncode == 0, run.stdout + run.stderr
-    # Where the inventory says nothing of waves: one host, a quarter, the rest.
+    # If the inventory does not set waves, the waves are: one host, a quarter, the rest.
     assert waves_of(run) == 3
     planning, applying = run.stdout.split("PLAY [Apply (in waves, a canary first)]", 1)
     steps = r"gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0, create 3g\.40gb@4"
-    # YAML folds long lines, and sorts keys.
+    # YAML folds long lines and sorts keys.
     plans = " ".join(planning.split("PLAY [Decide whether to continue]", 1)[1].split())
     assert re.search("one: - '?" + steps, plans) and re.search("two: - '?" + steps, plans), plans
     assert "nothing to do: three " in plans and plans.count("enable MIG mode") == 2
-    # The diff shows what is and what would be, and not the steps once more.
+    # The diff shows the current and the desired state, and does not repeat the steps.
     assert run.stdout.count("create 3g.40gb@4") == 2
     assert "+gpu 0: MIG on: 3g.40gb@0, 3g.40gb@4" in applying
     assert applying.count("would change  from MIG off, compute mode default") == 2
     assert "would change  no" in applying and "changed  " not in applying
-    # By the callback that ansible.cfg enables, and not by the one beside the playbook too.
+    # The summary is printed once: by the callback that ansible.cfg enables, but not also by the callback next to the
+    # playbook.
     assert run.stdout.count("GPU FLEET") == 1
     assert fleet.seen() == there
 
 
 @pytest.mark.core
 def test_summary_needs_no_configuration(host, library, tmp_path, monkeypatch):
-    """The playbook of an installed collection runs by name, without an ansible.cfg."""
+    """Run the playbook of an installed collection by name, without an ansible.cfg."""
     monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "False")
     fleet = Fleet(tmp_path, library, ["one"])
     fleet.config = None
@@ -210,7 +212,7 @@ def test_inventory_without_gpu_hosts_fails(fleet, tmp_path, playbook, group):
     said = " ".join((run.stdout + run.stderr).split())
     assert "The group gpu_hosts has no hosts" in said
     assert ("The inventory has the group gpu_host: did you mean gpu_hosts?" in said) == (group == "gpu_host")
-    # It is the only play that has a host.
+    # Only this play has a host.
     assert said.split("PLAY RECAP", 1)[1].split()[1:2] == ["localhost"]
 
 
@@ -237,7 +239,10 @@ def test_inventory_of_only_monitoring_or_audit_hosts_succeeds(fleet, tmp_path, g
 
 
 def test_host_without_a_plan_stops_the_run_unless_tolerated(fleet, tmp_path):
-    """One host is unreachable, and the driver of another one fails."""
+    """Stop the run, or continue if a lost host is tolerated.
+
+    One host is unreachable, and the driver of another host fails.
+    """
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     fleet.hosts["two"].gpusim("fail", "nvmlDeviceGetMemoryInfo", "--code", "UNKNOWN")
     layouts = dict.fromkeys(fleet.hosts, LAYOUT)
@@ -249,7 +254,7 @@ def test_host_without_a_plan_stops_the_run_unless_tolerated(fleet, tmp_path):
         and "or allow 2 hosts without a plan (gpu_site_tolerate: 2). Nothing was changed." in said
     )
     assert "Fix these hosts, exclude them (--limit '!one:!two')" in said
-    # The plan of the host that has one is there to read, and that host has not failed.
+    # The plan of the third host is printed, and that host has not failed.
     assert re.search(r"three:\s+- '?gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0", refused.stdout)
     assert "fatal: [three]" not in refused.stdout
     assert fleet.seen() == {"one": [], "two": [], "three": []}
@@ -258,7 +263,7 @@ def test_host_without_a_plan_stops_the_run_unless_tolerated(fleet, tmp_path):
     report = tmp_path / "report"
     done = fleet.play(layouts, "-e", "gpu_site_tolerate=70%", "-e", f"gpu_report_dir={report}", waves=[1])
     assert fleet.seen() == {"one": [], "two": [], "three": [("3g.40gb", 0), ("3g.40gb", 4)]}
-    # The canary is the host that is left, and the exit status says that some are missing.
+    # The remaining host is the canary. The exit status shows that hosts are missing.
     assert waves_of(done) == 1 and done.returncode != 0
     written = json.loads((report / "report.json").read_text())
     assert written["totals"]["hosts_left_out"] == 2 and written["totals"]["hosts_changed"] == 1
@@ -289,7 +294,7 @@ def test_damaged_file_or_missing_password_can_be_tolerated(fleet, tmp_path):
     exported = "export OPENFLEET_VGPU_ROOT=%s" % (tmp_path / "tenants")
     damaged.write_text(python.read_text().replace("exec ", exported + "\nexec ", 1))
     damaged.chmod(0o755)
-    # What sudo says on a host, by way of Ansible's own connection.
+    # Prints the message of sudo on a host, as Ansible's own connection returns it.
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
     ssh.chmod(0o755)
@@ -314,7 +319,7 @@ def test_damaged_file_or_missing_password_can_be_tolerated(fleet, tmp_path):
 
 
 def test_unreachable_hosts_end_the_run_with_names_and_a_fix(fleet, tmp_path):
-    # Reads what it is sent before it ends, lest Ansible tells of a broken pipe in place of ssh's own reason.
+    # Reads its input before it exits. Otherwise Ansible reports a broken pipe in place of ssh's own error.
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\n[ -t 0 ] || cat >/dev/null\nexec ssh "$@" </dev/null\n')
     ssh.chmod(0o755)
@@ -330,12 +335,12 @@ def test_unreachable_hosts_end_the_run_with_names_and_a_fix(fleet, tmp_path):
     assert run.returncode != 0
     reasons = ", ".join("%s (could not be reached)" % name for name in sorted(fleet.hosts))
     assert "No plan for any host: %s. Fix these hosts and run again." % reasons in said
-    # The last lines have SSH's own reason, once for all hosts.
+    # The summary has SSH's own error, once for all hosts.
     summary = said.split("GPU FLEET", 1)[1]
     named = ", ".join(sorted(fleet.hosts))
     assert re.search(rf"Failed: {named}: it could not be reached: \S.*? port 1\b", summary), summary
     assert summary.count("Failed: ") == 1, summary
-    # It closes the run: only the recap follows.
+    # The message ends the run: only the recap follows.
     tasks, recap = said.split("PLAY RECAP", 1)
     assert tasks.rindex("no plan (could not be reached)") < tasks.index("No plan for any host")
     assert recap.count("failed=1") == 3
@@ -369,13 +374,16 @@ def test_injected_facts_are_refused_with_the_name_of_the_setting(fleet, tmp_path
     named = f"Set inject_facts_as_vars = False under [defaults] of {file}, the ansible.cfg in use, or set"
     written = f"No ansible.cfg is in use: write one in {tmp_path}, the directory of this run, with the lines"
     assert (named in said) == with_file and (written in said) == (not with_file)
-    # The unsafe way is last.
+    # The unsafe option is listed last.
     assert 0 < said.index("ANSIBLE_INJECT_FACT_VARS=False") < said.index("OPENFLEET_GPU_TRUST_FACTS=1")
     assert "TASK [openfleet.gpu.gpu_layout" not in said
 
 
 def test_monitoring_error_stops_the_run_despite_a_tolerated_loss(fleet):
-    """ansible-core does not end the playbook if a host of the play failed before."""
+    """Stop the run in the playbook itself.
+
+    ansible-core does not end a playbook for an error if a host of the play has failed before.
+    """
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     watchers = {"one": {}, "right": {"gpu_monitoring_state": "absent"}, "wrong": {"gpu_monitoring_state": "gone"}}
     fleet.groups["gpu_monitoring"] = {"hosts": watchers}
@@ -425,7 +433,7 @@ def test_host_without_a_layout_is_named(fleet):
         "three: gpu_layout: the host has no gpu_layout. It has gpu_layouts: did you mean gpu_layout? "
         f"Otherwise w{write}" in said
     )
-    # Not once more as a warning.
+    # The variable is not reported a second time as a warning.
     assert "gpu_layouts: unknown variable" not in said
     assert "Jinja" not in said and "is undefined" not in said
     assert fleet.seen() == {"one": [], "two": [], "three": []}
@@ -433,7 +441,7 @@ def test_host_without_a_layout_is_named(fleet):
 
 @pytest.fixture
 def sick(fleet):
-    """The second host has two GPUs, of which the second is lost."""
+    """Give the second host two GPUs, of which the second is lost."""
     host = fleet.hosts["two"].create([{"model": "H100-80GB", "count": 2}])
     host.gpusim("lose", "1")
     return fleet
@@ -458,7 +466,7 @@ def test_lost_gpu_with_an_entry_can_be_tolerated_or_skipped(sick):
     assert "two: gpu_layout[0].gpus[1]: gpu 1 is lost: " in said and "gpu_layout_lost: skip" in said
     assert "No plan for two (its error is above). Fix this host" in said
     assert sick.hosts["one"].seen()[0] == []
-    # That other hosts get their layouts where a host without a plan is tolerated is above.
+    # Another test checks that other hosts get their layouts if a host without a plan is tolerated.
     if THOROUGH:
         tolerated = sick.play(layouts, "-e", "gpu_site_tolerate=1", waves=[1])
         said = " ".join((tolerated.stdout + tolerated.stderr).split())

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""site.yml with busy GPUs: each value of gpu_layout_on_busy."""
+"""Run site.yml with busy GPUs, for each value of gpu_layout_on_busy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fleet(host, library, tmp_path):
 
 @contextlib.contextmanager
 def job_on(host):
-    """A process on the whole GPU of a host, for which the new layout has no room."""
+    """Start a process on a host's whole GPU, so that the new layout does not fit."""
     assert host.module("mig", layout=WHOLE)["changed"]
     place = ["--gpu", "0", "--gi", "0", "--memory", "1MiB"]
     job = host.popen([str(host.bin / "gpusim"), "run", *place, "--", "sleep", "300"])
@@ -44,7 +44,7 @@ def job_on(host):
 
 @pytest.fixture
 def job(fleet):
-    """One on the second host alone."""
+    """Start a process only on the second host."""
     done = fleet.hosts["one"].module("mig", layout=WHOLE)
     assert done.get("changed"), done
     with job_on(fleet.hosts["two"]) as job:
@@ -69,7 +69,7 @@ def test_wait_shows_the_holder_and_continues_when_it_ends(fleet, job):
     lock = fleet.hosts["two"].folder / "state.d" / "lock"
 
     def end_it_when_two_pieces_of_the_wait_have_begun():
-        # The lock names the process that held it last; the first is that of the fixture.
+        # The lock file contains the pid of its last holder. The first pid is that of the fixture.
         seen = set()
         while len(seen) < 3:
             with contextlib.suppress(OSError, ValueError):
@@ -81,7 +81,7 @@ def test_wait_shows_the_holder_and_continues_when_it_ends(fleet, job):
     threading.Thread(target=end_it_when_two_pieces_of_the_wait_have_begun, daemon=True).start()
     status, said = play(fleet, on_busy="wait", busy_timeout=120, busy_poll=2)
     assert status == 0, said
-    # Newer ansible-core has the role's name in between.
+    # Newer versions of ansible-core print the role's name before the task's name.
     assert re.search(r"FAILED - RETRYING: \[two\]: .*Apply the layout", said), said
     assert "RETRYING: [one]" not in said
     # A real run prints the plans of hosts with a blocking workload before any change.

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parts of playbooks, by --tags, --skip-tags and --start-at-task: they run with a plan, or are refused with a message."""
+"""Run parts of playbooks with --tags, --skip-tags and --start-at-task.
+
+A part runs only with a plan. Otherwise it is refused with a message.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def test_tag_of_a_role_plans_and_applies_only_that_role(fleet, tmp_path):
     assert run.returncode == 0, text_of(run)
     assert fleet.seen() == {"one": INSTANCES}
     assert "TASK [Check the variables of the inventory]" in run.stdout
-    # The other role is planned and not run.
+    # The other role is planned, but does not run.
     assert "TASK [Check the request for the exporter]" in run.stdout
     assert "TASK [Install or remove the exporter]" not in run.stdout
     assert "2 created" in text_of(run), text_of(run)

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module time_slicing, and a part of the module layout: plan, apply, a kill at the step, recovery, a saved plan.
+"""Test the module time_slicing, and time slices in the module layout.
 
-nvidia-smi is a stand-in that keeps the slices in a file: the real one does not see GPUs of one process alone. The scenario
-`sharing` runs the real one.
+The tests cover plan, apply, a kill at the step, recovery and a saved plan. nvidia-smi is a stand-in that stores the
+slices in a file, because the real one does not see simulated GPUs. The scenario `sharing` runs the real one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def slicing(name, gpus):
 
 @pytest.fixture(name="sliced")
 def host_with_slices(host):
-    """A host with two GPUs and a stand-in nvidia-smi."""
+    """Return a host with two GPUs and a stand-in for nvidia-smi."""
     host.create([{"model": "L40S-48GB", "count": 2}])
     tool = host.bin / "nvidia-smi"
     tool.write_text(NVIDIA_SMI % sys.executable)
@@ -40,7 +40,7 @@ def run(host, layout, name="time_slicing", **options):
 
 
 def killed(host, when, layout):
-    """Run the module in a separate process, which is killed at the step."""
+    """Run the module in a separate process that is killed at the step."""
     (host.folder / "kill").write_text(when)
     arguments = {"layout": layout, "state_directory": str(host.folder / "state.d")}
     module = "ansible_collections.openfleet.gpu.plugins.modules.time_slicing"
@@ -80,7 +80,7 @@ def test_other_gpus_are_not_changed(sliced):
 def test_next_run_recovers_from_a_kill_at_the_step(sliced, when, outcome):
     run(sliced, [slicing("medium", [0])])
     killed(sliced, when, [slicing("long", [0])])
-    # The next run asks for nothing about slices, and clears up all the same.
+    # The next run's layout has no time slices, but the run still recovers the interrupted one.
     done = run(sliced, [], "mig")
     assert done["recovered"] == outcome
     assert slices(sliced)[0] == {"old": "Medium", "new": "Long"}[outcome]

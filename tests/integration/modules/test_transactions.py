@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All or nothing: killed, failed and concurrent runs."""
+"""Test that killed, failed and concurrent runs change everything or nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 @pytest.mark.host_python
 @pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
 def test_fault_at_any_call_ends_in_the_old_or_new_layout(host, library, seed, monkeypatch):
-    """A sample. `make bench BENCH=mig` tests every call of many transitions."""
+    """Test a sample.
+
+    `make bench BENCH=mig` tests every call of many transitions.
+    """
     monkeypatch.setenv("GPUSIM_STATE", str(host.folder / "state"))
     (transition,) = random_transitions(seed, 1)
     most = 120 if THOROUGH else 60
@@ -42,7 +45,10 @@ def test_fault_at_any_call_ends_in_the_old_or_new_layout(host, library, seed, mo
 @pytest.mark.host_python
 @pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
 def test_gpu_failing_from_any_call_does_not_block_others(host, library, seed, monkeypatch):
-    """A sample. `make bench BENCH=mig` tests every call and code of some transitions."""
+    """Test a sample.
+
+    `make bench BENCH=mig` tests every call and every code for some transitions.
+    """
     monkeypatch.setenv("GPUSIM_STATE", str(host.folder / "state"))
     ((model, have, _busy, want),) = random_transitions(seed, 1)
     most = 120 if THOROUGH else 40
@@ -66,7 +72,7 @@ def test_a_sweep_releases_its_processes_when_it_ends(host, library, want, read, 
         endings = list(islice(cases, read))
     assert [ending.wrong for ending in endings] == [""] * faults
     assert sweep.control.dump()["processes"] == []
-    # The next sweep creates other GPUs, which the simulator refuses while a process holds one.
+    # The next sweep creates other GPUs. The simulator refuses this while a process holds a GPU.
     assert [ending.wrong for ending in sweep.sick_gpu("H100-80GB", have, want, most=2)] == ["", ""]
 
 
@@ -79,7 +85,7 @@ def test_next_run_after_a_kill_rolls_back_and_continues(host):
     with pytest.raises(AssertionError, match="exit -9"):
         host.module("mig", layout=NEW)
     assert host.seen() != there, "the kill came after the first change"
-    # A run that asks for what was there before finds it there again.
+    # A run with the previous layout finds it restored.
     cleared = host.module("mig", layout=OLD)
     assert cleared["recovered"] == "old", cleared
     assert cleared["changed"]
@@ -175,7 +181,7 @@ def test_second_of_two_runs_waits_or_names_the_first(host):
     assert f"pid {holder.pid} " in refused["msg"]
     assert refused["outcome"] == "old"
     assert host.seen() == {0: [], 1: []}
-    # Killed, not released: the lock goes with its process.
+    # The process is killed and does not release the lock itself. The kernel releases it.
     holder.kill()
     holder.wait()
     assert host.module("mig", layout=NEW, lock_timeout=0)["changed"]
@@ -203,7 +209,7 @@ def test_journal_of_a_later_release_is_refused(host):
 
 
 def busy_in(host, gpu, start):
-    """A process in the instance that starts there."""
+    """Start a process in the instance at this placement."""
     instances = host.module("gpu_info")["gpus"][gpu]["mig"]["instances"]
     (found,) = [i["id"] for i in instances if i["placement"]["start"] == start]
     command = [str(host.bin / "gpusim"), "run", "--gpu", str(gpu), "--gi", str(found), "--memory", "1MiB"]
@@ -214,7 +220,10 @@ def busy_in(host, gpu, start):
 
 
 def test_change_is_completed_if_a_rollback_would_end_a_job(host):
-    """A job started in a new instance after the kill: only the new layout has room for it."""
+    """Complete the change.
+
+    A job started in a new instance after the kill, so only the new layout has room for the job.
+    """
     host.create(H100)
     host.module("mig", layout=OLD)
     host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--nth", "2", "--code", "kill")
@@ -227,7 +236,7 @@ def test_change_is_completed_if_a_rollback_would_end_a_job(host):
         assert done["recovered"] == "new", done
         assert sorted(name for name, _ in host.seen()[0]) == ["1g.20gb", "1g.20gb", "3g.40gb"]
         assert job.poll() is None
-        # What it made on the way is the collection's own.
+        # The instances that the interrupted run created belong to the collection, so a later run may remove them.
         job.kill()
         job.wait()
         assert host.module("mig", layout=OLD)["changed"]
@@ -243,7 +252,7 @@ def test_run_fails_if_rollback_and_completion_would_end_a_job(host):
     host.gpusim("fail", "nvmlGpuInstanceDestroy", "--nth", "1", "--code", "kill-after")
     with pytest.raises(AssertionError, match="exit -9"):
         host.module("mig", layout=[mig(0, "7g.80gb")])
-    # Meanwhile an administrator creates another instance in the place of the removed one, with a job in it.
+    # Meanwhile an administrator creates another instance at the placement of the removed one, and starts a job in it.
     (gone,) = set(before) - set(host.seen()[0])
     other = "1g.10gb" if gone[0] != "1g.10gb" else "1g.10gb+me"
     host.run([sys.executable, MAKE, "0", other, str(gone[1])])
@@ -264,7 +273,7 @@ def test_run_fails_if_rollback_and_completion_would_end_a_job(host):
         job.wait()
 
 
-# --- a journal of another schema --------------------------------------------------------------------------------------
+# --- a journal with another schema version --------------------------------------------------------------------------
 
 
 def test_unreadable_journal_is_refused(host):

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Instances without an entry: own ones are removed, foreign ones stay by default."""
+"""Test instances without an entry.
+
+The collection's own instances are removed. Foreign instances stay by default.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ NONE = [{"gpus": [0], "sharing": "mig", "mig": []}]
 
 @pytest.fixture
 def shared(host):
-    """A host with a foreign 3g.40gb at placement 4 on GPU 0."""
+    """Return a host with a foreign 3g.40gb at placement 4 on GPU 0."""
     host.create([{"model": "H100-80GB", "count": 1}])
     make(host, "3g.40gb", 4)
     return host
@@ -48,7 +51,7 @@ def test_keep_places_the_layout_around_foreign_instances(shared):
     assert ("3g.40gb", 4) in shared.seen()[0]
     assert len(shared.seen()[0]) == 2
     assert not shared.module("mig", layout=SMALL, unlisted="keep")["changed"]
-    # Left is not adopted: without leave it still stops the next run.
+    # An instance that was left in place is still foreign. Without permission it stops the next run too.
     assert shared.module("mig", layout=SMALL)["failed"]
 
 
@@ -93,7 +96,7 @@ def test_gpu_that_leaves_mig_mode_is_checked_too(shared):
 def test_own_instances_stay_own_after_a_failed_run(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=SMALL)
-    # The old instance is destroyed, the new one cannot be made, the old one is made again with another UUID.
+    # The old instance is destroyed, creating the new one fails, and the old one is created again with another UUID.
     host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "INSUFFICIENT_RESOURCES")
     assert (
         host.module("mig", layout=[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])["outcome"]

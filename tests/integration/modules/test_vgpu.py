@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants on simulated GPUs: from a layout to the files of a host in the test's folder."""
+"""Test tenants on simulated GPUs, from a layout to the files of a host.
+
+The host's files are in the test's folder.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def entry(gpus, *tenants, **more):
 
 @pytest.fixture(name="fleet")
 def with_library(host, monkeypatch):
-    """A host with two GPUs and the library, whose files are below the folder `root`."""
+    """Return a host with two GPUs and the limiter's library.
+
+    The host's files are in the folder `root`.
+    """
     root = host.folder / "root"
     (root / LIBRARY).parent.mkdir(parents=True)
     (root / LIBRARY).touch()
@@ -40,14 +46,17 @@ def run(host, *layout, module="layout", **arguments):
 
 
 def files(host):
-    """{path below the root: content}, the library left out."""
+    """Return {path below the root: content} without the library."""
     root = host.folder / "root"
     paths = [path for path in root.rglob("*") if path.is_file() and str(path.relative_to(root)) != LIBRARY]
     return {str(path.relative_to(root)): path.read_text() for path in paths}
 
 
 def quotas(host):
-    """{tenant: [(GPU's index, bytes, percent, seat)]}, read as the library reads them."""
+    """Return {tenant: [(GPU index, bytes, percent, seat)]}.
+
+    The values are parsed like the library parses them.
+    """
     index = {gpu["uuid"]: number for number, gpu in enumerate(json.loads(host.gpusim("show", "--json"))["gpus"])}
     found = {}
     for path, text in files(host).items():
@@ -125,7 +134,7 @@ def test_without_the_library_tenants_are_refused(fleet):
     refused = run(fleet, *BASE)
     assert "role openfleet.gpu.vgpu_limiter" in refused["msg"]
     assert files(fleet) == {}
-    # A dry run may be one in which the role would have brought it.
+    # A dry run continues, because in a real run the role would install the library first.
     (missing,) = run(fleet, *BASE, check=True)["missing"]
     assert "role openfleet.gpu.vgpu_limiter" in missing
 
@@ -167,7 +176,7 @@ def test_quotas_of_running_tenants_change(fleet):
     assert {path: path.stat().st_ino for path in root.rglob("run/**/*") if path.is_file()} == regions
 
 
-# --- from any sharing to any other, in one run ------------------------------------------------------------------------
+# --- from any kind of sharing to any other, in one run --------------------------------------------------------------
 
 SHARINGS = {
     "vgpu": entry([0], tenant("a")),
@@ -190,7 +199,7 @@ def test_any_sharing_follows_any_other_in_one_run(fleet, pair):
     assert not run(fleet, then)["changed"]
 
 
-# --- interrupted, failed, held, saved ----------------------------------------------------------------------------------
+# --- interrupted, failed, blocked and saved changes -----------------------------------------------------------------
 
 
 def seen(host):
@@ -198,7 +207,7 @@ def seen(host):
 
 
 def shared_inodes(host):
-    """Of the files that tenants' processes share memory in."""
+    """Return the inodes of the files that tenants' processes map as shared memory."""
     return {str(path): path.stat().st_ino for path in (host.folder / "root/run").rglob("*.1")}
 
 
@@ -213,7 +222,7 @@ def test_failed_step_restores_tenants(fleet):
     assert failed["failed"] and failed["outcome"] == "old"
     assert files(fleet) == before
     assert seen(fleet) == there
-    # Running processes have them open, and containers have them mounted.
+    # Running processes have these files open, and containers have them mounted.
     assert shared_inodes(fleet) == inodes
 
 
@@ -222,7 +231,7 @@ def test_failed_step_restores_tenants(fleet):
 def test_unwritable_file_restores_tenants(fleet):
     run(fleet, entry([0], tenant("a"), tenant("b")))
     before = files(fleet)
-    # The folder of c is a file: the tenants before it have been changed by then.
+    # A file blocks the folder of tenant c. The tenants before c have already been changed when this step fails.
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/c").touch()
     failed = run(fleet, entry([0], tenant("a", "1GiB"), tenant("c")))
     assert failed["failed"] and failed["outcome"] == "old"
@@ -259,7 +268,7 @@ def test_run_interrupted_between_tenants_is_completed(fleet):
     run(fleet, *after)
     wanted = files(fleet)
     run(fleet, *BASE)
-    # What a run that is killed in between leaves: its journal, and some of the files.
+    # Restore the state that a killed run leaves: its journal, and only some of the files.
     before = [json.loads(files(fleet)["etc/openfleet-gpu/vgpu/%s/tenant.json" % name]) for name in "ab"]
     journal = {
         "schema": 5,
@@ -277,7 +286,10 @@ def test_run_interrupted_between_tenants_is_completed(fleet):
 
 
 def as_tenant(host, name):
-    """A process that NVML lists on GPU 0, of that tenant as its environment says."""
+    """Start a process on GPU 0 whose environment names this tenant.
+
+    Returns when NVML lists the process.
+    """
     command = ["env", "OPENFLEET_VGPU=" + name, "gpusim", "run", "--gpu", "0", "--memory", "1GiB", "--", "sleep", "300"]
     process = host.popen(command)
     wait_until(
@@ -299,9 +311,9 @@ def test_working_tenant_is_moved_only_with_permission(fleet):
             r"vgpu a \(it would leave gpu 0 \(GPU-[0-9a-f]{8}\)\) is in use by pid %d\b" % process.pid, refused["msg"]
         )
         assert files(fleet) == before
-        # Another quota blocks nothing.
+        # A change of the quota alone is not blocked.
         assert run(fleet, entry([0], tenant("a", "1GiB")))["changed"]
-        # The waiting run continues as soon as it has ended.
+        # With `force`, the run ends the process and applies the change.
         forced = run(fleet, *moves, on_busy="force", grace_period=10)
         assert str(process.pid) in forced["ended"][0]
         assert quotas(fleet) == {"a": [(1, 8 * GIB, 30, 0)]}
@@ -354,14 +366,14 @@ def test_saved_plan_is_applied_exactly_or_refused(fleet):
     assert "the steps have changed" in other["msg"]
 
 
-# --- tenants that get another name -------------------------------------------------------------------------------------
+# --- renamed tenants ------------------------------------------------------------------------------------------------
 
 
 RENAME = entry([0], tenant("b", was="a"))
 
 
 def gpu_target(host, number, compute_mode):
-    """What a journal has of a GPU."""
+    """Return the entry of a GPU in a journal."""
     uuid = json.loads(host.gpusim("show", "--json"))["gpus"][number]["uuid"]
     target = {"gpu_uuid": uuid, "where": "gpu_layout[1]", "sharing": "shared", "mig_enabled": False, "instances": []}
     return dict(target, compute_mode=compute_mode)
@@ -390,10 +402,10 @@ def test_running_tenant_is_renamed(fleet):
         assert (told["name"], told["aliases"]) == ("b", ["a"])
         stands = files(fleet)
         assert not run(fleet, RENAME)["changed"]
-        # The processes of the earlier name are the tenant's: it cannot leave the GPU either.
+        # Processes with the earlier name belong to the renamed tenant, so the tenant cannot leave the GPU either.
         refused = run(fleet, entry([1], tenant("b", was="a")), {"gpus": [0], "sharing": "shared"})
         assert re.search(r"vgpu b \(it would leave gpu 0 .*is in use by pid %d\b" % process.pid, refused["msg"])
-        # Without `was` the name stays as long as they run, and that is no change.
+        # Without `was`, the earlier name is kept while its processes run, and the run reports no change.
         for check in (True, False):
             kept = run(fleet, entry([0], tenant("b")), check=check)
             assert not kept["changed"]
@@ -428,7 +440,7 @@ def test_rename_is_rolled_back(fleet, was):
 
 
 def test_renamed_tenant_is_restored_at_boot(fleet):
-    """/run is empty by then."""
+    """Restore the renamed tenant although /run is empty."""
     run(fleet, entry([0], tenant("a")))
     run(fleet, RENAME)
     before = files(fleet)
@@ -448,13 +460,13 @@ def test_failed_or_interrupted_rename_leaves_one_name_or_both(fleet):
     failed = run(fleet, *then)
     assert failed["failed"] and failed["outcome"] == "old"
     assert files(fleet) == before
-    # The tenant's change fails half way: a file lies where its new folder should be.
+    # The tenant's change fails halfway, because a file blocks its new folder.
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/b").touch()
     failed = run(fleet, *then)
     assert failed["failed"] and failed["outcome"] == "old"
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/b").unlink()
     assert files(fleet) == before
-    # Killed in between, with the journal and half of the files: the GPUs stand as before, and so do the tenants then.
+    # The run was killed, and left its journal and half of the files. Recovery restores the previous GPUs and tenants.
     spec = json.loads(before["etc/openfleet-gpu/vgpu/a/tenant.json"])
     run(fleet, RENAME, {"gpus": [1], "sharing": "shared"})
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/b/env").unlink()

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the usage of tenants as the library writes it, by a program compiled with its header."""
+"""Read the usage of tenants that a program writes in the library's format.
+
+The program is compiled with the library's header.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.mode
 
 SOURCES = Path(__file__).resolve().parents[3] / "roles" / "vgpu_limiter" / "files" / "src"
 
-#: Three processes: one lives, one is dead, one lives and has context on the second GPU only. The mapping is never closed.
+#: Three processes: one is alive, one is dead, and one is alive and has a context only on the second GPU. The mapping is
+#: never closed.
 WRITER = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""on_busy: blocking processes are awaited or ended, and others are not."""
+"""Test on_busy: blocking processes are awaited or ended, and others are not."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 WHOLE = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
 
-#: What it starts does not end by SIGTERM, from the first moment on: what is ignored stays so over an exec.
+#: Starts a command that ignores SIGTERM from the beginning, because an ignored signal stays ignored after exec.
 STUBBORN = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh"]
 
 
 @pytest.fixture
 def jobs(host):
-    """Starts a process on a GPU and waits until NVML lists it; ends all of them."""
+    """Return a function that starts a process on a GPU.
+
+    The function returns when NVML lists the process. All processes are ended after the test.
+    """
     started = []
 
     def start(gpu: int, command=("sleep", "300"), instance: int = 0, below=()) -> subprocess.Popen:
@@ -34,7 +37,7 @@ def jobs(host):
         started.append(job)
         while job.pid not in pids(host):
             assert job.poll() is None
-        # It is listed before it becomes the command.
+        # NVML lists the process before it runs the command.
         wait_until(lambda: "gpusim" not in Path(f"/proc/{job.pid}/cmdline").read_text(), "the command")
         return job
 
@@ -83,7 +86,7 @@ def test_waiting_run_holds_no_lock(whole, jobs):
     other = threading.Thread(target=whole.module, args=("mig",), kwargs=command)
     other.start()
     try:
-        # As soon as the other run waits, this one gets the lock at once.
+        # While the other run waits, this run gets the lock without waiting.
         wait_until(lambda: not whole.module("mig", layout=WHOLE, lock_timeout=0).get("failed"), "the lock")
         assert other.is_alive()
     finally:
@@ -116,7 +119,7 @@ def test_force_ends_only_blocking_holders(whole, jobs):
 
 
 def test_secret_in_a_command_line_is_not_shown(whole, jobs):
-    # Hidden, and known again all the same when it is to be ended.
+    # The message hides the secret, but the run still recognizes the process when it ends it.
     job = jobs(0, [sys.executable, "-c", "import signal; signal.pause()", "--api-key", "s3cret"])
     (holder,) = whole.module("gpu_info")["gpus"][0]["holders"]
     assert holder["command"].endswith(" --api-key ***")
@@ -139,8 +142,11 @@ def test_force_waits_a_limited_time_for_a_process(whole, jobs):
 
 
 def test_force_never_ends_the_run(whole):
-    """The shell or program from which the run was started may have a GPU open."""
-    # gpusim has its own PYTHONPATH.
+    """Never end the run itself.
+
+    The shell or program that started the run may have a GPU open.
+    """
+    # gpusim sets its own PYTHONPATH.
     python = ["env", "PYTHONPATH=" + whole.environment["PYTHONPATH"], sys.executable]
     inside = [str(whole.bin / "gpusim"), "run", "--gpu", "0", "--gi", "0", "--", *python]
     done = whole.run([*inside, "-c", FORCE, str(whole.folder / "state.d")])
@@ -163,7 +169,10 @@ except ApplyError as error:
 
 
 def test_force_gives_up_on_restarting_processes(whole, jobs):
-    """A service may restart at once, so its processes outlive every attempt to end them."""
+    """Stop trying after some attempts.
+
+    A service may restart at once, so its processes outlive every attempt to end them.
+    """
     jobs(1)
     there = whole.seen()
     done = whole.run([sys.executable, "-c", COMES_BACK, str(whole.folder / "state.d")])

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Wrong values of every variable in every playbook are named, and nothing changes."""
+"""Set every variable of every playbook to a wrong value.
+
+The errors name the variables, and nothing changes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def fleet(host, library, tmp_path):
 
 
 def owners_checked(playbook):
-    """The roles and playbooks whose variables are checked, play by play."""
+    """Return the roles and playbooks whose variables are checked, play by play."""
     found = {}
     for play in yaml.safe_load((ROOT / "playbooks" / playbook).read_text(encoding="utf-8")):
         tasks = [*play.get("tasks", [])]
@@ -36,13 +39,19 @@ def owners_checked(playbook):
 
 
 def wrong(owners):
-    """A wrong value of each variable, by its name. One that is missing is another mistake."""
+    """Return a wrong value for each variable, by name.
+
+    None is left out, because it means a missing variable, which is another error.
+    """
     names = sorted({name for owner in owners for name in known.of_owner(owner)})
     return {name: next(value for value in wrong_values(name) if value is not None) for name in names}
 
 
 def files(fleet):
-    """All files of the hosts and of the controller, less what a run is started with and what the simulator keeps of its GPUs."""
+    """Return the modification times of all files of the hosts and the controller.
+
+    The inventory, the interpreters and the simulator's state are left out.
+    """
     others = {fleet.folder / "hosts.yml"}
     for host in fleet.hosts.values():
         others |= {host.bin / "python3", host.folder / "state"}
@@ -57,7 +66,7 @@ def assert_refused(run, names, host):
     return said
 
 
-# The last host of the group has the mistakes.
+# Only the last host of the group has wrong variables.
 @pytest.mark.parametrize(
     ("playbook", "play"),
     [
@@ -81,7 +90,7 @@ def test_wrong_variables_of_gpu_hosts(fleet, playbook, play):
     fleet.more["two"] = dict(variables)
     before = files(fleet)
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), waves=[1], playbook=f"playbooks/{playbook}")
-    # A reset does not read the layout, which may be why there is one.
+    # A reset does not read the layout, because an invalid layout may be the reason for the reset.
     read = variables.pop("gpu_layout", None) if playbook == "reset.yml" else None
     said = assert_refused(run, variables, "two")
     assert read is None or "two: gpu_layout:" not in said
@@ -102,10 +111,10 @@ def test_equal_errors_of_many_hosts_are_one_message(host, library, tmp_path):
     assert run.returncode != 0
     said = " ".join((run.stdout + run.stderr).split())
     message = 'h00, h01, h02, h03, h04 and 36 more hosts: gpu_layout_on_busy: unknown value "drian"'
-    # As an error and as a result.
+    # ansible-core may print the message as an error and as a result.
     assert 1 <= said.count(message) <= 2 and said.count('unknown value "drian"') == said.count(message), said
     assert said.count("gpu_layouts: unknown variable, ignored") == 1
-    # A line or two a host remain, of Ansible's own.
+    # Ansible itself prints one or two lines for each host.
     assert len(run.stdout.splitlines()) < 4 * len(names)
 
 
@@ -127,7 +136,10 @@ def test_wrong_variables_of_other_groups(fleet, playbook, group):
 @pytest.mark.thorough
 @pytest.mark.parametrize(("playbook", "play"), [("audit.yml", "Audit"), ("rightsize.yml", "Propose")])
 def test_wrong_variables_of_the_controller(fleet, playbook, play):
-    """Hosts were read before, and are not changed."""
+    """Check the controller's variables before anything is changed.
+
+    The hosts have been read by then.
+    """
     variables = wrong(owners_checked(playbook)[play])
     fleet.groups["control"] = {"hosts": {"localhost": {**LOCAL, **variables}}}
     before = files(fleet)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The simulated NVML, built once, and hosts initialized through its control interface (src/gpusim.h)."""
+"""Fixtures: the simulated NVML, built once, and hosts created by src/gpusim.h."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from simulated_host import copy_library
 
-# Figures of an A100-SXM4-40GB, an H100 80GB HBM3 and an RTX PRO 6000 as the MIG User Guide and outputs of nvidia-smi have
-# them: enum, profile id, name, slices, MiB, SMs, most instances, copy engines, decoders, encoders, jpeg, ofa, placements.
+# MIG profiles of an A100-SXM4-40GB, an H100 80GB HBM3 and an RTX PRO 6000, from the MIG User Guide and recorded output
+# of nvidia-smi. Columns: enum, profile id, name, slices, MiB, SMs, maximum instances, copy engines, decoders, encoders,
+# jpeg, ofa, placements.
 A100_PROFILES = """
 0 19 1g.5gb    1  4864 14 7 1 0 0 0 0 0:1 1:1 2:1 3:1 4:1 5:1 6:1
 7 20 1g.5gb+me 1  4864 14 1 1 1 0 1 1 0:1 1:1 2:1 3:1 4:1 5:1 6:1
@@ -42,7 +43,7 @@ PRO6000_PROFILES = """
 1   5 2g.48gb        2 48512  94 2 2 2 2 2 0 0:6 6:6
 3   0 4g.96gb        4 97408 188 1 4 4 4 4 1 0:12
 """
-# gi_slices, enum, id, slices, placements
+# Columns: gi_slices, enum, id, slices, placements.
 COMPUTE_PROFILES = """
 1 0 0 1 0:1
 2 0 0 1 0:1 1:1
@@ -59,7 +60,7 @@ COMPUTE_PROFILES = """
 KEYS = "enum id name compute_slices memory_mib multiprocessors max_instances copy_engines decoders encoders jpeg ofa placements"
 COMPUTE_KEYS = "gi_slices enum id slices placements"
 
-# The figures of each model that the tests look at, as keys of the configuration.
+# The values of each model that the tests read, as keys of the configuration.
 MODELS = {
     "a100": (
         A100_PROFILES,
@@ -93,7 +94,10 @@ def keys_of(text: str) -> dict[str, object]:
 
 
 def configuration(*models: str, **overrides: object) -> str:
-    """A host with these GPUs; overrides are keys of every GPU, None leaves a key out."""
+    """Return the configuration of a host with these GPUs.
+
+    `overrides` sets keys of every GPU. The value None removes a key.
+    """
     lines = ["host", "driver_version 580.65.06", "cuda_version 13000"]
     for index, model in enumerate(models):
         profiles, figures = MODELS[model]
@@ -114,7 +118,7 @@ def configuration(*models: str, **overrides: object) -> str:
 
 
 class Simulator:
-    """One simulated host, seen from this process and from children."""
+    """A simulated host that this process and its children use."""
 
     def __init__(self, library: Path, folder: Path) -> None:
         self.path, self.state = library, folder / "state"
@@ -123,7 +127,7 @@ class Simulator:
         self.children: list[subprocess.Popen] = []
 
     def call(self, function: str, *arguments: object) -> int:
-        """A control call's return code."""
+        """Call a control function, and return its return code."""
         texts = [a.encode() if isinstance(a, str) else a for a in arguments]
         return getattr(self.library, function)(*texts)
 
@@ -151,10 +155,13 @@ class Simulator:
         return dict(os.environ, GPUSIM_STATE=str(self.state), LD_LIBRARY_PATH=str(self.path.parent))
 
     def python(self, code: str, user: int | None = None, prefix: tuple[str, ...] = ()) -> subprocess.Popen:
-        """A separate client: `code` with NVML initialised and the first GPU in `gpu`."""
+        """Start a separate client that runs `code`.
+
+        NVML is initialized, and the first GPU is in `gpu`.
+        """
         import pynvml
 
-        # The interpreter starts as this user: another one may not reach it where the checkout is private.
+        # The interpreter starts as this user. If the checkout is private, another user cannot read it.
         become = "" if user is None else f"os.setgroups([]); os.setgid({user}); os.setuid({user}); "
         script = (
             f"import os, time; from pynvml import *; {become}nvmlInit(); gpu = nvmlDeviceGetHandleByIndex(0)\n" + code
@@ -167,7 +174,7 @@ class Simulator:
         return child
 
     def idle_process(self) -> subprocess.Popen:
-        """Something to attach to a GPU."""
+        """Start a process that tests can attach to a GPU."""
         child = subprocess.Popen(["sleep", "300"])
         self.children.append(child)
         return child
@@ -175,7 +182,7 @@ class Simulator:
 
 @pytest.fixture(scope="session")
 def nvml_library():
-    """The built library, where every user can read it."""
+    """Return the built library in a folder that every user can read."""
     with tempfile.TemporaryDirectory(prefix="gpusim-") as folder:
         Path(folder).chmod(0o755)
         copy_library(Path(folder))
@@ -184,7 +191,7 @@ def nvml_library():
 
 @pytest.fixture
 def simulator(nvml_library, monkeypatch):
-    """A host without GPUs yet (`create` lays them out)."""
+    """Return a host without GPUs. Call `create` to add them."""
     with tempfile.TemporaryDirectory(prefix="gpusim-") as folder:
         Path(folder).chmod(0o755)
         monkeypatch.setenv("GPUSIM_STATE", f"{folder}/state")
@@ -199,7 +206,10 @@ def simulator(nvml_library, monkeypatch):
 
 @pytest.fixture
 def nvml(simulator, monkeypatch):
-    """nvidia-ml-py on the simulated library; initialise it after `create`."""
+    """Return pynvml on the simulated library.
+
+    Call nvmlInit after `create`.
+    """
     import pynvml
 
     monkeypatch.setattr(pynvml, "nvmlLib", simulator.library)

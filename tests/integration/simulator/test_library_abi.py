@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The binary interface: names, versions of structs, sizes of buffers, start and end."""
+"""Test the binary interface: names, struct versions, buffer sizes, start and end."""
 
 from __future__ import annotations
 
@@ -163,7 +163,10 @@ def test_short_process_lists_return_their_length(simulator, nvml, gpu):
 
 
 def test_number_of_placements_is_output_only(simulator, nvml, gpu):
-    """nvidia-smi 450 and 460 pass uninitialized memory."""
+    """Ignore the initial value.
+
+    nvidia-smi 450 and 460 pass uninitialized memory.
+    """
     nvml.nvmlDeviceSetMigMode(gpu, 1)
     instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
     functions = [
@@ -182,7 +185,10 @@ def test_number_of_placements_is_output_only(simulator, nvml, gpu):
 
 
 def test_power_scope_is_one_byte(simulator, nvml, gpu):
-    """nvidia-smi 535 and 550 leave garbage behind it (`-pl`)."""
+    """Ignore the bytes after the scope.
+
+    nvidia-smi 535 and 550 leave garbage in them (`-pl`).
+    """
     words = (ctypes.c_uint * 3)(0x0200000C, 0xABCDEF00, 300000)
     assert simulator.library.nvmlDeviceSetPowerManagementLimit_v2(gpu, words) == 0
     assert nvml.nvmlDeviceGetPowerManagementLimit(gpu) == 300000

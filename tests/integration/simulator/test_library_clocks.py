@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Clocks and P-states: idle, busy, locked, application clocks, and constants of a board."""
+"""Test clocks and P-states.
+
+Clocks are idle, busy, locked, set by an application, or constants of a board.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def result_of(nvml, call, *arguments):
 
 
 def test_customer_boost_clocks_of_graphics_and_sms(nvml, gpu):
-    """Recorded on an H200 with driver 580."""
+    """Compare with values recorded on an H200 with driver 580."""
     kinds = (nvml.NVML_CLOCK_GRAPHICS, nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_CLOCK_VIDEO)
     said = [MAXIMUM, MAXIMUM, NOT_SUPPORTED, NOT_SUPPORTED]
     assert [result_of(nvml, nvml.nvmlDeviceGetMaxCustomerBoostClock, gpu, kind) for kind in kinds] == said
@@ -53,7 +56,7 @@ def test_customer_boost_clocks_of_graphics_and_sms(nvml, gpu):
 def test_idle_gpu_has_its_idle_state_and_busy_gpu_p0(simulator, nvml, gpu):
     assert (nvml.nvmlDeviceGetPerformanceState(gpu), clocks(nvml, gpu)) == (8, [300, 300, 405, 540])
     assert nvml.nvmlDeviceGetPowerState(gpu) == 8
-    # The PCIe link rests too.
+    # The PCIe link is idle too.
     assert (nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetPcieSpeed(gpu)) == (1, 2500)
     assert nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu) == 5
     assert nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu) == nvml.nvmlClocksEventReasonGpuIdle
@@ -72,7 +75,7 @@ def test_locked_clocks_bound_a_busy_gpu_until_they_are_reset(simulator, nvml, gp
     nvml.nvmlDeviceResetMemoryLockedClocks(gpu)
     nvml.nvmlDeviceResetGpuLockedClocks(gpu)
     assert clocks(nvml, gpu)[:3] == [MAXIMUM, MAXIMUM, MEMORY_MAXIMUM]
-    # No clock beyond the highest; and the symbol for no limit at all.
+    # The limit is the highest clock, both for a too high value and for the constant that means no limit.
     for most in (5000, nvml.NVML_CLOCK_LIMIT_ID_UNLIMITED):
         nvml.nvmlDeviceSetGpuLockedClocks(gpu, 1900, most)
         assert clocks(nvml, gpu)[0] == MAXIMUM
@@ -91,7 +94,7 @@ def test_memory_clocks_are_locked_from_ampere_on(simulator, nvml):
 def test_set_application_clocks_limit_a_gpu(simulator, nvml, gpu):
     graphics, memory = nvml.NVML_CLOCK_GRAPHICS, nvml.NVML_CLOCK_MEM
     keep_busy(simulator)
-    # At their default they do not: an A100 has 1095 MHz and runs at 1410.
+    # The default application clocks do not limit the GPU: an A100 has 1095 MHz by default and runs at 1410 MHz.
     assert [nvml.nvmlDeviceGetApplicationsClock(gpu, kind) for kind in (graphics, memory)] == [1095, MEMORY_MAXIMUM]
     assert clocks(nvml, gpu)[0] == MAXIMUM
     nvml.nvmlDeviceSetApplicationsClocks(gpu, MEMORY_MAXIMUM, 1500)
@@ -115,7 +118,7 @@ T4_CLOCKS = "5001:300-1590 405:300-645"
 
 
 def lay_out(simulator, nvml, model="l40s", driver="580.105.08", **keys):
-    """Return the handle of the only GPU, under a driver."""
+    """Create a host with one GPU and a driver version, and return the GPU's handle."""
     simulator.create(model, **keys)
     simulator.do("gpusimSet", -1, "driver_version", driver)
     nvml.nvmlInit()
@@ -123,7 +126,7 @@ def lay_out(simulator, nvml, model="l40s", driver="580.105.08", **keys):
 
 
 def test_graphics_clocks_are_listed_for_each_memory_clock(simulator, nvml):
-    """As nvidia-smi -q -x shows them on a T4."""
+    """Compare with nvidia-smi -q -x on a T4."""
     gpu = lay_out(simulator, nvml, architecture=6, supported_clocks=T4_CLOCKS)
     assert nvml.nvmlDeviceGetSupportedMemoryClocks(gpu) == [5001, 405]
     high, low = (nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu, memory) for memory in (5001, 405))
@@ -138,7 +141,7 @@ def test_graphics_clocks_are_listed_for_each_memory_clock(simulator, nvml):
     "architecture, highest, first", [(10, 2062, [2062, 2055, 2047, 2040]), (5, 1530, [1530, 1522, 1515])]
 )
 def test_graphics_clocks_of_volta_and_blackwell_have_smaller_steps(simulator, nvml, architecture, highest, first):
-    """Like those of a GB200, which end with 127 and 120."""
+    """Check that the lists end like those of a GB200, with 127 and 120."""
     gpu = lay_out(simulator, nvml, architecture=architecture, supported_clocks=f"2619:120-{highest}")
     found = nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu, MEMORY_MAXIMUM)
     assert (found[: len(first)], found[-2:]) == (first, [127, 120])
@@ -177,7 +180,7 @@ def test_a_malformed_list_of_clocks_is_refused(simulator, text):
 
 
 def extended_memory(nvml, gpu):
-    """Return the result of the question for capabilities, and the capabilities."""
+    """Return the result code of the query for capabilities, and the capabilities."""
     asked = nvml.c_nvmlDeviceCapabilities_v1_t()
     asked.version, asked.capMask = nvml.nvmlDeviceCapabilities_v1, 9
     result = nvml.nvmlDeviceGetCapabilities(gpu, ctypes.byref(asked))
@@ -209,7 +212,10 @@ def test_a_driver_lacks_the_functions_of_later_ones(simulator, nvml):
 
 
 def powers(nvml, gpu):
-    """Return what GPU, module and memory draw (average, instant) and may draw (default, min, max, limit); None: unsupported."""
+    """Return the power values of GPU, module and memory.
+
+    Each list has: average, instant, default, min, max, limit. None means that a value is not supported.
+    """
     fields = (185, 186, 189, 187, 188, 190)
     parts = [nvml.nvmlDeviceGetFieldValues(gpu, [(field, scope) for field in fields]) for scope in range(3)]
     return [[None if value.nvmlReturn else value.value.uiVal // 1000 for value in values] for values in parts]
@@ -222,7 +228,7 @@ def test_parts_of_a_board_have_their_own_power(simulator, nvml):
     memory = [19, None, None, None, None, None]
     assert powers(nvml, gpu) == [[88, 88, 700, 200, 700, 700], [170, 170, 1000, 200, 1000, 1000], memory]
     keep_busy(simulator)
-    # Half of what lies between 88 and 700 W more.
+    # The load adds half of the difference between 88 W and 700 W.
     assert powers(nvml, gpu)[1][:2] == [170 + 306, 170 + 306]
     assert powers(nvml, gpu)[2] == memory
 
@@ -311,6 +317,6 @@ def test_a_mig_device_has_its_share_of_bar1(simulator, nvml):
         nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, profile), compute)
     devices = [nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, i) for i in range(3)]
     sizes = sorted(nvml.nvmlDeviceGetBAR1MemoryInfo(device).bar1Total >> 20 for device in devices)
-    # As nvidia-smi 560 shows them of 1g.12gb, 1g.24gb and 3g.47gb on an H100 NVL.
+    # The sizes that nvidia-smi 560 shows for 1g.12gb, 1g.24gb and 3g.47gb on an H100 NVL.
     assert sizes == [16383, 32767, 65535]
     assert {nvml.nvmlDeviceGetBAR1MemoryInfo(device).bar1Used for device in devices} == {0}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Xid errors, from the control interface to the event sets of all clients."""
+"""Test Xid errors from the control interface to the event sets of all clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOBODY = 65534
 NO_INSTANCE = 0xFFFFFFFF
 INVALID_ARGUMENT, NOT_FOUND = 2, 6
 
-#: Generous: an event that is there comes at once, and one that is not is never waited for so long.
+#: A long timeout in milliseconds. Existing events arrive at once, and no test waits this long for a missing one.
 PATIENCE_MS = 180000
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="MIG mode is set by root: run as root")
@@ -48,7 +48,7 @@ def registered(nvml, *handles):
 
 
 def received(nvml, events):
-    """Everything that waits in the set."""
+    """Return all pending events of the set."""
     found = []
     while True:
         try:
@@ -190,7 +190,7 @@ def test_errors_that_no_gpu_can_have_are_refused(simulator, gpu):
 
 @pytest.fixture
 def instance(simulator, nvml, gpu):
-    """(GPU instance id, compute instance id)"""
+    """Return (GPU instance id, compute instance id)."""
     nvml.nvmlDeviceSetMigMode(gpu, 1)
     made = nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
     part = nvml.nvmlGpuInstanceCreateComputeInstance(made, 2)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state file: created concurrently, replaced under threads, inherited by a fork."""
+"""Test the state file: concurrent creation, replacement under threads, and forks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ print(os.waitpid(pid, 0)[1] >> 8)
 
 @pytest.mark.parametrize("before", [None, b"another schema"])
 def test_concurrent_inits_share_one_file(simulator, tmp_path, before):
-    """GPUs in a file that another one replaced would be visible only to its creator."""
+    """Create the file concurrently.
+
+    If one process replaced the other's file, the GPUs in the replaced file would be visible only to their creator.
+    """
     code = f"""
 import ctypes, os, sys, time
 library = ctypes.CDLL({str(simulator.path)!r})
@@ -100,7 +103,11 @@ int main(int count, char **configuration)
 
 @pytest.mark.parametrize("watch", ["", pytest.param("-fsanitize=thread -g -O1", marks=pytest.mark.thorough)])
 def test_thread_can_call_while_another_handles_a_replaced_file(simulator, tmp_path, watch):
-    """The thorough run uses ThreadSanitizer: the window has a few instructions and depends on the compiler."""
+    """Replace the file while two threads use it.
+
+    The thorough run uses ThreadSanitizer, because the race has a window of a few instructions and depends on the
+    compiler.
+    """
     (tmp_path / "main.c").write_text(REPLACED_UNDER_A_THREAD)
     library = simulator.path
     if watch:

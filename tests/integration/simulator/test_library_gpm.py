@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPM: activity of a GPU and a GPU instance between two samples."""
+"""Test GPM: the activity of a GPU or a GPU instance between two samples."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def between(nvml, first, second):
 
 
 def measured(nvml, gpu, gi=None):
-    """Over a short while that begins now."""
+    """Return the metrics over a short time that begins now."""
     first = sample(nvml, gpu, gi)
     time.sleep(0.01)
     return between(nvml, first, sample(nvml, gpu, gi))
@@ -89,7 +89,7 @@ def test_load_with_explicit_metrics(simulator, nvml, gpu):
 
 
 def test_values_never_exceed_100_percent(simulator, nvml, gpu):
-    """Clients drop higher values."""
+    """Limit values to 100 percent, because clients drop higher values."""
     load(simulator, "pattern constant\nutilization_percent 100\nbandwidth_percent 100\n")
     for _ in range(50):
         values = measured(nvml, gpu)
@@ -107,12 +107,16 @@ def test_a_change_between_two_samples_counts_for_its_time(simulator, nvml, gpu):
     whole, late = between(nvml, first, last), between(nvml, middle, last)
     assert between(nvml, first, middle)[0] == pytest.approx(80)
     assert 20 < late[0] < whole[0] < 80
-    # 40 % in the first part, 20 % in the other: the tensor cores follow the same seconds.
+    # The tensor cores are busy for 40 % of the first part and 20 % of the second, over the same seconds.
     assert whole[3] == pytest.approx(20 + (whole[0] - 20) / 3)
 
 
 def test_pattern_is_averaged(simulator, nvml, gpu):
-    """Its steps are much shorter than the samples' distance: the high half has half of the time, except for an edge."""
+    """Average a pattern over the samples.
+
+    The pattern's steps are much shorter than the time between samples. So the high value counts for half of the time,
+    except at the edges.
+    """
     load(simulator, "pattern square\nperiod_seconds 0.0001\nutilization_percent 90\nutilization_low_percent 10\n")
     assert measured(nvml, gpu)[0] == pytest.approx(50, abs=1)
     load(simulator, "pattern samples\ninterval_seconds 0.00005\nsample 30 0 -1\nsample 60 0 -1\n")
@@ -127,7 +131,7 @@ def test_instances_have_their_own_figures(simulator, nvml, gpu):
     load(simulator, "pattern constant\nutilization_percent 70\nbandwidth_percent 20\n", gi=busy)
     assert measured(nvml, gpu, busy) == pytest.approx([70, 70, 35, 35, 14])
     assert measured(nvml, gpu, idle) == [0, 0, 0, 0, 0]
-    # 3 of the GPU's 7 compute slices.
+    # The instance has 3 of the GPU's 7 compute slices.
     assert measured(nvml, gpu) == pytest.approx([30, 30, 15, 15, 6])
     assert code_of(nvml, sample, nvml, gpu, 0) == code_of(nvml, sample, nvml, gpu, 99) == NOT_FOUND
     nvml.nvmlGpuInstanceCreateComputeInstance(made[0], 2)
@@ -162,14 +166,17 @@ print(round(nvmlGpmMetricsGet(asked).metrics[0].value))
 
 
 def test_traffic_is_unknown_not_zero(simulator, nvml, gpu):
-    """A busy GPU without traffic would be wrong. 20 and 21 are PCIe, 60 and 61 NVLink."""
+    """Report unknown traffic as unsupported.
+
+    A busy GPU without traffic would be wrong. Metrics 20 and 21 are PCIe, 60 and 61 are NVLink.
+    """
     load(simulator, "pattern constant\nutilization_percent 80\n")
     first = sample(nvml, gpu)
     time.sleep(0.001)
     answered = nvml.nvmlGpmMetricsGet(request(nvml, first, sample(nvml, gpu), 20, 21, 60, 61)).metrics
     assert [answered[i].nvmlReturn for i in range(4)] == [NOT_SUPPORTED] * 4
     for counter in (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES):
-        # Of the link itself 0 is said, as by boards at rest: loads move nothing over it.
+        # The traffic of the link itself is 0, as on idle boards, because simulated loads transfer no data.
         assert nvml.nvmlDeviceGetPcieThroughput(gpu, counter) == 0
     assert code_of(nvml, nvml.nvmlDeviceGetPcieThroughput, gpu, 2) == INVALID_ARGUMENT
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Throttling, temperature, ECC errors and remapped rows: values and supported GPUs."""
+"""Test throttling, temperature, ECC errors and remapped rows.
+
+The tests check the values, and which GPUs support them.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,10 @@ LOCATIONS = (2, 7)
 
 
 def ecc(nvml, gpu):
-    """(corrected, uncorrected) volatile and aggregate, as all three ways of asking have them."""
+    """Return the counts of ECC errors, after all three ways to read them agree.
+
+    The order is: volatile corrected, volatile uncorrected, aggregate corrected, aggregate uncorrected.
+    """
     totals = [nvml.nvmlDeviceGetTotalEccErrors(gpu, error, counter) for counter in (0, 1) for error in (0, 1)]
     fields = [3, 4, 5, 6]
     assert [value.value.ullVal for value in nvml.nvmlDeviceGetFieldValues(gpu, fields)] == totals
@@ -111,7 +117,7 @@ def test_ecc_errors_are_counted(simulator, nvml, gpu):
 
 @pytest.mark.parametrize("model, places", [("h100", {2, 7}), ("a100", set(range(8)))])
 def test_since_hopper_sram_errors_have_one_counter(simulator, nvml, model, places):
-    """Recorded on an H200 with driver 580."""
+    """Compare with values recorded on an H200 with driver 580."""
     simulator.create(model)
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -154,7 +160,10 @@ ROWS = ("remapped_rows_correctable", "remapped_rows_uncorrectable", "remap_pendi
 
 
 def rows(nvml, gpu):
-    """As the call and the field values have them."""
+    """Return the remapped rows.
+
+    The call and the field values must agree.
+    """
     found = nvml.nvmlDeviceGetRemappedRows(gpu)
     fields = nvml.nvmlDeviceGetFieldValues(gpu, [142, 143, 144, 145])
     assert tuple(value.value.uiVal for value in fields) == found
@@ -248,7 +257,7 @@ def test_invalid_values_change_nothing(simulator, gpu, key, value):
     assert not any(health.values())
 
 
-# --- what a healthy GPU has none of
+# --- values that are absent on a healthy GPU
 
 
 def test_sram_has_no_errors_and_mig_mode_reports_none(simulator, nvml, gpu):

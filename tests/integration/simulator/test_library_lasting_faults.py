@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Faults of one GPU, and faults that last until they are cleared."""
+"""Test faults of one GPU, and faults that last until they are cleared."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NVML's setters need r
 
 @pytest.fixture
 def gpus(simulator, nvml):
-    """Handles of GPU 0, which fails, and GPU 1, which works."""
+    """Return the handles of GPU 0, whose calls fail, and GPU 1, which works."""
     simulator.create("h100", "h100")
     nvml.nvmlInit()
     return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
 
 
 def code_of(nvml, call, *arguments):
-    """0, or the code of the error."""
+    """Return 0 or the error code."""
     try:
         call(*arguments)
     except nvml.NVMLError as error:
@@ -149,7 +149,7 @@ def test_client_that_stops_or_dies_in_a_call_holds_no_lock(simulator, nvml, gpus
         assert child.returncode == -signal.SIGKILL
     else:
         assert os.WIFSTOPPED(status)
-    # Both change the state, and so wait for a lock that the other client would hold.
+    # Both commands change the state, so they wait if the other client holds the state's lock.
     simulator.do("gpusimSet", 1, "passthrough", "1")
     assert code_of(nvml, nvml.nvmlDeviceGetName, gpus[1]) == 0
     simulator.do("gpusimFailClear")

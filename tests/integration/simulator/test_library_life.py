@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs over time: loads, their measurements, and processes."""
+"""Test GPUs over time: loads, their measurements, and processes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def test_stated_power_overrides_utilisation(simulator, nvml, gpu):
 
 
 def watch(simulator, nvml, gpu, wanted):
-    """Pairs of a load's age and its utilisation, seen together; NVML shows the values wanted on the way."""
+    """Return pairs of a load's age and its utilization, read at the same time.
+
+    Waits until NVML has shown all wanted values.
+    """
     pairs, shown, deadline = [], set(), time.monotonic() + PATIENCE_SECONDS
     while (not wanted <= shown or len(pairs) < 80) and time.monotonic() < deadline:
         load = simulator.dump()["gpus"][0]["load"]
@@ -76,7 +79,10 @@ def watch(simulator, nvml, gpu, wanted):
 
 
 def away_from_edges(pairs, step):
-    """Ages are in milliseconds, so at a step both neighbours are correct."""
+    """Return the pairs that are not close to a step.
+
+    Ages are in milliseconds, so both values are correct at a step.
+    """
     return [(age, value) for age, value in pairs if 0.002 < age % step < step - 0.002]
 
 
@@ -206,7 +212,7 @@ def test_kinds_of_processes_have_separate_lists(simulator, nvml, gpu):
         "graphics": nvml.nvmlDeviceGetGraphicsRunningProcesses,
         "mps": nvml.nvmlDeviceGetMPSComputeRunningProcesses,
     }
-    # As an H200 with driver 580 has them: clients of MPS are among the compute processes too.
+    # An H200 with driver 580 lists MPS clients among the compute processes too.
     for kind, named in (("compute", {"compute"}), ("graphics", {"graphics"}), ("mps", {"compute", "mps"})):
         assert attach(simulator, worker.pid, kind=kind) == 0
         assert {name for name, read in lists.items() if read(gpu)} == named

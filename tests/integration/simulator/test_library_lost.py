@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A GPU that fell off the bus, as seen by its clients and those of other GPUs."""
+"""Test a GPU that fell off the bus, from its clients and clients of other GPUs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NVML's setters need r
 
 @pytest.fixture
 def gpus(simulator, nvml):
-    """Handles of GPU 0, which the tests lose, and GPU 1."""
+    """Return the handles of GPU 0, which the tests lose, and GPU 1."""
     simulator.create("h100", "h100")
     nvml.nvmlInit()
     return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
 
 
 def code_of(nvml, call, *arguments):
-    """0, or the code of the error."""
+    """Return 0 or the error code."""
     try:
         call(*arguments)
     except nvml.NVMLError as error:

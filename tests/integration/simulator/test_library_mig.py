@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MIG: modes, placements, instances, and each error of their calls."""
+"""Test MIG: modes, placements, instances, and each error of these calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ NOT_SUPPORTED, IN_USE, RESET_REQUIRED = 3, 19, 16
 
 
 class Gpu:
-    """The first GPU of a host, by profile ids and starts."""
+    """The first GPU of a host.
+
+    Its instances are selected by profile id and placement start.
+    """
 
     def __init__(self, nvml, handle):
         self.nvml, self.handle = nvml, handle
@@ -311,7 +314,7 @@ def test_with_mig_off_there_are_no_instances(nvml, gpu_of):
         with pytest.raises(nvml.NVMLError_NotSupported):
             call(0)
     buffer, count = (ctypes.c_void_p * 7)(), ctypes.c_uint()
-    # As an H200 with driver 580 answers.
+    # An H200 with driver 580 returns the same.
     count.value = 9
     assert nvml.nvmlLib.nvmlDeviceGetGpuInstances(gpu.handle, 19, buffer, ctypes.byref(count)) == 0
     assert count.value == 0 == nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)

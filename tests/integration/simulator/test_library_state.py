@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One state for all clients of a host: visibility, kills, faults, boots, permissions."""
+"""Test the state that all clients of a host share.
+
+The tests cover visibility, kills, faults, boots and permissions.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def test_waiter_is_woken_by_a_change_of_another_process(simulator, gpu):
     )
     waiting.start()
     stat = f"/proc/self/task/{waiting.native_id}/stat"
-    # It sleeps in the call: only a wake can end that in time.
+    # The thread sleeps in the call. Only a wake-up can end the call in time.
     wait_until(lambda: Path(stat).read_text().rpartition(")")[2].split()[0] == "S", "the thread waits")
     assert ended(simulator.python("nvmlDeviceCreateGpuInstance(gpu, 9)")) == 0
     waiting.join(PATIENCE_SECONDS)
@@ -85,7 +88,7 @@ def test_processes_see_each_other_s_changes(simulator, nvml, gpu):
 
 
 def test_concurrent_clients_never_overbook_or_lose_changes(simulator, gpu, tmp_path):
-    """Eight clients want seven slices.
+    """Let eight clients compete for seven slices.
 
     A client whose change was overwritten could not destroy its instance.
     """
@@ -176,7 +179,7 @@ while True:
             assert all(part["uuid"].startswith("MIG-") for part in instance["compute_instances"])
         ends.add(sum(1 + len(instance["compute_instances"]) for instance in left))
         simulator.do("gpusimReset", 0)
-        # The lock of the dead is free, and the state can be changed.
+        # The lock of the killed client is free, and the state can be changed.
         nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceCreateGpuInstance(gpu, 0))
     else:
         pytest.fail("no client was killed in the middle of its work")
@@ -191,7 +194,7 @@ def test_a_client_can_be_killed_before_inside_and_after_a_change(simulator, nvml
     child = simulator.python(CREATE)
     assert (ended(child), child.stdout.read()) == (-signal.SIGKILL, "")
     assert instances(simulator) == left
-    # The next client finds a state that works, and no fault.
+    # The next client finds a valid state and no fault.
     nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
     assert len(instances(simulator)) == len(left) + 1 and simulator.dump()["faults"] == []
 
@@ -207,7 +210,7 @@ def test_client_stopped_before_a_change_blocks_no_other(simulator, nvml, gpu):
     child = simulator.python(CREATE)
     _pid, status = os.waitpid(child.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status) and instances(simulator) == []
-    # What another client does meanwhile is done; the call that waits then finds what came of it.
+    # Another client can change the state meanwhile. The stopped call then continues with the changed state.
     nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
     child.send_signal(signal.SIGCONT)
     assert (ended(child), child.stdout.read()) == (0, "lived\n")
@@ -331,7 +334,10 @@ print(codes(calls), nvmlDeviceGetUUID(mig)[:4])
 
 
 def test_placements_capacities_and_instances_need_root(simulator, nvml, gpu):
-    """Exactly the functions that nvml.h marks "Requires privileged user"."""
+    """Require root for exactly the functions that nvml.h names.
+
+    nvml.h marks them with "Requires privileged user".
+    """
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     code = """
 gi = nvmlDeviceGetGpuInstanceById(gpu, 13)
@@ -369,8 +375,11 @@ print(codes(told_to_root), codes(told_to_all))
 
 
 def test_total_use_of_all_instances_needs_root(simulator, nvml, gpu):
-    """nvml.h: "In MIG mode, if device handle is provided, the API returns aggregate information, only if the caller has
-    appropriate privileges"; a MIG device, and a GPU out of MIG mode, tells everybody."""
+    """Require root for the total of all instances.
+
+    nvml.h: "In MIG mode, if device handle is provided, the API returns aggregate information, only if the caller has
+    appropriate privileges". A MIG device, or a GPU without MIG mode, returns the information to every user.
+    """
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     code = """
 def questions(device):
@@ -407,7 +416,10 @@ def test_power_limits_have_bounds(nvml, gpu):
 
 
 def test_client_with_read_only_state_sees_everything(simulator, nvml, gpu):
-    """Like a service with ProtectSystem=strict, for which /var/lib is read-only."""
+    """Run a client like a service with ProtectSystem=strict.
+
+    For such a service, /var/lib is read-only.
+    """
     nvml.nvmlGpuInstanceCreateComputeInstance(nvml.nvmlDeviceCreateGpuInstance(gpu, 19), 0)
     simulator.state.chmod(0o444)
     code = """
@@ -419,7 +431,10 @@ print(nvmlDeviceGetMigMode(gpu), nvmlDeviceGetUUID(mig)[:4], nvmlDeviceGetName(g
 
 
 def test_client_with_hidden_processes_keeps_them(simulator, nvml, gpu):
-    """Like a service with ProtectProc=invisible, which sees neither PID 1 nor processes of other users in /proc."""
+    """Run a client like a service with ProtectProc=invisible.
+
+    The client sees neither PID 1 nor processes of other users in /proc.
+    """
     hide = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
     if not shutil.which("unshare") or subprocess.run([*hide, "true"], capture_output=True).returncode != 0:
         pytest.skip("this machine permits no mount of /proc with hidepid")

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Connections of GPUs: NVLinks, NUMA, peer to peer, fabric, by nvml.h and nvidia-smi's private table."""
+"""Test connections of GPUs: NVLinks, NUMA, peer to peer and fabric.
+
+The tests use nvml.h and nvidia-smi's private table.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import uuid
 import pytest
 
 NOT_SUPPORTED, INVALID_ARGUMENT = 3, 2
-#: Entries of nvidia-smi's private table, and its levels of distance.
+#: Entries of nvidia-smi's private table, and the topology levels that the table uses.
 COMMON_ANCESTOR, PRIVATE_FIELDS, ENFORCED_POWER_LIMIT, NEAREST_CPU_NODES, MARGIN = 23, 165, 108, 223, 240
 MARGIN_OF_525, HOST_LINK_GENERATION, ADDRESSING_MODE, SPARSE_MODE, LANE_ERRORS = 237, 230, 242, (243, 249), (197, 208)
 NODE, SYSTEM = 3, 4
@@ -35,7 +38,7 @@ def result_of(nvml, call, *arguments):
 
 
 def private(simulator, number, *arguments):
-    """The result of an entry of the private table."""
+    """Call an entry of the private table, and return its result."""
     table = ctypes.POINTER(ctypes.c_void_p)()
     assert simulator.library.nvmlInternalGetExportTable(ctypes.byref(table), TABLE) == 0
     return ctypes.CFUNCTYPE(ctypes.c_uint)(table[number])(*arguments)
@@ -45,7 +48,8 @@ def test_link_speed_is_equal_in_all_functions(simulator, nvml):
     simulator.create("h100", "h100", "l40s", nvlink_speed_mbps=26562)
     nvml.nvmlInit()
     h100, _, l40s = gpus_of(nvml)
-    # Two links are wired. Fields 84 to 89 and 132 to 137 are links 0 to 11, 90 is all of them, 164 takes the link as scope.
+    # Two links are connected. Fields 84 to 89 and 132 to 137 are links 0 to 11. Field 90 is the total. Field 164 takes
+    # the link number as scope.
     asked = [84, 85, 89, 132, 137, 90]
     assert [field(nvml, h100, number) for number in asked] == [26562, 26562, 0, 0, 0, 26562]
     assert [field(nvml, h100, 164, link) for link in (0, 2, 17)] == [26562, 0, 0]
@@ -60,7 +64,10 @@ def test_unknown_speed_is_not_supported(simulator, nvml):
 
 
 def test_links_of_other_models_are_not_supported_and_higher_ones_invalid(simulator, nvml):
-    """nvidia-smi stops `topo -m` at INVALID_ARGUMENT, and queries 18 links of every GPU."""
+    """Return INVALID_ARGUMENT only for higher links.
+
+    nvidia-smi stops `topo -m` at INVALID_ARGUMENT, and queries 18 links of every GPU.
+    """
     simulator.create("h100", "h100", nvlink_links=12)
     nvml.nvmlInit()
     gpu = gpus_of(nvml)[0]
@@ -91,7 +98,7 @@ def test_links_to_switches_are_counted(simulator, nvml):
     nvml.nvmlInit()
     gpu = gpus_of(nvml)[0]
     assert field(nvml, gpu, nvml.NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT) == 3
-    # nvidia-smi 450 queries the same by another number, only in `topo -m`.
+    # nvidia-smi 450 queries the same value by another number, and only in `topo -m`.
     value = nvml.c_nvmlFieldValue_t(fieldId=1)
     assert private(simulator, PRIVATE_FIELDS, gpu, 1, ctypes.byref(value)) == NOT_SUPPORTED
     addresses = [nvml.nvmlDeviceGetPciInfo(gpu).busId.encode() for gpu in gpus_of(nvml)]
@@ -151,7 +158,7 @@ def test_affinities_follow_the_numa_node(simulator, nvml):
         assert nodes.value == 1 << node
     assert all(masks) and masks[0] | masks[1] == (1 << cpus) - 1
     assert cpus == 1 or masks[0] & masks[1] == 0
-    # The GPU is no NUMA node itself, as it is beside a Grace CPU.
+    # The GPU is not a NUMA node itself. Next to a Grace CPU it is one.
     assert result_of(nvml, nvml.nvmlDeviceGetNumaNodeId, gpu) == NOT_SUPPORTED
 
 
@@ -178,7 +185,7 @@ def test_nearest_gpus_by_level_and_cpu(simulator, nvml):
 
 
 def test_single_gpu_has_no_nearest_ones(simulator, nvml):
-    """Recorded on an H200 with driver 580."""
+    """Compare with values recorded on an H200 with driver 580."""
     simulator.create("h100")
     nvml.nvmlInit()
     (gpu,) = gpus_of(nvml)
@@ -190,7 +197,7 @@ def test_peer_to_peer_is_known_only_for_nvlink(simulator, nvml):
     nvml.nvmlInit()
     h100, other, l40s = gpus_of(nvml)
     ok, no, unknown = nvml.NVML_P2P_STATUS_OK, nvml.NVML_P2P_STATUS_NOT_SUPPORTED, nvml.NVML_P2P_STATUS_UNKNOWN
-    # Read, write, NVLink, atomics, PCIe.
+    # Indexes: read, write, NVLink, atomics, PCIe.
     assert [nvml.nvmlDeviceGetP2PStatus(h100, other, index) for index in range(5)] == [ok, ok, ok, ok, unknown]
     assert [nvml.nvmlDeviceGetP2PStatus(h100, l40s, index) for index in range(5)] == [
         unknown,
@@ -211,7 +218,8 @@ def test_the_fabric_is_joined_through_switches(simulator, nvml):
     nvml.nvmlDeviceGetGpuFabricInfoV(gpus_of(nvml)[0], ctypes.byref(info))
     assert (info.state, info.status, info.cliqueId, bytes(info.clusterUuid)) == (
         nvml.NVML_GPU_FABRIC_STATE_COMPLETED, 0, 0, bytes(16))  # fmt: skip
-    # Without them a Hopper reports in the state that it has no fabric (H200, driver 580). Others do not know fabrics.
+    # Without these values, a Hopper reports in its state that it has no fabric (H200, driver 580). Other models do not
+    # support fabrics.
     simulator.create("h100", "l40s")
     h100, l40s = gpus_of(nvml)
     nvml.nvmlDeviceGetGpuFabricInfoV(h100, ctypes.byref(info))
@@ -246,14 +254,14 @@ def test_temperature_limits_are_distances_if_the_model_has_them(simulator, nvml,
     values = nvml.nvmlDeviceGetFieldValues(gpu, [193, 194, 195, 196])
     if margins:
         assert margin.value == 58
-        # Of an H100: shutdown, slowdown, memory, GPU (nvidia-smi of a board).
+        # Values of an H100 from nvidia-smi on a real board: shutdown, slowdown, memory, GPU.
         assert [(value.nvmlReturn, value.value.siVal) for value in values] == [(0, -8), (0, -2), (0, 0), (0, 0)]
     else:
         assert {value.nvmlReturn for value in values} == {NOT_SUPPORTED}
 
 
 def one_number(simulator, entry, gpu):
-    """Return what an entry that tells one number says; its result where it fails."""
+    """Return the number that an entry of the private table returns, or its error code."""
     number = ctypes.c_int(99)
     return private(simulator, entry, gpu, ctypes.byref(number)) or ("value", number.value)
 
@@ -293,7 +301,7 @@ def test_the_private_table_counts_no_errors_of_lanes(simulator, nvml):
     for entry in LANE_ERRORS:
         lanes = (ctypes.c_uint * 9)(*[7] * 9)
         assert private(simulator, entry, h100, 17, 4, 4, lanes) == 0
-        # Four lanes of a count and whether it overflowed.
+        # Four pairs of a counter and an overflow flag.
         assert list(lanes) == [0] * 8 + [7]
         assert private(simulator, entry, h100, 18, 4, 4, lanes) == INVALID_ARGUMENT
         assert private(simulator, entry, l40s, 0, 4, 4, lanes) == INVALID_ARGUMENT

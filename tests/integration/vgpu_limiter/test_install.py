@@ -30,7 +30,7 @@ def version_in(path: Path) -> str:
 
 
 def built(tmp_path: Path, version: str) -> dict:
-    """Prebuilt library and vgpu-top."""
+    """Return a prebuilt library and vgpu-top."""
     folder = tmp_path / "built"
     folder.mkdir(exist_ok=True)
     write_source(folder, version)
@@ -42,7 +42,7 @@ def built(tmp_path: Path, version: str) -> dict:
     return given
 
 
-# --- once, again, check mode, away --------------------------------------------------------------
+# --- install, repeat, check mode, remove --------------------------------------------------------
 
 
 @pytest.mark.host_python
@@ -62,9 +62,9 @@ def test_bare_host_gets_everything_and_a_second_run_changes_nothing(host):
         "usr/bin/vgpu-run",
         "usr/bin/vgpu-top",
     }
-    # What a container finds libcuda.so.1 by: the folder there.
+    # The dynamic loader of a container finds libcuda.so.1 through this path.
     assert (host.root / DIRECTORY / "front.conf").read_text() == "/usr/lib/openfleet-gpu/vgpu/front\n"
-    # What a container has as /etc/ld.so.preload: the path there.
+    # A container mounts this file as /etc/ld.so.preload.
     assert (host.root / DIRECTORY / "ld.so.preload").read_text() == "/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so\n"
     assert {stat.S_IMODE((host.root / "usr/bin" / name).stat().st_mode) for name in ("vgpu-run", "vgpu-top")} == {0o755}
     before = {path: (host.root / path).lstat().st_mtime_ns for path in host.files()}
@@ -144,7 +144,7 @@ def test_damaged_or_missing_files_are_repaired(host, damaged):
 def test_old_version_is_removed_when_no_process_maps_it(host):
     host.installed(host.bundle("one"))
     first = host.library()
-    # A tenant: a process that has the library.
+    # A process of a tenant that has loaded the library.
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('mapped', flush=True); sys.stdin.read()"
     tenant = subprocess.Popen(
         [sys.executable, "-c", program, str(first)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -163,7 +163,10 @@ def test_old_version_is_removed_when_no_process_maps_it(host):
 
 
 def test_library_exists_at_any_time(host, tmp_path):
-    """A tenant that starts during an upgrade gets a complete library, old or new."""
+    """Replace the library atomically.
+
+    A tenant that starts during an upgrade gets a complete library, either the old or the new one.
+    """
     host.installed(host.bundle("one"))
     link = host.root / DIRECTORY / "libopenfleet-vgpu.so"
     stop = tmp_path / "stop"
@@ -189,7 +192,7 @@ def test_library_exists_at_any_time(host, tmp_path):
 def test_unloadable_library_is_not_installed(host):
     host.installed(host.bundle("one"))
     there = host.files()
-    # The dynamic loader looks for the name only when the library is loaded.
+    # The dynamic loader resolves the missing symbol only when the library is loaded.
     broken = "int missing(void);\nint (*pointer)(void) = missing;\n"
     bundle = host.bundle(source=source_of("broken", {"parts/library.c": broken}))
     assert "cannot be loaded" in host.refused(bundle)
@@ -204,7 +207,7 @@ def test_failed_build_keeps_the_current_library(host):
     assert host.files() == there
 
 
-# --- built elsewhere ----------------------------------------------------------------------------
+# --- prebuilt files -----------------------------------------------------------------------------
 
 
 def test_prebuilt_files_need_no_compiler(host, tmp_path):
@@ -236,7 +239,10 @@ def test_prebuilt_files_are_verified_on_the_controller(tmp_path):
 
 
 def test_without_prebuilt_files_the_roles_source_is_built():
-    """Exactly the source: results of a build or documentation must not cause rebuilds on hosts."""
+    """Send only the sources.
+
+    Build results or documentation must not cause rebuilds on hosts.
+    """
     source = FILES / "src"
     made_of = [path for path in source.rglob("*") if path.name == "Makefile" or path.suffix in (".c", ".h")]
     read = limiter_sources.sources({})
@@ -278,7 +284,7 @@ def test_units_become_tenants_and_stop_being_ones(host):
     folder = host.root / "etc/systemd/system"
     host.installed(host.bundle(services={"a.service": "tenant-a", "job@.service": "b"}))
     text = (folder / "a.service.d/50-openfleet-vgpu.conf").read_text()
-    # Without a dash: a unit whose tenant is gone does not start.
+    # The path has no `-` prefix: if the tenant is missing, the unit does not start.
     assert "EnvironmentFile=/etc/openfleet-gpu/vgpu/tenant-a/env\n" in text
     link = folder / "a.service.d/51-openfleet-vgpu-tenant.conf"
     assert os.readlink(link) == "/etc/openfleet-gpu/vgpu/tenant-a/systemd.conf"
@@ -294,13 +300,16 @@ def test_units_become_tenants_and_stop_being_ones(host):
 @pytest.mark.parametrize("services", [{"../a.service": "a"}, {"a": "a"}, {"a.service": "../b"}, {"a.service": ".."}])
 def test_invalid_names_of_units_and_tenants_are_refused(host, services):
     assert "vgpu_limiter_services" in host.refused(host.bundle(services=dict(services, **{"0.service": "a"})))
-    # What comes first in the alphabet was not written either, nor was the library.
+    # Valid entries that sort before the invalid one were not written either, nor was the library.
     assert not host.root.exists()
 
 
 @pytest.fixture
 def booted(host: Host, tmp_path) -> Path:
-    """A host that systemd runs, with a stand-in for systemctl. Returns what it was called with; it fails where `broken` is."""
+    """Return the log of calls of a stand-in for systemctl, on a host with systemd.
+
+    The stand-in fails if the file `broken` exists.
+    """
     (host.root / "run/systemd/system").mkdir(parents=True)
     calls, programs = tmp_path / "calls", tmp_path / "programs"
     programs.mkdir()
@@ -327,7 +336,10 @@ def test_systemd_reloads_only_after_changed_drop_ins(host, booted):
 
 @pytest.mark.parametrize("then", ["present", "absent"])
 def test_next_run_repeats_a_failed_reload(host, booted, tmp_path, then):
-    """The drop-ins are correct by then, and the service would start without a quota."""
+    """Repeat the reload in the next run.
+
+    The drop-ins are already correct, but without the reload the service would start without a quota.
+    """
     host.installed(host.bundle(services={"a.service": "a"}))
     wanted = host.bundle(services={"a.service": "b"} if then == "present" else {}, state=then)
     (tmp_path / "broken").touch()
@@ -342,7 +354,7 @@ def test_next_run_repeats_a_failed_reload(host, booted, tmp_path, then):
 
 def test_run_interrupted_between_drop_ins_is_completed(host, booted):
     services = {"a.service": "a", "b.service": "b"}
-    # The second one cannot be written: a file is where its directory should be.
+    # The second drop-in cannot be written, because a file blocks its directory.
     units = host.root / "etc/systemd/system"
     units.mkdir(parents=True)
     (units / "b.service.d").write_text("")
@@ -353,12 +365,12 @@ def test_run_interrupted_between_drop_ins_is_completed(host, booted):
     assert booted.read_text().splitlines() == ["daemon-reload"]
 
 
-# --- labels -------------------------------------------------------------------------------------
+# --- SELinux labels -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def labelled(host: Host, tmp_path) -> Path:
-    """A host on which SELinux is on, with stand-ins for its tools. Returns what they were called with."""
+    """Return the log of calls of stand-ins for SELinux tools, on a host with SELinux."""
     (host.root / "sys/fs/selinux").mkdir(parents=True)
     (host.root / "sys/fs/selinux/enforce").write_text("1")
     calls, modules, programs = tmp_path / "calls", tmp_path / "modules", tmp_path / "programs"

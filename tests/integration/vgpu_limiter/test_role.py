@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decisions of the role and site.yml in the real ansible-playbook.
+"""Test decisions of the role and site.yml in the real ansible-playbook.
 
-No host is reached.
+The plays connect to no host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vgpu_limiter_host import HOST_PYTHON, REPOSITORY
 def play(
     tmp_path: Path, tasks: list[dict], *hosts: dict, options: Sequence[str] = (), **settings: str
 ) -> subprocess.CompletedProcess:
-    """Run tasks on host-0, host-1, …, each with its own variables."""
+    """Run tasks on host-0, host-1 and so on, each with its own variables."""
     playbook = tmp_path / "playbook.yml"
     inventory = tmp_path / "hosts.yml"
     here = {"ansible_connection": "local", "ansible_python_interpreter": HOST_PYTHON}
@@ -50,9 +50,9 @@ def play(
 
 @pytest.mark.parametrize("again", [False, True])
 def test_still_missing_compiler_fails(tmp_path, again):
-    """The packages are installed first.
+    """Fail if the compiler is missing after the packages are installed.
 
-    If they contain no compiler, the host gets no library.
+    In this case the host gets no library.
     """
     root = tmp_path / "root"
     role = {"name": "openfleet.gpu.vgpu_limiter", "tasks_from": "install"}
@@ -77,7 +77,7 @@ def test_dry_run_on_a_bare_host_predicts_and_installs_nothing(tmp_path):
 
 
 def test_sources_are_sent_once(tmp_path):
-    """Counted in the bytes that Ansible sends, minus those for any module."""
+    """Count the bytes that Ansible sends, minus those that it sends for any module."""
     role = [{"ansible.builtin.import_role": {"name": "openfleet.gpu.vgpu_limiter"}}, {"ansible.builtin.ping": None}]
     keep = {"ANSIBLE_KEEP_REMOTE_FILES": "1", "ANSIBLE_PIPELINING": "0"}
 
@@ -89,12 +89,12 @@ def test_sources_are_sent_once(tmp_path):
         (ping,) = sizes["ping"]
         return done.stdout, [size - ping for size in sizes["vgpu_limiter"]]
 
-    # Of two executions of one task, the file of the last is left.
+    # A task is executed twice, and the second file overwrites the first.
     (said, (first,)), (said_again, (second,)) = sent("first"), sent("second")
     assert "changed=1 " in said and "changed=0 " in said_again
     assert first > second + 50_000, "the sources, which the first run sent last"
-    # With the reading of who has a library mapped, for every thread's files, and in a child process with limits.
-    # And with the check for containers that a reload of systemd would detach from their GPUs.
+    # The limit covers the code that finds processes with a mapped library, for every thread and in a child process, and the check
+    # for containers that a reload of systemd would detach from their GPUs.
     assert second < 59_000
     assert (tmp_path / "root/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so").exists()
 
@@ -111,7 +111,7 @@ def test_service_can_use_an_earlier_name_of_a_tenant(printed, service, unknown):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """Return the output of one run that prints the unknown tenants of each service."""
+    """Print the unknown tenants of each service in one run, and return its output."""
     tenants = [dict(TENANT[0]["vgpu"]["tenants"][0], was="old"), {"name": "b", "memory": "1GiB", "sm_percent": 10}]
     layout = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": tenants}}, {"gpus": [1], "sharing": "shared"}]
     own = yaml.safe_load((REPOSITORY / "roles/vgpu_limiter/vars/main.yml").read_text())
@@ -126,15 +126,15 @@ def printed(tmp_path_factory):
     return done.stdout
 
 
-#: Variables of a host, and whether site.yml runs the role there.
+#: Variables of a host, and whether site.yml runs the role on this host.
 WANTED = [
     ({"gpu_layout": []}, False),
     ({"gpu_layout": [], "gpu_layout_planned": {"plan_data": {"vgpu": {"steps": []}}}}, False),
-    # No driver answered.
+    # The driver did not respond.
     ({"gpu_layout": [], "gpu_layout_planned": {"driver_present": False}}, False),
     ({"gpu_layout": TENANT}, True),
     ({"gpu_layout": [], "vgpu_limiter_services": {"a.service": "a"}}, True),
-    # The last tenant is about to go, and the service that was its went out of the inventory with it.
+    # The run removes the last tenant. The service that used this tenant has been removed from the inventory.
     ({"gpu_layout": [], "gpu_layout_planned": STEPS}, True),
     ({"gpu_layout": TENANT, "vgpu_limiter_state": "absent"}, False),
 ]
@@ -142,7 +142,7 @@ WANTED = [
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory):
-    """The hosts where the role runs, in one run of the task that decides on it."""
+    """Return the hosts on which one run of site.yml's task decides to run the role."""
     plays = yaml.safe_load((REPOSITORY / "playbooks" / "site.yml").read_text())
     (apply,) = (play["tasks"][0]["block"] for play in plays if play["name"].startswith("Apply"))
     names = [task.get("ansible.builtin.import_role", {}).get("name") for task in apply]

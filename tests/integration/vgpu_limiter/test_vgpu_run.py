@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""vgpu-run in a shell: the environment of a command, and refusals of commands without a quota."""
+"""Test vgpu-run in a shell: environments, and refused commands without a quota."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ gpu %s memory 0 sm 100 seat 3
 
 
 class Tenants:
-    """A root of tenants, and vgpu-run for it."""
+    """A root directory with tenants, and vgpu-run for that root."""
 
     def __init__(self, host, library, shell) -> None:
         self.host, self.library, self.shell = host, library, shell
@@ -58,7 +58,7 @@ class Tenants:
         return dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
 
     def refused(self, *words: str, **environment: str) -> str:
-        """Return the message for a command that did not run."""
+        """Return the error message of a command that did not run."""
         done = self.run(*words, **environment)
         assert (done.returncode, done.stdout) == (125, "")
         assert done.stderr.startswith("vgpu-run: ") and done.stderr.count("\n") == 1
@@ -67,7 +67,7 @@ class Tenants:
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
-    """Two libraries that can be preloaded: one represents the limiter's, one a library of the user."""
+    """Return two libraries for LD_PRELOAD: the limiter's stand-in and the user's."""
     folder = tmp_path_factory.mktemp("libraries")
     write_source(folder, "x")
     subprocess.run(["make", "-s", "-C", str(folder), "BUILD=build"], check=True)
@@ -100,7 +100,10 @@ CAN_MOUNT = (
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount, not even in a private namespace")
 def test_mounted_quota_is_used(tenants):
-    """In a container the library would use the tenant of the mounted folder, not the named one."""
+    """Refuse another tenant's name in a container.
+
+    The library uses the tenant whose folder is mounted, not the named one.
+    """
     tenants.add("notebook-b")
     folder = tenants.host.root / "etc/openfleet-gpu/vgpu/notebook-b"
     mount = [*UNSHARE, "sh", "-c", 'mount --bind "$1" "$1" && shift && exec "$@"', "sh", str(folder)]
@@ -127,7 +130,7 @@ def test_the_library_is_not_preloaded_twice(tenants, libraries, separator):
 
 
 def test_tenant_file_is_not_executed(tenants):
-    # As systemd and engines read such a file: everything behind the first = is the value.
+    # Parse the file as systemd and container engines do: the value is everything after the first `=`.
     tenants.add("odd", "# a comment\n\nOPENFLEET_VGPU=odd\nX=$(touch x) `id` 'q\" = $HOME\nLAST=no newline")
     seen = tenants.variables("odd")
     assert seen["X"] == "$(touch x) `id` 'q\" = $HOME"
@@ -137,7 +140,7 @@ def test_tenant_file_is_not_executed(tenants):
 
 def test_slice_is_requested_from_systemd(tenants, tmp_path):
     tenants.add("a-b")
-    # As systemd escapes a dash.
+    # systemd escapes a dash as `\x2d`.
     tenants.host.tenant("a-b", slice="openfleet-vgpu-a\\x2db.slice\n")
     stand_in = tmp_path / "systemd-run"
     stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -148,7 +151,7 @@ def test_slice_is_requested_from_systemd(tenants, tmp_path):
     assert words[words.index("--") + 1 :] == ["python3", "-c", "x y"]
 
 
-# --- what would run without a quota is refused --------------------------------------------------
+# --- refuse commands that would run without a quota ---------------------------------------------
 
 
 def test_unknown_tenant_is_refused_with_the_known_ones(tenants):
@@ -183,7 +186,7 @@ def test_without_its_region_no_command_runs(tenants):
 
 
 def test_renamed_tenant_keeps_its_region(tenants):
-    """The last line of a file may lack its newline."""
+    """Accept a file whose last line has no newline."""
     quota = QUOTA.replace("tenant notebook-a", "tenant notebook-b") + "counted_as notebook-a"
     for text in (quota, quota + "\n"):
         tenants.host.tenant("notebook-b", env=f"OPENFLEET_VGPU=notebook-b\nLD_PRELOAD={tenants.library}\n", quota=text)

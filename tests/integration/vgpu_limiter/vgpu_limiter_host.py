@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A directory that represents a host, and the module that installs the limiter in it.
+"""Represent a host by a directory, and install the limiter there.
 
-What is installed is a small library that stands for the limiter's: another text is another version. The limiter itself
-is installed by the molecule scenario vgpu.
+The module installs a small library that represents the limiter. Different texts stand for different versions. The
+molecule scenario vgpu installs the limiter itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ $(BUILD)/vgpu-top: top.c
 
 
 def source_of(text: str, files: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Sources of a library whose function `version` returns the text, with other files in place of them."""
+    """Return sources of a library whose function `version` returns the text.
+
+    `files` replaces or adds source files.
+    """
     library = 'const char *openfleet_version(void) { return "%s"; }\n' % text
     return {
         "Makefile": MAKEFILE,
@@ -45,7 +48,7 @@ def source_of(text: str, files: Mapping[str, str] = MappingProxyType({})) -> dic
 
 
 def write_source(folder: Path, text: str) -> None:
-    """Write the sources of such a library into a folder."""
+    """Write the sources of a stand-in library into a folder."""
     for name, content in source_of(text).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
@@ -54,12 +57,15 @@ def write_source(folder: Path, text: str) -> None:
 class Host:
     def __init__(self, root: Path) -> None:
         self.root = root
-        # Versions of other tests may be mapped by other processes of this machine. They are distinguished by name.
+        # Other processes of this machine may have mapped libraries of other tests. The path makes versions unique.
         self.version = str(root)
         self.environment = dict(os.environ)
 
     def bundle(self, version: str = "one", **changes) -> dict:
-        """Arguments of the module, and under `source` or `built` what its action plugin reads on the controller."""
+        """Return the arguments of the module.
+
+        `source` or `built` has the files that the module's action plugin reads on the controller.
+        """
         plain = {
             "state": "present",
             "source": source_of("%s %s" % (self.version, version)),
@@ -91,11 +97,11 @@ class Host:
         return {str(path.relative_to(self.root)) for path in self.root.rglob("*") if not path.is_dir()}
 
     def library(self) -> Path:
-        """What the link leads to."""
+        """Return the target of the library's link."""
         return (self.root / DIRECTORY / "libopenfleet-vgpu.so").resolve(strict=True)
 
     def tenant(self, name: str, **files: str) -> Path:
-        """A tenant's directory, written as the layout writes it."""
+        """Write a tenant's directory as the layout does, and return its path."""
         directory = self.root / TENANTS / name
         directory.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():

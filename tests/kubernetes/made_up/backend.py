@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The backend of test_made_up_backend.py.
+"""Define the backend for test_made_up_backend.py.
 
-The test copies it into plugin_utils/schedulers of a copy of the collection.
+The test copies this file into plugin_utils/schedulers of a copy of the collection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESOURCE = "beans.example.com/gpu"
 
 
 class Beans(KubernetesBackend):
-    """Offer whole GPUs to nodes with a label."""
+    """Offer whole GPUs on nodes that have a label."""
 
     key = "beans"
     applies = True
@@ -26,7 +26,7 @@ class Beans(KubernetesBackend):
     resource = re.compile(re.escape(RESOURCE))
 
     def offer(self, node: Node) -> Offer:
-        """Return the number of whole GPUs. MIG is refused."""
+        """Return the number of whole GPUs, and refuse MIG."""
         partitioned = [gpu for gpu in node.gpus if gpu.instances is not None]
         if partitioned:
             refusals = [refusal(group, "beans have no MIG instances") for group in by_entry(partitioned)]

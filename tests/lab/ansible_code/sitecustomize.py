@@ -1,31 +1,35 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run modules on lab hosts as forks of a process that has loaded ansible-core's code.
+"""Run modules on lab hosts as forks of a process that has loaded ansible-core.
 
-Each module comes with all that it imports, as source in an archive. To load it takes a third of a second, most of it for
-ansible-core's part, which is the same each time. The connection plugin names this folder in PYTHONPATH. The first module on a
-host leaves a process behind that imports ansible-core's part from the checkout's own ansible-core, which is mounted; later
-modules are forks of it (warm_ansible.py). What else a module imports comes from its archive, as on a real host, but compiled
-once (compiled_code.py). Imports little: each start waits for it.
+Each module is sent as an archive with the sources of everything that it imports. Loading the archive takes a third of a
+second. Most of that time is spent on the code of ansible-core, which is the same for every module. The connection
+plugin puts this folder into PYTHONPATH. The first module on a host starts a process that imports ansible-core's code
+from the checkout, which is mounted on the host. Later modules are forks of that process (warm_ansible.py). The other
+imports of a module come from its archive, as on a real host, but are compiled only once (compiled_code.py). This file
+imports little, because every start of Python waits for it.
 """
 
 import importlib.machinery
 import os
 import sys
 
-#: What start.yml mounts.
+#: The folder that start.yml mounts.
 FOLDER = "/opt/openfleet-lab"
 MOUNTED = FOLDER + "/module_utils"
 COMPILED = FOLDER + "/compiled"
-#: Goes with the host, as does the process.
+#: This folder is deleted when the host stops, and so is the process.
 RUN = "/run/openfleet-lab"
 PACKAGE = "ansible.module_utils"
-#: What an interpreter reads at its start: a fork cannot take it over.
+#: Prefixes of variables that an interpreter reads only at its start. A fork cannot apply them.
 AT_START = ("LD_", "LANG", "LC_", "PYTHON")
 
 
 class Mounted:
-    """Find modules of ansible.module_utils in the mounted folder, and other packages of ansible in the module's archive."""
+    """Find ansible.module_utils in the mounted folder.
+
+    Other packages of ansible are found in the module's archive.
+    """
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -39,18 +43,21 @@ class Mounted:
 
 
 def add_packages(release):
-    """Provide the packages of the archive, except in a process without an archive."""
+    """Create the packages `ansible` and `ansible.module_utils` without an archive."""
     import types
 
     ansible = sys.modules["ansible"] = types.ModuleType("ansible")
-    # ansible-core compares it with the files that ask for a deprecation.
+    # ansible-core compares this path with the file that reports a deprecation.
     ansible.__file__, ansible.__path__, ansible.__version__ = FOLDER + "/__init__.py", [], release
     ansible.module_utils = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     ansible.module_utils.__path__ = [MOUNTED]
 
 
 def leave_server(address, release):
-    """Start the process that later modules are forks of. It ends with the host."""
+    """Start the process that later modules are forks of.
+
+    The process ends when the host stops.
+    """
     import fcntl
 
     os.makedirs(RUN, mode=0o700, exist_ok=True)  # noqa: PTH103
@@ -58,7 +65,7 @@ def leave_server(address, release):
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        # Another one is being started.
+        # Another run is already starting the process.
         os.close(lock)
         return
     between = os.fork()
@@ -69,7 +76,7 @@ def leave_server(address, release):
     os.setsid()
     if os.fork():
         os._exit(0)
-    # The lock stays open as long as this process lives.
+    # This process holds the lock until it ends.
     os.dup2(lock, 3)
     os.closerange(4, 1024)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -86,8 +93,11 @@ def leave_server(address, release):
 
 
 def main():
-    """Decide by how this interpreter was started: Ansible gives it code on standard input, and no argument."""
-    # What a module starts is as it is without this.
+    """Run the module as a fork if Ansible started this interpreter.
+
+    Ansible passes the code on standard input, and no arguments.
+    """
+    # Child processes of a module must not use this file.
     sys.path.remove(os.environ.pop("PYTHONPATH"))
     release = _release()
     if os.environ.pop("OPENFLEET_LAB_CORE", None) != release:
@@ -113,7 +123,7 @@ def main():
 
 
 def _release():
-    """Return the release of the mounted ansible-core, or "" where nothing is mounted."""
+    """Return the release of the mounted ansible-core, or "" if it is not mounted."""
     try:
         with open(MOUNTED + "/ansible_release.py") as file:  # noqa: PTH123
             return next(line.split("=")[1].strip(" '\"\n") for line in file if line.startswith("__version__"))

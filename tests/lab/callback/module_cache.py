@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cache the module archives of Ansible between the tests' hundreds of runs.
+"""Cache Ansible's module archives between runs of the tests.
 
-Each run of ansible-playbook reads and parses all that a module imports, for each module anew: a fifth of the run's CPU time. Its
-folder for these archives becomes a link here to one that stays. The folder's name depends on all that goes into the archives.
-tests/leg names this plugin's folder in ANSIBLE_CALLBACK_PLUGINS; benchmarks run without it.
+The tests run ansible-playbook hundreds of times. Each run reads and parses all imports of each module, which takes a
+fifth of the run's CPU time. This plugin replaces Ansible's folder for module archives by a link to a permanent folder.
+The name of the permanent folder depends on all code in the archives. tests/leg puts this plugin's folder into
+ANSIBLE_CALLBACK_PLUGINS. Benchmarks run without the plugin.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ author: openfleet.gpu contributors
 """
 
 CACHE = Path(__file__).resolve().parents[3] / ".cache" / "ansible-modules"
-#: Archives of code that was changed since, and is tested no more.
+#: Archives that are unused for this long belong to old code.
 UNUSED_SECONDS = 24 * 3600
-#: From this release on the archives are locked across runs.
+#: Since this release, ansible-core locks the archives across runs.
 LOCKED_SINCE = (2, 19)
 
 
@@ -57,7 +58,7 @@ class CallbackModule(CallbackBase):
 
 
 def key(collection: Path) -> str:
-    """Return an identifier of the state of the collection, ansible-core and other collections."""
+    """Return an identifier of the code of ansible-core and of all collections."""
     installed = Path(ansible.__file__).parents[1]
     state = hashlib.sha256(f"{__version__} {installed} {installed.stat().st_mtime_ns} {collection}".encode())
     for folder in ("modules", "module_utils"):

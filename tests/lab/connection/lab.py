@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reach a lab host with one command per module: the podman connection with pipelining.
+"""Run each module on a lab host with a single command.
 
-containers.podman.podman switches pipelining off, because `sudo` in a container may be missing or may ask for a terminal. Lab
-hosts are entered as root. Without pipelining each module takes five commands on the host, which cost as much as the module.
+This is containers.podman.podman with pipelining. The original plugin disables pipelining, because `sudo` may be missing
+in a container or may need a terminal. Lab hosts are used as root. Without pipelining, each module needs five commands
+on the host, which take as much time as the module itself.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ try:
     Podman = podman.Connection
     DOCUMENTATION = podman.DOCUMENTATION.replace("name: podman\n", "name: lab\n")
 except ImportError:
-    # ansible-core by itself, on a checkout whose lab is not set up: it loads every plugin that it finds, and warns of one
-    # that it cannot load.
+    # Fall back to the base class in a checkout whose lab is not set up. ansible-core loads every plugin that it finds,
+    # and warns about a plugin that it cannot load.
     Podman = ConnectionBase
     DOCUMENTATION = (
         "{name: lab, short_description: Reach a lab host, description: [Needs containers.podman.], author: none}"
     )
 
-#: A host that sshd would not serve yet, or no more, is none that Ansible reaches: its start empties /tmp, and its end kills all
-#: that runs (lab-up.service of tests/lab/image). The words are this plugin's own, so that no command's status is taken for them.
+#: A host that is starting or shutting down counts as unreachable, as it would with sshd: the start empties /tmp, and
+#: the shutdown kills all processes (lab-up.service of tests/lab/image). This text is unique to the plugin, so no output
+#: of a command is mistaken for it.
 NOT_UP = "lab: the host is starting or going down"
-#: PYTHONPATH spares modules to load ansible-core (tests/lab/ansible_code), where the release that is mounted there is this one.
+#: If the mounted ansible-core has the same release, PYTHONPATH lets modules skip loading ansible-core
+#: (tests/lab/ansible_code).
 ONCE_UP = """export PYTHONPATH=/opt/openfleet-lab OPENFLEET_LAB_CORE=%s
 [ -e /run/up ] && exec "$@"
 echo "%s" >&2
@@ -49,20 +52,20 @@ class Connection(Podman):
             raise AnsibleConnectionFailure(
                 "lab hosts are reached by the collection containers.podman: run `make setup`"
             )
-        # Only files need the mount point of the host, for which podman has to be asked.
+        # Do not query podman for the mount point here. Only file transfers need it.
         ConnectionBase._connect(self)
         self._connected = True
 
     def exec_command(self, cmd, in_data=None, sudoable=False):
-        """Run a command on the host with `in_data` (bytes) as its standard input; return (status, stdout, stderr).
+        """Run a command on the host, and return (status, stdout, stderr).
 
-        Raises AnsibleConnectionFailure where the host does not run.
+        `in_data` (bytes) is the command's standard input. Raises AnsibleConnectionFailure if the host does not run.
         """
         ConnectionBase.exec_command(self, cmd, in_data=in_data, sudoable=sudoable)
         user = ["--user", self.user] if self.user else []
         words = ["sh", "-c", ONCE_UP, "sh", *shlex.split(to_native(cmd))]
         status, out, err = self._podman(["exec", "--interactive", *user], words, in_data)
-        # Podman's and runc's own words where nothing was run: the host is stopped, paused or gone.
+        # Podman and runc print these texts if they ran no command, because the host is stopped, paused or missing.
         unreached = err.startswith((b"Error:", NOT_UP.encode())) or b"exec failed: " in err
         if status in (125, 255) and unreached:
             raise AnsibleConnectionFailure(f"{self._container_id} does not run: {to_native(err).strip()}")
@@ -79,7 +82,7 @@ class Connection(Podman):
         super().fetch_file(in_path, out_path)
 
     def close(self):
-        """End the connection, of which nothing stays."""
+        """Close the connection, which has no state."""
         self._connected = False
 
     def _mount(self):

@@ -1,25 +1,25 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stand-in packages with NVIDIA's names and versions, and small content that behaves alike.
+"""Define stand-ins for NVIDIA's packages, with small content that behaves alike.
 
-Names, versions and what each package is for: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/debian.html
-and the lists of https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/. Which of them hang together by
-exact versions is NVIDIA's rule ("Version locking" there); conflicts with Debian's own packages are drawn from the two sets
-not being meant to be mixed, not read from NVIDIA's control files.
+Names, versions and purposes come from https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/debian.html and from
+the lists of https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/. The guide also defines which packages
+depend on each other by exact version ("Version locking"). Conflicts with Debian's own packages are not copied from NVIDIA's
+control files. They reflect that the two sets of packages must not be mixed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Released versions of two branches. The last one is made so that its kernel modules do not build.
+#: Released versions from two branches. The kernel modules of the last version deliberately fail to build.
 VERSIONS = ("580.95.05", "580.105.08", "590.48.01", "590.44.01")
 BROKEN = "590.44.01"
 
-#: NVIDIA's name of a Debian release.
+#: NVIDIA's names of Debian releases.
 DIRECTORIES = {"bookworm": "debian12", "trixie": "debian13"}
 
-#: Debian's real packages that hosts get from the mirror. Conflicting ones are in separate rows.
+#: Real Debian packages that the mirror offers to hosts. Packages that conflict are in separate rows.
 DEBIAN = (
     ("dkms", "initramfs-tools", "libcuda1", "nvidia-smi", "nvidia-persistenced", "kmod", "infiniband-diags"),
     ("dracut",),
@@ -30,7 +30,10 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
 @dataclass(frozen=True)
 class StandIn:
-    """One package. Texts may hold {version}; `files` are path to (text, mode), `copies` path to a built file's name."""
+    """A package.
+
+    Texts may contain {version}. `files` maps paths to (text, mode). `copies` maps paths to names of built files.
+    """
 
     name: str
     depends: tuple[str, ...] = ()
@@ -39,7 +42,7 @@ class StandIn:
     copies: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     scripts: dict[str, str] = field(default_factory=dict)
-    #: Files of `files` that belong to the host's administrator.
+    #: Paths in `files` that are configuration files of the administrator.
     conffiles: tuple[str, ...] = ()
     version: str = "{version}-1"
 
@@ -84,7 +87,7 @@ for index in range(count.value):
             print("  MIG %-12s Device %2d:%s" % (name(part).rpartition(" ")[2], number, uuid(part)))
 """
 
-# As the real ones do: they end where the loaded kernel module is not of their version.
+# Like the real daemons, they exit if the loaded kernel module has another version.
 DAEMON = """#!/bin/sh
 loaded=$(cat /sys/module/nvidia/version 2>/dev/null)
 [ "$loaded" = "{version}" ] || { echo "$0 {version}: the loaded driver is '${loaded:-none}', not {version}" >&2; exit 1; }
@@ -92,7 +95,7 @@ loaded=$(cat /sys/module/nvidia/version 2>/dev/null)
 exec sleep infinity
 """
 
-# Fabric Manager starts NVLSM by itself where a ConnectX-7 function leads to NVSwitches, and ends where that is not there
+# Fabric Manager starts NVLSM if a ConnectX-7 function leads to NVSwitches, and exits if NVLSM is missing
 # (https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/, "Systems Using Fourth Generation NVSwitches").
 NVLSM = "opt/nvidia/nvlsm/sbin/nvlsm"
 FABRIC = """if grep -qs SW_MNG /sys/bus/pci/devices/*/vpd; then
@@ -101,10 +104,10 @@ FABRIC = """if grep -qs SW_MNG /sys/bus/pci/devices/*/vpd; then
     done
     /%s &
 fi""" % (NVLSM, NVLSM)
-# The shell stays, under the program's name.
+# `exit` after `sleep` keeps the shell running under the program's name.
 SUBNET = "#!/bin/sh\nsleep infinity\nexit 1\n"
 
-# https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/ : without nodes it has nothing to do.
+# Without nodes, IMEX exits (https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/).
 NODES = "etc/nvidia-imex/nodes_config.cfg"
 DOMAIN = 'grep -q . /%s || { echo "$0: no nodes in /%s" >&2; exit 1; }' % (NODES, NODES)
 
@@ -209,18 +212,21 @@ STAND_INS = (
     daemon("nvidia-persistenced", "NVIDIA Persistence Daemon (stand-in)"),
     daemon("nvidia-fabricmanager", "NVIDIA fabric manager service (stand-in)", FABRIC),
     daemon("nvidia-imex", "NVIDIA IMEX service (stand-in)", DOMAIN, conffiles=(NODES,)),
-    # Numbered for itself, as https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ lists it.
+    # NVLSM has its own version numbers (https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/).
     StandIn("nvlsm", files={NVLSM: (SUBNET, 0o755)}, version="2025.06.11-1"),
 )
 
 
 def headers(kernel: str) -> StandIn:
-    """The headers of the kernel that lab hosts run on, which is the outer machine's and in no archive."""
+    """Return a package with the headers of the kernel that lab hosts run on.
+
+    The kernel is that of the machine below, and no archive has its headers.
+    """
     folder = "usr/src/linux-headers-%s/" % kernel
     return StandIn(
         "linux-headers-" + kernel,
         files={folder + "Makefile": ("all:\n", 0o644), folder + "include/generated/uapi/linux/version.h": ("", 0o644),
-               # dracut makes an initramfs only for a kernel that says here that it takes one.
+               # dracut builds an initramfs only for a kernel whose configuration supports it.
                folder + ".config": ("CONFIG_BLK_DEV_INITRD=y\nCONFIG_RD_GZIP=y\n", 0o644)},
         links={"usr/lib/modules/%s/build" % kernel: "/usr/src/linux-headers-" + kernel},
         version="1",

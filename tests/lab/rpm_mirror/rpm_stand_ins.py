@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stand-in packages for hosts with DNF as rpmbuild specs: NVIDIA's names, epochs and dependencies.
+"""Define stand-ins for NVIDIA's RPM packages as rpmbuild specs.
 
-Names and what requires what: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/red-hat-enterprise-linux.html and
-the lists of https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/. What a package does when it is installed is
-drawn from the specs of https://github.com/NVIDIA/yum-packaging-nvidia-driver and yum-packaging-dkms-nvidia.
+Names, epochs and dependencies come from
+https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/red-hat-enterprise-linux.html and the lists of
+https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/. The scriptlets follow the specs of
+https://github.com/NVIDIA/yum-packaging-nvidia-driver and yum-packaging-dkms-nvidia.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mirror"))
 import stand_ins
 from stand_ins import BAD_MODULE, BROKEN, DAEMON, DKMS, FABRIC, MAKEFILE, MODULE, NVLSM, SMI, SUBNET, UNIT
 
-# Two versions of one branch and two of another. The modules of the last do not build.
+# Two versions from each of two branches. The kernel modules of the last version fail to build.
 VERSIONS = stand_ins.VERSIONS
-# A version whose transaction fails: a scriptlet ends with an error before the files come.
+# The transaction of this version fails: a scriptlet exits with an error before the files are installed.
 FAILS = "590.44.02"
 TOOLKIT_VERSIONS = ("1.18.1", "1.18.2")
-# The transaction of the second fails after DCGM was upgraded.
+# The transaction of the second version fails after DCGM was upgraded.
 EXPORTER_VERSIONS = ("4.4.1", "4.4.2", "4.5.0")
 EXPORTER_FAILS = "4.4.2"
 RELEASES = {"9": "9.6", "10": "10.0"}
@@ -31,7 +32,10 @@ RELEASES = {"9": "9.6", "10": "10.0"}
 
 @dataclass(frozen=True)
 class Rpm:
-    """One package. Texts may hold {version}; `files` are path to (text, mode), `copies` path to a built file's name."""
+    """A package.
+
+    Texts may contain {version}. `files` maps paths to (text, mode). `copies` maps paths to names of built files.
+    """
 
     name: str
     version: str = "{version}"
@@ -43,7 +47,7 @@ class Rpm:
     copies: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     scripts: dict[str, str] = field(default_factory=dict)
-    # Files that a scriptlet makes.
+    # Files that a scriptlet creates.
     ghosts: tuple[str, ...] = ()
 
 
@@ -67,7 +71,8 @@ def daemon(name: str, what: str, besides: str = "", requires: tuple[str, ...] = 
     )
 
 
-# RPM runs the scriptlets of the new package before those of the old one: its module is built before the old one goes.
+# RPM runs the new package's scriptlets before those of the old package. So the new module is built before the old one
+# is removed.
 BUILD = "dkms add -m nvidia -v {version} || true\ndkms install --force -m nvidia -v {version} -k $(uname -r)"
 UNBUILD = "dkms remove -m nvidia -v {version} --all || true"
 
@@ -116,13 +121,14 @@ DRIVER = (
     daemon("nvidia-fabricmanager", "NVIDIA fabric manager service (stand-in)", FABRIC),
     daemon("nvidia-imex", "NVIDIA IMEX service (stand-in)"),
 )
-# A newer kernel that a host can have installed.
+# A newer kernel that hosts can install.
 NEXT_KERNEL = "6.99.0-1"
-# Versions with precompiled modules for the running kernel, and for the next one.
+# Versions with precompiled modules for the running kernel, and for the next kernel.
 PRECOMPILED, PRECOMPILED_NEXT = ("580.95.05", "580.105.08"), ("580.105.08",)
 
 
-# NVIDIA has proprietary ones for Red Hat 9, in streams such as 580. Red Hat's own for 10 are open, and 10 has no streams.
+# NVIDIA offers proprietary modules for Red Hat 9, in streams such as 580. Red Hat's own modules for 10 are open, and 10
+# has no streams.
 FLAVORS = {"9": ("", "NVIDIA"), "10": ("open-", "Dual MIT/GPL")}
 
 
@@ -131,7 +137,10 @@ def kmod_name(release: str, base: str) -> str:
 
 
 def precompiled(release: str, kernel: str, base: str) -> Rpm:
-    """Return the modules for one kernel. A scriptlet links them, as NVIDIA's does."""
+    """Return the modules for one kernel.
+
+    As in NVIDIA's package, a scriptlet links them.
+    """
     source = "usr/lib64/nvidia/{version}/%s/nvidia.c" % base
     place = "/usr/lib/modules/%s/extra/drivers/video/nvidia" % kernel
     return Rpm(
@@ -149,12 +158,15 @@ def precompiled(release: str, kernel: str, base: str) -> Rpm:
 
 PROPRIETARY = modules("kmod-nvidia-latest-dkms", "kmod-nvidia-open-dkms", "NVIDIA")
 SUBNET_MANAGER = Rpm("nvlsm", "2025.06.11", "0", files={NVLSM: (SUBNET, 0o755)})
-# The stream that a site enabled before: packages of it are modular, those of others are hidden.
+# The stream that a site enabled before. Packages of this stream are modular, and packages of other streams are hidden.
 MODULES = "nvidia-driver"
 
 
 def base(release: str, kernel: str) -> tuple[Rpm, ...]:
-    """List packages of the distribution, and of EPEL: what the host's own files stand for is empty."""
+    """Return packages of the distribution and of EPEL.
+
+    A package whose files the host already has is empty.
+    """
     headers = "usr/src/kernels/%s/" % kernel
     return (
         Rpm(
@@ -164,7 +176,8 @@ def base(release: str, kernel: str) -> tuple[Rpm, ...]:
             provides=("system-release = %s" % RELEASES[release], "system-release(releasever) = %s" % release),
         ),
         Rpm("bash", "5.1.8", "0", provides=("/bin/sh", "/usr/bin/sh")),
-        # EPEL's requires the headers of the installed kernels in this way; those of this kernel come first then.
+        # EPEL's package requires the headers of installed kernels in this way. Headers of this kernel are then
+        # installed first.
         Rpm("dkms", "3.0.13", "0", requires=("kernel-devel-" + kernel,)),
         Rpm("python3-dnf-plugin-versionlock", "4.3.0", "0"),
         Rpm("kernel-headers", "5.14.0", "0"),
@@ -183,9 +196,9 @@ def base(release: str, kernel: str) -> tuple[Rpm, ...]:
         Rpm("kernel-core", NEXT_KERNEL.partition("-")[0], "0", provides=("installonlypkg(kernel)",)),
         Rpm("libseccomp", "2.5.2", "0"),
         Rpm("infiniband-diags", "48.0", "0", files={"usr/sbin/ibstat": ("#!/bin/sh\n", 0o755)}),
-        # A site's own package that needs exactly this driver.
+        # A package of the site that needs exactly this driver version.
         Rpm("site-gpu-tools", "1.0", "0", requires=("nvidia-driver-cuda = 3:580.95.05",)),
-        # RPM Fusion's, in form.
+        # Imitates a package of RPM Fusion.
         Rpm("xorg-x11-drv-nvidia-cuda", "580.95.05", "3", conflicts=("nvidia-driver-cuda",)),
     )
 
@@ -207,7 +220,7 @@ def toolkit(version: str, nvidia_ctk: str) -> tuple[Rpm, ...]:
     )
 
 
-# Serves one sample where the role's unit says, or on all addresses as NVIDIA's unit does.
+# Serves one sample on the address that the role's unit sets, or on all addresses like NVIDIA's unit.
 EXPORTER = """#!/usr/bin/python3
 import http.server, sys
 
@@ -228,7 +241,7 @@ http.server.ThreadingHTTPServer((host.strip("[]"), int(port)), Handler).serve_fo
 
 
 def exporter(version: str) -> tuple[Rpm, ...]:
-    """Return DCGM and its exporter, as NVIDIA's CUDA repository names them."""
+    """Return DCGM and its exporter with the names of NVIDIA's CUDA repository."""
     core = "datacenter-gpu-manager-4-core"
     return (
         Rpm(core, version, "1", requires=("libseccomp",), files={"usr/bin/nv-hostengine": ("#!/bin/sh\n", 0o755)}),
@@ -251,18 +264,21 @@ def exporter(version: str) -> tuple[Rpm, ...]:
                 "postun": "systemctl daemon-reload",
             },
         ),
-        # A site's own package that needs DCGM.
+        # A package of the site that needs DCGM.
         Rpm("site-dcgm-tools", version, "0", requires=(core,)),
     )
 
 
 SCRIPTS = ("pre", "post", "preun", "postun")
-# Tests put a program there, for example one that kills DNF in the scriptlet of a package.
+# Tests put a program at this path, for example one that kills DNF during a package's scriptlet.
 HOOK = "[ ! -x /run/scriptlet ] || /run/scriptlet {name} {version} {kind}"
 
 
 def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distribution: str) -> str:
-    """Write the packages' files below `tree` and return the text of a spec that packs them. Names must differ."""
+    """Write the packages' files below `tree`, and return the text of their spec.
+
+    The packages must have different names.
+    """
 
     def fill(text: str) -> str:
         return text.replace("{version}", version)
@@ -270,7 +286,7 @@ def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distr
     lines = [
         "Name: stand-ins", "Version: 1", "Release: 1", "Summary: stand-ins of the lab", "License: GPL-3.0-or-later",
         "AutoReqProv: no",
-        # No debug packages, no compression, no brp scripts.
+        # No debug packages, no compression and no brp scripts.
         "%global debug_package %{nil}", "%global __os_install_post %{nil}", "%global _build_id_links none",
         "%define _binary_payload w0.gzdio", "%description", "x",
     ]  # fmt: skip
@@ -308,7 +324,7 @@ def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distr
             owned.append(fill(name))
         lines += ["%%files -n %s" % package.name, *("/" + name for name in owned)]
         for name in package.ghosts:
-            # rpmbuild needs the file.
+            # rpmbuild requires that the file exists.
             (folder / name[1:]).parent.mkdir(parents=True, exist_ok=True)
             (folder / name[1:]).touch()
             lines.append("%ghost " + name)
@@ -322,9 +338,9 @@ def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distr
 
 
 def modular(versions: tuple[str, ...], names: tuple[str, ...], distribution: str) -> str:
-    """Return the metadata of the module nvidia-driver, as NVIDIA's repository has it.
+    """Return the metadata of the module nvidia-driver, like NVIDIA's repository.
 
-    A branch has a stream with DKMS, and one with precompiled modules if there are any.
+    Each branch has a stream with DKMS. It also has a stream with precompiled modules if there are any.
     """
     documents = []
     kmods = tuple(kmod_name("9", base) for base in (os.uname().release, NEXT_KERNEL))

@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stand-ins of the container toolkit's packages: NVIDIA's names and versions, and small content that behaves alike.
+"""Define stand-ins for the container toolkit's packages.
 
-Names and versions: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html; each package
-names the others in exactly its own version. What the base package brings, and what it does when it is configured, is told by
-packaging/debian and deployments/systemd of https://github.com/NVIDIA/nvidia-container-toolkit.
+Their content is small but behaves alike. Names and versions come from
+https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html. Each package requires the others
+in exactly its own version. The files of the base package and its configuration step follow packaging/debian and
+deployments/systemd of https://github.com/NVIDIA/nvidia-container-toolkit.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mirror"))
 from stand_ins import LIBRARIES, StandIn, same
 
-#: The last release without its own unit, one that drops containerd's imports, and two correct ones.
+#: The last release without its own unit, a release that drops containerd's imports, and two correct releases.
 VERSIONS = ("1.17.8", "1.18.0", "1.18.1", "1.18.2")
 
-# What the hook does to a container's root before its program starts: the mounted libraries become known to the loader.
+# The hook runs in the container's root before its program starts, and makes the mounted libraries known to the loader.
 CDI_HOOK = """#!/usr/bin/python3
 import json, subprocess, sys
 from pathlib import Path
@@ -28,7 +29,7 @@ folders = [value for option, value in zip(sys.argv, sys.argv[1:]) if option == "
 sys.exit(subprocess.call(["/sbin/ldconfig", "-r", str(Path(state["bundle"]) / root), *folders]))
 """
 
-# Hands a container that wants no GPU to runc, as the real one does.
+# Like the real program, passes a container without a GPU to runc.
 RUNTIME = '#!/bin/sh\nexec runc "$@"\n'
 
 REFRESH_SERVICE = """[Unit]

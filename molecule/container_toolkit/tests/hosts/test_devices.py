@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Containers and their devices, with Debian's Podman and the role's specification."""
+"""Test devices of containers with Debian's Podman and the role's specification."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from role_runs import Ask, run_roles
 
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 IMAGE = "localhost/openfleet-test"
-#: What nvidia-smi is linked with, and nothing of NVIDIA's: that comes with the devices.
+#: Libraries that nvidia-smi is linked with. The image has no NVIDIA files, because they come with the devices.
 MAKE_IMAGE = (
     "tar -chf /tmp/image.tar -C / "
     "$(ldd $(readlink -f /usr/bin/nvidia-smi) | grep -o '/lib[^ ]*' | grep -v libnvidia | sed 's,^/,,') && "
@@ -30,7 +30,7 @@ def image(boxes):
 
 @pytest.fixture(scope="module")
 def alice(boxes, image):
-    """Runs a command as a user who is not root, with containers of her own."""
+    """Return a function that runs commands as a user with her own containers."""
     boxes.check_output("id alice || useradd --create-home alice")
     boxes.check_output("install -d -o alice -g alice /home/alice/.config /home/alice/.config/containers")
     boxes.check_output("printf '[storage]\\ndriver = \"vfs\"\\n' >/home/alice/.config/containers/storage.conf")
@@ -78,7 +78,7 @@ def test_a_container_has_its_device_and_nvml(boxes, image, device, nodes):
 
 
 def test_container_without_device_has_no_gpu(boxes, image):
-    """The control: the image has neither the program nor the nodes."""
+    """Control: the image has neither the program nor the nodes."""
     assert boxes.run(f"podman run --rm --network=none {image} nvidia-smi -L").rc != 0
 
 
@@ -124,12 +124,12 @@ def test_new_mig_devices_are_listed_and_usable(boxes, image):
 
 
 def test_each_driver_change_regenerates_the_specification(boxes):
-    """The path unit does it without a run.
+    """Let the path unit regenerate the specification without a run.
 
-    The second change would be missed by a service that stays active.
+    If the service stayed active, it would miss the second change.
     """
     for _time in range(2):
-        # What changes before systemd has seen the service end, it does not watch for.
+        # Wait until systemd has noticed the end of the service. Before that, it does not watch for changes.
         watching = "systemctl show --property=SubState --value nvidia-cdi-refresh.path"
         boxes.check_output(f"timeout 120 sh -c 'until [ $({watching}) = waiting ]; do sleep 0.1; done'")
         boxes.check_output(f"rm {SPECIFICATION}")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Configure running Docker and containerd without ending a container.
 
-In this order: one container runs until a test lets Docker end it.
+The tests run in order: one container runs until a test lets Docker end it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.containers i
 
 DAEMON = "/etc/docker/daemon.json"
 TOML = "/etc/containerd/config.toml"
-#: Docker's unit counts starts, and these tests start it more often than a host does.
+#: Docker's unit limits the number of starts, and these tests start it more often than a usual host does.
 RESTART = "systemctl reset-failed docker containerd && systemctl restart containerd docker"
 
 
@@ -26,7 +26,7 @@ def docker(host) -> dict:
     return json.loads(host.check_output("docker info --format '{{json .}}'"))
 
 
-#: Compared between runs: start times of engines, their settings, and the running container.
+#: State that is compared between runs: start times of engines, their settings, and the running container.
 LOOK = (
     "systemctl show --value --property=InvocationID docker containerd | grep .; docker info --format '{{json .Runtimes}}'; "
     "containerd config dump | grep -v imports | grep -c nvidia || true; grep -c nvidia %s || true; tr -d '\\n' <%s; echo; "
@@ -37,12 +37,12 @@ LOOK = (
 
 @dataclass(frozen=True)
 class Look:
-    """What LOOK printed."""
+    """The output of LOOK."""
 
     docker_start: str
     containerd_start: str
     runtimes: dict
-    #: Lines that name NVIDIA, of containerd's configuration as it runs, and of its file.
+    #: The number of lines with NVIDIA in containerd's running configuration and in its file.
     effective: int
     written: int
     daemon: dict
@@ -62,11 +62,14 @@ def starts(host) -> list[str]:
 
 @pytest.fixture(scope="module")
 def container(engines):
-    """Start a container that must keep running: one program without dependencies, and nothing else."""
+    """Start a container that must keep running.
+
+    It has one program without dependencies.
+    """
     program = "int pause(void); int main(void) { for (;;) pause(); }"
     engines.check_output(f"printf '{program}' | gcc -static -x c -o /tmp/wait -")
     engines.check_output("tar -C /tmp -cf - wait | docker import - localhost/wait")
-    # There is no group of control groups here that is docker's.
+    # Docker has no cgroup on this host.
     options = "--detach --network=none --cgroupns=private"
     made = engines.check_output(f"docker run {options} localhost/wait /wait")
     assert running(engines, made).startswith("true")
@@ -120,9 +123,9 @@ def test_holders_show_dockers_container_names(engines, container):
 
 
 def test_restart_that_ends_containers_waits_for_permission(engines, container):
-    """Docker reads CDI settings when it starts.
+    """Wait for permission if a restart would end containers.
 
-    Without live-restore a restart ends its containers.
+    Docker reads CDI settings when it starts. Without live-restore, a restart ends its containers.
     """
     asked = {"container_toolkit_runtime_cdi": True}
     never = {"container_toolkit_restart": "never"}
@@ -146,10 +149,10 @@ def test_restart_that_ends_containers_waits_for_permission(engines, container):
     assert always.steps == ["restart docker.service"] and always.result["restart_pending"] == []
     assert Look.read(always.seen).container.startswith("false")
     assert last.result["restart_pending"] == []
-    # The way back knows what a later run has added.
+    # A later run added settings, and the removal knows them.
     look = Look.read(reset.seen)
     assert "features" not in look.daemon
-    # A restart that never may be is left to others.
+    # If a restart is never allowed, it is left to the operator.
     assert left.result["restart_pending"] == ["docker", "containerd"]
     after = Look.read(left.seen)
     assert (after.docker_start, after.containerd_start) == (look.docker_start, look.containerd_start)
@@ -160,7 +163,11 @@ BROKEN = {DAEMON: "{,}", TOML: 'version = 2\nimports = ["/etc/containerd/site.d/
 
 
 def test_unsafe_configuration_is_kept_and_failed_engine_gets_its_old_one(engines):
-    """The engine's unit refuses the new configuration (a check of the site), and may start once in ten minutes."""
+    """Keep an unsafe configuration, and restore the old one after a failed start.
+
+    The engine's unit refuses the new configuration because of a check of the site. The unit may start only once in ten
+    minutes.
+    """
     check = "/etc/systemd/system/containerd.service.d/check.conf"
     refuse = (
         f"cp {TOML} /tmp/former; mkdir -p $(dirname {check}) && "

@@ -1,13 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""No host of this scenario reaches a network. Everything is from the mirror."""
+"""Check that no host of this scenario reaches a network.
+
+All packages come from the mirror.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 HOSTS = pytest.mark.parametrize("name", ["boxes", "engines", pytest.param("whole", marks=pytest.mark.thorough)])
-#: Exit status 0 only where an address answers, refuses, or is on its way: anything but "Network is unreachable" (101).
+#: The exit status is 0 if an address responds, refuses, or has a route. "Network is unreachable" is 101.
 TRY = (
     "import socket, sys\n"
     "try: socket.create_connection((sys.argv[1], 443), timeout=5)\n"
@@ -25,7 +28,7 @@ def test_host_has_no_route_to_the_network(lab_host, name):
         if line and " dev lo " not in f"{line} "
     ]
     assert routes == []
-    # Addresses for documentation, behind whatever default route there may be (RFC 5737, RFC 3849).
+    # Documentation addresses, which a default route would cover (RFC 5737, RFC 3849).
     for address in ("192.0.2.1", "2001:db8::1"):
         assert host.run(f"python3 -c '{TRY}' {address}").rc == 101, address
 
@@ -39,7 +42,7 @@ def test_no_proxy_reaches_the_network(lab_host, name):
 
 @HOSTS
 def test_mirror_answers(lab_host, name):
-    """The control: the mirror is reachable."""
+    """Control: the mirror is reachable."""
     said = lab_host(name).check_output(
         "python3 -c 'import urllib.request as r; print(r.urlopen(\"http://127.0.0.1:8080/toolkit/lab.pub\").read())'"
     )

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packages: one held version, changes, removal, untrusted repositories, and files.
+"""Test packages of the toolkit.
 
-In this order: each test takes the host as the one before left it.
+The tests cover a held version, changes, removal, untrusted repositories and files. They run in order, and each test
+starts with the state that the one before left.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OURS = (
 )
 
 
-#: What versions() reads, and all that a dry run, or a run that is refused, must leave alone.
+#: The command that versions() runs, and the state that a dry run or a refused run must not change.
 VERSIONS = "dpkg-query --show --showformat '${db:Status-Abbrev}${Version}\\n' " + " ".join(PACKAGES)
 STATE = (
     "dpkg -l | sha256sum; apt-mark showhold; find /etc /var/lib/apt/lists /var/cache/apt/archives -type f "
@@ -48,7 +49,7 @@ REFUSED = [
         {"container_toolkit_repository_fingerprints": ["0" * 40]},
         "the key has the fingerprint .*, but the trusted one is 0000",
     ),
-    # Another key is to be trusted than the one that the host has, and its address does not answer.
+    # The requested key is not the host's key, and the address of the key does not respond.
     (
         {
             "container_toolkit_repository_fingerprints": ["0" * 40],
@@ -63,7 +64,10 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def first_runs(boxes) -> tuple[str, list[Run]]:
-    """The state of the host, a run that has nothing to do, and one for each of REFUSED; each with the state behind it."""
+    """Return the host's state, a run without changes, and one run for each of REFUSED.
+
+    The state after each run is recorded.
+    """
     before = boxes.check_output(STATE)
     refused = (
         Ask({"container_toolkit_version": "1.18.1", **asked}, fails=True, then=STATE) for asked, _message in REFUSED
@@ -86,9 +90,9 @@ def test_untrusted_or_missing_packages_change_nothing(first_runs, number):
 
 
 def test_dry_run_predicts_a_version_change(boxes):
-    """To a release without its own units, and back.
+    """Change to a release without its own units, and back.
 
-    In between, upgrades do not touch the held packages.
+    In between, upgrades must not change the held packages.
     """
     before = boxes.check_output(STATE)
     older = {"container_toolkit_version": "1.17.8"}
@@ -98,7 +102,7 @@ def test_dry_run_predicts_a_version_change(boxes):
     changed, again, back_foretold, back = run_roles(
         "boxes",
         Ask(older),
-        # The unit from here works as the toolkit's own does.
+        # The role's unit does the same as the toolkit's own.
         Ask(
             older,
             then="rm /var/run/cdi/nvidia.yaml; systemctl restart nvidia-cdi-refresh.service; ls /var/run/cdi; "
@@ -123,9 +127,9 @@ def files(version: str) -> list[dict]:
 
 @pytest.mark.thorough
 def test_failing_mirror_keeps_the_old_toolkit_and_files_replace_a_mirror(boxes):
-    """The next run completes the first change.
+    """Keep the old toolkit, and then install from files.
 
-    For the second one, only the files are available.
+    The next run completes the first change. For the second change, only the files are available.
     """
     asked = {"container_toolkit_source": "files", "container_toolkit_version": "1.18.0"}
     right = {**asked, "container_toolkit_files": files("1.18.0")}
@@ -156,7 +160,7 @@ def test_failing_mirror_keeps_the_old_toolkit_and_files_replace_a_mirror(boxes):
 
 
 def test_reset_removes_the_toolkit_as_predicted(boxes):
-    """Not while another package depends on it."""
+    """Refuse the removal while another package depends on the toolkit."""
     boxes.check_output(
         "mkdir -p /tmp/other/DEBIAN && printf 'Package: nvidia-docker2\nVersion: 2.14.0-1\nArchitecture: all\n"
         "Maintainer: lab\nDepends: nvidia-container-toolkit\nDescription: a package of others\n' >/tmp/other/DEBIAN/control "

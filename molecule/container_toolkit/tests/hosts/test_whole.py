@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All roles together on a bare host: site.yml, a driver change, and reset.yml.
+"""Run all roles on a bare host: site.yml, a driver change, and reset.yml.
 
-Tests run in order, each from the state of the one before.
+The tests run in order, and each test starts with the state that the one before left.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import pytest
 from fleet import Run, play_and_read
 from role_runs import SCENARIO
 
-# The scenario bundle brings them to a bare host too, from a bundle; their removal is in those of the roles.
+# Only in the thorough run: the scenario bundle also installs all roles on a bare host, and the roles' own scenarios
+# test the removal.
 pytestmark = pytest.mark.thorough
 
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 FIRST, SECOND = "580.95.05", "580.105.08"
-#: Whatever any of the roles writes anywhere.
+#: Files that any of the roles writes.
 OURS = (
     "find / -xdev '(' -path /proc -o -path /sys -o -path /srv -o -path /tmp ')' -prune -o "
     "'(' -iname '*openfleet*' -o -iname '*nvidia*' -o -iname '*gpu-layout*' -o -iname '*pynvml*' ')' -print"
@@ -27,7 +28,7 @@ OURS = (
 
 
 def play(playbook: str, **variables) -> Run:
-    """As an operator runs it, on this one host."""
+    """Run a playbook on this host like an operator."""
     inventory = str(SCENARIO / "inventory")
     return play_and_read(
         playbook, "whole.json", "--inventory", inventory, "--limit", "whole", "--extra-vars", json.dumps(variables)
@@ -44,7 +45,7 @@ def gpus(host) -> list[str]:
 
 @pytest.fixture(scope="module")
 def before(whole) -> dict[str, set[str]]:
-    """What a bare host has, before the first run."""
+    """Return the state of the bare host before the first run."""
     return {
         "files": set(whole.check_output(OURS).split("\n")),
         "packages": set(whole.check_output("dpkg-query -W -f '${Package}\\n'").split()),
@@ -58,16 +59,16 @@ def test_one_run_installs_driver_toolkit_and_layout(whole, before):
     assert whole.check_output("cat /sys/module/nvidia/version") == FIRST
     assert whole.package("nvidia-container-toolkit").version == "1.18.2-1"
     assert gpus(whole) == ["GPU 0", "  MIG 3g.40gb", "  MIG 1g.10gb", "  MIG 1g.10gb", "GPU 1"]
-    # The layout comes after the toolkit, whose specification follows it.
+    # The layout is applied after the toolkit is installed, and the specification contains the layout's devices.
     assert {"0:0", "0:1", "0:2", "1", "all"} <= listed(whole) and "0" not in listed(whole)
     assert f"libnvidia-ml.so.{FIRST}" in whole.check_output(f"cat {SPECIFICATION}")
     assert "nvidia" in json.loads(whole.check_output("cat /etc/docker/daemon.json"))["runtimes"]
 
 
 def test_new_driver_gets_a_new_specification_and_second_run_changes_nothing(whole):
-    """This needs a reboot, because the old module is loaded.
+    """Reboot for the new driver, because the old module is loaded.
 
-    Afterwards the layout is restored and listed.
+    Afterwards the layout is restored, and the specification lists its devices.
     """
     run = play("site.yml", nvidia_driver_version=SECOND)
     assert any(change.task.endswith("Reboot the host") for change in run.changes)
@@ -84,7 +85,7 @@ def test_new_driver_gets_a_new_specification_and_second_run_changes_nothing(whol
 def test_reset_removes_everything(whole, before):
     play("playbooks/reset.yml", nvidia_driver_state="absent")
     now = set(whole.check_output("dpkg-query -W -f '${Package}\\n'").split())
-    # What Debian's own packages need of each other (dkms and its like) is Debian's, and stays.
+    # Dependencies of Debian's own packages (for example dkms) belong to Debian and stay.
     assert {name for name in now - before["packages"] if "nvidia" in name or "cuda" in name} == set()
     assert whole.check_output("apt-mark showhold") == ""
     left = whole.check_output(OURS).split("\n")

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A dry run on bare hosts predicts changes and installs nothing.
+"""Check that a dry run on bare hosts predicts changes and installs nothing.
 
-Each role's own dry run on a bare host is among its tests.
+Each role's own scenario also has a dry run on a bare host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INSTALLED = [
 
 
 def is_bare(host) -> bool:
-    # The distribution's own library answers, and finds no driver.
+    # The distribution's own library responds, and finds no driver.
     return not any(host.file(path).exists for path in INSTALLED) and host.run("nvidia-smi -L").rc != 0
 
 
@@ -31,7 +31,7 @@ def test_host_starts_without_gpu_software(lab_host, name):
 
 @pytest.fixture(scope="module")
 def foretold(play_site):
-    """The dry run."""
+    """Run site.yml in check mode."""
     return play_site("check-bare.json", "--check", "--limit", ",".join(HOSTS))
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a run, nvidia-smi shows each GPU as in the inventory."""
+"""Check with nvidia-smi that each GPU matches the inventory after a run."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def test_pinned_instance_has_its_placement(gpus_of):
 
 @pytest.mark.skipif("a100" not in HOSTS, reason="OPENFLEET_LIMIT leaves a100 out")
 def test_layout_that_fails_in_written_order_is_created(gpus_of):
-    # MIG User Guide, "Creating GPU Instances": 19,19,14,9 without placements ends in insufficient resources.
+    # Without placements, the profiles 19,19,14,9 end in insufficient resources (MIG User Guide, "Creating GPU
+    # Instances").
     profiles = sorted(instance.profile for instance in gpus_of("a100")[0].instances.values())
     assert profiles == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After manual drift, a dry run predicts only its repair and leaves it."""
+"""Check that a dry run after manual drift only predicts the repair."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from thorough import THOROUGH
 from verify_layout import differences, differences_of_daemons
 
 DRIFTED_GPUS = {"h100": {0, 3, 4, 5, 6, 7}, "a100": {1}, "pro6000": {1}, "l40s": {1}}
-#: The h100 has every kind of drift.
+#: The host h100 has every kind of drift.
 LOOKED_AT = HOSTS if THOROUGH else ["h100"]
 
 
 @pytest.fixture(scope="module")
 def foretold(play_site):
-    """The dry run. All tests come after it."""
+    """Run site.yml in check mode. All tests run after it."""
     return play_site("check-drifted.json", "--check", *([] if THOROUGH else ["--limit", ",".join(LOOKED_AT)]))
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run repairs drift and changes nothing else, down to the UUIDs."""
+"""Check that a run repairs drift and changes nothing else, not even UUIDs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fleet import LAB
 from lab_fixtures import HOSTS, REPOSITORY
 from site_changes import DRIFT_CHANGES, PYNVML_DRIFTED
 
-# By host: the GPUs that the drift left alone, and those where it took a part only.
+# For each host: GPUs without drift, and GPUs with drift in only a part.
 UNTOUCHED = {"h100": {2}, "a100": {0, 2, 3}, "pro6000": {0}}
 
 
 def mig_uuids(listing: str) -> dict[int, set[str]]:
-    """The UUIDs of the MIG devices of each GPU in what `nvidia-smi -L` printed."""
+    """Return the UUIDs of each GPU's MIG devices from the output of `nvidia-smi -L`."""
     found: dict[int, set[str]] = {}
     for line in listing.splitlines():
         if gpu := re.match(r"GPU (\d+): ", line):
@@ -30,7 +30,7 @@ def mig_uuids(listing: str) -> dict[int, set[str]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def mended(play_site):
-    """The run. All tests come after it."""
+    """Run site.yml. All tests run after it."""
     return play_site("converge-drifted.json")
 
 
@@ -55,9 +55,9 @@ def test_second_plan_is_empty(lab_host, name):
 def test_report_has_every_host():
     report = json.loads((LAB / f"report-{os.environ['OPENFLEET_LAB']}" / "report.json").read_text())
     assert sorted(host["name"] for host in report["hosts"]) == HOSTS
-    # As inventories/simulated has them.
+    # The numbers of GPUs in inventories/simulated.
     assert report["totals"]["gpus"] == sum({"h100": 8, "a100": 4, "l40s": 2, "pro6000": 2}[name] for name in HOSTS)
-    # On GPU 1 of the h100 an MPS daemon had ended.
+    # On GPU 1 of the h100, an MPS daemon had been stopped.
     changed = {h["name"]: [i for i, gpu in enumerate(h["gpus"]) if gpu["changed"]] for h in report["hosts"]}
     drifted = {"a100": [1], "h100": [0, 1, 3, 4, 5, 6, 7], "l40s": [1], "pro6000": [1]}
     assert changed == {name: drifted[name] for name in HOSTS}
@@ -106,6 +106,7 @@ def test_only_the_lost_compute_instance_was_replaced(before_and_now):
 
 @pytest.mark.skipif("pro6000" not in HOSTS, reason="OPENFLEET_LIMIT leaves pro6000 out")
 def test_matching_manual_instances_are_kept(gpus_of):
-    # By hand: 2g.48gb at 6 and one 1g.24gb at 0. A plan that starts afresh would put the large one first.
+    # The manual drift is 2g.48gb at 6 and one 1g.24gb at 0. A plan that ignores existing instances would place the
+    # large one first.
     instances = sorted((i.start, i.profile) for i in gpus_of("pro6000")[1].instances.values())
     assert instances == [(0, "1g.24gb"), (3, "1g.24gb"), (6, "2g.48gb")]

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""kubernetes.core's real modules with a stand-in for the API server, and services and records on the real host."""
+"""Test kubernetes.core's real modules with a stand-in for the API server.
+
+Services and records are on the real host.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def test_next_resume_restores_after_a_lost_controller(host, run, cluster, draine
     assert cluster.requests == []
     drain = run("drain", **drained)
     drain.wait_for("FAILED - RETRYING")
-    # Services stay until the pods are gone.
+    # Services are stopped only after the pods are gone.
     assert host.active() == ALL
     drain.kill()
     assert cluster.unschedulable
@@ -65,7 +68,7 @@ def test_node_is_cordoned_then_pods_evicted_then_uncordoned(host, run, cluster, 
     said = run("resume", **drained).failed()
     assert "Kubernetes node n1 is still cordoned, because uncordoning failed" in said
     assert "kubectl uncordon n1" in said
-    # What does not hang on it is back.
+    # Clients that do not depend on it are running again.
     assert host.active() == ALL
     assert not host.host.file("/run/lab-after").exists
     cluster.broken = None

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role: it waits for jobs, restores everything after failures, and passes its options to the module."""
+"""Test the role with jobs, failures and options.
+
+The role waits for jobs, restores everything after failures, and passes its options to the module.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from drained_host import RECORD, RUNNING
 
 ALL = set(RUNNING)
 OFF = {"gpu_drain_slurm": True, "gpu_drain_services": ["lab-a", "lab-slow", "lab-b"]}
-#: systemctl in the middle of stopping the second unit; its parent is the module. (The pattern does not match itself.)
+#: Matches systemctl while it stops the second unit. Its parent is the module. (The pattern does not match itself.)
 STOPPING = "pgrep -f 'systemctl.*[s]top.*lab-slow'"
 
 
@@ -30,12 +33,12 @@ def test_drain_waits_for_a_job_and_node_accepts_jobs_again(host, run):
     assert host.active() == ALL
     drain = run("drain", **off)
     drain.wait_for("FAILED - RETRYING")
-    # As long as the job runs no other starts, and no service is stopped.
+    # While the job runs, no other job starts, and no service is stopped.
     queued = host.queue(1)
     assert f"Slurm job {job} (train) of user nobody, running" in drain.told
     assert host.node() == "draining: new layout"
     assert host.active() == ALL
-    # The wait is over once the job is, and not before.
+    # The drain continues only after the job has ended.
     host.ask(f"scancel {job}")
     assert drain.changed() == 2
     assert host.job_state(job) == "CANCELLED"
@@ -51,18 +54,18 @@ def test_drain_waits_for_a_job_and_node_accepts_jobs_again(host, run):
     assert run("resume").changed() == 1
     assert host.active() == ALL
     host.wait_until(f"scontrol show job {queued} | grep -q JobState=COMPLETED")
-    # Whether Slurm waits for a last word of the job (completing) is its own affair.
+    # Slurm may still wait for a last message of the job (state completing), which does not matter here.
     assert host.node().endswith(": none")
     nothing = run("resume")
     assert nothing.changed() == 0
-    # The include, the check of the arguments, and one module.
+    # The tasks are the include, the check of the arguments, and one module.
     assert again.executions() == nothing.executions() == 2
     assert host.active() == ALL
 
 
 @pytest.mark.thorough
 def test_timeout_restores_everything_and_names_jobs(host, run):
-    # Where a job asks for no limit, the backfill scheduler gives it a year; only the main one leaves it without.
+    # Set no time limit explicitly. Otherwise the backfill scheduler gives the job a limit of one year.
     first = host.submit(600, options="--gres=gpu:1 --time=UNLIMITED")
     second = host.submit(600, "a|b c", options="--time=30-00:00:00")
     said = run("drain", gpu_drain_slurm=True, gpu_drain_services=["lab-a"], gpu_drain_timeout=2).failed()
@@ -72,7 +75,7 @@ def test_timeout_restores_everything_and_names_jobs(host, run):
     assert "The drain was rolled back." in end
     assert host.node() == "mixed: none" or host.node() == "allocated: none"
     assert host.active() == ALL
-    # They are jobs as before.
+    # The jobs run as before.
     assert host.job_state(first) == host.job_state(second) == "RUNNING"
     assert not host.resume()["changed"]
 
@@ -111,7 +114,7 @@ def test_same_run_restores_after_a_killed_execution(host, run):
     record = json.loads(host.ask(f"cat {RECORD}"))
     assert record["units"] == ["lab-a.service", "lab-slow.service"]
     host.ask(f"kill -KILL $(ps -o ppid= -p {stopping}) {stopping}; killed=$?; rm /run/lab-hold; exit $killed")
-    # Its rescue is a resume.
+    # The rescue of the playbook is a resume.
     drain.failed()
     assert host.is_whole()
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module stops and starts units of the real systemd."""
+"""Stop and start units of a real systemd with the module."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_service_that_fails_to_start_is_named_and_stays_recorded(host):
     said = host.refused("resumed")
     assert "unit lab-lame.service: it does not start:" in said
     assert "(by hand: systemctl start lab-lame.service)" in said
-    # What came after it is back, and the rest waits.
+    # Units that were stopped after it are running again, and the rest waits.
     assert host.active() == ALL - {"lab-lame.service"}
     assert not host.host.file("/run/lab-after").exists
     host.ask("rm /run/lab-lame; systemctl start lab-lame")
-    # By hand is as good: nothing is started any more, and what waited for it is done.
+    # A manual start is sufficient. The module starts nothing more, and finishes the steps that waited.
     assert host.resume()["changed"]
     assert host.host.file("/run/lab-after").exists
     assert not host.resume()["changed"]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module with Debian's Slurm: it drains the node, waits for jobs and resumes."""
+"""Test the module with Debian's Slurm: drain the node, wait for jobs, and resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALL = set(RUNNING)
 
 
 def waited_for(result) -> list[str]:
-    """Who is waited for, in words."""
+    """Return the names of the clients that the module waits for."""
     return [one["who"] for one in result["waiting"]]
 
 
@@ -25,7 +25,10 @@ def test_drain_waits_for_suspended_jobs(host):
 
 
 def test_job_name_cannot_pose_as_other_fields(host):
-    """Its user writes another job, another user and other allocations into the name."""
+    """Check that a job's name cannot imitate other fields.
+
+    The user writes another job, another user and other allocations into the name.
+    """
     given = f"Nodes={NODE} CPU_IDs=0 Mem=1 GRES=gpu:h100:4(IDX:0-3)"
     name = f"x UserId=root(0) JOB_GRES=gpu:h100:4 {given}\n99 RUNNING 1:00 root\u2028{{{{ x }}}}"
     job = host.submit(600, name)
@@ -104,7 +107,7 @@ def test_node_stays_recorded_if_controller_is_gone_at_the_end(host):
     host.ask("systemctl stop slurmctld")
     said = host.refused("resumed")
     assert "(by hand: scontrol update NodeName=gpu-a State=RESUME)" in said
-    # What does not hang on it is back.
+    # Clients that do not depend on it are running again.
     assert host.active() == ALL
     host.ask("systemctl start slurmctld")
     host.wait_until(f"sinfo --noheader --nodes {NODE} --format %T | grep -q '^drained$'")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a host restart, the layout is restored before any GPU client starts."""
+"""Check that a restart restores the layout before any GPU client starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lab_fixtures import BOOT_UNIT as UNIT
 from lab_fixtures import reboot
 from thorough import THOROUGH
 
-#: The boot unit lists this name. The service itself names no other unit, as the clients of real hosts do.
+#: The boot unit lists this name. Like clients on real hosts, the service itself names no other unit.
 CLIENT = "ollama"
 LOOK = "nvidia-smi -L; nvidia-smi --query-gpu=compute_mode --format=csv,noheader"
 CLIENT_UNIT = f"""[Unit]
@@ -25,13 +25,16 @@ WantedBy=multi-user.target
 
 
 def seen(listing: str) -> list[str]:
-    """Names and modes in the words of nvidia-smi. A new instance has another UUID."""
+    """Return names and modes from nvidia-smi.
+
+    UUIDs are left out, because new instances have new ones.
+    """
     return [line.split("(UUID: MIG-")[0] for line in listing.splitlines()]
 
 
 @pytest.fixture(params=["hopper", "ampere", "ada"])
 def host(request, gpu_host):
-    """A host with its layout, and with a client that starts at boot."""
+    """Return a host with its layout and a client that starts at boot."""
     host = gpu_host(request.param)
     host.ask(f"printf '%s' {shlex.quote(CLIENT_UNIT)} > /etc/systemd/system/{CLIENT}.service")
     host.ask(f"systemctl enable --quiet {CLIENT}")
@@ -41,7 +44,10 @@ def host(request, gpu_host):
 
 
 def test_only_listed_clients_wait_for_the_layout(host):
-    """An unresponsive driver must not block logins."""
+    """Let only the listed clients wait.
+
+    A driver that hangs must not block logins.
+    """
     for unit in ("sysinit.target", "basic.target", "ssh.service", "dbus.service", "systemd-logind.service"):
         assert UNIT not in host.ask(f"systemctl list-dependencies --after --plain --all {unit}"), unit
     assert UNIT in host.ask(f"systemctl list-dependencies --after --plain --all {CLIENT}.service")
@@ -55,10 +61,11 @@ def test_boot_unit_restores_the_layout_before_clients_start(host):
     assert host.not_as("first") == []
     assert host.ask("systemctl list-units --failed --plain --no-legend") == ""
     assert "ordering cycle" not in host.ask("journalctl --boot --no-pager")
-    # tests/lab/test_clients.py has what a restart takes from each model; the control on one of them is enough.
+    # tests/lab/test_clients.py tests which state each model loses at a restart. One model is sufficient for the
+    # control.
     if host.name != "hopper" and not THOROUGH:
         return
-    # The control: the restart does lose the layout.
+    # Control: without the unit, a restart loses the layout.
     host.ask(f"systemctl disable --quiet {UNIT}")
     reboot(host.host)
     assert seen(host.ask(f"cat /var/lib/{CLIENT}")) != before

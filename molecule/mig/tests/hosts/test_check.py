@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""check_gpu.yml and accept.yml on a lab host with a driver's files, healthy and with a fault."""
+"""Run check_gpu.yml and accept.yml on a lab host with a driver's files.
+
+The host is healthy at first, and then has a fault.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import json
 
 from runs import SCENARIO, Run
 
-#: Areas of a report that compare NVML with files of the kernel and its driver.
+#: Areas of a report that compare NVML with files of the kernel and the driver.
 OF_FILES = ("kernel", "capabilities", "PCI")
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After interrupted changes, the host has the old or the new layout."""
+"""Check that hosts have the old or the new layout after interrupted changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gpu_hosts import HALF_WAY
 
 @pytest.fixture
 def has_its_old_layout(apply, canary):
-    """A function: after the next run, which asks for what was there before, it is there.
+    """Return a function that checks that the next run restores the old layout.
 
-    Nothing but the clearing up brings it back.
+    That run requests the old layout, so only the recovery can restore it.
     """
 
     def check() -> None:
@@ -59,6 +59,6 @@ def test_lost_controller_leaves_the_old_or_the_new_layout(site, canary, has_its_
     run.kill()
     canary.end("CONT", pid)
     canary.until_unlocked()
-    # It ends by itself, unless the hang-up of the connection ends it too: then the next run clears up.
+    # The run continues to its end, unless the hang-up of the connection ends it. In that case, the next run recovers.
     assert canary.cut_off or canary.not_as("second") == []
     has_its_old_layout()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A blocking service is stopped for the change and restarted, however the run ends."""
+"""Stop a blocking service for a change, and restart it even if the run fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gpu_hosts import HALF_WAY
 
 UNIT, PROGRAM = "openfleet-inference.service", "/usr/local/bin/openfleet-inference"
-#: Works in the first MIG device of GPU 7, whichever that is when it starts.
+#: A program that works in the first MIG device of GPU 7 at its start.
 SCRIPT = r"""#!/bin/sh
 device=$(nvidia-smi -L | sed -n '/^GPU 7/,$ s/.*(UUID: \(MIG-[^)]*\)).*/\1/p' | head -n 1)
 echo "$device" > /run/openfleet-inference
@@ -24,7 +24,7 @@ DRAIN = {"gpu_layout_on_busy": "drain", "gpu_drain_services": [UNIT], "gpu_drain
 
 @pytest.fixture
 def served(hopper):
-    """The host, with that service at work."""
+    """Return the host with the running service."""
     hopper.ask(f"printf %s {shlex.quote(SCRIPT)} > {PROGRAM} && chmod 755 {PROGRAM}")
     hopper.ask(f"printf %s {shlex.quote(SERVICE)} > /etc/systemd/system/{UNIT}")
     hopper.ask(f"systemctl daemon-reload && systemctl enable --quiet --now {UNIT}")
@@ -39,7 +39,7 @@ def active(host) -> bool:
 
 
 def at_work(host) -> bool:
-    """Waits for it to be at work, in a device that nvidia-smi lists."""
+    """Wait until the service works, and return whether nvidia-smi lists its device."""
     host.wait_until(f'[ "$(cat /proc/$(systemctl show --property=MainPID --value {UNIT})/comm)" = sleep ]')
     device = host.ask("cat /run/openfleet-inference")
     return device in host.gpus()[7].mig_device_uuids
@@ -51,7 +51,8 @@ def test_service_stops_for_the_change_and_runs_in_the_new_layout(site, served):
     assert active(served) and at_work(served)
 
 
-# tests/integration/modules/test_site_on_busy.py has it with commands, molecule/gpu_drain with services and another change.
+# tests/integration/modules/test_site_on_busy.py tests this with commands, and molecule/gpu_drain tests it with services
+# and another change.
 @pytest.mark.thorough
 def test_service_runs_in_the_old_layout_after_a_failed_change(site, served):
     served.fail_at(HALF_WAY[0], 1)
@@ -61,7 +62,7 @@ def test_service_runs_in_the_old_layout_after_a_failed_change(site, served):
     assert active(served) and at_work(served)
 
 
-# molecule/gpu_drain has it.
+# molecule/gpu_drain also tests this.
 @pytest.mark.thorough
 def test_next_run_restarts_service_after_interruption(site, served):
     served.stop_at(HALF_WAY[0], 1)
@@ -70,7 +71,7 @@ def test_next_run_restarts_service_after_interruption(site, served):
     run.kill()
     served.end("KILL", pid)
     served.until_unlocked()
-    # The control: nothing else has brought it back.
+    # Control: the service has not been restarted in another way.
     assert served.cut_off and not active(served)
     site("hopper", **DRAIN).succeeded()
     assert served.not_as("first") == [] and not served.cut_off

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Busy GPUs: a change avoids them, or is refused, waits, or ends their processes as configured."""
+"""Test changes of busy GPUs.
+
+Depending on the configuration, a change avoids them, is refused, waits, or ends their processes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import contextlib
 import pytest
 from gpu_hosts import USER
 
-#: GPU 7 as one instance, for which both that are there must go, and GPU 0 changed beside it.
+#: GPU 7 becomes one instance, so both current instances must be destroyed. GPU 0 changes in the same run.
 WHOLE = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]},
     {"gpus": [7], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]},
@@ -22,7 +25,10 @@ def profiles(host, gpu: int) -> list[str]:
 
 @pytest.fixture
 def refused(apply, hopper):
-    """A function: a change to WHOLE is refused with these words, and nvidia-smi sees nothing changed, down to the UUIDs."""
+    """Return a function that checks that a change to WHOLE is refused with this text.
+
+    nvidia-smi must show no change, not even of UUIDs.
+    """
 
     def check(*words: str) -> None:
         before = hopper.gpus()
@@ -34,7 +40,7 @@ def refused(apply, hopper):
     return check
 
 
-# tests/integration/modules/test_site_on_busy.py has it.
+# tests/integration/modules/test_site_on_busy.py also tests this.
 @pytest.mark.thorough
 def test_busy_host_refuses_the_run_or_waits_and_continues(site, hopper):
     before = hopper.gpus()
@@ -56,7 +62,7 @@ def test_busy_instance_blocks_its_removal(refused, apply, hopper):
     with hopper.gpu_job(7, start=4) as job:
         refused("gpu 7 (GPU-", "): 3g.40gb@4", f"pid {job.pid} ", "sleep 600", f"user {USER}", f"{job.unit}.service")
         assert hopper.runs(job)
-    # The control: the same change, with the job gone.
+    # Control: the same change succeeds without the job.
     apply(hopper, WHOLE).succeeded()
     assert profiles(hopper, 7) == ["7g.80gb"] and profiles(hopper, 0) == ["1g.10gb"] * 7
 
@@ -72,12 +78,12 @@ def test_container_with_gpu_holds_it_unopened(refused, hopper):
 
 
 def test_holders_that_can_stay_are_kept(apply, hopper):
-    """Either half of a GPU can be busy.
+    """Keep the half of a GPU that is busy, whichever it is.
 
     A plan that ignores holders would always keep the same half.
     """
     (zero, left), (one, right), (seven, handled) = (hopper.instance(*at) for at in ((0, 0), (1, 4), (7, 4)))
-    # The capability nodes of instances: see the chapter on device nodes of NVIDIA's MIG user guide.
+    # The capability nodes of instances: see the chapter on device nodes in NVIDIA's MIG User Guide.
     capability = f"/dev/nvidia-caps/nvidia-cap{3 + 135 * 7 + 9 * seven}"
     with contextlib.ExitStack() as stack:
         holders = [

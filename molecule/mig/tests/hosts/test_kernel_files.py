@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver's files on a lab host follow each change of instances."""
+"""Check that the driver's files on a lab host follow each change of instances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_hosts import WAIT_SECONDS
 from lab_fixtures import reboot
 
 PROC = "/proc/driver/nvidia"
-#: Each prints a path in capabilities and a minor number.
+#: Commands that print a path in `capabilities` and a minor number.
 CAPABILITIES = f"cd {PROC}/capabilities && grep -r --include=access DeviceFileMinor . | sed 's/DeviceFileMinor: //'"
 MINORS = "sed 's/ /:/' /proc/driver/nvidia-caps/mig-minors"
 NODES = "ls /dev/nvidia-caps"
@@ -24,14 +24,17 @@ def pairs(text: str) -> dict[str, int]:
 
 
 def wanted(host) -> list[str]:
-    """Return the access files of the instances that nvidia-smi shows on GPU 0, each with one compute instance."""
+    """Return the access files for the instances that nvidia-smi shows on GPU 0.
+
+    Each instance has one compute instance.
+    """
     return sorted(
         path for gi in host.gpus()[0].instances for path in (f"gpu0/gi{gi}/access", f"gpu0/gi{gi}/ci0/access")
     )
 
 
 def files_agree(host) -> str:
-    """Return what of the files is not as nvidia-smi says, or nothing."""
+    """Return the differences between the files and nvidia-smi, or an empty text."""
     paths = wanted(host)
     found, minors = pairs(host.ask(CAPABILITIES)), pairs(host.ask(MINORS))
     if sorted(found) != paths:
@@ -65,7 +68,7 @@ def test_kernel_files_follow_the_command_and_nvidia_smi(apply, canary):
 
 
 def describe_the_gpu(host) -> None:
-    """Assert that the files of GPU 0 and the kernel's own lists are as NVML says."""
+    """Check that the files of GPU 0 and the kernel's own lists match NVML."""
     (address,) = host.ask(f"ls {PROC}/gpus").split()
     assert host.gpus()[0].uuid in host.ask(f"cat {PROC}/gpus/{address}/information")
     assert host.ask(f"cd /sys/bus/pci/devices/{address} && cat vendor device").split() == ["0x10de", "0x2330"]

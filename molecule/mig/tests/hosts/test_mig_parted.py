@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's unmodified mig-parted changes the GPU of a lab host with a driver's files."""
+"""Let NVIDIA's unmodified mig-parted change the GPU of a lab host.
+
+The host has a driver's files.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import yaml
 from client_archive import NotOffered
 from lab_fixtures import container_name
 
-# It takes a minute to build.
+# Building the program takes a minute.
 pytestmark = pytest.mark.thorough
 
 FOLDER = "/var/tmp/mig-parted"
@@ -26,7 +29,7 @@ CONFIGURATION = {
 
 @pytest.fixture
 def parted(canary):
-    """A function that runs mig-parted on the host; it gives testinfra's result."""
+    """Return a function that runs mig-parted on the host and returns the result."""
     try:
         program = mig_parted.build()
     except NotOffered as reason:

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""On Ampere, a change of the MIG mode resets the GPU, so it must be unused, even by monitoring."""
+"""Change the MIG mode on Ampere, which resets the GPU.
+
+The GPU must therefore be unused, even by monitoring.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ MIG = [{"gpus": [2], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3
 
 
 def modes(host) -> list[tuple[str, str]]:
-    """(current, pending) MIG mode of each GPU."""
+    """Return the (current, pending) MIG mode of each GPU."""
     return [(gpu.mig_mode, gpu.mig_mode_pending) for gpu in host.gpus()]
 
 
@@ -47,7 +50,7 @@ def test_busy_gpu_blocks_the_change(apply, ampere, by):
         )
         assert ("only watches" in said) == (by == "watcher")
         assert ampere.runs(job)
-    # GPUs 0 to 2, which are idle, would have changed as well: all or nothing.
+    # The idle GPUs 0 to 2 have not changed either, because a change applies to all GPUs or none.
     assert ampere.gpus() == before
 
 
@@ -56,7 +59,8 @@ def test_reset_does_not_end_a_job_that_starts_during_the_change(apply, ampere):
     ampere.stop_at("nvmlDeviceSetMigMode", 4)
     run = apply(ampere, "second")
     pid = ampere.until_stopped(run)
-    # The last of four GPUs: three have changed already. The driver keeps a mode pending where the GPU is in use.
+    # This is the last of four GPUs, so three have already changed. If a GPU is in use, the driver keeps its new mode
+    # pending.
     assert ampere.gpus() != before
     with ampere.gpu_job(3) as job:
         ampere.go_on(pid)
@@ -70,7 +74,7 @@ def test_reset_does_not_end_a_job_that_starts_during_the_change(apply, ampere):
 
 @pytest.fixture
 def stuck(ampere):
-    """GPU 2 cannot be reset, as where a hypervisor has passed it through, or a fabric holds it."""
+    """Make the reset of GPU 2 fail, as with a passed-through GPU or a fabric."""
     ampere.ask("gpusim set 2 passthrough on && gpusim set 2 reset_refused on")
     yield ampere
     ampere.ask("gpusim set 2 passthrough off && gpusim set 2 reset_refused off")
@@ -80,7 +84,7 @@ def test_refused_reset_without_permission_to_reboot_changes_nothing(apply, stuck
     started = boot_time(stuck.host)
     said = apply(stuck, "second").failed()
     assert "reboot needed" in said and "gpu_layout_reboot: true" in said
-    # GPUs 0 and 1 had changed by then: the old layout is back, and no mode is left to wait for a reboot to come.
+    # GPUs 0 and 1 had already changed. The old layout is restored, and no mode is pending for a later reboot.
     assert stuck.not_as("first") == []
     assert boot_time(stuck.host) == started
 
@@ -90,7 +94,7 @@ def test_host_reboots_with_permission_and_gets_its_layout(site, apply, stuck):
     site("ampere", layout_stage="second", gpu_layout_reboot=True).succeeded()
     assert boot_time(stuck.host) != started
     assert stuck.not_as("second") == []
-    # Once is enough: there is nothing left that would ask for a reboot.
+    # No second reboot is requested.
     before = stuck.gpus()
     assert "nothing changed" in apply(stuck, "second").succeeded().told
     assert stuck.gpus() == before

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The second of two concurrent runs names the first or waits for it."""
+"""Start two runs at the same time.
+
+The second one waits for the first run, or fails and identifies it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def report(folder) -> dict:
     return json.loads((folder / "report.json").read_text())
 
 
-# tests/integration/modules/test_transactions.py has it with the module alone.
+# tests/integration/modules/test_transactions.py tests this with only the module.
 @pytest.mark.thorough
 def test_second_run_names_the_first_or_waits_for_its_result(site, apply, canary, tmp_path):
     canary.stop_at(*HALF_WAY)
@@ -30,7 +33,7 @@ def test_second_run_names_the_first_or_waits_for_its_result(site, apply, canary,
     first.succeeded()
     second.succeeded()
     assert canary.not_as("second") == []
-    # Every instance is the one that the first run made.
+    # The first run created every instance.
     (made,) = report(tmp_path / "first")["hosts"][0]["gpus"]
     there = [uuid for instance in canary.gpus()[0].instances.values() for uuid in instance.uuids]
     assert sorted(uuid for i in made["instances"] for uuid in i["mig_uuids"]) == sorted(there)

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Three waves (canary; hopper; ampere and ada): the first failed host ends the run before later hosts change."""
+"""Check that a failed host ends the run before hosts of later waves change.
+
+The three waves are: canary, then hopper, then ampere and ada.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from thorough import THOROUGH
 
 @pytest.fixture
 def later(fleet):
-    """A function that says whether the hosts of the last wave are as they were, down to the UUIDs of their instances."""
+    """Return a function that checks that the hosts of the last wave are unchanged.
+
+    Even the UUIDs of their instances must be the same.
+    """
     before = [host.gpus() for host in fleet[2:]]
     return lambda: "as before" if [host.gpus() for host in fleet[2:]] == before else "changed"
 
@@ -26,7 +32,7 @@ def test_failed_host_is_rolled_back_and_ends_the_waves(site, fleet, later):
     assert hopper.not_as("first") == [] and not hopper.cut_off
     assert later() == "as before"
     if THOROUGH:
-        # The control, and the cure: the same run without the fault goes through all waves.
+        # Control and fix: without the fault, the same run completes all waves.
         site(layout_stage="second").succeeded()
         assert [host.not_as("second") for host in fleet] == [[], [], [], []]
         assert later() == "changed"
@@ -46,16 +52,16 @@ def test_host_that_loses_power_ends_the_waves_and_recovers(site, fleet, later):
         assert later() == "as before"
     finally:
         hopper.podman("start")
-    # No run brings the old layout back, but the unit that restores it at boot.
+    # The boot unit restores the old layout, without a run.
     wait_until_up(hopper.host, started)
     assert hopper.not_as("first") == [] and not hopper.cut_off
 
 
-# The one that loses power is not reached either when the next wave would begin.
+# The host that loses power is still unreachable when the next wave would begin.
 @pytest.mark.thorough
 def test_unreachable_host_in_a_wave_ends_the_waves(site, fleet, later):
     canary, hopper, ampere, _ = fleet
-    # All plans are made before the canary changes.
+    # All plans are complete before the canary changes.
     canary.stop_at(*HALF_WAY)
     run = site(layout_stage="second")
     pid = canary.until_stopped(run)

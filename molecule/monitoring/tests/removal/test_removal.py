@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""reset.yml removes exporters and monitoring."""
+"""Remove exporters and monitoring with reset.yml."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def reset(*options):
 
 
 def listening(monitor):
-    """Return the ports with listeners on the hosts' one loopback interface, except the receiver's."""
+    """Return the ports with listeners, except the receiver's.
+
+    All hosts share one loopback interface.
+    """
     lines = monitor.host.check_output("ss -Hlnt").splitlines()
     return {line.split()[3].rpartition(":")[2] for line in lines} - {"9099"}
 
@@ -55,5 +58,6 @@ def test_monitoring_is_removed_completely(taken_away, monitor):
 
 
 def test_no_port_is_open(taken_away, monitor):
-    # Debian's own services may continue with Debian's configuration: their packages were installed before the role.
+    # Debian's services may still run with Debian's configuration, because their packages were installed before the
+    # role.
     assert "9400" not in listening(monitor)

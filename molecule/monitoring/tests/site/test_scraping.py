@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Only Prometheus can scrape, over TLS and with the password."""
+"""Check that only Prometheus can scrape, over TLS and with the password."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INVENTORY = Path(__file__).resolve().parents[2] / "inventory"
 CA = "/etc/prometheus/openfleet-gpu/openfleet-gpu-ca.pem"
 PASSWORD = "a password of the lab"
 EXPORTERS = {"hopper:9400": "127.0.0.11", "ada:9400": "127.0.0.12"}
-# Prints the status of an answer; or why there is none.
+# Prints the status of a response, or the reason why there is none.
 FETCH = (
     """
 import ssl, sys, urllib.error, urllib.request
@@ -40,7 +40,10 @@ except Exception as error:
 
 @pytest.fixture
 def fetch(monitor):
-    """A function that gets a page of an exporter from the monitoring host: (status or "none", text)."""
+    """Return a function that reads an exporter's page from the monitoring host.
+
+    The function returns (status or "none", text).
+    """
 
     def get(url, authorization=""):
         words = " ".join(shlex.quote(word) for word in (FETCH, url, authorization))
@@ -89,7 +92,7 @@ def test_plain_http_is_refused(fetch, exporter):
 
 
 def test_nothing_listens_on_all_addresses(monitor):
-    # All hosts here share one interface, so this sees the listeners of each.
+    # All hosts share one interface, so this command sees the listeners of all of them.
     listening = re.findall(r"^\S+\s+\d+\s+\d+\s+(\S+):(\d+)\s", monitor.host.check_output("ss -Hlnt"), re.MULTILINE)
     assert {"9090", "9093", "9099", "9400"} == {port for _, port in listening}
     assert sorted(address for address, port in listening if port == "9400") == sorted(EXPORTERS.values())

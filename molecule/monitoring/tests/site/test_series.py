@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Recorded series match gpusim's configuration and nvidia-smi."""
+"""Compare recorded series with gpusim's configuration and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from nvidia_smi import read_gpus
 from watched_fleet import eventually
 
 MIB, GIB = 2**20, 2**30
-# Loads that no rounding hides: percent, GiB, watts.
+# Values that rounding cannot hide: percent, GiB, watts.
 UTILIZATION, MEMORY, POWER = 40, 6, 250
 
 
 @pytest.fixture(scope="module")
 def gpus(hopper, ada):
-    """The GPUs of each host, as nvidia-smi tells of them."""
+    """Return the GPUs of each host in nvidia-smi."""
 
     def read(host):
         def run(command):
@@ -28,13 +28,13 @@ def gpus(hopper, ada):
 
 
 def loaded(host, place):
-    """Lets a GPU, or an instance of it, look busy."""
+    """Put a simulated load on a GPU or an instance of it."""
     load = f"--pattern constant --utilization {UTILIZATION} --memory {MEMORY}GiB --power {POWER}"
     host.check_output(f"gpusim load {place} {load}")
 
 
 def values(monitor, expression):
-    """The values of an expression, as they come to be."""
+    """Wait until an expression has values, and return them."""
     return lambda: sorted(sample.value for sample in monitor.prometheus.query(expression))
 
 
@@ -66,7 +66,7 @@ def test_load_of_a_gpu(monitor, ada, gpus):
         of = f'{{gpu_uuid="{uuid}"}}'
         eventually(values(monitor, f"gpu:busy_ratio{of}"), lambda v: v == [UTILIZATION / 100], "busy")
         eventually(values(monitor, f"gpu:power_watts{of}"), lambda v: v == [POWER], "power")
-        # What the driver keeps for itself is within a GiB.
+        # The driver reserves less than one GiB.
         used = values(monitor, f"gpu:memory_used_bytes{of}")
         eventually(used, lambda v: len(v) == 1 and 0 <= v[0] - MEMORY * GIB < GIB, "memory")
         assert values(monitor, f"gpu:memory_total_bytes{of}")() == [gpus["ada"][0].memory * MIB]
@@ -101,7 +101,7 @@ def test_process_counts_on_its_gpu_or_instance(monitor, hopper, gpus):
 
 
 def test_state_of_the_hosts_is_exported(monitor, gpus):
-    """gpu-layout writes textfiles, which the exporter serves too."""
+    """Check the textfiles of gpu-layout, which the exporter serves too."""
     count = sum(len(there) for there in gpus.values())
     eventually(values(monitor, "gpu:layout_drift"), lambda v: v == [0] * count, "no drift")
     eventually(values(monitor, 'gpu:mps_daemon_up{host="hopper",daemon="inference"}'), lambda v: v == [1], "daemon")

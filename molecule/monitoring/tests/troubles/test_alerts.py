@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each fault fires only its alert, up to the receiver, and clears it.
+"""Cause faults, and check that each fires only its own alert, which then clears.
 
-Those of one round are there at the same time, so that their waits overlap. Each concerns a GPU or a host of its own: an alert
-that a trouble raised besides its own would have labels that none of the others has.
+The alerts are read at the receiver. The faults of one round exist at the same time, so that their waits overlap. Each
+fault concerns a separate GPU or host. So if a fault fired another alert, that alert would have unexpected labels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from watched_fleet import Told, eventually, shorten_memory_of_xids
 
 
 class Trouble(NamedTuple):
-    """What is done on a host, what undoes it, and the labels of the alert that it must raise. What has no cure passes."""
+    """A fault: its command, the command that undoes it, and the alert's labels.
+
+    A fault without a second command ends by itself.
+    """
 
     host: str
     cause: str
@@ -24,8 +27,8 @@ class Trouble(NamedTuple):
     labels: dict[str, str]
 
 
-# Of a host's state Prometheus hears once gpu-layout was asked for it, which a timer does each minute. Here only the tests do:
-# a look that had begun before a cause or a cure would be taken for theirs.
+# Prometheus reads a host's state from gpu-layout, which a timer usually runs every minute. Here only the tests run it,
+# because a run that started before a change could report the old state afterwards.
 LOOK = "systemctl start gpu-layout-metrics.service"
 
 ROUNDS = {
@@ -51,7 +54,7 @@ ROUNDS = {
             "gpusim restore 1",
             {"alertname": "GpuLost", "host": "hopper", "gpu_index": "1"},
         ),
-        # Heat.
+        # Overheating.
         Trouble(
             "hopper",
             "gpusim set 2 throttle thermal",
@@ -60,7 +63,7 @@ ROUNDS = {
         ),
     ],
     "services": [
-        # Drift by hand.
+        # Manual drift.
         Trouble(
             "hopper",
             f"nvidia-smi -i 1 -c PROHIBITED && {LOOK}",
@@ -86,13 +89,13 @@ ROUNDS = {
 
 
 def alert_of(labels, troubles):
-    """The trouble that an alert tells of, or None."""
+    """Return the fault that an alert reports, or None."""
     return next((one for one in troubles if one.labels.items() <= labels.items()), None)
 
 
 @pytest.fixture(scope="session")
 def hurried(monitor, hopper, ada):
-    """The monitoring host, where minutes have become seconds."""
+    """Return the monitoring host with minutes shortened to seconds."""
     for host in (hopper, ada):
         shorten_memory_of_xids(host)
         host.check_output("systemctl stop gpu-layout-metrics.timer")
@@ -102,7 +105,8 @@ def hurried(monitor, hopper, ada):
         host.check_output("systemctl start gpu-layout-metrics.timer")
 
 
-# Which alert each trouble raises is known to promtool (tests/monitoring); here the way from a host to Alertmanager is tried.
+# tests/monitoring checks with promtool which alert each fault fires. Here, the path from a host to Alertmanager is
+# tested.
 @pytest.mark.parametrize("name", list(ROUNDS) if THOROUGH else ["errors"])
 def test_each_fault_fires_only_its_alert_and_clears(hurried, hopper, ada, name):
     hosts, troubles = {"hopper": hopper, "ada": ada}, ROUNDS[name]
@@ -117,7 +121,10 @@ def test_each_fault_fires_only_its_alert_and_clears(hurried, hopper, ada, name):
         return {alert for alert, statuses in told.statuses().items() if "firing" in statuses}
 
     def alone(active):
-        """Whether what lasts fires and nothing else is there. One that waits for longer than these would be pending by now."""
+        """Return whether the permanent alerts are firing, and no other alert exists.
+
+        An alert that waits longer would be pending by now.
+        """
         told_of = [(state, alert_of(labels, troubles)) for state, labels in active]
         names = {trouble.labels["alertname"] for state, trouble in told_of if trouble and state == "firing"}
         return lasting <= names and len(names) == len(told_of)

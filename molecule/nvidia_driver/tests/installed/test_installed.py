@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a run, the driver is installed, with one version in all its parts."""
+"""Check that the driver is installed with the same version in all its parts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_nouveau_is_not_loaded_at_boot(lab_host):
     host = lab_host("hgx")
     assert not host.file("/sys/module/nouveau").exists
     assert host.file("/etc/modprobe.d/openfleet-nvidia-driver.conf").contains("^blacklist nouveau$")
-    # nouveau comes from there, long before the root file system and its /etc.
+    # The initramfs can load nouveau long before the root file system with /etc is available.
     files = host.check_output("lsinitramfs /boot/initrd.img-$(uname -r)").splitlines()
     assert "etc/modprobe.d/openfleet-nvidia-driver.conf" in files
 

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Blackwell board with IMEX on a host with dracut: installed, changed, and removed by reset.yml.
+"""Test a Blackwell board with IMEX on a host with dracut.
 
-In this order: each test takes the host as the one before left it.
+The driver is installed, changed, and removed by reset.yml. The tests run in order, and each test starts with the state
+that the one before left.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FOLDERS = "$(ls -d /boot /etc /opt /root /usr /var)"
 TRACES = "find %s -xdev '(' -iname '*nvidia*' -o -iname '*nvlsm*' -o -iname '*openfleet*' ')'" % FOLDERS
 
 
-#: What a dry run must not write.
+#: Paths that a dry run must not write.
 WRITTEN = [
     "/etc/apt/sources.list.d/openfleet-nvidia-driver.sources",
     "/etc/apt/preferences.d/openfleet-nvidia-driver",
@@ -37,13 +38,13 @@ WRITTEN = [
 
 @pytest.fixture(scope="module")
 def bare(lab_host):
-    """What had a name like the driver's before it came: Debian's tools in the image."""
+    """Return Debian's packages in the image with names like those of the driver."""
     return set(lab_host(BOARD).check_output(TRACES).splitlines())
 
 
 @pytest.fixture(scope="module")
 def dry(bare):
-    """A dry run on the bare host."""
+    """Run the role in check mode on the bare host."""
     (played,) = play(BOARD, Ask(ASKED, then=LOOK), check=True)
     return played
 
@@ -54,7 +55,7 @@ def test_dry_run_does_not_change_the_bare_host(bare, dry, lab_host):
         assert not host.file(path).exists, path
     assert not host.package("dkms").is_installed
     assert host.check_output("apt-mark showhold") == ""
-    # Neither lists nor packages were fetched into the host's own folders, nor was anything left behind elsewhere.
+    # The run fetched no lists or packages into the host's own folders, and left no other files.
     lists = "find /var/lib/apt/lists /var/cache/apt/archives -type f ! -name lock"
     assert host.check_output(lists) == ""
     assert host.check_output("find /tmp -name 'openfleet-*'") == ""
@@ -127,7 +128,7 @@ def test_reset_leaves_only_debians_packages(bare, lab_host, state_of):
     gone = {name for name, version in differences(before, after).items() if version is None}
     assert {"nvidia-driver-cuda", "nvlsm", "nvidia-fabricmanager"} <= gone
     assert "nvidia-imex" not in after.packages
-    # Others may have come to need them.
+    # These packages stay, because other software may need them by now.
     assert {"dkms", "infiniband-diags"} <= after.packages.keys()
     left = set(host.check_output(TRACES).splitlines()) - bare
     assert left == set()

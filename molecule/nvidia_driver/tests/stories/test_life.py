@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The life of a driver: upgrades within and across branches, downgrade, and failures.
+"""Test changes and failures of a driver.
 
-In this order: each test takes the host as the one before left it, and says at its start which version that is.
+The tests upgrade within a branch and across branches, and downgrade. They run in order, and each test starts with the
+state that the one before left. The comment before a group of tests has the version at its start.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ def versions(state):
 
 
 def is_whole(state, version):
-    """One version in all parts, loaded, held, and nothing half done."""
+    """Check that all parts have one version and are held, with no incomplete change.
+
+    The module must be loaded.
+    """
     assert versions(state) == {version + "-1"}
     assert state.loaded == version
     assert set(state.held) >= PARTS
     assert state.broken == ""
 
 
-#: The services that must run, and the process of the client that uses the GPUs.
+#: Print the state of the required services, and the process of the client that uses the GPUs.
 SERVICES = "systemctl is-active nvidia-persistenced nvidia-fabricmanager client | xargs; systemctl show --property MainPID client"
-#: A command behind a run: the services first, then the state.
+#: The command after a run: first the services, then the state.
 SEE = SERVICES + "; echo ===; " + LOOK
 
 
 def see(text: str) -> tuple[State, str, str]:
-    """The state, the services' states, and the client's process."""
+    """Return the state, the states of the services, and the client's process."""
     services, state = text.split("===\n", 1)
     active, client = services.splitlines()
     return State.read(state), active, client
@@ -63,12 +67,12 @@ def test_upgrades_by_others_do_not_change_the_driver(lab_host, state_of):
     for how in ("upgrade", "dist-upgrade", "dist-upgrade -o Dir::Etc::preferencesparts=/nowhere"):
         done = host.run("DEBIAN_FRONTEND=noninteractive apt-get --yes " + how)
         assert done.rc == 0, done.stderr
-    # The last one went by the holds alone, without the pin.
+    # This upgrade ran without the pin, so only the holds kept the packages.
     assert "have been kept back" in done.stdout
     assert state_of(HGX).packages == before.packages
 
 
-#: What is asked for beside version 580.105.08, and what the refusal says.
+#: Requests in addition to version 580.105.08, and the expected errors.
 REFUSED = [
     ({"repository_url": MIRROR + "/unsigned/repos/{directory}/{architecture}"}, "is not signed"),
     ({"repository_url": MIRROR + "/foreign/repos/{directory}/{architecture}"}, "is not signed"),
@@ -89,9 +93,9 @@ def refusals(cases) -> list[Ask]:
 
 
 def test_invalid_requests_are_refused_and_failing_mirror_changes_nothing(lab_host):
-    """The entry point plan refuses them too.
+    """Refuse invalid requests, also in the entry point `plan`.
 
-    First, a run without changes takes one execution.
+    A run without changes is done first. It must need only one task on the host.
     """
     before = see(lab_host(HGX).check_output(SEE))
     cases = [REFUSED[number] for number in sample(range(len(REFUSED)), 2)]
@@ -109,16 +113,16 @@ def test_invalid_requests_are_refused_and_failing_mirror_changes_nothing(lab_hos
     assert "not all of them could be downloaded" in died.failed
     assert set(foretold(planned.planned)) == PARTS
     assert "a reboot is needed" in not_planned.failed
-    # The client continues in the same process: it was not stopped.
+    # The client continues in the same process, so it was not stopped.
     assert before[1] == RUNNING
     for played in (right, *refused, died, planned, not_planned):
         assert see(played.seen) == before, played.failed
 
 
 def test_upgrade_within_the_branch_follows_the_dry_run(lab_host, state_of):
-    """The dry run refuses the same requests.
+    """Compare the upgrade with the dry run.
 
-    Afterwards the branch stays until an upgrade is requested.
+    The dry run refuses the same requests. Afterwards the branch stays until an upgrade is requested.
     """
     before = see(lab_host(HGX).check_output(SEE))
     cases = [REFUSED[number] for number in sample(range(len(REFUSED)), len(REFUSED) - 1)]
@@ -163,9 +167,9 @@ for line in sys.stdin:
 
 
 def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_host, state_of):
-    """The old driver is kept even if no source has it any more.
+    """Keep the old driver, even if no source has its packages any more.
 
-    Then a downgrade across branches, with a reboot by the operator.
+    A killed upgrade is completed. Then a downgrade across branches needs a reboot by the operator.
     """
     host, before = lab_host(HGX), state_of(HGX)
     program, hook = "/usr/local/sbin/kill-at", "/etc/dpkg/dpkg.cfg.d/kill"
@@ -196,7 +200,7 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
     after, active, _client = see(broken.seen)
     is_whole(after, "580.105.08")
     assert (after.packages, after.held, active) == (before.packages, before.held, RUNNING)
-    # The next run finds nothing to mend.
+    # The next run has nothing to repair.
     assert not right.changed
     torn, _active, _client = see(killed.seen)
     assert torn.broken or len(versions(torn)) > 1, "it was killed too late to hurt"
@@ -215,11 +219,11 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
 # -- From 580.95.05 ----------------------------------------------------------------------------------------------------
 
 
-#: The operator's reboot was the second half of the run before.
+#: The operator's reboot completed the earlier run.
 RESUMED = Ask(
     {"nvidia_driver_version": "580.95.05", "nvidia_driver_reboot": "later"}, first="systemctl stop client", then=SEE
 )
-#: In the thorough run the test before the last has done so, and nothing would start its client again.
+#: In the thorough run, an earlier test has done this, and nothing would start the client again.
 RESUMED_BEFORE_REMOVAL = dataclasses.replace(RESUMED, first="") if THOROUGH else RESUMED
 
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Secure Boot, the distribution's packages, and NVIDIA's installer, on hosts without other tests."""
+"""Test Secure Boot, the distribution's packages, and NVIDIA's installer.
+
+Each case has its own host.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from driver_runs import LOOK, Ask, State, play
 from package_changes import differences, foretold
 
 
-# What it refuses and plans is in tests/unit/test_driver_*.py.
+# tests/unit/test_driver_*.py tests the refusals and the plans.
 @pytest.mark.thorough
 def test_secure_boot_needs_a_trusted_key(lab_host, state_of):
-    """Without one nothing is installed, and the steps are printed."""
+    """Install nothing without a trusted key, and print the steps."""
     host, before = lab_host("secure"), state_of("secure")
     hardware = json.loads(host.file("/etc/simulated-hardware.json").content_string)
     text = json.dumps(dict(hardware, mok="/var/lib/dkms/mok.pub"))
@@ -38,17 +41,17 @@ def test_secure_boot_needs_a_trusted_key(lab_host, state_of):
         assert State.read(played.seen) == before
     assert planned.planned == wet.done
     after = State.read(wet.seen)
-    # A bare host: Debian's packages for building modules are installed too, in the predicted versions.
+    # On a bare host, Debian's packages for building modules are installed too, in the predicted versions.
     assert {"dkms", "nvidia-driver-cuda"} < differences(before, after).keys()
     assert foretold(planned.planned) == differences(before, after)
     assert after.loaded == "580.95.05"
-    # It has no initramfs.
+    # The host has no initramfs.
     assert not host.exists("update-initramfs")
     assert not host.exists("dracut")
 
 
 def test_change_from_distribution_packages_to_the_runfile(lab_host):
-    """The runfile is a file on the controller and needs its checksum."""
+    """Install from a runfile on the controller, which needs a checksum."""
     runfile = Path(__file__).with_name("stand-in.run")
     request = {
         "nvidia_driver_source": "runfile",

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Repair this host's packages like the role in the first argument, and print problems and repairs as JSON."""
+"""Repair this host's packages like a role, and print problems and repairs as JSON.
+
+The first argument is the name of the role.
+"""
 
 from __future__ import annotations
 

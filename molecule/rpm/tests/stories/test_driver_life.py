@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A driver installed by DNF: upgrades, failures and removal.
+"""Test a driver installed by DNF: upgrades, failures and removal.
 
-Tests run in order, each from the state of the one before.
+The tests run in order, and each test starts with the state that the one before left.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def test_wrong_repository_failing_mirror_or_foreign_packages_stop_a_change_early
         Ask(then=LOOK),
         *asks,
         Ask(NEWER, first="touch /srv/mirror/.dies", then="rm /srv/mirror/.dies; " + LOOK, fails=True),
-        # A site's own package needs exactly this version: DNF would remove it without a word.
+        # A package of the site requires exactly this version. DNF would remove that package without a message.
         Ask(NEWER, first="dnf -q -y install site-gpu-tools", then="rpm -q site-gpu-tools", fails=True),
-        # Also one that its administrator has locked.
+        # The administrator has locked this package too.
         Ask(
             {**NEWER, "nvidia_driver_allow_removal": ["site-gpu-tools"]},
             first="dnf -q versionlock add site-gpu-tools",
@@ -114,9 +114,9 @@ def test_failed_transaction_is_undone_and_enabled_stream_hides_no_version(lab_ho
     stream = "dnf -q -y module enable nvidia-driver:580-dkms"
     unbuilt, failed, right, newest = play(
         HOST,
-        # Its modules do not build: a scriptlet's error, and for DNF a success.
+        # The modules of this version do not build. The scriptlet prints an error, but DNF reports success.
         Ask({"nvidia_driver_version": "590.44.01"}, then=gone + LOOK, fails=True),
-        # Its transaction ends half way.
+        # The transaction of this version fails halfway.
         Ask({"nvidia_driver_version": "590.44.02"}, then=gone + LOOK, fails=True),
         Ask(NEWER, then=LOOK),
         Ask(NEWEST, first=stream, then="dnf -q -y module reset nvidia-driver >/dev/null; " + LOOK),

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's exporter by DNF: install, failures, a kill, pin, locks and removal."""
+"""Test NVIDIA's exporter with DNF: install, failures, a kill, locks and removal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEE = (
     "systemctl is-active dcgm-exporter; systemctl is-enabled nvidia-dcgm-exporter || true" % " ".join(PACKAGES)
 )
 OLD, NEW = {"dcgm_exporter_version": "4.4.1"}, {"dcgm_exporter_version": "4.5.0"}
-# The exporter needs DCGM of its version or later.
+# The exporter requires DCGM of the same version or later.
 ALL_OLD = "dnf -q -y downgrade %s-4.4.1 %s-4.4.1" % PACKAGES[:2]
 STREAM = "dnf -q -y module enable nvidia-driver:580-dkms"
 LOCK = "dnf -q versionlock add " + CORE
@@ -27,7 +27,7 @@ def expected(*versions: str) -> list[str]:
 
 
 def play(*asks: Ask) -> list[role_plays.Done]:
-    # With --diff the role prints what it did.
+    # With --diff, the role prints the completed steps.
     return role_plays.run_role(INVENTORY, "dcgm_exporter", HOST, list(asks), "--diff")
 
 
@@ -37,7 +37,7 @@ def test_the_exporter_is_installed_and_changed_by_dnf(lab_host):
         Ask(foreign, then="! ls /etc/yum.repos.d | grep dcgm", fails=True),
         Ask(OLD, first=STREAM, then=SEE),
         Ask(OLD),
-        # DCGM is upgraded before the scriptlet of the exporter fails.
+        # DCGM is upgraded before the exporter's scriptlet fails.
         Ask({"dcgm_exporter_version": "4.4.2"}, first=ALL_OLD, then=SEE, fails=True),
         Ask(NEW, first=LOCK, then="dnf -q versionlock delete %s >/dev/null; %s" % (CORE, SEE), fails=True),
         Ask(NEW, first=HOLD_THE_LOCK, then="dnf -q -y module reset nvidia-driver >/dev/null; " + SEE),

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The next run repairs a driver whose upgrade was killed.
+"""Check that the next run repairs a driver whose upgrade was killed.
 
 The role, DNF and its scriptlets are killed together.
 """
@@ -18,13 +18,13 @@ JOURNAL = "/var/lib/openfleet-gpu/driver.json"
 
 
 def kill_before(program: str, words: str) -> str:
-    """Return a shell command that replaces a program by one that kills the run."""
+    """Return a shell command that replaces a program with one that kills the run."""
     path = "/usr/local/sbin/" + program
     rest = f'case " $* " in *"{words}"*) rm {path}; ;; *) exec /usr/bin/{program} "$@" ;; esac\n'
     return script(path, "#!/bin/sh\n" + rest + KILL)
 
 
-# Package, version and kind of the scriptlet in which the run is killed.
+# Package, version and type of the scriptlet in which the run is killed.
 SCRIPTLETS = {
     "before the first package": (LIBRARY, NEW, "pre"),
     "the first package is installed": (LIBRARY, NEW, "post"),
@@ -34,7 +34,7 @@ SCRIPTLETS = {
     "the old modules are removed": (MODULE, OLD, "postun"),
     "the old library is removed": (LIBRARY, OLD, "postun"),
 }
-# Program and arguments that it would have started next.
+# The program and the arguments at which the run is killed.
 COMMANDS = {
     "before the download": ("dnf", "--downloadonly"),
     "before the transaction": ("dnf", "--comment=openfleet-nvidia-driver"),
@@ -68,7 +68,10 @@ def test_the_next_run_completes_an_upgrade_that_was_killed(lab_host):
 
 @pytest.mark.thorough
 def test_a_repair_that_is_asked_for_the_old_version_ends_in_it(lab_host):
-    """Also if the version of the interrupted change is no longer offered."""
+    """Restore the old version if it is requested.
+
+    This must work even if the interrupted version is no longer available.
+    """
     gone = "mkdir /srv/gone; mv /srv/mirror/cuda/repos/rhel9/x86_64/*-%s-*.rpm /srv/gone; " % NEW
     _before, killed, repaired = play(
         HOST,

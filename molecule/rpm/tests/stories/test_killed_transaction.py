@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A DNF killed in a transaction leaves packages in two versions.
+"""Kill DNF in a transaction, so that packages have two versions.
 
 The next run of a role repairs them.
 """
@@ -21,14 +21,17 @@ NAMES = {
     "nvidia-container-toolkit-base",
     "nvidia-container-toolkit",
 }
-# Most of it is rpmbuild, which takes seconds. A busy machine needs more.
+# Most of the time is spent on rpmbuild, which takes seconds. A busy machine needs longer.
 PATIENCE_SECONDS = 600
 
 
 @pytest.mark.parametrize("role", ["driver", "toolkit"])
 @pytest.mark.parametrize("place", ["any", "libnvidia-container-tools-1.18.2"], ids=["first", "later"])
 def test_next_run_repairs_a_killed_transaction(role, place):
-    """The image of the lab hosts has rpm, rpmbuild and DNF. systemd is not needed, so the container runs one script."""
+    """Run one script in a container.
+
+    The image of the lab hosts has rpm, rpmbuild and DNF, and systemd is not needed.
+    """
     image = (REPOSITORY / ".lab/images/bookworm-rpm").read_text(encoding="utf-8").strip()
     script = "bash /stories/kill_dnf.sh %s && PYTHONPATH=/collections python3 /stories/repair_dnf.py %s" % (place, role)
     done = subprocess.run(
@@ -50,7 +53,7 @@ def test_next_run_repairs_a_killed_transaction(role, place):
     found = json.loads(result)
     assert set(found["broken"]) == in_two_versions
     assert found["repair"] == "" and found["still_broken"] == []
-    # The new version stays where it was installed.
+    # Packages that were already upgraded keep the new version.
     expected = {name: ["1.18.2"] if name in in_two_versions else ["1.17.8"] for name in NAMES}
     assert found["repaired"] == expected
     assert found["install"] == "" and found["installed"] == {name: ["1.18.2"] for name in NAMES}

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Precompiled kernel modules: install, upgrade, next kernel, a kill and removal."""
+"""Test precompiled kernel modules.
+
+The tests cover install, upgrade, the next kernel, a kill and removal.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ LOOK_AT_MODULES = (
 )
 
 
-# DKMS puts modules that it found at their place back, into another folder.
+# DKMS restores modules that it found at the same path, but in another folder.
 LEFT = "! rpm -qa | grep nvidia; find /lib/modules -name 'nvidia*.ko*'"
 
 
@@ -36,7 +39,7 @@ def modules(text: str) -> set[str]:
 
 
 def is_precompiled(seen: str, version: str, kernels: int = 1) -> None:
-    """Assert that the driver is whole, with the modules of this version alone."""
+    """Check that the driver is complete and has only modules of this version."""
     state = State.read(seen.partition("--- state\n")[2])
     license, filename, *_rest = seen.splitlines()
     kernel = seen.partition("--- state\n")[0].splitlines()[2]
@@ -52,7 +55,7 @@ def is_precompiled(seen: str, version: str, kernels: int = 1) -> None:
 
 def test_precompiled_modules_replace_those_of_dkms_and_follow_the_driver(lab_host):
     open_ones = {"nvidia_driver_precompiled": True, "nvidia_driver_version": OLD}
-    # The stream of the site hides nothing from the role.
+    # The stream that the site enabled hides no package from the role.
     stream = "dnf -q -y module enable nvidia-driver:580-dkms"
     lacking, switched, noted, upgraded, removed = play(
         HOST,

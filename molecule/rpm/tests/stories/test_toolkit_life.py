@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The container toolkit with DNF: install, dry run, upgrade with its own locks, downgrade, removal."""
+"""Test the container toolkit with DNF.
+
+The tests cover install, dry run, upgrade with its own locks, downgrade and removal.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ SEE = (
 
 
 def expected(version: str) -> list[str]:
-    """Return what SEE prints where all packages are installed and locked in this version."""
+    """Return the output of SEE if all packages have this version and are locked."""
     locks = sorted("%s-0:%s-1.*" % (name, version) for name in NAMES)
     return sorted("%s=%s" % (name, version) for name in NAMES) + locks
 

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Access for clients: a CDI device for real Podman, and an environment file for systemd services.
+"""Test the access of clients to a daemon.
 
-CUDA itself needs a GPU. NVIDIA's control tool replaces a client here: it finds the daemon like CUDA.
+A CDI device is used with real Podman, and an environment file with systemd services. CUDA itself needs a GPU. NVIDIA's
+control tool replaces a client, because it finds the daemon in the same way as CUDA.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from mps_daemons import NAME, PIPES, UNIT
 IMAGE = "localhost/openfleet-client"
 CONTAINER = "openfleet-client"
 ASK = "echo get_default_active_thread_percentage | nvidia-cuda-mps-control"
-#: What the tool and a shell are linked with.
+#: Libraries that the tool and a shell are linked with.
 MAKE_IMAGE = (
     "tar -chf /tmp/client.tar -C / usr/bin/nvidia-cuda-mps-control bin/sh bin/stat bin/sleep "
     "$(ldd /usr/bin/nvidia-cuda-mps-control /bin/sh /bin/stat /bin/sleep | grep -o '/lib[^ ]*' | grep -v ':$' | "
@@ -35,7 +36,7 @@ def test_a_container_with_the_device_reaches_the_daemon(mps, image, user):
     device = f"--device openfleet.io/mps={NAME}"
     assert mps.ask(f"{run} {device} {image} sh -c '{ASK}'") == "35.0"
     assert mps.ask(f"{run} {device} {image} sh -c 'echo $CUDA_MPS_PIPE_DIRECTORY'") == PIPES
-    # Client and server share memory: it is the host's /dev/shm that is there.
+    # Client and server share memory, so the container must have the host's /dev/shm.
     outside = mps.ask("stat -c %d:%i /dev/shm")
     assert mps.ask(f"{run} {device} {image} stat -c %d:%i /dev/shm") == outside
     without = mps.host.run(f"{run} {image} sh -c '{ASK}'")
@@ -48,7 +49,7 @@ def test_running_container_reaches_the_daemon_after_a_restart(mps, image):
     mps.ask(f"{run} {image} sleep 600")
     try:
         mps.ask(f"systemctl restart {UNIT}")
-        # Podman gives the variables of a CDI device to a container's first process only.
+        # Podman sets the variables of a CDI device only for a container's first process.
         inside = f"podman exec --env CUDA_MPS_PIPE_DIRECTORY={PIPES} {CONTAINER}"
         assert mps.ask(f"{inside} sh -c '{ASK}'") == "35.0"
     finally:

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Debian's real MPS control daemon under real systemd: start, limits, kill, upgrade, removal."""
+"""Test Debian's real MPS control daemon with real systemd.
+
+The tests cover start, limits, kill, upgrade and removal.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +52,19 @@ def test_partly_reported_limit_counts_as_the_requested_one(mps, limit, said):
 
 
 def test_dead_servers_are_counted_while_the_daemon_answers(mps):
-    """Without a driver, every server of the real daemon dies."""
+    """Count dead servers.
+
+    Without a driver, every server of the real daemon dies.
+    """
     mps.do("start")
     mps.ask("mkdir -p /run/openfleet-gpu-metrics")
     start = f"echo start_server -uid 65534 | CUDA_MPS_PIPE_DIRECTORY={PIPES} nvidia-cuda-mps-control"
 
     def deaths(expected):
-        """Wait until so many are counted: the metrics unit of the host may be counting just now."""
+        """Wait until this number of deaths is counted.
+
+        The metrics unit of the host may be counting at the same time.
+        """
         deadline = time.monotonic() + WAIT_SECONDS
         while (counted := mps.do("server_deaths").get(NAME)) != expected and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -73,7 +82,7 @@ def test_dead_servers_are_counted_while_the_daemon_answers(mps):
             ended(before + number)
             deaths(number)
         assert mps.seen()["running"] and mps.seen()["problem"] is None
-        # A daemon that stops ends its servers, and none has died of that.
+        # A daemon that stops ends its servers. These do not count as dead.
         mps.ask(f"systemctl restart {UNIT}")
         deaths(2)
     finally:
@@ -113,7 +122,7 @@ def test_limits_changed_by_others_are_detected_and_restored(mps):
     assert mps.limits() == ("25.0", "2G", "2G")
 
 
-# --- what goes wrong ----------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------------------------
 
 
 def test_killed_daemon_restarts_with_its_limits_in_the_same_directory(mps):
@@ -141,7 +150,7 @@ def test_daemon_that_root_quit_stays_down_and_is_named(mps):
 def test_leftovers_of_a_dead_daemon_do_not_block(mps):
     mps.do("start", limit=LIMIT)
     mps.do("stop")
-    # A pid of another process, a socket without listener, and a directory instead of a file.
+    # A pid of another process, a socket without a listener, and a directory in place of a file.
     dead = "import socket; socket.socket(socket.AF_UNIX).bind('%s/control')" % PIPES
     mps.ask(
         f"rm -rf {PIPES}/*; echo 1 >{PIPES}/nvidia-cuda-mps-control.pid; python3 -c {json.dumps(dead)}; "
@@ -150,7 +159,7 @@ def test_leftovers_of_a_dead_daemon_do_not_block(mps):
     mps.do("start", limit=LIMIT)
     assert mps.limits() == ("25.0", "2G", "2G")
     assert mps.ask(f"stat -c %F {PIPES}/log") == "fifo"
-    # Release 550 writes such a file, 535 does not.
+    # Release 550 writes this file, and release 535 does not.
     assert mps.host.run(f"cat {PIPES}/nvidia-cuda-mps-control.pid").stdout.strip() in ("", str(mps.pid()))
 
 
@@ -166,7 +175,10 @@ def test_daemon_that_fails_to_start_is_reported_with_its_log(mps):
 
 
 def test_daemon_continues_after_its_package_is_upgraded(mps):
-    """The package is made of the installed files with a higher version, and unpacked by dpkg like an upgrade."""
+    """Build a package from the installed files with a higher version.
+
+    dpkg unpacks it like an upgrade.
+    """
     mps.do("start", limit=LIMIT)
     pid = mps.pid()
     version = mps.ask("dpkg-query -W -f '${Version}' nvidia-cuda-mps")
@@ -188,7 +200,7 @@ def test_daemon_continues_after_its_package_is_upgraded(mps):
 def test_clients_cannot_fill_run_through_the_pipe_directory(mps):
     mps.do("start", percentage=25)
     used = int(mps.ask("df --output=used /run | tail -1"))
-    # The directory is writable in a container that is a client, and root of most containers is root of the host.
+    # Containers of clients can write to the directory, and root in most containers is root of the host.
     assert mps.host.run(f"dd if=/dev/zero of={PIPES}/full bs=1M count=100").rc != 0
     assert int(mps.ask("df --output=used /run | tail -1")) < used + 1024
     assert set(re.findall("nosuid|nodev|noexec", mps.ask(f"findmnt -no OPTIONS {PIPES}"))) == {
@@ -196,7 +208,7 @@ def test_clients_cannot_fill_run_through_the_pipe_directory(mps):
         "nodev",
         "noexec",
     }
-    # The daemon restarts, and has room again.
+    # The daemon restarts, and the directory has free space again.
     pid = mps.pid()
     mps.ask(f"systemctl kill --signal=KILL {UNIT}")
     changed = f'[ "$(systemctl show -p MainPID --value {UNIT})" != {pid} ]'
@@ -206,7 +218,10 @@ def test_clients_cannot_fill_run_through_the_pipe_directory(mps):
 
 
 def test_running_daemon_keeps_a_pipe_directory_without_limit(mps):
-    """Its sockets are in it. It gets a limited one at its next start."""
+    """Keep the directory, because it has the daemon's sockets.
+
+    The daemon gets a limited directory at its next start.
+    """
     mount = "/etc/systemd/system/" + MOUNT
     mps.do("start", percentage=25)
     mps.ask(f"systemctl stop {UNIT} && systemctl disable --now '{MOUNT}' && rm '{mount}' && systemctl daemon-reload")
@@ -214,7 +229,7 @@ def test_running_daemon_keeps_a_pipe_directory_without_limit(mps):
     before = mps.ask(f"stat -c %d:%i {PIPES}")
     assert (mps.seen()["outdated"], mps.seen()["pipe_directory_limited"]) == ([mount[1:]], False)
     mps.do("adjust", percentage=30)
-    # Nor is it mounted when another daemon starts, or when this one is killed.
+    # The limited directory is not mounted either if another daemon starts or this daemon is killed.
     mps.do("start", "other", DEVICES[1:], 70)
     pid = mps.pid()
     mps.ask(f"systemctl kill --signal=KILL {UNIT}")
@@ -241,7 +256,7 @@ def test_systemd_enforces_the_units_sandbox(mps):
     assert refused.stderr.count("Read-only file system") == 2
     status = mps.ask(f"cat /proc/{mps.pid()}/status")
     assert re.search(r"^Seccomp:\s+2$", status, re.MULTILINE) and re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
-    # CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETUID and CAP_SYS_PTRACE: bits 1, 5, 7 and 19 (capability.h).
+    # CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETUID and CAP_SYS_PTRACE are bits 1, 5, 7 and 19 (capability.h).
     assert int(re.search(r"^CapEff:\s+(\w+)$", status, re.MULTILINE)[1], 16) == 1 << 1 | 1 << 5 | 1 << 7 | 1 << 19
 
 
@@ -257,7 +272,10 @@ def test_users_reach_the_daemon_but_cannot_end_it(mps):
 
 
 def test_server_runs_as_its_user_and_ends_with_the_daemon(mps):
-    """A real server needs a GPU, so a stand-in shows the behaviour of systemd and the daemon."""
+    """Use a stand-in for the server, because a real one needs a GPU.
+
+    The stand-in shows what systemd and the daemon do.
+    """
     server = "/usr/local/sbin/nvidia-cuda-mps-server"
     mps.ask(f"printf '#!/bin/sh\\nexec sleep 1000\\n' >{server} && chmod 755 {server}")
     try:
@@ -270,7 +288,8 @@ def test_server_runs_as_its_user_and_ends_with_the_daemon(mps):
         status = mps.ask(f"cat /proc/{pid}/status")
         assert re.search(r"^Uid:\s+65534\s+65534", status, re.MULTILINE)
         assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE)
-        # It never says that it is ready, as one that hangs: the daemon and servers to come have the new limits.
+        # This server never reports that it is ready, like one that hangs. The daemon and later servers have the new
+        # limits.
         mps.do("adjust", percentage=30, limit=LIMIT)
         seen = mps.seen()
         assert (seen["active_thread_percentage"], seen["problem"]) == (30, None)

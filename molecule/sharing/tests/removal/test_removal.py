@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""reset.yml removes MPS from a host and keeps Debian's files."""
+"""Remove MPS from a host with reset.yml, and keep Debian's files."""
 
 from __future__ import annotations
 

@@ -9,19 +9,19 @@ from sharing_hosts import SCENARIO, SharingHost
 
 @pytest.fixture(scope="session")
 def inventory_layout():
-    """A function from a host's name to the layout that the inventory has for it."""
+    """Return a function from a host's name to its layout in the inventory."""
     return lambda name: yaml.safe_load((SCENARIO / "inventory/host_vars" / f"{name}.yml").read_text())["gpu_layout"]
 
 
 @pytest.fixture(scope="session")
 def sharing(lab_host):
-    """A function from a host's name to its SharingHost."""
+    """Return a function from a host's name to its SharingHost."""
     return lambda name: SharingHost(name, lab_host(name))
 
 
 @pytest.fixture
 def hopper(sharing, inventory_layout):
-    """Led back to the layout of the inventory after the test."""
+    """Return the host, and restore the inventory's layout after the test."""
     host = sharing("hopper")
     yield host
     done = host.apply(*inventory_layout("hopper"))

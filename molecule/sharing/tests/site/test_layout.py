@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After site.yml, each GPU is shared as in the inventory, also after a host restart."""
+"""Check that each GPU is shared as in the inventory after site.yml.
+
+The state must be the same after a host restart.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def check_hopper(host):
     assert daemons["small"].percentage == 50
     assert daemons["inference"].devices == [host.device(1)]
     assert daemons["inference"].percentage == 25
-    # The unit of the answer is the daemon's: 18 GiB.
+    # The daemon chooses the unit of its response: 18 GiB.
     assert daemons["inference"].limits == ["18G"] or str(18 * GIB) in daemons["inference"].limits[0]
 
 

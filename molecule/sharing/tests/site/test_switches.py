@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Change between techniques on one GPU in one run, verified by NVIDIA's programs.
+"""Change between techniques on one GPU in a single run.
 
-The thorough run tests every pair.
+NVIDIA's programs verify the result. The thorough run tests every pair.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from thorough import THOROUGH
 
 QUARTERS = {"clients": 4, "active_thread_percentage": 25}
 TENANTS = [{"name": "notebook-%s" % name, "memory": "8GiB", "sm_percent": 30} for name in "ab"]
-#: The tasks of site.yml that change something where another layout is asked for.
+#: Tasks of site.yml that change something if another layout is requested.
 APPLIED = {"openfleet.gpu.gpu_layout : " + task for task in ("Apply the layout", "Install the boot service")}
-#: The entry of each technique, and what the GPU and its daemons then are.
+#: The layout entry of each technique, and the expected state of the GPU and its daemons.
 TECHNIQUES = {
     "exclusive": ({"sharing": "exclusive"}, ("Exclusive_Process", [], "Default", {})),
     "shared": ({"sharing": "shared"}, ("Default", [], "Default", {})),
@@ -45,7 +45,10 @@ TECHNIQUES = {
 
 
 def tour(names):
-    """A way through every ordered pair, each once, which ends where it began (Hierholzer's algorithm)."""
+    """Return a path through every ordered pair, each once, that ends at its start.
+
+    The path is found with Hierholzer's algorithm.
+    """
     left = {name: [other for other in names if other != name] for name in names}
     way, stack = [], [names[0]]
     while stack:
@@ -57,7 +60,10 @@ def tour(names):
 
 
 def every_switch():
-    """Return the techniques in order: there and back again, or in the thorough run a tour of every ordered pair."""
+    """Return the techniques in order.
+
+    The usual run goes through them and back. The thorough run goes through every ordered pair.
+    """
     names = list(TECHNIQUES)
     if not THOROUGH:
         return [*names, *names[-2:0:-1]]
@@ -76,7 +82,7 @@ def check(host, name):
     seen = host.told_of(gpu)
     assert (seen["compute_mode"], sorted(seen["instances"]), seen["time_slice"]) == (mode, instances, time_slice)
     assert seen["mig"] == (mode is None)
-    # The other GPU's daemon continues meanwhile.
+    # The other GPU's daemon keeps running.
     running = {d: seen.devices for d, seen in host.daemons().items() if d != "small"}
     named = {d.replace("UUID", gpu.uuid[len("GPU-") :]): profile for d, profile in daemons.items()}
     assert running == {d: [host.device_of(gpu, profile)] for d, profile in named.items()}
@@ -129,11 +135,15 @@ def test_new_limits_reach_a_running_daemon(hopper):
     assert now.limits != before.limits
 
 
-# The same change by gpu-layout is above; that a second run of site.yml changes nothing else, the scenario default shows.
+# The test above makes the same change with gpu-layout. The scenario default checks that a second run of site.yml
+# changes nothing else.
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mig", "shared"])
 def test_site_yml_does_only_what_it_planned(hopper, ada, inventory_layout, tmp_path, name):
-    """In the second run of site.yml nothing else changes, on this host or the other one."""
+    """Check a second run of site.yml.
+
+    Nothing else may change on this host or on the other one.
+    """
     layout = [inventory_layout("hopper")[0], entry(name)]
     (tmp_path / "host_vars").mkdir()
     (tmp_path / "host_vars" / "hopper.json").write_text(json.dumps({"gpu_layout": layout}))

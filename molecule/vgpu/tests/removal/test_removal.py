@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""reset.yml removes the limiter from a host."""
+"""Remove the limiter from a host with reset.yml."""
 
 from __future__ import annotations
 

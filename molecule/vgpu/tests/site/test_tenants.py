@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After site.yml, each tenant is limited to its quota, however its processes start."""
+"""Check after site.yml that each tenant is limited to its quota.
+
+The limit must apply to processes that are started in any way.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ QUOTA_MIB = {"notebook-a": 8 * GIB_IN_MIB, "batch": 16 * GIB_IN_MIB, "pair": 4 *
 
 
 def test_programs_of_no_tenant_are_not_limited(ada):
-    """The control of the following tests."""
+    """Control: programs without a tenant are not limited."""
     assert ada.filled(None) == [CARD_MIB // 64 * 64, OUT_OF_MEMORY]
     assert ada.smi(None) == [[CARD_MIB, 0], [CARD_MIB, 0]]
 
@@ -24,7 +27,7 @@ def test_command_is_limited_to_its_quota(ada, tenant):
     quota = QUOTA_MIB[tenant]
     assert ada.client(tenant, "info") == [quota, quota]
     assert ada.filled(tenant) == [quota, OUT_OF_MEMORY]
-    # What a process had is free when it has ended.
+    # Memory of a process is free again after the process has ended.
     assert ada.client(tenant, "info") == [quota, quota]
 
 
@@ -38,11 +41,11 @@ def test_processes_of_a_tenant_share_only_its_quota(ada):
         assert ada.client("notebook-a", "info") == [QUOTA_MIB["notebook-a"] - 5000, QUOTA_MIB["notebook-a"]]
         assert ada.filled("notebook-a") == [(QUOTA_MIB["notebook-a"] - 5000) // 64 * 64, OUT_OF_MEMORY]
         assert ada.filled("pair") == [QUOTA_MIB["pair"], OUT_OF_MEMORY]
-        # The operator sees it from outside.
+        # An operator sees the tenant's use from outside.
         (shown,) = [one for one in json.loads(ada.ask("vgpu-top --json"))["tenants"] if one["name"] == "notebook-a"]
         assert (shown["gpus"][0]["used_bytes"], len(shown["processes"])) == (5000 * 2**20, 1)
         assert re.search("vgpu notebook-a .* 5000 ?MiB used by 1 process", ada.ask("gpu-layout show"))
-        # NVIDIA's own program shows the tenant its quota, and what the tenant uses.
+        # NVIDIA's own program shows the tenant its quota and its use.
         assert ada.smi("notebook-a")[0] == [QUOTA_MIB["notebook-a"], 5000]
     assert ada.smi("notebook-a")[0] == [QUOTA_MIB["notebook-a"], 0]
 
@@ -85,7 +88,10 @@ def test_sandboxed_service_of_another_user_is_limited(ada):
 
 
 def test_only_members_of_a_tenants_group_can_use_it(ada):
-    """vgpu-run refuses others. Without it they get nothing, not another quota."""
+    """Let only the tenant's group use it.
+
+    vgpu-run refuses other users. Without vgpu-run, they get no GPU memory, and not another quota.
+    """
     command = f"{CLIENT} fill 64"
     member, other = ("setpriv --reuid=65534 --regid=65534 --groups=%s " % group for group in ("operator", "nogroup"))
     assert ada.ask(member + ada.shell(command, "batch")).split() == [str(QUOTA_MIB["batch"]), str(OUT_OF_MEMORY)]
@@ -152,5 +158,5 @@ def test_container_gets_the_library_and_no_other_change(ada, container):
     assert told == "pair"
     spec = json.loads(ada.ask("cat /etc/cdi/openfleet-vgpu-pair.json"))
     assert spec["kind"] == "openfleet.io/vgpu"
-    # Never the whole host's.
+    # The file must never be created for the whole host.
     assert not ada.host.file("/etc/ld.so.preload").exists

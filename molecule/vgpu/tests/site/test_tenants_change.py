@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Running tenants during changes of the quota or library, and after a host restart."""
+"""Test running tenants during changes of quota or library, and after a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMITER = "molecule/vgpu/limiter.yml"
 
 @pytest.fixture
 def layout(ada):
-    """The inventory's layout, to be changed; the host is led back to it."""
+    """Return the inventory's layout for changes, and restore it after the test."""
     yield copy.deepcopy(ada.layout())
     ada.apply(ada.layout())
 
@@ -48,7 +48,7 @@ def test_removed_tenant_cannot_be_started(ada, layout):
     ada.apply(layout)
     refused = ada.host.run("vgpu-run batch true")
     assert refused.rc == 125 and "notebook-a, pair" in refused.stderr
-    # Rather than without a quota.
+    # The service must not start without a quota.
     assert ada.host.run("systemctl start notebook.service").rc != 0
 
 
@@ -70,7 +70,7 @@ def test_renamed_tenant_has_one_quota_under_both_names(ada, container, layout):
         "/etc/cdi/openfleet-vgpu-notebook-z.json"
     ]
     assert container("notebook-z", "info") == [quota, quota]
-    # Change it back, so that the inventory's tenant is not another one with another key.
+    # Change it back, so that the inventory's tenant has the same key again.
     tenant.update(name="notebook-a", was="notebook-z")
     ada.apply(layout)
 
@@ -84,14 +84,14 @@ def test_new_library_does_not_disturb_running_programs(ada):
         ada.play(LIMITER, vgpu_limiter_source="controller")
         new = ada.current()
         assert new != old and sorted(ada.versions()) == sorted([new, old])
-        # Old and new count in one region.
+        # The old and the new library count in the same region.
         assert ada.client("notebook-a", "info") == [quota - 5000, quota]
         assert process("alloc 3000") == [0]
         assert ada.filled("notebook-a") == [192, OUT_OF_MEMORY]
         assert process("info") == [192, quota]
         again = ada.play(LIMITER, vgpu_limiter_source="controller")
         assert "changed=0" in again
-    # The old one goes when no process has it. That is all that site.yml changes, run a second time.
+    # The old library is removed when no process uses it. A second run of site.yml changes nothing else.
     told = ada.play("site.yml", "--diff", vgpu_limiter_source="controller")
     assert f"remove {DIRECTORY}/{old}" in told
     assert changed_tasks(told) == {("openfleet.gpu.vgpu_limiter : Install or remove the limiter", "ada")}

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two unprivileged users on a host with tenants, under the real systemd.
+"""Attack a host with tenants as two unprivileged users, with a real systemd.
 
-tests/adversary has these attacks and many more without systemd: cgroups are texts there, and units have no sandbox.
+tests/adversary has these attacks and many more without systemd. There, cgroups are only texts, and units have no
+sandbox.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ SHOWN = "/run/openfleet-gpu/vgpu/seats.1"
 
 @pytest.fixture(scope="module")
 def users(ada):
-    """alice has a manager of her own, as after a login; bob has none."""
+    """Create a user with a service manager (alice) and one without (bob).
+
+    alice's manager runs as after a login.
+    """
     for name, uid in (("alice", ALICE), ("bob", BOB)):
         ada.ask(f"id {name} 2>/dev/null || useradd --create-home --shell /bin/sh --uid {uid} {name}")
-    # PAM sets it where libpam-systemd is installed.
+    # PAM sets this variable on hosts with libpam-systemd.
     environment = f"[Service]\\nEnvironment=XDG_RUNTIME_DIR=/run/user/{ALICE}\\n"
     drop_in = f"/run/systemd/system/user@{ALICE}.service.d"
     ada.ask(f"mkdir -p {drop_in} && printf '{environment}' >{drop_in}/environment.conf && systemctl daemon-reload")
@@ -40,7 +44,7 @@ def by_alice(command: str) -> str:
 
 @contextlib.contextmanager
 def unit(ada, name: str, starts: str, stops: str):
-    """A unit that has the GPU's node open; its main process."""
+    """Run a unit whose main process has the GPU's node open."""
     ada.ask(f"{starts} --quiet --collect --unit={name} sh -c 'exec sleep 600 3<{NODE}'")
     try:
         yield
@@ -54,9 +58,9 @@ def holders(ada) -> list[dict]:
 
 
 def test_user_unit_with_the_name_of_a_service_belongs_to_the_user(ada, users):
-    """root would stop the wrong one.
+    """Do not confuse a user's unit with a service of the same name.
 
-    The user's unit has its own cgroup, with any name.
+    Otherwise root would stop the wrong unit. The user's unit has its own cgroup, which can have any name.
     """
     name = "postgresql.service"
     hers = unit(ada, name, by_alice("systemd-run --user"), by_alice("systemctl --user"))
@@ -75,9 +79,9 @@ def test_user_can_keep_only_own_processes(ada, users):
 
 
 def test_mps_daemon_of_a_user_is_not_queried(ada, users):
-    """It could answer with any pid.
+    """Do not query a user's daemon, which could return any pid.
 
-    It is a user's program with this name that has the GPU open.
+    The process is a user's program with the daemon's name, and has the GPU open.
     """
     program = "/home/alice/nvidia-cuda-mps-control"
     ada.ask(f"cp /usr/bin/sleep {program} && chown alice {program}")
@@ -98,7 +102,7 @@ def test_users_see_only_what_the_agent_shows(ada, users):
     assert "Permission denied" in ada.host.run(f"{bob} sh -c ': >>{SHOWN}'").stderr
     shown = json.loads(ada.ask(f"{bob} vgpu-top --json"))["tenants"]
     assert {one["name"] for one in shown} == {"notebook-a", "batch", "pair"}
-    # Sockets are the tenants' alone, and that of a tenant with a group is the group's.
+    # Only tenants have sockets. If a tenant has a group, only the group's members can connect.
     sockets = sorted(ada.ask("find /run/openfleet-gpu -type s").split())
     names = ("batch", "notebook-a", "pair")
     assert sockets == [f"/run/openfleet-gpu/vgpu/agent/{name}/turnstiles.1" for name in names]
@@ -108,7 +112,7 @@ def test_users_see_only_what_the_agent_shows(ada, users):
 
 
 def test_locked_file_does_not_block_other_readers(ada, users):
-    """The agent's own sandbox lets it write the file."""
+    """Write the file although a user has locked it. The agent's sandbox allows this."""
     hold = f"setpriv --reuid=bob --regid=bob --clear-groups flock --shared {SHOWN} sleep 600"
     ada.ask(f"systemd-run --quiet --collect --unit=hold {hold}")
     try:

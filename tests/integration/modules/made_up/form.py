@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define how a layout writes lanes."""
+"""Define the form of lanes in a layout."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lanes of a GPU in layouts and files."""
+"""Define lanes of a GPU in layouts and files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import ClassVar
 from ...disturbance import Disturbance
 
 KEY = NAME = "lanes"
-#: Where the files are; the test writes its own folder here.
+#: The folder of the files. The test replaces this text by its own folder.
 FOLDER = Path("@FOLDER@")
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """`count` lanes on each GPU."""
+    """The desired number of lanes on each GPU."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The lanes of a GPU."""
+    """The current lanes of a GPU."""
 
     gpu_uuid: str
     count: int
@@ -34,7 +34,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Step:
-    """Give a GPU another number of lanes; 0 takes them away."""
+    """Set the number of lanes on a GPU. 0 removes the lanes."""
 
     gpu_uuid: str
     before: int
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class LanesPlan:
-    """The lanes that change and those that stay."""
+    """The lanes that change and the lanes that stay."""
 
     key: ClassVar[str] = KEY
     steps: tuple[Step, ...] = ()
@@ -91,7 +91,7 @@ def write(gpu_uuid, count):
 
 
 def pass_point(name):
-    """Kill this process where the test asks for it."""
+    """Kill this process if the test requests it at this point."""
     asked = FOLDER / "kill"
     if asked.exists() and asked.read_text() == name:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A simulated host in a temporary directory, installed like the role does."""
+"""Fixtures: simulated hosts in temporary directories.
+
+They are installed like the role does.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ FILES = REPOSITORY / "roles" / "gpu_simulator" / "files"
 
 @functools.lru_cache(maxsize=None)
 def _texts(pattern: str) -> dict[str, str]:
-    # Read once: a file that is edited while the tests run must not look like a change of the host.
+    # Read the files once. Otherwise a file that is edited during the tests would look like a change.
     return {path.name: path.read_text() for path in sorted(REPOSITORY.glob(pattern)) if path.is_file()}
 
 
@@ -45,7 +48,10 @@ def make_bundle(*gpus: dict, **more) -> dict:
 
 
 class Host:
-    """A directory as root of a host. Nothing of it is seen by other hosts, or by the machine's own clients."""
+    """A directory that represents the root of a host.
+
+    Other hosts, and this machine's own NVML clients, do not see its GPUs.
+    """
 
     def __init__(self, root: Path, state: Path | None = None) -> None:
         self.root = root
@@ -57,7 +63,7 @@ class Host:
             "GPUSIM_STATE": str(self.state_file),
             "GPUSIM_MODELS": str(root / "usr/local/share/gpusim/models"),
             "LD_LIBRARY_PATH": str(self.library.parent),
-            # The compiler's time is most of what these tests take.
+            # Compiling takes most of the time of these tests, so compile without optimization.
             "CFLAGS": "-O0",
         }
         self.children: list[subprocess.Popen] = []
@@ -85,7 +91,10 @@ class Host:
         return done.stdout
 
     def refused(self, *arguments) -> str:
-        """What gpusim says on standard error when it fails; it says nothing else then."""
+        """Return the standard error of a failing gpusim command.
+
+        The command must print nothing to standard output.
+        """
         done = self.try_gpusim(*arguments)
         assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
         assert done.stdout == "" and "Traceback" not in done.stderr
@@ -95,18 +104,24 @@ class Host:
         return json.loads(self.gpusim("show", "--json"))
 
     def start(self, *arguments) -> subprocess.Popen:
-        """`gpusim run`, left running."""
+        """Start `gpusim run`, and leave it running."""
         command = [HOST_PYTHON, str(self.root / "usr/local/bin/gpusim"), "run", *map(str, arguments)]
         child = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
         self.children.append(child)
         return child
 
     def nvml(self, code: str):
-        """Return `result` after `code` ran in a separate process, with pynvml as N and GPU 0 as gpu."""
+        """Run `code` in a separate process, and return its variable `result`.
+
+        In `code`, N is pynvml and `gpu` is GPU 0.
+        """
         return json.loads(self.try_nvml(code, check=True).stdout)
 
     def create_instance(self, profile: int, start: int) -> int:
-        """An instance of GPU 0 that is one compute instance, in MIG mode, by profile id and first slice; its id."""
+        """Create an instance with one compute instance on GPU 0, and return its id.
+
+        MIG mode is enabled. `profile` is the profile id and `start` is the first slice.
+        """
         code = """
             N.nvmlDeviceSetMigMode(gpu, 1)
             place = N.c_nvmlGpuInstancePlacement_t(START, {9: 4, 14: 2, 19: 1}[PROFILE])
@@ -144,13 +159,19 @@ class Host:
 
 @pytest.fixture(scope="session")
 def bundle():
-    """A function from GPUs, and fields to be different, to arguments of the module and the sources of its action plugin."""
+    """Return a function that builds the module's arguments from GPUs.
+
+    The function also takes fields to override. Its result includes the sources that the action plugin sends.
+    """
     return make_bundle
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
-    """A root with everything installed, to be copied: the library is built once for all tests."""
+    """Return a root directory with everything installed.
+
+    Tests copy the directory, so that the library is built only once.
+    """
     if not shutil.which("cc") or not shutil.which("make"):
         pytest.fail("the simulated NVML is built with cc and make: install gcc, libc6-dev and make")
     host = Host(tmp_path_factory.mktemp("built"))
@@ -160,7 +181,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def installed_host(built, tmp_path):
-    """A Host with a T4 that was installed as the role does it, all its own."""
+    """Return a Host with a T4, installed as the role does, in its own directory."""
     root = tmp_path / "host"
     shutil.copytree(built, root, symlinks=True)
     host = Host(root)
@@ -170,7 +191,10 @@ def installed_host(built, tmp_path):
 
 @pytest.fixture
 def make_host(built, tmp_path):
-    """A function from GPUs (as {"model": …, "count": …}) to a Host that has them; library and tool are shared."""
+    """Return a function that creates a Host from GPUs, {"model": …, "count": …} each.
+
+    All these hosts share the library and the tool.
+    """
     hosts = []
 
     def make(*gpus: dict) -> Host:
@@ -196,7 +220,7 @@ def a100(make_host):
 
 @pytest.fixture
 def empty_host(tmp_path):
-    """A Host on which nothing is installed yet."""
+    """Return a Host on which nothing is installed."""
     return Host(tmp_path / "root")
 
 

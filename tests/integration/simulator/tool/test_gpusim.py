@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tool gpusim, verified by NVML clients."""
+"""Test the tool gpusim with NVML clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROCESSES = "result = [p.pid for p in N.nvmlDeviceGetComputeRunningProcesses(gpu
 
 
 def running(child) -> None:
-    """Waits until the command under `gpusim run` (cat) answers."""
+    """Wait until the command that `gpusim run` started (cat) responds."""
     child.stdin.write(b"ready\n")
     child.stdin.flush()
     assert child.stdout.readline() == b"ready\n"
@@ -111,7 +111,7 @@ def test_the_configuration_reaches_nvml(make_host):
         "ids": ["0x20b210de", "0x20b210de", "0x1eb810de"],
         "capability": [[8, 0], [8, 0], [7, 5]],
         "links": [12, 12],
-        # NVLink 3.0, 25 GB/s.
+        # NVLink 3.0 with 25 GB/s.
         "link": [4, 25000],
         "states": [0, 0, 8],
         "idle": [300, 300, 405, 540],

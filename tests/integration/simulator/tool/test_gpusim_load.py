@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The load of gpusim on a GPU, verified by NVML clients."""
+"""Test loads that gpusim puts on a GPU, with NVML clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_clients_see_a_constant_load(h100):
     """)
     assert found[:2] == [80, 321500]
     assert found[2] >= 4 << 30
-    # The other GPU is none the wiser.
+    # The load does not affect the other GPU.
     assert h100.nvml("result = N.nvmlDeviceGetUtilizationRates(N.nvmlDeviceGetHandleByIndex(1)).gpu") == 0
 
 
@@ -31,7 +31,7 @@ def test_power_follows_utilisation_if_not_given(h100):
 @pytest.mark.parametrize("pattern", ["square", "sine"])
 def test_a_pattern_moves_between_its_bounds(h100, pattern):
     h100.gpusim("load", 0, "--pattern", pattern, "--utilization", "20..60", "--period", 0.4)
-    # Two and a half periods, or more on a busy machine, where whole parts of one go by unseen.
+    # Read for two and a half periods. On a busy machine, read longer, because the reader can miss parts of a period.
     wanted = 2 if pattern == "square" else 11
     seen = h100.nvml(f"""
         import time
@@ -55,7 +55,8 @@ def test_a_recorded_load_is_played_and_repeated(h100, tmp_path):
     recording = tmp_path / "run.csv"
     recording.write_text("utilization_percent,memory_mib,power_watts\n10,1024,100\n50,2048,\n90,1024,300\n")
     h100.gpusim("load", 0, "--pattern", recording, "--interval", 0.1)
-    # What was seen, and whether it can have been the next one of all: on a busy machine some go by unseen.
+    # Return the values, and for each value whether it was read soon after the previous one. On a busy machine the
+    # reader can miss values in between.
     seen = h100.nvml(f"""
         import time
         late = time.monotonic() + {PATIENCE_SECONDS}

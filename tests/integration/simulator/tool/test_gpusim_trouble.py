@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Faults that gpusim simulates, verified by NVML clients."""
+"""Test faults that gpusim simulates, with NVML clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ NONE = 0xFFFFFFFF
 
 
 def watched(host, *arguments):
-    """The event that a client gets which has registered before gpusim runs: on GPU 0?, number, instances."""
+    """Return the event that a client gets if it has registered before gpusim runs.
+
+    The event has three parts: whether it is for GPU 0, its number, and its instances.
+    """
     command = [sys.executable, str(host.root / "usr/local/bin/gpusim"), *arguments]
     return host.nvml(WATCH.format(command=command))
 
@@ -114,7 +117,7 @@ def test_model_without_remapped_rows_is_refused(make_host):
     host.gpusim("set", 0, "ecc_corrected", 1)
 
 
-# --- load, as GPM tells it ----------------------------------------------------------------------
+# --- load, as reported by GPM ---------------------------------------------------------------------------------------
 
 
 GPM = """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module gpu_simulator in a directory that represents a host."""
+"""Test the module gpu_simulator in a directory that represents a host."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_library_is_built_only_from_changed_source_and_replaced_atomically(insta
     with library.open("rb") as client:
         assert host.installed(wanted)["changed"] is True
         assert library.stat().st_ino != before
-        # A client that had it open keeps the old one whole.
+        # A client that has the old library open can still read all of it.
         assert client.read(4) == b"\x7fELF"
     assert host.installed(wanted)["changed"] is False
 
@@ -107,7 +107,10 @@ def loader_cache(host):
 
 
 def kill_in_place_of_ldconfig(host, directory):
-    """The environment of an installation that is killed when it has come to refresh the loader's cache."""
+    """Return the environment for an installation that is killed at ldconfig.
+
+    The process is killed when it starts ldconfig to update the loader's cache.
+    """
     directory.mkdir()
     (directory / "ldconfig").write_text("#!/bin/sh\nkill -KILL $PPID\n")
     (directory / "ldconfig").chmod(0o755)

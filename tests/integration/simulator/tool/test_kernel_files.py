@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver's kernel files, written and read in the test's mount namespace, without NVML."""
+"""Write and read the driver's kernel files in a separate mount namespace.
+
+The tests do not use NVML.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts: run as root")
 
 
 def in_namespace(script: str) -> list[str]:
-    """Return the command that runs a shell script in a mount namespace with its own /dev."""
-    # Only what the test makes lies in /dev: a machine with GPUs keeps its nodes.
+    """Return a command that runs a shell script in a mount namespace.
+
+    The namespace has its own /dev.
+    """
+    # The script mounts an empty /dev, so a machine with GPUs keeps its own nodes.
     begin = "set -e; mount -t tmpfs dev /dev; mknod -m 666 /dev/null c 1 3\n"
     return ["unshare", "--mount", "--propagation", "private", "sh", "-c", begin + script]
 
@@ -29,7 +35,10 @@ def tool(host) -> str:
 
 @pytest.fixture
 def within():
-    """Return a function that runs a shell script in a mount namespace with its own /dev, and returns its output."""
+    """Return a function that runs a shell script and returns its output.
+
+    The script runs in a mount namespace with its own /dev.
+    """
 
     def run(host, script: str, check: bool = True) -> subprocess.CompletedProcess:
         define = f'gpusim() {{ {tool(host)} "$@"; }}\n'
@@ -61,7 +70,7 @@ def test_every_gpu_has_its_information(make_host, within):
 
 def test_the_version_is_the_drivers(make_host, within):
     said = within(make_host({"model": "T4-16GB"}), "gpusim kernel-files; cat /proc/driver/nvidia/version").stdout
-    # The words ahead of the number are those that programs look for.
+    # Programs search for the words before the version number.
     assert said.splitlines()[0].startswith("NVRM version: NVIDIA UNIX ")
     assert "Kernel Module  580.105.08  " in said.splitlines()[0]
 
@@ -71,9 +80,9 @@ def test_minors_of_instances_are_those_of_the_mig_user_guide(make_host, within):
     lines = within(host, "gpusim kernel-files; cat /proc/driver/nvidia-caps/mig-minors").stdout.splitlines()
     minors = dict(line.split(" ") for line in lines)
     assert lines[:4] == ["config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi0/ci0/access 4"]
-    # 15 GPU instances of 1 + 8 numbers each: GPU 1 begins 135 behind GPU 0.
+    # Each of the 15 GPU instances has 1 + 8 minors, so the minors of GPU 1 start 135 after those of GPU 0.
     assert (minors["gpu0/gi1/access"], minors["gpu1/gi0/access"]) == ("12", "138")
-    # The last of 32 GPUs: 3 + 31 * 135 + 14 * 9 + 1 + 7.
+    # The last minor of 32 GPUs: 3 + 31 * 135 + 14 * 9 + 1 + 7.
     assert minors["gpu31/gi14/ci7/access"] == "4322" and len(lines) == 2 + 32 * 135
 
 
@@ -91,7 +100,7 @@ def test_capabilities_follow_the_instances(make_host, within):
         f"/dev/nvidia-caps/nvidia-cap{minor + 1}": "444",
     }
     assert f"DeviceFileMinor: {minor + 1}" in said
-    # Written again after the instance has gone, nothing of it stays.
+    # If the files are written again after the instance is destroyed, no file of the instance remains.
     script = "gpusim kernel-files; gpusim reboot; gpusim kernel-files; cd /proc/driver/nvidia; ls /dev/nvidia-caps capabilities"
     said = within(host, script).stdout.split()
     assert said == ["/dev/nvidia-caps:", "nvidia-cap1", "nvidia-cap2", "capabilities:", "mig"]
@@ -166,7 +175,7 @@ def test_the_files_follow_instances_made_by_any_client(make_host):
     follow = in_namespace(f"exec {tool(host)} kernel-files --follow")
     follower = subprocess.Popen(follow, env=host.environment, stdin=subprocess.DEVNULL)
     host.children.append(follower)
-    # What the follower's mount namespace shows.
+    # The root directory in the follower's mount namespace.
     root = Path(f"/proc/{follower.pid}/root")
     capabilities, nodes = root / "proc/driver/nvidia/capabilities", root / "dev/nvidia-caps"
     wait_until(lambda: (nodes / "nvidia-cap2").exists(), "the first files")
@@ -186,7 +195,7 @@ def test_the_files_follow_instances_made_by_any_client(make_host):
 
 
 def test_a_real_drivers_files_are_left_alone(make_host, within):
-    # A mount of another name over /proc/driver is the nearest to a real driver's folder.
+    # A foreign mount on /proc/driver represents the folder of a real driver.
     script = """
     mount -t tmpfs other /proc/driver; mkdir /proc/driver/nvidia
     gpusim kernel-files

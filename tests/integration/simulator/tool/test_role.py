@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role gpu_simulator with a directory that represents the host."""
+"""Test the role gpu_simulator with a directory that represents the host."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 def play(folder, root, *options):
-    """Run the role with one T4 asked for; return the exit status and the output."""
+    """Run the role with one T4, and return the exit status and the output."""
     tasks = [{"ansible.builtin.include_role": {"name": "openfleet.gpu.gpu_simulator"}}]
-    # The role has no variable for the root: this one must not be the machine's own.
+    # The role has no variable for the root directory. The test sets the module's default, so that the role does not
+    # change this machine.
     defaults = {"openfleet.gpu.gpu_simulator": {"root": str(root)}}
     plays = [{"hosts": "all", "gather_facts": False, "module_defaults": defaults, "tasks": tasks}]
     (folder / "play.json").write_text(json.dumps(plays))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Serve /srv/mirror on the loopback interface.
 
-While /srv/mirror/.dies exists, each package ends after its first half.
+While the file /srv/mirror/.dies exists, each package is sent only by half.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 #!/usr/bin/python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Simulate the hardware and kernel files of a lab host that a driver's installation reads.
+"""Simulate a lab host's hardware and kernel files for the driver's installation.
 
-/etc/simulated-hardware.json says what there is: {"gpus": ["2330"], "nvswitches": 4, "nvlink_bridges": 0, "nouveau": false,
-"secure_boot": false, "mok": ""}. `boot` lays it out below /sys, in file systems of its own, and loads what a kernel would
-load, and what /etc/modules-load.d asks for; `modprobe nvidia` loads the stand-in module that is installed for this kernel,
-as its version lies in it. Loading is: /sys/module/nvidia/version is there, and NVML answers for the GPUs; where the role
-gpu_simulator lays GPUs out, that is its part.
+/etc/simulated-hardware.json describes the hardware: {"gpus": ["2330"], "nvswitches": 4, "nvlink_bridges": 0, "nouveau": false,
+"secure_boot": false, "mok": ""}. `boot` creates the hardware below /sys in separate file systems. Then it loads the modules that
+a kernel loads by itself and those in /etc/modules-load.d. `modprobe nvidia` loads the stand-in module that is installed for this
+kernel. A loaded module has the file /sys/module/nvidia/version, and NVML reports the GPUs. If the role gpu_simulator creates
+GPUs, this program does not create them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CONFIGURATION = Path("/etc/simulated-hardware.json")
 DEVICES = Path("/sys/bus/pci/devices")
 MODULES = Path("/sys/module")
 EFI = Path("/sys/firmware/efi/efivars")
-#: Written by the role gpu_simulator, which creates its own GPUs.
+#: The role gpu_simulator writes this file if it creates the GPUs itself.
 ROLE_CONFIGURATION = Path("/etc/gpusim/gpus.json")
-#: The buses of the simulated NVML's GPUs (gpusim/configuration.py): a GPU elsewhere would be one that the driver does not count.
+#: PCI buses of the simulated NVML's GPUs (gpusim/configuration.py). The driver would not count a GPU on another bus.
 FIRST_BUS, BUS_STEP = 0x1A, 0x0E
 GLOBAL = "-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 SHIM = "-605dab50-e046-4300-abb6-3dd810dd8b23"
