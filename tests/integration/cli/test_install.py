@@ -553,7 +553,7 @@ def test_sources_are_sent_only_on_request(tmp_path):
 
     (first,), (second,) = sent("first"), sent("second")
     assert first > second + 100_000, "the sources, which the first run sent last"
-    assert second < 53_000
+    assert second < 55_000
 
 
 NAMES = ("layout_boot", "ping")
