@@ -79,7 +79,12 @@ class Process:
         except OSError:
             return inodes
         try:
-            for count, name in enumerate(os.listdir(descriptors)):  # noqa: PTH208 by descriptor
+            try:
+                names = os.listdir(descriptors)  # noqa: PTH208 by descriptor
+            except OSError:
+                # The process has ended since its folder was opened.
+                names = []
+            for count, name in enumerate(names):
                 if count % _EVERY == 0 and time.monotonic() > deadline:
                     break
                 with contextlib.suppress(OSError):

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -368,3 +369,22 @@ def test_no_descriptors_stay_open(processes, accepted):
         processes.add(os.getpid(), FOREIGN)
         peer.check(accepted, owner)
     assert descriptors() == before
+
+
+def test_process_that_ends_while_its_files_are_listed_has_no_sockets(monkeypatch):
+    listdir = os.listdir
+    with subprocess.Popen(["sleep", "infinity"]) as child:
+
+        def end_first(folder):
+            child.kill()
+            child.wait()
+            return listdir(folder)
+
+        folder = os.open("/proc/%d" % child.pid, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            process = peer.Process(child.pid, folder)
+            monkeypatch.setattr(peer.os, "listdir", end_first)
+            assert process.sockets(time.monotonic() + 60) == set()
+        finally:
+            os.close(folder)
+            child.kill()

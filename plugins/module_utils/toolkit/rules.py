@@ -62,7 +62,7 @@ def check_version(asked: str) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the sort key of a version: 1.9.0 is before 1.17.8."""
+    """Return the sort key of a version. 1.9.0 comes before 1.17.8."""
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
