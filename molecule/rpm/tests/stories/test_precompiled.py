@@ -68,7 +68,7 @@ def test_precompiled_modules_replace_those_of_dkms_and_follow_the_driver(lab_hos
         Ask(request("580", nvidia_driver_upgrade=True), then=LOOK_AT_MODULES),
         Ask(
             {"nvidia_driver_state": "absent"},
-            then="dnf -q -y remove --noautoremove kernel-core; dnf -q -y module reset nvidia-driver; " + LEFT,
+            then="{ dnf -q -y remove --noautoremove kernel-core; dnf -q -y module reset nvidia-driver; } >&2; " + LEFT,
         ),
     )
     assert "no source has modules of %s for kernel" % OLD in lacking.failed
