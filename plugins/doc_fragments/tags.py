@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Document filters that compare the tags of a run with those of a playbook."""
+"""Shared options of the filters that check the tags of a run."""
 
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ def test_mounts_of_a_nested_namespace_cannot_select_another_tenant(root, within,
 
 
 def test_sandbox_in_a_container_counts_for_the_containers_tenant(root):
-    """Count a sandbox for its container's tenant.
+    """Charge a sandbox's memory to the tenant of its container.
 
-    Browsers and build tools nest namespaces for good reasons, and their memory must count.
+    Browsers and build tools nest namespaces for good reasons, and the tenant pays for their memory.
     """
     script = "%s\n%s & \nread _" % (
         ENGINE.format(name="own"),

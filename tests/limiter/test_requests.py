@@ -142,7 +142,7 @@ def test_errors_of_the_driver_stay_its_own(tenant: Tenant) -> None:
 def test_either_form_of_the_resolver_gives_either_form(tenant: Tenant) -> None:
     """Programs of CUDA 11.3 to 11.8 use the form with four arguments.
 
-    Each form must be able to return both.
+    Each form must be able to return the address of either form.
     """
     tenant.quota(1 << 30)
     with tenant.client() as client:

@@ -69,7 +69,7 @@ class Exporter(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def exporter(address: str, text: str, handler=Exporter):
-    """Run an exporter that returns the text on an address with its port."""
+    """Run an exporter that serves the text, and yield its address and port."""
     host, port = address.split(":")
     server = http.server.ThreadingHTTPServer((host, int(port)), handler)
     server.text, server.asked = text, []

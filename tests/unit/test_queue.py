@@ -126,7 +126,7 @@ def test_queue_without_its_make_ends_its_targets_and_cleans_up(tmp_path):
 def _started(folder, *before):
     """Start a queue of two targets that do not end.
 
-    Returns the queue's process and the pids of the targets when they run.
+    Waits until both targets run. Returns the queue's process and the targets' pids.
     """
     (folder / "make").write_text(MAKE.replace("#!/bin/sh", "#!/bin/sh\necho $$ >pid-$2"))
     (folder / "make").chmod(0o755)

@@ -78,7 +78,7 @@ class Devices:
         return [self._by_minor[minor] for minor in sorted(self._by_minor)]
 
     def node(self, path: str, status: os.stat_result | None) -> Node | None:
-        """Return the driver's node for a path, by device number, or None.
+        """Return the driver's node with the device number of a path, or None.
 
         The driver sees only the number. A container may have the node under another name, and users can choose names.
         Names are used only on hosts with simulated GPUs, which have no driver and therefore no numbers.

@@ -27,7 +27,7 @@ _MIB = 1 << 20
 
 
 def problems(problem: Problem, packing: Packing) -> list[str]:
-    """Return all errors in a result. The list is empty if it is correct."""
+    """Return all errors in a result, or an empty list."""
     return list(_problems(problem, packing))
 
 

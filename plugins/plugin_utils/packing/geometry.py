@@ -195,7 +195,7 @@ class Geometry:
             while len(longer) <= most[shape] and fits((*longer[-1], shape)):
                 longer.append((*longer[-1], shape))
             if position == len(shapes) - 1 and not every:
-                # A pattern that leaves room for another one of this shape is not maximal.
+                # A pattern is not maximal if another instance of this shape still fits.
                 longer = longer[-1:]
             # Add the fullest patterns first, so that they are in the list even if it is cut.
             return all(grow(position + 1, each) for each in reversed(longer))

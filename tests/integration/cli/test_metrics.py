@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test gpu-layout metrics on simulated GPUs.
 
-Drift appears and disappears after a repair, and old metrics are removed.
+Drift is reported until a repair. Old metrics are removed.
 """
 
 from __future__ import annotations

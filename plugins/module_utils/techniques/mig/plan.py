@@ -5,7 +5,7 @@
 
 Planning is pure: the same arguments always give the same plan.
 
-The planner keeps every instance that fits the new layout at its placement. The planner also sets the placement of every
+If an existing instance fits the new layout, the planner keeps it where it is. The planner also sets the placement of every
 new GPU instance, because the placements that the driver would choose may leave no room for later instances.
 """
 
