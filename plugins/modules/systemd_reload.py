@@ -12,6 +12,7 @@ version_added: "0.1.0"
 description:
   - Fails if running containers would lose their GPUs when systemd reloads its units (C(docs/container_toolkit.md)).
   - With O(reload=false) it only checks. Use it before a task that changes unit files.
+  - On a host that does not run systemd, it does nothing.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 requirements:
@@ -83,6 +84,9 @@ def main() -> None:
 
     def body() -> dict[str, Any]:
         params, check = module.params, module.check_mode
+        if not systemd.booted(Path("/")):
+            # systemd reads the units when it starts.
+            return {"changed": False}
         if params["units"] and not any(_differs(Path(path), text) for path, text in params["units"].items()):
             return {"changed": False}
         systemd_reload.guard(Path("/"), params["on_busy"], params["busy_timeout"], check, run_to_end)
