@@ -322,7 +322,7 @@ queued = $(1):$(subst $(none) $(none),$(comma),$(strip $(2)))
 export OPENFLEET_CHECKOUT := $(shell printf '%s' '$(CURDIR)' | sha256sum | cut -c 1-6)
 
 .PHONY: test test-thorough test-fast $(addprefix test-,$(legs)) $(addprefix leg-,$(legs))
-test: ## run all legs, in 30 minutes on two cores: before each push
+test: ## run all legs, in about 50 minutes on two cores: before each push
 	@$(MAKE) packages-test
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
