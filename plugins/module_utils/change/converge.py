@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ..busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
 from ..disturbance import Disturbance
-from ..errors import ApplyError, BusyError, FollowError
+from ..errors import ApplyError, BusyError, FollowError, NvmlError, PlanError
 from ..frozen import frozen
 from ..gpu_plan import Plan, instance_text
 from ..layout.types import Layout
 from ..model import Host
 from ..nvml.bounded_session import BoundedSession
+from ..nvml.calls import IN_USE
 from ..ownership import KEEP, Owned, Ownership, Record, owned_instance
 from ..services import Change, Clear, Look, Pids, Service, merged
 from ..techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
 from ..transaction import Journal, locked
 from . import lost_gpus
-from .lost_gpus import answering, newly_lost
+from .lost_gpus import Answering, answering, newly_lost
 from .pending import PendingFollowUp, PendingReboot
 from .prepare import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, removal_of, services_for, staying
 
@@ -116,9 +117,9 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
         services = services_for(request.parts, known, session.private)
         host = look(session, services)
         ownership = Ownership(request.unlisted, _owned(request.directory, host))
-        working = answering(request.layout, host, request.lost)
-        decision = _decide(request, working.layout, _Observed(host, ownership, services, applied), installs)
-        plan = decision.plan
+        observed = _Observed(host, ownership, services, applied)
+        observed, working, decision = _decide_for_working(request, observed, on_busy == FAIL, installs)
+        host, plan = observed.host, decision.plan
         if on_busy == FAIL:
             plan.refuse_disturbance()
         owed = PendingFollowUp(request.directory).due()
@@ -210,8 +211,24 @@ class _Attempts:
                     continue
                 may_skip = self.request.lost == lost_gpus.SKIP and self.request.saved is None
                 # The number of lost GPUs grows with each attempt, so the loop ends.
-                if not may_skip or error.outcome != "old" or len(session.observe().lost) <= self.lost:
+                if not may_skip or error.outcome != "old" or not self._lost_more(session, error):
                     raise
+
+    def _lost_more(self, session: BoundedSession, error: ApplyError) -> bool:
+        """Return whether a GPU was lost since the plan.
+
+        A GPU whose step failed while others work is given up now.
+        """
+        host, cause = session.observe(), error.__cause__
+        if len(host.lost) > self.lost:
+            return True
+        working = {gpu.uuid for gpu in host.gpus}
+        if not isinstance(cause, NvmlError) or error.reboot_needed or cause.code in (None, IN_USE):
+            return False
+        if cause.gpu not in working or len(working) == 1:
+            return False
+        session.give_up(cause.gpu, cause)
+        return True
 
     def _attempt(self, session: BoundedSession) -> Run:
         own: Pids = {}
@@ -232,14 +249,18 @@ class _Attempts:
         session.observers = observers_for(known, self.request.directory, self.request.parts)
         services = services_for(self.request.parts, known, session.private)
         host = look(session, services)
+        ownership = Ownership(self.request.unlisted, self.record.read())
+        observed, working, decision = _decide_for_working(
+            self.request, _Observed(host, ownership, services, applied), clear is None, restore=not self.not_restored
+        )
+        plan, self.restores = decision.plan, decision.restores
+        if observed.host is not host:
+            from .sick_gpus import give_up
+
+            give_up(session, [gpu for gpu in observed.host.lost if gpu not in host.lost])
+            host = observed.host
         lost = host.lost
         self.lost = len(lost)
-        ownership = Ownership(self.request.unlisted, self.record.read())
-        working = answering(self.request.layout, host, self.request.lost)
-        restore = not self.not_restored
-        observed = _Observed(host, ownership, services, applied)
-        decision = _decide(self.request, working.layout, observed, restore=restore)
-        plan, self.restores = decision.plan, decision.restores
         if GPUS in self.request.parts:
             # The rest of this run sets or reverts the modes that an earlier run left pending.
             self.pending_reboot.end()
@@ -364,6 +385,36 @@ def _applied(request: Request) -> Applied:
     from .unnamed import Applied, AppliedRecord
 
     return AppliedRecord(request.directory).read() if request.whole else Applied(())
+
+
+def _decide_for_working(
+    request: Request, observed: _Observed, refuses: bool, installs: bool = False, restore: bool = True
+) -> tuple[_Observed, Answering, Decision]:
+    """Decide on the layout for the GPUs that work, with the others as lost.
+
+    A GPU whose missing values cause a refusal counts as lost. Holders cause one if the plan `refuses` to end them.
+    """
+
+    def decide(host: Host, policy: str, refuses: bool) -> tuple[_Observed, Answering, Decision]:
+        working, seen = answering(request.layout, host, policy), dataclasses.replace(observed, host=host)
+        decision = _decide(request, working.layout, seen, installs, restore)
+        if refuses:
+            decision.plan.refuse_disturbance()
+        return seen, working, decision
+
+    try:
+        return decide(observed.host, request.lost, refuses)
+    except (PlanError, BusyError) as error:
+        from .sick_gpus import sick_gpus, without
+
+        def attempt(host: Host) -> None:
+            decide(host, lost_gpus.SKIP, refuses)
+
+        sick = () if request.saved is not None else sick_gpus(observed.host, error, attempt)
+        if not sick and isinstance(error, PlanError):
+            raise
+        # The caller refuses disturbances at the right time.
+        return decide(without(observed.host, sick), request.lost, False)
 
 
 def _decide(

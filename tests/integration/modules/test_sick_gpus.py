@@ -241,3 +241,87 @@ def test_profiles_that_a_sick_gpu_does_not_report_stay_available_on_others(three
     healthy = [index for index in range(3) if index != sick]
     assert {index: instances(three).get(index) for index in healthy} == dict.fromkeys(healthy, 2)
     assert not three.module("mig", layout=[dict(HALVES, gpus=healthy)])["changed"]
+
+
+# --- a GPU whose calls fail with a code that also means that a healthy GPU lacks a feature
+
+
+SOFT_CODES = ("NOT_SUPPORTED", "NO_PERMISSION", "NOT_FOUND")
+EXCLUSIVE = {"sharing": "exclusive"}
+#: Calls, the entry of the sick GPU, and whether the run changes it all the same.
+SOFT_CASES = [
+    ("nvmlDeviceGetGpuInstanceProfileInfo", HALVES, False),
+    ("nvmlDeviceGetGpuInstanceProfileInfo", EXCLUSIVE, True),
+    ("nvmlDeviceGetMigMode", HALVES, False),
+    ("nvmlDeviceGetComputeRunningProcesses", HALVES, False),
+    ("nvmlDeviceGetComputeMode", EXCLUSIVE, False),
+    ("nvmlDeviceSetComputeMode", EXCLUSIVE, False),
+    ("nvmlDeviceSetMigMode", HALVES, False),
+]
+
+
+@pytest.mark.parametrize("code", SOFT_CODES)
+@pytest.mark.parametrize(
+    ("call", "entry", "changed"), SOFT_CASES, ids=lambda value: getattr(value, "get", str)("sharing")
+)
+@pytest.mark.parametrize("sick", [0, 2])
+def test_sick_gpu_in_the_other_mode_blocks_no_other(three, sick, call, entry, changed, code):
+    healthy = [index for index in range(3) if index != sick]
+    assert three.module("mig", layout=[dict(HALVES, gpus=healthy)])["changed"]
+    fail(three, call, code, gpu=sick)
+    before = three.module("gpu_info")["gpus"][sick]
+    if (sick, call) == (2, "nvmlDeviceGetGpuInstanceProfileInfo"):
+        changed = True  # The other two agree on the profiles of their model.
+    # The healthy GPUs change as well.
+    layout = [{"gpus": healthy, "sharing": "mig", "mig": WHOLE}, dict(entry, gpus=[sick])]
+    if call.startswith("nvmlDeviceGet") and not changed:
+        for check in (True, False):
+            failed = three.module("mig", layout=layout, check=check)
+            text = "gpu %d (%s) does not work: " % (sick, before["uuid"])
+            assert failed["failed"] and text in failed["msg"] and "gpu_layout_lost: skip" in failed["msg"], failed
+            assert failed["nvml"]["call"] == call and failed["nvml"]["gpu"] == before["uuid"], failed
+    planned = three.module("mig", layout=layout, lost="skip", check=True)
+    assert not planned.get("failed"), planned
+    done = three.module("mig", layout=layout, lost="skip")
+    assert done.get("changed"), done
+    named = "gpu %d" % sick in " ".join(done.get("lost", []))
+    assert named is not changed, done
+    after = three.module("gpu_info")["gpus"]
+    assert [seen(three)[index] for index in healthy] == [["7g.80gb"]] * 2
+    if not changed:
+        assert after[sick] == before
+    again = three.module("mig", layout=layout, lost="skip")
+    assert not again.get("failed") and not again["changed"], again
+
+
+def test_only_gpu_of_its_model_without_profiles_blocks_no_other(host):
+    host.create([{"model": "H100-80GB"}, {"model": "L40S-48GB"}])
+    fail(host, "nvmlDeviceGetGpuInstanceProfileInfo", "NOT_SUPPORTED", gpu=0)
+    layout = [dict(HALVES, gpus=[0]), dict(EXCLUSIVE, gpus=[1])]
+    failed = host.module("mig", layout=layout)
+    assert "gpu 0 (" in failed["msg"] and "it reports no MIG profiles" in failed["msg"], failed
+    done = host.module("mig", layout=layout, lost="skip")
+    assert done.get("changed") and "gpu 0" in done["lost"][0], done
+    assert host.module("gpu_info")["gpus"][1]["compute_mode"] == "exclusive_process"
+
+
+def test_mistake_in_the_layout_fails_beside_a_sick_gpu(three):
+    fail(three, "nvmlDeviceGetGpuInstanceProfileInfo", "NOT_SUPPORTED", gpu=0)
+    assert three.module("mig", layout=[dict(HALVES, gpus=[1, 2])])["changed"]
+    typo = {"sharing": "mig", "mig": [{"profile": "3g.41gb"}]}
+    for gpus in ([1], "all"):
+        failed = three.module("mig", layout=[dict(typo, gpus=gpus)], lost="skip")
+        assert failed["failed"] and "no profile 3g.41gb" in failed["msg"], failed
+
+
+@pytest.mark.parametrize("lost", ["fail", "skip"])
+def test_old_driver_that_lists_no_profiles_is_named_with_its_fix(host, lost):
+    """With MIG mode off, drivers before 550 list none, also for a healthy GPU."""
+    host.create([{"model": "H100-80GB", "count": 2}], driver_version="535.261.03")
+    code = "from pynvml import *; nvmlInit(); nvmlDeviceSetMigMode(nvmlDeviceGetHandleByIndex(1), 1)"
+    host.run([host.python, "-c", code])
+    done = host.module("mig", layout=[dict(HALVES, gpus="all")], lost=lost)
+    uuid = host.module("gpu_info")["gpus"][0]["uuid"]
+    text = done["msg"] if lost == "fail" else done["lost"][0]
+    assert "gpu 0 (%s)" % uuid in text and "upgrade it, or run nvidia-smi -i %s -mig 1 once" % uuid in text, done
+    assert instances(host) == {0: 0, 1: 2 if lost == "skip" else 0}
