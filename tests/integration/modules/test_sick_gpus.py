@@ -316,7 +316,7 @@ def test_mistake_in_the_layout_fails_beside_a_sick_gpu(three):
 
 @pytest.mark.parametrize("lost", ["fail", "skip"])
 def test_old_driver_that_lists_no_profiles_is_named_with_its_fix(host, lost):
-    """With MIG mode off, drivers before 550 list none, also for a healthy GPU."""
+    # With MIG mode off, drivers before 550 list none, also for a healthy GPU.
     host.create([{"model": "H100-80GB", "count": 2}], driver_version="535.261.03")
     code = "from pynvml import *; nvmlInit(); nvmlDeviceSetMigMode(nvmlDeviceGetHandleByIndex(1), 1)"
     host.run([host.python, "-c", code])
