@@ -275,7 +275,8 @@ class LostGpu:
     """A GPU whose NVML calls fail, or that the driver does not list.
 
     `call`, `code` and `code_name` describe the failure. If the GPU does not report a part of its identity, the part is
-    None. `index` is None if the driver does not list the GPU.
+    None. `index` is None if the driver does not list the GPU. `minimum_driver` is set if the driver is too old for the
+    GPU.
     """
 
     index: int | None
@@ -286,6 +287,7 @@ class LostGpu:
     call: str | None = None
     code: int | None = None
     code_name: str | None = None
+    minimum_driver: str | None = field(default=None, metadata=INTERNAL)
 
     #: NVML error codes: the GPU has fallen off the bus (Xid 79), and this user or container has no permission to read
     #: the GPU.

@@ -260,7 +260,8 @@ lost_gpus:
       description: NVML's index. Null for a GPU that the driver does not list.
       type: int
     problem:
-      description: The problem, with NVML's message.
+      description: >-
+        The problem, with NVML's message. If the driver is too old for a GPU on the PCI bus, it names the minimum driver.
       type: str
       sample: "nvmlDeviceGetMemoryInfo failed: Unknown Error (NVML code 999)"
     uuid:

@@ -280,7 +280,9 @@ def lost_error(where: str, gpus: Sequence[LostGpu], done: str = "") -> NvmlError
     # If only the index of the GPU is known, the GPU is assumed to be off the bus.
     code = GPU_IS_LOST if first.code is None and first.index is not None else first.code
     cures = ["The kernel log may say why (dmesg, lines with NVRM and Xid)."]
-    if code in (None, GPU_IS_LOST):
+    if first.minimum_driver is not None:
+        cures = ["Install the driver %s or later (nvidia_driver_version)." % first.minimum_driver]
+    elif code in (None, GPU_IS_LOST):
         cures = ["If a reset or power cycle does not help, check its power cable, seating and riser."]
     elif code in _CURES:
         cures = [_CURES[code]]

@@ -19,6 +19,36 @@ _NVIDIA = "0x10de"
 # PCI base class 03 is a display controller. Data center GPUs have class 0302 (3D controller).
 _DISPLAY = "0x03"
 
+# The first driver that runs a model, for each PCI device id: source, version or branch, model, ids. A unit test compares it with
+# the model files, which are not on hosts. Models for drivers up to branch 470 are omitted.
+_MINIMUM_DRIVERS = """
+guide 525.85.12 H100-80GB 2330 2331 2322 2324
+guide 535.161.07 H20-96GB 2329
+guide 550.90.07 H200-141GB 2335 233b
+guide 570.133.20 B200-180GB 2901
+guide 570.133.20 GB200-186GB 2941
+guide 575.51.03 RTXPRO6000-96GB 2bb5
+guide 575.64 RTXPRO4500-32GB 2c31
+guide 580.82.07 B300-269GB 3182
+open 525 H100-94GB 2339
+open 525 L4-24GB 27b8
+open 525 RTX6000ADA-48GB 26b1
+open 535 GH200-96GB 2342
+open 535 H100-94GB 2321 233a
+open 535 L40S-48GB 26b9
+open 570.133.07 RTXPRO6000-96GB 2bb1 2bb4
+open 570.153.02 RTXPRO5000-48GB 2bb3
+open 580.82.07 GB300-278GB 31c2
+unconfirmed 525.85.12 H100-96GB 233d 2338
+unconfirmed 565.57.01 GH200-144GB 2348
+unconfirmed 570.86.15 H20-141GB 232c
+"""
+_SOURCES = {
+    "guide": "NVIDIA MIG User Guide 620, Deployment Considerations",
+    "open": "README of NVIDIA/open-gpu-kernel-modules, Compatible GPUs",
+    "unconfirmed": "not confirmed",
+}
+
 
 def nvidia_gpus(devices: str = DEVICES) -> list[dict[str, str]]:
     """Return the NVIDIA GPUs on the PCI bus, in the order of their addresses.
@@ -51,11 +81,11 @@ def expected_gpus(devices: str = DEVICES) -> list[str]:
     return expected
 
 
-def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> tuple[LostGpu, ...]:
+def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool, driver: str) -> tuple[LostGpu, ...]:
     """Return the lost GPUs, and add GPUs that the driver does not list.
 
-    If one lost GPU has no address, its address is added if it can be determined. Simulated GPUs are not on the bus of
-    the machine, unless `gpusim kernel-files` simulates the bus.
+    If one lost GPU has no address, its address is added if it can be determined. `driver` is the version of the driver.
+    Simulated GPUs are not on the bus of the machine, unless `gpusim kernel-files` simulates the bus.
     """
     if simulated and not os.path.ismount(DEVICES):
         return tuple(lost)
@@ -69,8 +99,32 @@ def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool) -> t
         return tuple(placed if gpu is unplaced[0] else gpu for gpu in lost)
     if len(missing) <= len(unplaced) + len(elsewhere):
         return tuple(lost)
+    return (*lost, *(_missing(address, driver) for address in missing))
+
+
+def minimum_driver(device_id: str) -> tuple[str, str, str] | None:
+    """Return model, first driver and source for a PCI device ID, or None."""
+    for line in _MINIMUM_DRIVERS.split("\n"):
+        source, version, model, *ids = line.split() or ("", "", "")
+        if device_id in ids:
+            return model, version, _SOURCES[source]
+    return None
+
+
+def _missing(address: str, driver: str) -> LostGpu:
     problem = "it is on the PCI bus, but missing in the driver"
-    return (*lost, *(LostGpu(None, problem, uuid=_uuid(address), pci_address=address) for address in missing))
+    known = minimum_driver(_read(Path(DEVICES, address, "device"))[2:])
+    minimum = None
+    if known is not None and _numbers(driver) < _numbers(known[1]):
+        model, minimum, source = known
+        if "." not in minimum:
+            minimum = "branch %s" % minimum
+        problem += ". The driver %s is older than %s, which %s needs (%s)" % (driver, minimum, model, source)
+    return LostGpu(None, problem, uuid=_uuid(address), pci_address=address, minimum_driver=minimum)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split(".") if number.isdigit())
 
 
 def _uuid(address: str) -> str | None:

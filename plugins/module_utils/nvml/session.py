@@ -106,13 +106,15 @@ class Session(Calls):
         gpus = tuple(gpu for gpu in readings if isinstance(gpu, Gpu))
         for observer in self.observers:
             gpus = observer.observe(gpus)
+        driver_version = self._call("nvmlSystemGetDriverVersion")
+        lost = [gpu for gpu in readings if isinstance(gpu, LostGpu)]
         return Host(
-            driver_version=self._call("nvmlSystemGetDriverVersion"),
+            driver_version=driver_version,
             nvml_version=self._call("nvmlSystemGetNVMLVersion"),
             cuda_version=None if cuda is None else "%d.%d" % (cuda // 1000, cuda % 1000 // 10),
             simulated=self.simulated,
             gpus=gpus,
-            lost=with_bus(gpus, [gpu for gpu in readings if isinstance(gpu, LostGpu)], self.simulated),
+            lost=with_bus(gpus, lost, self.simulated, driver_version),
         )
 
     def give_up(self, gpu: str, error: NvmlError) -> None:

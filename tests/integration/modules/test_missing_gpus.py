@@ -87,3 +87,41 @@ def test_driver_without_gpus_differs_from_a_host_without_gpus(host, bus, command
     for words in (("show",), ("plan", "--layout", str(layout))):
         done = command(*words)
         assert done.returncode == 0 and all(address in done.stdout + done.stderr for address in addresses), done
+
+
+TOO_OLD = (
+    "The driver 550.54.15 is older than 570.133.20, which B200-180GB needs "
+    "(NVIDIA MIG User Guide 620, Deployment Considerations)"
+)
+FIX = "Install the driver 570.133.20 or later (nvidia_driver_version)."
+
+
+@pytest.fixture(name="newer")
+def of_a_newer_gpu(host, bus):
+    """Return the bus with a missing GPU that is too new for the driver."""
+    host.gpusim("set", "driver_version", "550.54.15")
+    (bus / MISSING / "device").write_text("0x2901\n")
+    return bus
+
+
+@pytest.mark.parametrize("lost", ["fail", "skip"])
+def test_command_names_the_minimum_driver_of_a_missing_gpu(newer, command, tmp_path, lost):
+    assert TOO_OLD in command("show").stdout
+    assert TOO_OLD in command("export", "--json").stderr
+    layout = tmp_path / "layout.json"
+    layout.write_text(json.dumps([{"gpus": "all", "sharing": "exclusive"}]))
+    planned = command("plan", "--layout", str(layout), "--lost", lost)
+    assert TOO_OLD in planned.stderr, planned
+    assert planned.returncode == int(lost == "fail") and (FIX in planned.stderr) == (lost == "fail"), planned
+
+
+@pytest.mark.parametrize("module", ["gpu_info", "layout", "mig", "layout_export"])
+def test_modules_name_the_minimum_driver_of_a_missing_gpu(host, newer, module):
+    arguments = {"_ansible_check_mode": True}
+    if module in ("layout", "mig"):
+        arguments.update(layout=[{"gpus": "all", "sharing": "shared"}], state_directory=str(host.folder / "state.d"))
+    code = "ansible_collections.openfleet.gpu.plugins.modules." + module
+    words = ["unshare", "--mount", "sh", "-c", MOUNT, str(newer), host.python, "-m", code]
+    done = host.run(words, check=False, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}))
+    assert TOO_OLD in done.stdout, done
+    assert (FIX in done.stdout) == (module in ("layout", "mig")), done
