@@ -123,6 +123,14 @@ class Summary:
         if not (host in self.reasons and first.startswith(NO_PLAN)):
             self.reasons[host] = text(first)
 
+    def recorded(self, host, error):
+        """Record an error that site.yml collected, unless the reason is known.
+
+        The error is a text or a failed result.
+        """
+        if error and host not in self.reasons:
+            self.failed(host, error.get("msg") if isinstance(error, Mapping) else error)
+
     def failures(self, hosts):
         """Return a line about failed hosts for each reason."""
         return [str(equal) for equal in group((host, self.reasons.get(host, "see above")) for host in hosts)]
@@ -205,6 +213,8 @@ class CallbackModule(CallbackBase):
 
     def v2_runner_on_ok(self, result):
         host, task, returned = parts(result)
+        if task.action in C._ACTION_SET_FACT:
+            self._summary.recorded(host, (returned.get("ansible_facts") or {}).get("gpu_site__failure"))
         if not self._is_ours(task):
             return
         # A task with a loop returns one result per item.

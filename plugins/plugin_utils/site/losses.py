@@ -81,10 +81,12 @@ class Failure:
 
 
 def failure(host: str, result: Any) -> Failure:
-    """Return the failure of a host from its failed result.
+    """Return the failure of a host from its failed result, or from the text of a check.
 
     If the result is missing or empty, the host was unreachable.
     """
+    if isinstance(result, str):
+        return Failure(_reason(host, result.strip()), False)
     if not isinstance(result, Mapping) or not result or result.get("unreachable"):
         return Failure(_UNREACHABLE, True)
     message = _message(result)
@@ -92,14 +94,18 @@ def failure(host: str, result: Any) -> Failure:
     if isinstance(result.get("timedout"), Mapping):
         # Replace Ansible's message about the keyword `timeout`, because that message does not explain that the host hangs.
         lines = ["it did not answer within %s s" % result["timedout"].get("period")]
-    reason = text(without_host(host, lines[0]), 300) if lines else "no reason given"
     # Messages from assertions in roles and from modules of this collection may quote the inventory, so do not search them.
     by_ansible = not {"assertion", "problem", "host_fault"}.intersection(result)
     fault = any(result.get(key) for key in _HOST_FAULTS)
     become = by_ansible and _BECOME_PASSWORD.search(message) is not None
     said = "%s\n%s" % (result.get("module_stdout") or "", result.get("module_stderr") or "")
     become = become or _SUDO_ASKS.search(said) is not None
-    return Failure(reason, fault or become, become)
+    return Failure(_reason(host, "\n".join(lines)), fault or become, become)
+
+
+def _reason(host: str, message: str) -> str:
+    """Return the first line of an error without the name of its host."""
+    return text(without_host(host, message.splitlines()[0]), 300) if message else "no reason given"
 
 
 def _message(result: Mapping[str, Any]) -> str:
@@ -117,6 +123,8 @@ def _unprinted(host: str, result: Any) -> str:
 
     Ansible does not print such an error. Returns an empty text if the task failed.
     """
+    if isinstance(result, str):
+        return result
     if not isinstance(result, Mapping) or result.get("failed") or result.get("unreachable"):
         return ""
     return _message(result)
