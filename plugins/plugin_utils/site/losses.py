@@ -81,7 +81,7 @@ class Failure:
 
 
 def failure(host: str, result: Any) -> Failure:
-    """Return the failure of a host from its failed result, or from the text of a check.
+    """Return the failure of a host from a failed result or from the text of a check.
 
     If the result is missing or empty, the host was unreachable.
     """
