@@ -27,7 +27,7 @@ from signals import Ended, as_exceptions
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.collect import TIMEOUT_SECONDS, collect
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import DIRECTORY
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import DIRECTORY
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import model_file, report, simulated
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.checks import judge
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import Check, not_run

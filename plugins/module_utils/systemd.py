@@ -9,7 +9,7 @@ import contextlib
 from pathlib import Path
 from typing import Sequence
 
-from .command import FAILURES, Run, ask
+from .processes.command import FAILURES, Run, ask
 
 #: The unit of the role gpu_layout. It applies the layout at boot. This process may be the process of this unit.
 BOOT = "gpu-layout.service"

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Callable, Collection, Iterable, Iterator, Mapping
 
-from .command import Run, ask
 from .errors import ApplyError, FleetError
+from .processes.command import Run, ask
 
 RELOAD = ["systemctl", "daemon-reload"]
 # Values of gpu_layout_on_busy. Only a plan for the layout can drain clients.

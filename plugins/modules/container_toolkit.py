@@ -184,7 +184,7 @@ notes:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import systemd_reload
-from ..module_utils.minimum_versions import POLICIES
+from ..module_utils.packages.minimum_versions import POLICIES
 from ..module_utils.runner import run
 from ..module_utils.toolkit.smoke import smoke_test
 from ..module_utils.toolkit.toolkit import Toolkit

@@ -176,8 +176,8 @@ kubernetes:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.drain.host import Wanted, drain, resume
+from ..module_utils.plan.transaction import DIRECTORY
 from ..module_utils.runner import run
-from ..module_utils.transaction import DIRECTORY
 
 
 def argspec():

@@ -225,7 +225,7 @@ notes:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.driver.desired import Driver
-from ..module_utils.minimum_versions import POLICIES
+from ..module_utils.packages.minimum_versions import POLICIES
 from ..module_utils.runner import run
 
 

@@ -117,8 +117,8 @@ refused:
 
 from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_required_lib
 
-from ..module_utils.kubernetes_client import core_api, daemonsets_of, has_client, pods_of, reason
-from ..module_utils.pod_eviction import EvictionError, Options, is_of_daemonset, pods_to_evict
+from ..module_utils.kubernetes.client import core_api, daemonsets_of, has_client, pods_of, reason
+from ..module_utils.kubernetes.pod_eviction import EvictionError, Options, is_of_daemonset, pods_to_evict
 from ..module_utils.runner import run
 
 try:

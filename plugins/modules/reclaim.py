@@ -214,9 +214,9 @@ from ..module_utils.keep import keeps, notices
 from ..module_utils.keep.server import SOCKET
 from ..module_utils.nvml.bounded_session import BoundedSession
 from ..module_utils.nvml.calls import respawn_with_pynvml
+from ..module_utils.plan.transaction import looking
 from ..module_utils.reclaim.stop import Policy, Tools, reclaim
 from ..module_utils.runner import run
-from ..module_utils.transaction import looking
 
 _HOLDER = {
     "kind": {"type": "str", "choices": ["unit", "container"], "required": True},

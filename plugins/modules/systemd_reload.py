@@ -58,8 +58,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import systemd, systemd_reload
-from ..module_utils.command import run_to_end
 from ..module_utils.errors import ApplyError
+from ..module_utils.processes.command import run_to_end
 from ..module_utils.runner import run
 
 

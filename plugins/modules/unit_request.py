@@ -89,11 +89,11 @@ import urllib.parse
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import peer
 from ..module_utils.errors import FleetError
 from ..module_utils.foreign_text import one_line
+from ..module_utils.holders.peer_owner import UnitOwner
 from ..module_utils.http_opener import FAILURES, Request, basic, opener
-from ..module_utils.peer_owner import UnitOwner
+from ..module_utils.processes import peer
 from ..module_utils.runner import run
 
 TIMEOUT_SECONDS = 30

@@ -28,7 +28,7 @@ LOOK = """
 import sys
 from attackers import gpu, host
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import locked
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import locked
 def never(command, **options):
     raise FileNotFoundError(2, "No such file", command[0])
 with locked(sys.argv[1], 0):
@@ -66,7 +66,7 @@ def silent(folder, what, *within, user=ALICE):
     with process(*command, user=user) as made:
         yield made
     # Imported here so that, if the module is missing, the test fails because of the scan.
-    from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
+    from ansible_collections.openfleet.gpu.plugins.module_utils.processes import child_process
 
     limit = time.monotonic() + LONG
     while child_process.stuck() and time.monotonic() < limit:

@@ -20,8 +20,8 @@ from warm_ansible import interpreter
 
 pytest.importorskip("kubernetes")
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import kubernetes_client
-from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes_client import ClusterError
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes import client
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.client import ClusterError
 from ansible_collections.openfleet.gpu.plugins.modules import kubernetes_eviction
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import pods as audit_pods
 
@@ -68,7 +68,7 @@ class Api:
         (folder / "kubeconfig").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **config}))
 
     def pods(self):
-        return kubernetes_client.pods_of(kubernetes_client.core_api(self.kubeconfig, None), "n1")
+        return client.pods_of(client.core_api(self.kubeconfig, None), "n1")
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_endless_answer_is_refused(api, monkeypatch, status):
 
     The package kubernetes reads it without a limit.
     """
-    monkeypatch.setattr(kubernetes_client, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(client, "_MOST_BYTES", 1 << 20)
     api.status = status
 
     def send(file):
@@ -147,7 +147,7 @@ def test_trickling_answer_times_out(api, monkeypatch, status):
 
     Each byte arrives within the timeout of a single read.
     """
-    monkeypatch.setattr(kubernetes_client, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(client, "_ANSWER_SECONDS", 1.0)
     api.status, ends = status, threading.Event()
 
     def send(file):
@@ -188,29 +188,29 @@ def test_api_server_message_is_one_short_line(api, message):
 def daemonset_pod(name: str) -> dict:
     owner = {"kind": "DaemonSet", "name": name, "uid": "u", "controller": True}
     metadata = {"namespace": "ml", "name": "pod", "uid": UID, "labels": {"a": "b"}, "ownerReferences": [owner]}
-    return kubernetes_client.checked_pod({"metadata": metadata})
+    return client.checked_pod({"metadata": metadata})
 
 
 def core(api):
-    return kubernetes_client.core_api(api.kubeconfig, None)
+    return client.core_api(api.kubeconfig, None)
 
 
 @pytest.mark.parametrize("name", ["..", "../../secrets/x", "a?watch=true", "A", "", "x" * 400, "a\nb"])
 def test_owner_name_cannot_redirect_a_request(api, name):
-    assert kubernetes_client.daemonsets_of(core(api), [daemonset_pod(name)]) == []
+    assert client.daemonsets_of(core(api), [daemonset_pod(name)]) == []
     assert api.paths == []
 
 
 def test_only_a_missing_daemonset_is_missing(api):
     api.status, api.body = 404, b'{"message": "not found"}'
-    assert kubernetes_client.daemonsets_of(core(api), [daemonset_pod("agent")]) == []
+    assert client.daemonsets_of(core(api), [daemonset_pod("agent")]) == []
     assert api.paths == ["/apis/apps/v1/namespaces/ml/daemonsets/agent"]
     api.status = 403
     with pytest.raises(ClusterError, match=r"DaemonSet ml/agent: it cannot be read: not found\. .*rbac\.yml"):
-        kubernetes_client.daemonsets_of(core(api), [daemonset_pod("agent")])
+        client.daemonsets_of(core(api), [daemonset_pod("agent")])
     api.status, api.body = 200, b'{"metadata": {"uid": "u"}}'
     with pytest.raises(ClusterError, match="something other than a DaemonSet"):
-        kubernetes_client.daemonsets_of(core(api), [daemonset_pod("agent")])
+        client.daemonsets_of(core(api), [daemonset_pod("agent")])
 
 
 def test_disruption_budget_message_is_one_short_line(api):

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from attackers import public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import cdi, durable
+from ansible_collections.openfleet.gpu.plugins.module_utils import durable
+from ansible_collections.openfleet.gpu.plugins.module_utils.cdi import nvidia_ctk
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import metrics
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation
@@ -34,7 +35,7 @@ def by_specification(path, text):
     """
     path.write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}], "hooks": "nvidia-cdi-hook"}))
     text = json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": text}]})
-    cdi._replace(path, text)
+    nvidia_ctk._replace(path, text)
 
 
 #: For each writer: its function, its file name, and the temporary name of an incomplete file.

@@ -17,8 +17,8 @@ import pytest
 from attackers import ALICE, BOB, holding
 from silence import LONG, fuse_folder, look, silent
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import accounts, child_process, file_worker
-from ansible_collections.openfleet.gpu.plugins.module_utils.accounts import account_of, is_foreign
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import accounts, child_process, file_worker
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.accounts import account_of, is_foreign
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 folder = pytest.fixture(fuse_folder)

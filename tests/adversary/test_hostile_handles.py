@@ -14,15 +14,16 @@ from dataclasses import replace
 import pytest
 from attackers import ALICE, PYTHON, gpu, holding, host, process, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import bare_handles, file_worker
-from ansible_collections.openfleet.gpu.plugins.module_utils.busy import make_way
-from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.terminate import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.units import Unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import bare_handles
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Telemetry
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.busy import make_way
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
-from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

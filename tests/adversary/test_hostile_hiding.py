@@ -18,15 +18,15 @@ import hiding
 import pytest
 from attackers import ALICE, BOB, PYTHON, Window, gpu, holding, host, process, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import bare_handles, file_worker
-from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.terminate import end_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import bare_handles, hidden_files, tasks
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import devices as holders_devices
-from ansible_collections.openfleet.gpu.plugins.module_utils.holders import hidden_files, tasks
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import processes as holders_processes
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import host as vgpu_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import identity as vgpu_identity
-from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

@@ -139,7 +139,7 @@ def test_very_long_command_line_is_read_in_part(monkeypatch):
     assert command_of(["x", *["y"] * 5000]) == "x" + " y" * 498 + "..."
     shown = []
     monkeypatch.setattr(
-        "ansible_collections.openfleet.gpu.plugins.module_utils.command_line.shown",
+        "ansible_collections.openfleet.gpu.plugins.module_utils.processes.command_line.shown",
         lambda words: shown.extend(words) or "",
     )
     command_of(["y"] * 30000)

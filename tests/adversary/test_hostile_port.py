@@ -15,8 +15,8 @@ from exporter_installer import peer as exporter_peer
 from exporter_installer import scrape
 from peer_hosts import Processes, Stranger
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import jupyter, stop
 from ansible_collections.openfleet.gpu.plugins.modules import unit_request
 

@@ -16,9 +16,9 @@ import cgroups
 import pytest
 from attackers import ALICE, BOB, HOLD, Window, gpu, holding, host, named, process, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import containers as holders_containers
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes containers and device nodes")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.command import ask, run_tool
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.command import ask, run_tool
 
 NEVER = "while :; do read _ </dev/tty 2>/dev/null || sleep 1000; done"
 

@@ -20,21 +20,22 @@ from pathlib import Path
 import pytest
 from attackers import ALICE, BOB, HOLD, PYTHON, gpu, holding, host, named, process, public_folder
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import bare_handles, file_worker, peer, proc_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.bare_handles import may_be_handed
-from ansible_collections.openfleet.gpu.plugins.module_utils.command_line import shown
-from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.terminate import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.essential_units import is_essential, is_on_bus
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import bare_handles
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find as holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import mps as holders_mps
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import processes as holders_proc
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.bare_handles import may_be_handed
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.cgroup import Origin, parse_cgroup
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.essential_units import is_essential, is_on_bus
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Process, to_data
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.printable import printable
-from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker, peer, proc_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.command_line import shown
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

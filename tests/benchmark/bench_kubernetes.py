@@ -27,8 +27,8 @@ from mig_cases import random_cases
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import KUBELET
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.pod_eviction import Options, pods_to_evict
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
-from ansible_collections.openfleet.gpu.plugins.module_utils.pod_eviction import Options, pods_to_evict
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
 
 HERE = Path(__file__).resolve().parent

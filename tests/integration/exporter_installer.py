@@ -12,8 +12,8 @@ from pathlib import Path
 
 from install_module import run_module
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import scrape
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 
 __all__ = ["peer", "scrape"]
 

@@ -23,8 +23,8 @@ from simulated_host import SIMULATOR, SimulatedHost
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner, recovery
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal, locked
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal, locked
 
 sys.path[:0] = [str(SIMULATOR), str(Path(__file__).resolve().parents[1] / "unit")]
 
@@ -321,8 +321,8 @@ def random_transitions(seed: int, count: int) -> Iterator[tuple[str, list[tuple[
     """Yield (model, have, busy, want) for random transitions that change something."""
     from mig_rules import legal
 
-    from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
     from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+    from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 
     models = load_models()
     rng = random.Random(seed)

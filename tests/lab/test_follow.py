@@ -46,7 +46,7 @@ WantedBy=multi-user.target
 FOLLOW = """
 import sys
 from openfleet_gpu.errors import FollowError
-from openfleet_gpu.follow import follow
+from openfleet_gpu.cdi.follow import follow
 try:
     print(*follow(sys.argv[2:], again=sys.argv[1] == "again"), sep="\\n")
 except FollowError as error:

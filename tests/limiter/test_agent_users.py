@@ -14,7 +14,7 @@ import pytest
 from agent_lab import Agent, connected, handed, make_tenant, wait_until
 from sm import World
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import passed_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import passed_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
 

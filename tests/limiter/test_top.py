@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from limiter_lab import DEADLINE, Built, Client, Tenant
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.child_process import readable
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.child_process import readable
 
 MIB, GIB = 1 << 20, 1 << 30
 SEAT_0_BUSY = (

@@ -26,7 +26,7 @@ from limiter_lab import DEADLINE, OUT, Client, Tenant, data
 from test_region import GPUS, LOCKED_SLOTS, SLOT_SIZE, SLOTS, TOTAL, USED, region
 from turnstile_lab import Seat, Turnstile
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.child_process import readable
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.child_process import readable
 
 LIVING = 60
 F_OFD_SETLK = 37  # fcntl.h; in Python since 3.9. Opening and closing the file elsewhere does not drop the lock.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes_client import ClusterError
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.client import ClusterError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import pods
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import holdings, hosts_of
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Holder, Pod

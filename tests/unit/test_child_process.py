@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import processes
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import child_process
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 NO_DEVICES = Devices(Host("", "", None, False, ()))

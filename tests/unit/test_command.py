@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import command as commands
 from ansible_collections.openfleet.gpu.plugins.module_utils import systemd
-from ansible_collections.openfleet.gpu.plugins.module_utils.command import (
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import CommandTimeoutError
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import command as commands
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.command import (
     ask,
     program,
     run_to_end,
@@ -24,7 +25,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.command import (
     search_path,
     seconds_for,
 )
-from ansible_collections.openfleet.gpu.plugins.module_utils.errors import CommandTimeoutError
 
 RUNNERS = pytest.mark.parametrize("run", [run_tool, run_to_end])
 ENVIRONMENT = [sys.executable, "-c", "import os; print(*(os.environ[n] for n in ('LC_ALL', 'LANG', 'PATH', 'MORE')))"]

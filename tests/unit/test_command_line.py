@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.command_line import shown
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.command_line import shown
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,11 @@ def test_loose_files_are_on_the_map(path):
     assert re.search(r"`(?:[\w/]+/)?%s`" % re.escape(path.name), text)
 
 
+def test_few_files_are_outside_packages():
+    # A new file of module_utils belongs to a package.
+    assert len(list((ROOT / "plugins/module_utils").glob("*.py"))) <= 12
+
+
 def test_pages_name_only_existing_playbooks():
     """Names of playbooks without a suffix are checked too."""
     row = re.search(r"^\| `playbooks` \|(.*)$", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)[1]

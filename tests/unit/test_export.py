@@ -11,7 +11,6 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.export import layout as export
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     ComputeInstance,
@@ -19,6 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     Placement,
     Setting,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace, MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuSeen, VgpuTenant

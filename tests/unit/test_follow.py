@@ -15,11 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
-from ansible_collections.openfleet.gpu.plugins.module_utils.change.pending import PendingFollowUp
-from ansible_collections.openfleet.gpu.plugins.module_utils.command import run_tool
-from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FollowError
-from ansible_collections.openfleet.gpu.plugins.module_utils.follow import (
+from ansible_collections.openfleet.gpu.plugins.module_utils.cdi import nvidia_ctk
+from ansible_collections.openfleet.gpu.plugins.module_utils.cdi.follow import (
     BOOT,
     REFRESH,
     Renew,
@@ -30,6 +27,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.follow import (
     predict,
     steps,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.pending import PendingFollowUp
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FollowError
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.command import run_tool
 
 STAND_IN = Path(__file__).resolve().parents[1] / "lab" / "stand_in_nvidia_ctk.py"
 WHOLE = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aa)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)\n"
@@ -41,7 +41,7 @@ def unit(name, active="active", enabled="enabled", load="loaded", invocation="1"
 
 
 def spec(path, written=(1, 1)):
-    return cdi.Spec(Path(path), "yaml", ("index",), written)
+    return nvidia_ctk.Spec(Path(path), "yaml", ("index",), written)
 
 
 LASTING, PASSING = spec("/etc/cdi/nvidia.yaml"), spec("/run/cdi/nvidia.yaml")

@@ -21,13 +21,13 @@ from pathlib import Path
 import pytest
 from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import slurm as holders_slurm
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.device_ids import named as named_device
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import scan
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import given_on, hostnames, resources
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
 
 # Daemons run under their real names, so other tests that scan /proc would find them.
 pytestmark = pytest.mark.alone

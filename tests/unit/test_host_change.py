@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.host_change import HostChange
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, FleetError, attempt_all
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 
 pytestmark = pytest.mark.core
 

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from mig_rules import Card, with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.drift import compare
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Setting
-from ansible_collections.openfleet.gpu.plugins.module_utils.ownership import Ownership
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.ownership import Ownership
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsSeen

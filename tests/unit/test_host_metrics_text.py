@@ -9,7 +9,6 @@ import dataclasses
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import KINDS
 from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.drift import GpuDrift
@@ -21,6 +20,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.text import 
     render,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import GpuInstance, Holder, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import metrics as mps_metrics
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace, MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import metrics as vgpu_metrics

@@ -14,9 +14,9 @@ from ansible_collections.openfleet.gpu.plugins.filter.fleet_plan import fleet_pl
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_report import fleet_report
 from ansible_collections.openfleet.gpu.plugins.filter.host_value import host_value
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import to_data
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import host_results
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import hosts_of
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make

@@ -107,7 +107,7 @@ def test_modules_import_rarely_needed_code_lazily(module, most):
     )
     loaded = {name.partition("module_utils.")[2] for name in done.stdout.split()}
     assert len(loaded) <= most, sorted(loaded)
-    rare = {"follow", "cdi", "holders.slurm", "command_line_programs", "peer"}
+    rare = {"cdi.follow", "cdi.nvidia_ctk", "holders.slurm", "processes.command_line_programs", "processes.peer"}
     rare |= {"change.apply_plan", "change.recovery", "change.plan_file"}
     rooms = {
         "techniques.%s.%s" % (key, room)
@@ -118,6 +118,6 @@ def test_modules_import_rarely_needed_code_lazily(module, most):
         rooms |= {
             "techniques.%s.%s" % (key, room) for key in ("mps", "vgpu") for room in ("service", "observe", "steps")
         }
-        rare |= {"change.host_change", "terminate", "holders.kubelet", "holders.mps", "mps_control"}
+        rare |= {"change.host_change", "change.terminate", "holders.kubelet", "holders.mps", "holders.mps_control"}
         rooms |= {"techniques.mig.%s" % room for room in ("plan", "fit", "steps")}
     assert not loaded & (rare | rooms)

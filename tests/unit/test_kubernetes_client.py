@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import kubernetes_client
-from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes_client import ClusterError, core_api, pods_of
-from ansible_collections.openfleet.gpu.plugins.module_utils.pod_eviction import EvictionError, Options, Pod
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes import client
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.client import ClusterError, core_api, pods_of
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.pod_eviction import EvictionError, Options, Pod
 from ansible_collections.openfleet.gpu.plugins.modules.kubernetes_eviction import Cluster
 
 pytest.importorskip("kubernetes")
@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 60
 
 @pytest.fixture(name="kubeconfig")
 def of_a_silent_server(tmp_path, monkeypatch):
-    monkeypatch.setattr(kubernetes_client, "REQUEST_SECONDS", 1)
+    monkeypatch.setattr(client, "REQUEST_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         path = tmp_path / "kubeconfig"
         path.write_text(

@@ -14,7 +14,6 @@ from functools import lru_cache
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import SelectorError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     ComputeInstance,
@@ -22,6 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import (
     Mig,
     Placement,
 )
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.nvidia_device_plugin.offer import (
     config_name,

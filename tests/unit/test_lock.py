@@ -13,9 +13,10 @@ import sys
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import durable, transaction
+from ansible_collections.openfleet.gpu.plugins.module_utils import durable
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import started_ticks_of
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan import transaction
 
 
 def refused(folder):

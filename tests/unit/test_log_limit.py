@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import log_limit
-from ansible_collections.openfleet.gpu.plugins.module_utils.log_limit import BURST, SECONDS_A_LINE, LimitedLog
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import log_limit
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.log_limit import BURST, SECONDS_A_LINE, LimitedLog
 
 
 class Clock:

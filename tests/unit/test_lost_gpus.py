@@ -8,11 +8,11 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.lost_gpus import FAIL, POLICIES, SKIP, answering
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import NvmlError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, LostGpu, to_data
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.request import Request
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.request import answer as kubernetes

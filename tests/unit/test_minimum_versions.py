@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import minimum_versions
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
-from ansible_collections.openfleet.gpu.plugins.module_utils.minimum_versions import DRIVER, TOOLKIT, judged
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages import minimum_versions
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.minimum_versions import DRIVER, TOOLKIT, judged
 
 ROOT = Path(__file__).resolve().parents[2]
 

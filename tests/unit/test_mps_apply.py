@@ -12,9 +12,9 @@ import json
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import apply as mps_apply
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.apply import MpsChange
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import (

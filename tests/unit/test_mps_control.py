@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import mps_control
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_control import (
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import mps_control
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mps_control import (
     Control,
     MpsError,
     limit_command,

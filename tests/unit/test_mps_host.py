@@ -21,10 +21,12 @@ import pytest
 from holder_hosts import named, opened
 from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import file_worker, mps_control
-from ansible_collections.openfleet.gpu.plugins.module_utils.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.terminate import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import mps as holders_mps
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders import mps_control
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import files as mps_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import host as mps_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import observe as mps_observe
@@ -32,7 +34,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps impor
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost, adjustable
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsClient, MpsSeen
-from ansible_collections.openfleet.gpu.plugins.module_utils.terminate import end_holders
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_one_function_writes_files_atomically():
 
 
 def test_one_runner_runs_commands():
-    assert importers("subprocess", "pty", "popen2") == {"module_utils/command.py"}
+    assert importers("subprocess", "pty", "popen2") == {"module_utils/processes/command.py"}
     calls = {"system", "popen", "posix_spawn", "posix_spawnp", "spawnv", "spawnve", "spawnvp", "spawnvpe", "execvp"}
     for path, tree in trees():
         used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is(node.value, "os")}

@@ -8,11 +8,11 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import LostGpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import pci
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.calls import lost_error
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 
 ADDRESSES = ["0000:17:00.0", "0000:2a:00.0", "0000:3d:00.0"]
 GPUS = [

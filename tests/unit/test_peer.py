@@ -17,8 +17,12 @@ from pathlib import Path
 import pytest
 from peer_hosts import Processes, Stranger
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import peer
-from ansible_collections.openfleet.gpu.plugins.module_utils.peer_owner import ContainerOwner, UnitOwner, UserOfUnitOwner
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.peer_owner import (
+    ContainerOwner,
+    UnitOwner,
+    UserOfUnitOwner,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 
 UNIT = "dcgm-exporter.service"
 OWN = "/system.slice/" + UNIT

@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.pod_eviction import EvictionError, Options, pods_to_evict
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.pod_eviction import (
+    EvictionError,
+    Options,
+    pods_to_evict,
+)
 
 DEFAULT = Options(ignore_daemonsets=True)
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.proc_files import read
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes.proc_files import read
 
 LONG = "x" * 100_000
 

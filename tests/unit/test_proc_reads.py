@@ -21,8 +21,8 @@ SIZE = "no more than so many letters"
 LINK = "where a link leads, by the kernel's word; it is not followed"
 OWN = "of this process"
 PLACES = {
-    "bare_handles._has_open": CHILD,
-    "child_process._close_all": OWN,
+    "holders.bare_handles._has_open": CHILD,
+    "processes.child_process._close_all": OWN,
     "holders.containers._given": CHILD,
     "holders.containers._has_driver": SIZE,
     "holders.hidden_files._devices_of": CHILD,
@@ -43,8 +43,8 @@ PLACES = {
     "holders.open_files.RemoteMounts.of": SIZE,
     "holders.open_files._place": "part of a path, of which nothing is read",
     "holders.open_files.info_of": "one open file, as the kernel describes it",
-    "peer.Process.executable": LINK,
-    "peer.Process.sockets": DEADLINE,
+    "processes.peer.Process.executable": LINK,
+    "processes.peer.Process.sockets": DEADLINE,
     "reclaim.tell._replace": OWN,
     "systemd_reload._has_gpu": DEADLINE,
     "techniques.mps.observe.Daemons._replaced": LINK,

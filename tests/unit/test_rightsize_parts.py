@@ -14,11 +14,11 @@ from thorough import draws
 
 pytest.importorskip("numpy")
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import resolved
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     WORDS,

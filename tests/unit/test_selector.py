@@ -8,11 +8,11 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import COMPUTE_MODES, targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import SelectorError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.matching import select
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.types import Selector
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"

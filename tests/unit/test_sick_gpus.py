@@ -8,13 +8,13 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.lost_gpus import SKIP, answering
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.planner import plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.sick_gpus import sick_gpus, without
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Mig
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 
 HALVES = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import errors
-from ansible_collections.openfleet.gpu.plugins.module_utils.mps_control import MpsError
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mps_control import MpsError
 from ansible_collections.openfleet.gpu.plugins.module_utils.runner import details
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.site.losses import failure, losses, tolerated
 

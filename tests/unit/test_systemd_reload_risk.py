@@ -17,15 +17,15 @@ from holder_hosts import host as host_of
 from mps_hosts import DAEMON, DEVICES, OTHER, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import systemd_reload
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import CONTAINER, PROCESS
 from ansible_collections.openfleet.gpu.plugins.module_utils.install import sources
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.types import Layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Step
-from ansible_collections.openfleet.gpu.plugins.module_utils.services import PartRequest
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.services import PartRequest
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques import detached
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import files as mps_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import service as mps_service

@@ -100,7 +100,10 @@ RELOADERS = {
         "systemd_reload.guard(",
     ),
     "plugins/module_utils/toolkit/apply.py": ("plugins/modules/container_toolkit.py", "toolkit.guard("),
-    "plugins/module_utils/limited_folder.py": ("plugins/module_utils/techniques/mps/host.py", "limited_folder("),
+    "plugins/module_utils/techniques/limited_folder.py": (
+        "plugins/module_utils/techniques/mps/host.py",
+        "limited_folder(",
+    ),
     "plugins/module_utils/techniques/mps/host.py": (
         "plugins/module_utils/techniques/mps/service.py",
         "reload_disturbs(",

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner, recovery
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.apply_plan import Context
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import asked, targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import CreateGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
@@ -27,7 +28,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry 
     technique_of,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.service_views import SERVICE_VIEWS
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
 
 UTILS = Path(__file__).resolve().parents[2] / "plugins/module_utils"
 FOLDERS = sorted(path.parent for path in (UTILS / "techniques").glob("*/__init__.py"))
@@ -73,7 +73,7 @@ def words_of(tree: ast.AST) -> set[str]:
 EXCEPTED = {
     # NVML's data on a GPU (`Gpu.mig`), in code and in the JSON of observations.
     "mig": {
-        "assumed.py": {"mig", "Mig"},
+        "plan/assumed.py": {"mig", "Mig"},
         "cli/holders.py": {"mig", "MIG"},
         "cli/on_gpus.py": {"mig", "MIG"},
         "hardware/reader.py": {"mig", "MIG"},

@@ -9,11 +9,11 @@ import subprocess
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import NvmlError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Setting
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.apply import set_time_slice
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.observe import with_time_slices

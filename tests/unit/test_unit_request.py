@@ -16,7 +16,7 @@ import threading
 import pytest
 from peer_hosts import Processes
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import peer
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 from ansible_collections.openfleet.gpu.plugins.modules import unit_request
 from ansible_collections.openfleet.gpu.plugins.modules.unit_request import RequestError, send
 

@@ -10,7 +10,6 @@ import json
 import pytest
 from mig_rules import with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.prepare import PlanRequest, make_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.unnamed import (
     Applied,
@@ -22,7 +21,13 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change.unnamed impor
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, LostGpu, Process
-from ansible_collections.openfleet.gpu.plugins.module_utils.ownership import KEEP, RELEASE, Ownership, owned_instance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.ownership import (
+    KEEP,
+    RELEASE,
+    Ownership,
+    owned_instance,
+)
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.service import MpsService

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.install import vgpu_limiter
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker
 
 OLD, OLDER = vgpu_limiter.LIBRARY + ".1", vgpu_limiter.LIBRARY + ".0"
 

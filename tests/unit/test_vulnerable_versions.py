@@ -18,7 +18,7 @@ from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import files as driver_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.desired import Driver
-from ansible_collections.openfleet.gpu.plugins.module_utils.minimum_versions import DRIVER, TOOLKIT
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.minimum_versions import DRIVER, TOOLKIT
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.toolkit import Toolkit
 from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit, driver
 

@@ -14,9 +14,9 @@ from typing import Sequence
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import durable
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, instance_text
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, instance_text
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 
 SCHEMA = 1
 

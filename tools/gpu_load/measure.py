@@ -21,7 +21,7 @@ from card_program import HERE, KINDS, Card, NotMeasuredError, program, tried
 from exporter import Series, running
 from tenants import QUOTA_BYTES, Tenant, build, container_options, environment
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import cdi
+from ansible_collections.openfleet.gpu.plugins.module_utils.cdi import nvidia_ctk
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli.holders import look
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders, gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import BoundedSession
@@ -38,7 +38,7 @@ MOST_BYTES = 2 * QUOTA_BYTES
 #: CUDA_ERROR_OUT_OF_MEMORY
 OUT_OF_MEMORY = 2
 #: Folders of CDI specifications.
-CDI_FOLDERS = (Path("/", cdi.LASTING), Path("/", cdi.PASSING))
+CDI_FOLDERS = (Path("/", nvidia_ctk.LASTING), Path("/", nvidia_ctk.PASSING))
 ENGINES = ("podman", "docker")
 #: Total duration of a measurement's kernels.
 KERNEL_SECONDS = KERNELS * 0.001
@@ -227,7 +227,7 @@ def _engine(card: Card) -> str:
     engines = [name for name in ENGINES if shutil.which(name)]
     if not engines:
         raise NotMeasuredError("neither podman nor docker is installed")
-    if not any(cdi.find_specs(folder) for folder in CDI_FOLDERS):
+    if not any(nvidia_ctk.find_specs(folder) for folder in CDI_FOLDERS):
         raise NotMeasuredError("no CDI specification of nvidia.com/gpu: create it with nvidia-ctk cdi generate")
     for engine in engines:
         ask = [engine, "image", "inspect", card.image]

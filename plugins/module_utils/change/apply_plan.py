@@ -15,22 +15,22 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from .. import durable
-from ..busy import can_be_ended, make_way
-from ..disturbance import Disturbance
 from ..errors import ApplyError, BusyError, FleetError, NvmlError, PlanError, ResetRefusedError, UnansweredCallError
 from ..frozen import frozen
-from ..gpu_plan import GpuPlan, Plan, Target
 from ..holders.model import UNKNOWN
 from ..model import Gpu, Holder, Host, LostGpu, Process, lost_of
 from ..nvml.bounded_session import BoundedSession
 from ..nvml.calls import IN_USE, lost_error
 from ..nvml.calls import UNKNOWN as UNKNOWN_CODE
 from ..nvml.reset import Reset, reset_gpu
-from ..ownership import Ownership, Record
-from ..plan_parts import GpuStep
-from ..services import Change, Clear, Look
+from ..plan.busy import can_be_ended, make_way
+from ..plan.disturbance import Disturbance
+from ..plan.gpu_plan import GpuPlan, Plan, Target
+from ..plan.ownership import Ownership, Record
+from ..plan.parts import GpuStep
+from ..plan.services import Change, Clear, Look
+from ..plan.transaction import Journal
 from ..techniques.registry import DIVIDER, technique_of
-from ..transaction import Journal
 from . import compute_mode, planner
 from .host_change import HostChange
 

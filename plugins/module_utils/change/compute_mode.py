@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from ..errors import NvmlError, PlanError
 from ..frozen import frozen
-from ..gpu_plan import Target
 from ..model import Gpu
 from ..nvml.bounded_session import BoundedSession
 from ..nvml.calls import NO_PERMISSION, NOT_SUPPORTED
-from ..plan_parts import GpuPart, GpuStep
+from ..plan.gpu_plan import Target
+from ..plan.parts import GpuPart, GpuStep
 
 KEY = "gpu"
 _CURE = "Choose a sharing that keeps the default mode (sharing: shared), or set the mode on the host of this guest."

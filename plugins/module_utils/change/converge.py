@@ -12,19 +12,19 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from ..busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
-from ..disturbance import Disturbance
 from ..errors import ApplyError, BusyError, FollowError, NvmlError, PlanError
 from ..frozen import frozen
-from ..gpu_plan import Plan, instance_text
 from ..layout.types import Layout
 from ..model import Host
 from ..nvml.bounded_session import BoundedSession
 from ..nvml.calls import IN_USE
-from ..ownership import KEEP, Owned, Ownership, Record, owned_instance
-from ..services import Change, Clear, Look, Pids, Service, merged
+from ..plan.busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
+from ..plan.disturbance import Disturbance
+from ..plan.gpu_plan import Plan, instance_text
+from ..plan.ownership import KEEP, Owned, Ownership, Record, owned_instance
+from ..plan.services import Change, Clear, Look, Pids, Service, merged
+from ..plan.transaction import Journal, locked
 from ..techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
-from ..transaction import Journal, locked
 from . import lost_gpus
 from .lost_gpus import Answering, answering, newly_lost
 from .pending import PendingFollowUp, PendingReboot
@@ -128,7 +128,7 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
         missing = tuple(filter(None, (service.missing(parts[service.key]) for service in services)))
         followed: tuple[str, ...] = ()
         if follows:
-            from ..follow import predict
+            from ..cdi.follow import predict
 
             followed = predict(request.services, again=owed)
         reboots: tuple[str, ...] = ()
@@ -328,7 +328,7 @@ class _Attempts:
                 )
 
     def _clear(self, disturbs: Sequence[Disturbance]) -> bool:
-        from ..terminate import end_holders
+        from .terminate import end_holders
 
         ended = end_holders(disturbs, self.on_busy.grace_seconds)
         self.ended += ended
@@ -344,7 +344,7 @@ class _Attempts:
             return ()
         followed: tuple[str, ...] = ()
         if not session.private:
-            from ..follow import follow
+            from ..cdi.follow import follow
 
             followed = follow(self.request.services, again=bool(self.owed))
         self.follow_up.end()

@@ -13,7 +13,7 @@ from typing import Any, Sequence
 
 from ..errors import attempt_all
 from ..model import Host
-from ..services import Change
+from ..plan.services import Change
 
 
 class HostChange:

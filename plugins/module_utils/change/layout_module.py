@@ -11,15 +11,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Sequence
 
-from .. import busy
 from ..errors import DriverAbsentError
-from ..gpu_plan import Plan, gpu_line
 from ..model import Gpu, Host, to_data
 from ..nvml.calls import driver_loaded, installed_binding, lend, respawn_with_pynvml
 from ..nvml.pci import nvidia_gpus
-from ..ownership import POLICIES, UNNAMED_POLICIES
+from ..plan import busy
+from ..plan.gpu_plan import Plan, gpu_line
+from ..plan.ownership import POLICIES, UNNAMED_POLICIES
+from ..plan.transaction import DIRECTORY
 from ..techniques.forms import parse_layout
-from ..transaction import DIRECTORY
 from . import lost_gpus
 from .converge import Request, Run, converge, predict
 from .pending import RESTARTED
@@ -157,7 +157,7 @@ def _reload_risk(host: Host) -> bool:
     """Return whether a systemd reload would detach GPUs from containers."""
     from pathlib import Path
 
-    from ..command import run_to_end
+    from ..processes.command import run_to_end
     from ..techniques.detached import look
 
     return bool(look(Path("/"), [holder for gpu in host.gpus for holder in gpu.held_by], run_to_end))

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import systemd
-from ..command import Run, run_tool
 from ..errors import FollowError, PlanError, Problem
+from ..processes.command import Run, run_tool
 
 UNIT = "nvidia-mig-manager.service"
 REFUSE, DISABLE = POLICIES = ("refuse", "disable")

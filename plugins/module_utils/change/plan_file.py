@@ -16,9 +16,9 @@ import json
 from typing import Any, Iterable, Mapping, Sequence
 
 from ..errors import PlanError
-from ..gpu_plan import GpuPlan, Plan, Target, WantedInstance
 from ..model import Gpu, Host, to_data
-from ..ownership import Ownership
+from ..plan.gpu_plan import GpuPlan, Plan, Target, WantedInstance
+from ..plan.ownership import Ownership
 from ..techniques.registry import SETTINGS
 from . import planner
 from .targets import asked

@@ -13,9 +13,9 @@ import dataclasses
 from typing import Iterable, Sequence
 
 from ..errors import PlanError
-from ..gpu_plan import GpuPlan, Plan, Target, WantedInstance
 from ..model import Gpu
-from ..ownership import Ownership
+from ..plan.gpu_plan import GpuPlan, Plan, Target, WantedInstance
+from ..plan.ownership import Ownership
 from ..techniques.registry import DIVIDER, SETTINGS
 from . import compute_mode
 

@@ -12,15 +12,15 @@ import dataclasses
 from typing import Any, Mapping, Sequence
 
 from ..frozen import frozen
-from ..gpu_plan import GpuPlan, Plan, Target
 from ..holders.find import find_holders
 from ..holders.mark import mark
 from ..layout.types import Layout
 from ..model import Gpu, Host
 from ..nvml.bounded_session import BoundedSession
-from ..ownership import Ownership
-from ..plan_parts import HostPart, NoPart
-from ..services import PartRequest, Pids, Service, merged
+from ..plan.gpu_plan import GpuPlan, Plan, Target
+from ..plan.ownership import Ownership
+from ..plan.parts import HostPart, NoPart
+from ..plan.services import PartRequest, Pids, Service, merged
 from ..techniques.registry import SERVING, SETTINGS
 from . import planner
 from .targets import targets

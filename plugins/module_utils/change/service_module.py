@@ -12,16 +12,16 @@ import contextlib
 import os
 from typing import Any, Callable, Sequence
 
-from ..busy import FAIL, FORCE, OnBusy, wait_until_free
-from ..disturbance import Disturbance
 from ..errors import BusyError, DriverAbsentError
-from ..gpu_plan import Plan
 from ..layout.types import Layout
 from ..model import Host
 from ..nvml.bounded_session import BoundedSession
-from ..plan_parts import HostPart
-from ..services import PartRequest, Service
-from ..transaction import locked
+from ..plan.busy import FAIL, FORCE, OnBusy, wait_until_free
+from ..plan.disturbance import Disturbance
+from ..plan.gpu_plan import Plan
+from ..plan.parts import HostPart
+from ..plan.services import PartRequest, Service
+from ..plan.transaction import locked
 from . import layout_module
 from .prepare import removal_of
 
@@ -70,7 +70,7 @@ def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> di
     ended: list[str] = []
 
     def clear(disturbs: Sequence[Disturbance]) -> bool:
-        from ..terminate import end_holders
+        from .terminate import end_holders
 
         gone = end_holders(disturbs, on_busy.grace_seconds)
         ended.extend(gone)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Sequence
 
 from ..errors import Problem, SelectorError
-from ..gpu_plan import Target, WantedInstance
 from ..layout.matching import select
 from ..layout.types import Entry, Layout, MigInstance
 from ..model import Gpu
+from ..plan.gpu_plan import Target, WantedInstance
 from ..techniques.forms import FORMS
 from ..techniques.registry import DIVIDER, SETTINGS
 from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS

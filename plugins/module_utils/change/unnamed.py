@@ -19,11 +19,11 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 from .. import durable
 from ..errors import LayoutError, PlanError, SelectorError
 from ..frozen import frozen
-from ..gpu_plan import GpuPlan, Plan, Target
 from ..layout.form import Form, Seen
 from ..layout.types import WITHOUT_PART, Entry, Layout, Selector
 from ..model import ComputeInstance, Gpu, GpuInstance, Host, Placement, Setting, lost_of
-from ..ownership import KEEP, Ownership
+from ..plan.gpu_plan import GpuPlan, Plan, Target
+from ..plan.ownership import KEEP, Ownership
 from ..techniques.forms import FORMS, INSIDE, layout_to_data, parse_layout
 from ..techniques.registry import DIVIDER, SETTINGS
 from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS

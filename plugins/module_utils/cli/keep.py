@@ -71,11 +71,11 @@ def _holders(state_directory: str) -> Any:
 
     Raises FleetError if the host cannot be read or a run is changing it.
     """
-    from ..command import run_tool
     from ..holders.containers import LIST_DOCKER
     from ..holders.find import find_holders
     from ..nvml.bounded_session import BoundedSession
-    from ..transaction import looking
+    from ..plan.transaction import looking
+    from ..processes.command import run_tool
 
     def run(command: list[str], **how: Any) -> Any:
         # Only the names of Docker containers are queried. Schedulers are not queried, because their allocations cannot

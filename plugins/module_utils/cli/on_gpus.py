@@ -73,8 +73,8 @@ def plan(options: Namespace) -> int:
     """Print the plan that apply would run."""
     start_ahead()
     from ..change.converge import Request, predict
+    from ..plan.transaction import Journal
     from ..techniques.forms import parse_layout
-    from ..transaction import Journal
     from .files import read_layout
     from .main import EXIT_CHANGES
 
@@ -104,9 +104,9 @@ def _is_interrupted(entry: Any, host: Host) -> bool:
 def apply(options: Namespace) -> int:
     """Apply the layout, and print the plan that was applied."""
     start_ahead()
-    from ..busy import OnBusy
     from ..change.converge import Request, converge
     from ..change.trial import settle
+    from ..plan.busy import OnBusy
     from ..techniques.forms import parse_layout
     from .files import read_layout
 

@@ -12,11 +12,11 @@ from argparse import Namespace
 from typing import Any
 
 from .. import catalogue
-from ..assumed import assumed_gpus
 from ..change import planner
 from ..errors import FleetError, PlanError
-from ..gpu_plan import Target, WantedInstance, listing
 from ..layout.profile_name import ProfileNameError, parse_profile_name
+from ..plan.assumed import assumed_gpus
+from ..plan.gpu_plan import Target, WantedInstance, listing
 from ..techniques.registry import DIVIDER
 
 _PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterator, Sequence
 
-from ..command import TimeoutExpired, run_tool
 from ..errors import ApplyError, FleetError
+from ..plan.transaction import DIRECTORY, locked
 from ..printable import printable
-from ..transaction import DIRECTORY, locked
+from ..processes.command import TimeoutExpired, run_tool
 from . import units
 from .record import DrainError, Record
 from .slurm import Node, Slurm, check_reason

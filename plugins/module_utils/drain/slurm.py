@@ -15,10 +15,10 @@ import re
 import time
 from typing import Any
 
-from ..command import Run, ask, run_tool
-from ..command_line import printable
 from ..frozen import frozen
 from ..holders.slurm import NoAnswerError, fields, first_line, name_of
+from ..processes.command import Run, ask, run_tool
+from ..processes.command_line import printable
 from .record import DrainError
 
 # States in which Slurm does not know the jobs on the node.

@@ -13,8 +13,8 @@ import re
 from typing import Callable, Iterable, Mapping, Sequence
 
 from .. import systemd
-from ..command import Done, TimeoutExpired, run_tool
 from ..frozen import frozen
+from ..processes.command import Done, TimeoutExpired, run_tool
 from .record import DrainError
 
 # Types of units that a start restores exactly. Starting a target or a slice would also start members that did not run

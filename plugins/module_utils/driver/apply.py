@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from .. import durable, systemd
-from ..command import Run, run_to_end
 from ..errors import ApplyError
 from ..frozen import frozen
 from ..packages.model import Step
+from ..processes.command import Run, run_to_end
 from . import initramfs, rules
 from .files import REPO, SOURCES
 from .model import Host, Plan, Request

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Iterable, Sequence
 
-from ..command import Run, run_to_end
 from ..durable import replacing
 from ..errors import ApplyError, PlanError
 from ..packages import apt
+from ..processes.command import Run, run_to_end
 from . import files, rules
 from .model import Host, Request, Transaction, Wanted
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import durable, minimum_versions
+from .. import durable
 from ..errors import PlanError
-from ..packages import keys
+from ..packages import keys, minimum_versions
 from . import files, plan, rules
 from .apply import DriverChange, Tools, finish, interrupted
 from .apt import Apt

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Iterable, Sequence
 
-from ..command import Run, run_to_end
 from ..errors import ApplyError, PlanError
 from ..packages import dnf
 from ..packages.host_files import read_text
+from ..processes.command import Run, run_to_end
 from . import files, rules
 from .model import Host, Request, Transaction, Wanted
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..command import Run, program, run_to_end
+from ..processes.command import Run, program, run_to_end
 
 #: The first tool that is installed is used. If both are installed, dracut is only a dependency of another package. The
 #: initramfs of every kernel is rebuilt, so that nouveau is excluded whichever kernel boots next.

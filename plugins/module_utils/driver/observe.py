@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Iterable, Sequence
 
 from .. import systemd
-from ..command import Run, program, run_to_end
 from ..errors import PlanError
 from ..nvml.pci import DEVICES, nvidia_gpus
 from ..packages import apt, dnf, keys
 from ..packages.host_files import read_text, read_texts
 from ..packages.model import Package
+from ..processes.command import Run, program, run_to_end
 from .model import Gpu, Host, SecureBoot, Unit
 
 #: PCI ids of NVSwitches. They are NVIDIA bridges in the generations V100, A100 and H100

@@ -14,7 +14,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from ..command import Run, run_to_end
+from ..processes.command import Run, run_to_end
 
 _INFO = Path("/var/lib/dpkg/info")
 #: Control files that belong to dpkg itself. dpkg refuses them in a package.

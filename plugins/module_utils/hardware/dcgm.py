@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from typing import Any, Iterator
 
-from ..command import Run, TimeoutExpired, run_tool
+from ..processes.command import Run, TimeoutExpired, run_tool
 
 _ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 LEVELS = (1, 2, 3, 4)

@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import Any, Iterable
 
-from ..proc_files import link, read
+from ..processes.proc_files import link, read
 
 _MOST = 1 << 16
 _NODES = re.compile(r"nvidia(\d+|ctl|-uvm|-uvm-tools|-modeset)")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
-from ..command import FAILURES, Run, run_tool
+from ..processes.command import FAILURES, Run, run_tool
 
 #: Path in the XML of a GPU for each name in the report.
 _OF_GPU = {

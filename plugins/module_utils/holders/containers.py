@@ -21,12 +21,12 @@ import re
 import stat
 from typing import Any, Iterator, NamedTuple, Sequence
 
-from ..accounts import account_of, is_foreign
-from ..command import Run
-from ..command import ask as ask_tool
-from ..file_worker import NoAnswerError, ask, task
 from ..model import Gpu, Holder
-from ..proc_files import LINE_END
+from ..processes.accounts import account_of, is_foreign
+from ..processes.command import Run
+from ..processes.command import ask as ask_tool
+from ..processes.file_worker import NoAnswerError, ask, task
+from ..processes.proc_files import LINE_END
 from .devices import Devices, Place
 from .model import CONTAINER, short, unknown
 from .processes import Processes, Seen

@@ -16,11 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Sequence, Tuple
 
-from ..command import Run, run_tool
-from ..file_worker import one_look
 from ..model import MPS_CONTROL, MPS_SERVER, Holder, Host, to_data
 from ..printable import printable
-from ..proc_files import read
+from ..processes.command import Run, run_tool
+from ..processes.file_worker import one_look
+from ..processes.proc_files import read
 from .containers import HAS_OPEN, WATCHES, containers, with_names
 from .devices import Devices, Place
 from .hidden_files import IN_MAPS, IN_RING, IN_SOCKET, NO_RIGHT, distinct_files

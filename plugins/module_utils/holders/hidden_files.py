@@ -17,10 +17,10 @@ import re
 import time
 from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
 
-from ..accounts import account_of
-from ..file_worker import MAPS, NoAnswerError, ask, task
 from ..frozen import frozen
-from ..proc_files import read
+from ..processes.accounts import account_of
+from ..processes.file_worker import MAPS, NoAnswerError, ask, task
+from ..processes.proc_files import read
 from .open_files import RING, device_of, info_of
 from .tasks import can_compare, distinct
 

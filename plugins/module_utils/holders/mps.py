@@ -20,14 +20,14 @@ import re
 import time
 from pathlib import Path
 
-from ..accounts import account_of
-from ..command import TOOL_TIMEOUT_SECONDS, Run
-from ..file_worker import NoAnswerError, ask, task
 from ..model import MPS_CONTROL, MPS_SERVER, Gpu, Holder
-from ..mps_control import PIPE_DIRECTORY, Control, MpsError
-from ..proc_files import read
+from ..processes.accounts import account_of
+from ..processes.command import TOOL_TIMEOUT_SECONDS, Run
+from ..processes.file_worker import NoAnswerError, ask, task
+from ..processes.proc_files import read
 from .devices import Devices, Place
 from .model import MPS, short, unknown
+from .mps_control import PIPE_DIRECTORY, Control, MpsError
 from .open_files import device_of
 from .processes import Processes, executable_of, in_container, owner_of
 from .tasks import can_compare, tables

@@ -21,7 +21,7 @@ import struct
 from typing import Any, List, Mapping, Tuple
 
 from ..frozen import frozen
-from ..proc_files import link, read
+from ..processes.proc_files import link, read
 from .devices import Devices, Node
 
 #: Id and mount point of file systems that query their server despite AT_STATX_DONT_SYNC (proc(5), mountinfo).

@@ -21,10 +21,10 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import Iterator, Mapping, Sequence
 
-from .. import child_process
-from ..file_worker import memory_of
 from ..frozen import frozen
-from ..proc_files import link, read
+from ..processes import child_process
+from ..processes.file_worker import memory_of
+from ..processes.proc_files import link, read
 from .cgroup import Origin, parse_cgroup
 from .devices import Devices, Node
 from .hidden_files import IN_RING, Process, Suspect, in_flight, mappings, may_be_node, rings_of
@@ -307,7 +307,7 @@ def _arguments(folder: str) -> list[str]:
 
 def command_of(words: Sequence[str]) -> str:
     """Return a command line for a holder, truncated and without secrets."""
-    from ..command_line import shown
+    from ..processes.command_line import shown
 
     # The number of words is limited too, because tens of thousands of words take a second.
     line = shown(words[:COMMAND_LENGTH])

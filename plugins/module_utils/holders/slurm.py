@@ -17,9 +17,9 @@ import sys
 import time
 from typing import Any, Sequence
 
-from ..command import Run, ask
 from ..frozen import frozen
 from ..model import Gpu, Holder, Host
+from ..processes.command import Run, ask
 from .devices import Devices, Place
 from .model import SLURM, SLURM_DAEMON, place_of, unknown
 from .processes import Processes

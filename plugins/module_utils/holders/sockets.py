@@ -17,7 +17,7 @@ from typing import Iterator, Sequence
 
 from ..frozen import frozen
 from ..model import Holder
-from ..peer import End, end_of
+from ..processes.peer import End, end_of
 from .cgroup import Origin, parse_cgroup
 from .open_files import SOCKET
 from .processes import Processes

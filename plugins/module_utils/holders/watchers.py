@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 import re
 
-from ..accounts import account_of
-from ..file_worker import NoAnswerError, ask, task
+from ..processes.accounts import account_of
+from ..processes.file_worker import NoAnswerError, ask, task
 from .processes import Processes, executable_of
 
 #: Watchers that also run in containers, and all watchers.

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 from .. import durable, systemd_reload
-from ..command import Run, run_to_end
 from ..errors import FleetError
+from ..processes.command import Run, run_to_end
 
 # The lock is held while files are written and units are started, so that two runs do not stop each other's sockets. It
 # is removed at the end. If a run is killed, the file stays in /run until the next boot.

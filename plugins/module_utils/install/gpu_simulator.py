@@ -19,7 +19,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, Mapping
 
-from ..command import program
+from ..processes.command import program
 from .files import Installation, InstallError
 from .manifest import Manifest
 from .sources import Sources

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any, Mapping
 
-from ..command import run_to_end
 from ..durable import FORMER
+from ..processes.command import run_to_end
 from . import sources as on_demand
 from .archive import MODE, archive, difference, origin, shebang
 from .files import Installation, InstallError

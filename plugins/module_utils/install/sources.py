@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from .. import systemd_reload
-from ..command import run_to_end
+from ..processes.command import run_to_end
 from .files import Installation, InstallError
 
 

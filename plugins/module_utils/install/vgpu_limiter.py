@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, Mapping
 
 from .. import systemd
-from ..accounts import account_of
-from ..command import program
-from ..file_worker import NoAnswerError, ask, one_look, task
 from ..holders.tasks import folder_of, live_task
-from ..proc_files import LINE_END
+from ..processes.accounts import account_of
+from ..processes.command import program
+from ..processes.file_worker import NoAnswerError, ask, one_look, task
+from ..processes.proc_files import LINE_END
 from .files import Installation, InstallError
 from .manifest import Manifest
 from .sources import Sources

@@ -16,13 +16,14 @@ import re
 from pathlib import Path
 from typing import Any, Sequence
 
-from .. import durable, peer
+from .. import durable
 from ..errors import ApplyError, FleetError
 from ..frozen import frozen
 from ..holders.cgroup import parse_cgroup
+from ..holders.peer_owner import own_container
 from ..holders.processes import start_ticks
 from ..model import Holder
-from ..peer_owner import own_container
+from ..processes import peer
 from .notices import FOLDER, utc
 
 SCHEMA = 1

@@ -23,11 +23,11 @@ import pwd
 import re
 from typing import Sequence
 
-from .. import peer
 from ..frozen import frozen
+from ..holders.peer_owner import UserOfUnitOwner
 from ..model import Holder
-from ..peer import PeerError
-from ..peer_owner import UserOfUnitOwner
+from ..processes import peer
+from ..processes.peer import PeerError
 from .keeps import KeepError, container_id, container_of, process_identity
 
 _ROOT = 0

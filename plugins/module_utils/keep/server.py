@@ -22,12 +22,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Callable, Deque
 
-from .. import passed_files, peer
-from ..accounts import account_of_id, is_foreign
-from ..bounded import bounded
 from ..errors import FleetError
 from ..holders.cgroup import parse_cgroup
-from ..peer_owner import own_container
+from ..holders.peer_owner import own_container
+from ..processes import passed_files, peer
+from ..processes.accounts import account_of_id, is_foreign
+from ..processes.bounded import bounded
 from .keeps import KeepError
 
 SOCKET = "/run/openfleet-gpu-keep.sock"

@@ -16,12 +16,12 @@ from ..change import planner
 from ..change.targets import targets
 from ..errors import FleetError, PlanError, SelectorError
 from ..frozen import frozen
-from ..gpu_plan import GpuPlan, Plan, Target
 from ..layout.matching import matches, select
 from ..layout.types import Entry, Layout
 from ..model import Gpu, Host
-from ..ownership import Ownership
-from ..services import Service
+from ..plan.gpu_plan import GpuPlan, Plan, Target
+from ..plan.ownership import Ownership
+from ..plan.services import Service
 
 
 @frozen

@@ -22,10 +22,10 @@ from ..layout.types import Layout
 from ..model import Holder, Host
 from ..nvml.bounded_session import BoundedSession, hung_children
 from ..nvml.calls import lost_error
-from ..ownership import Ownership, Record
-from ..services import Service, merged
+from ..plan.ownership import Ownership, Record
+from ..plan.services import Service, merged
+from ..plan.transaction import looking
 from ..techniques.registry import SERVING, observers_for
-from ..transaction import looking
 from .drift import GpuDrift, compare
 from .text import Snapshot
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Iterable, Iterator, Mapping, Sequence
 from ..errors import FleetError
 from ..frozen import frozen
 from ..holders.model import DEVICE_HANDLE, MPS, PROCESS
-from ..metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from ..model import Gpu, Holder
+from ..plan.metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from .drift import GpuDrift
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 from typing import Iterable, Sequence
 
-from ..command import Done, Run
 from ..errors import PlanError
+from ..processes.command import Done, Run
 from .manager import Manager
 from .model import Package
 

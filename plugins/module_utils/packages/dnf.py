@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, Sequence
 
-from ..command import Done, Run, run_to_end
 from ..errors import PlanError
+from ..processes.command import Done, Run, run_to_end
 from .manager import Manager
 from .model import Owner
 

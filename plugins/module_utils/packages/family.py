@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..command import program
+from ..processes.command import program
 from .host_files import read_text
 
 _FAMILIES = {"debian": "apt", "ubuntu": "apt", "rhel": "dnf", "fedora": "dnf", "centos": "dnf"}

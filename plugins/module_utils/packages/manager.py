@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
-from ..command import Done, Run, run_to_end
 from ..errors import PlanError
+from ..processes.command import Done, Run, run_to_end
 from .model import Owner
 
 

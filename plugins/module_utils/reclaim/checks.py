@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any, Mapping, Sequence, Tuple
 
-from ..essential_units import is_essential
+from ..holders.essential_units import is_essential
 from ..holders.model import DEVICE_HANDLE
 from ..model import Gpu, Holder, Host
 

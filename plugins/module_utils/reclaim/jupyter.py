@@ -24,11 +24,11 @@ import urllib.parse
 from dataclasses import field
 from typing import Any, Mapping
 
-from .. import peer
 from ..errors import FleetError
 from ..foreign_text import one_line, text
 from ..frozen import frozen
 from ..http_opener import FAILURES, Request, TimeLimit, opener
+from ..processes import peer
 
 #: Timeouts in seconds: for a time without a byte, and for all requests to a server together.
 TIMEOUT_SECONDS, ALL_SECONDS = 30, 300

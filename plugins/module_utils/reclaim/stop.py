@@ -16,16 +16,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
-from ..bare_handles import may_be_handed
-from ..command import FAILURES, run_tool
 from ..drain import units
 from ..errors import FleetError
 from ..frozen import frozen
+from ..holders.bare_handles import may_be_handed
+from ..holders.peer_owner import ContainerOwner, UserOfUnitOwner
 from ..keep.keeps import Keep, kept
 from ..keep.notices import Record, utc
 from ..model import Holder, Host
-from ..peer import Owner, PeerError
-from ..peer_owner import ContainerOwner, UserOfUnitOwner
+from ..processes.command import FAILURES, run_tool
+from ..processes.peer import Owner, PeerError
 from . import jupyter, tell, wording
 from .checks import held_by, in_words, spared, using, worked, young
 from .watch import Sample, watch

@@ -17,12 +17,12 @@ import stat
 from pathlib import Path
 from typing import Any, Mapping
 
-from ..bounded import bounded
-from ..command import FAILURES, run_tool
 from ..durable import replacing
 from ..errors import FleetError
-from ..peer import PeerError
-from ..peer_owner import UserOfUnitOwner
+from ..holders.peer_owner import UserOfUnitOwner
+from ..processes.bounded import bounded
+from ..processes.command import FAILURES, run_tool
+from ..processes.peer import PeerError
 
 WAYS = ("wall", "home")
 _HOME_SECONDS, _MOST_ANSWER_BYTES = 10.0, 4096

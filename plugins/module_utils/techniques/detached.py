@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Iterable
 
 from .. import systemd_reload
-from ..command import Run
-from ..disturbance import Disturbance
 from ..model import Holder
+from ..plan.disturbance import Disturbance
+from ..processes.command import Run
 
 # Maximum number of links that a message names.
 _NAMED = 3

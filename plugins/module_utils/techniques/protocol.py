@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Protocol, Sequence
 
-from ..disturbance import Disturbance
-from ..gpu_plan import GpuPlan, Plan, Target
 from ..layout.form import Form
 from ..layout.types import Layout
 from ..model import Gpu
 from ..nvml.bounded_session import BoundedSession
 from ..nvml.reset import Reset
-from ..ownership import Ownership
-from ..plan_parts import GpuPart, GpuStep
-from ..services import Service
+from ..plan.disturbance import Disturbance
+from ..plan.gpu_plan import GpuPlan, Plan, Target
+from ..plan.ownership import Ownership
+from ..plan.parts import GpuPart, GpuStep
+from ..plan.services import Service
 from .observer import Observer
 
 

@@ -18,8 +18,8 @@ from .vgpu.technique import VgpuTechnique
 
 if TYPE_CHECKING:
     from ..layout.types import Layout
-    from ..plan_parts import GpuStep
-    from ..services import Service
+    from ..plan.parts import GpuStep
+    from ..plan.services import Service
     from .observer import Observer
     from .protocol import DividingTechnique, SettingTechnique, Technique
 

@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import cdi, durable, systemd, systemd_reload
-from ..command import ask
+from .. import durable, systemd, systemd_reload
+from ..cdi import nvidia_ctk
+from ..cdi.follow import follow
 from ..errors import ApplyError
-from ..follow import follow
 from ..packages.host_files import read_text, read_texts
 from ..packages.model import Step
+from ..processes.command import ask
 from . import engines, files, observe, rules
 from .model import Engine, Plan
 
@@ -270,7 +271,7 @@ class ToolkitChange:
         """Regenerate the specification in the same way as after a change of MIG devices."""
         self._reload_units()
         follow(())
-        if not any(cdi.find_specs(Path("/") / place) for place in (cdi.PASSING, cdi.LASTING)):
+        if not any(nvidia_ctk.find_specs(Path("/") / place) for place in (nvidia_ctk.PASSING, nvidia_ctk.LASTING)):
             cure = "See journalctl --unit %s." % rules.REFRESH_SERVICE
             self._must("there is none", files.SPECIFICATION, "no specification was made", cure)
 

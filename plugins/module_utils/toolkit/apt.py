@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Sequence
 
-from ..command import Run, run_to_end
 from ..packages import apt
 from ..packages.model import Package
+from ..processes.command import Run, run_to_end
 from . import files, rules
 
 _REMOVED = re.compile(r"^(?:Remv|Purg) ([^\s:]+)", re.MULTILINE)

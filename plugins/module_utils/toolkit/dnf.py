@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Sequence
 
-from ..command import Run, run_to_end
 from ..packages import dnf
 from ..packages.model import Package
+from ..processes.command import Run, run_to_end
 from . import files, rules
 
 

@@ -11,11 +11,12 @@ import re
 from pathlib import Path
 from typing import Any, Mapping
 
-from .. import cdi, systemd
-from ..command import Run, program, run_tool
-from ..command import ask as ask_tool
+from .. import systemd
+from ..cdi import nvidia_ctk
 from ..packages import keys
 from ..packages.host_files import read_text, read_texts
+from ..processes.command import Run, program, run_tool
+from ..processes.command import ask as ask_tool
 from . import engines, files, rules
 from .model import Host, Request, Unit
 
@@ -109,8 +110,11 @@ def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, 
 
     The specification that the service writes is compared with the settings of the service.
     """
-    passing = {str(spec.path) for spec in cdi.find_specs(Path("/") / cdi.PASSING)}
-    found = [*cdi.find_specs(Path("/") / cdi.LASTING), *cdi.find_specs(Path("/") / cdi.PASSING)]
+    passing = {str(spec.path) for spec in nvidia_ctk.find_specs(Path("/") / nvidia_ctk.PASSING)}
+    found = [
+        *nvidia_ctk.find_specs(Path("/") / nvidia_ctk.LASTING),
+        *nvidia_ctk.find_specs(Path("/") / nvidia_ctk.PASSING),
+    ]
     stale = []
     for spec in found if toolkit and _driver() else ():
         settings = dict(environment) if str(spec.path) in passing else {}
@@ -125,7 +129,7 @@ def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _called(spec: cdi.Spec) -> str:
+def _called(spec: nvidia_ctk.Spec) -> str:
     """Return the path in its documented form. /var/run is a link to /run."""
     path = str(spec.path)
     return "/var" + path if path.startswith("/run/cdi/") else path

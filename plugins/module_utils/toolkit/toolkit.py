@@ -9,11 +9,11 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from .. import durable, minimum_versions, systemd_reload
-from ..command import Run, run_to_end
+from .. import durable, systemd_reload
 from ..errors import ApplyError, PlanError
-from ..packages import keys
+from ..packages import keys, minimum_versions
 from ..packages.family import package_manager
+from ..processes.command import Run, run_to_end
 from . import files, observe, plan, rules
 from .apply import ToolkitChange
 from .apt import Apt

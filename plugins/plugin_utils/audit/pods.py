@@ -16,7 +16,7 @@ from typing import Any, Iterator, Mapping
 
 from ...module_utils.errors import FleetError
 from ...module_utils.holders.model import KUBELET
-from ...module_utils.kubernetes_client import core_api, has_client, pods_of
+from ...module_utils.kubernetes.client import core_api, has_client, pods_of
 from ..host_values import text
 from ..plain import plain
 from .model import Pod

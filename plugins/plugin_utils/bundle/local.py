@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.command import run_to_end
+from ...module_utils.processes.command import run_to_end
 from . import fetch
 from .model import BundleError, Item, without_password
 

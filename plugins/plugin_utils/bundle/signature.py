@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
-from ...module_utils import command
 from ...module_utils.packages.openpgp import KeyFormatError, binary, fingerprints
+from ...module_utils.processes import command
 from .model import BundleError, Source
 
 #: Keywords of the first status line for a signature (doc/DETAILS of GnuPG). A valid signature has a second line with VALIDSIG.

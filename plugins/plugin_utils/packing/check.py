@@ -12,11 +12,12 @@ import dataclasses
 from collections import Counter, defaultdict
 from typing import Iterator, Sequence
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue, gpu_plan
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan import gpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import fit as vgpu_fit
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model

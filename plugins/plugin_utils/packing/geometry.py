@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import NamedTuple, Sequence, Tuple
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.fit import Capacity, Want, arrange
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.rules import most_clients
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model

@@ -9,8 +9,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
-from ...module_utils.gpu_plan import gpu_line
 from ...module_utils.model import Gpu
+from ...module_utils.plan.gpu_plan import gpu_line
 from ..audit.make import Order
 from ..audit.make import make as make_audit
 from ..audit.model import Audit

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ...module_utils import catalogue
-from ...module_utils.assumed import assumed_gpus
 from ...module_utils.change.targets import resolved
 from ...module_utils.errors import FleetError
 from ...module_utils.holders.mark import mark
@@ -27,6 +26,7 @@ from ...module_utils.model import (
     Placement,
     Process,
 )
+from ...module_utils.plan.assumed import assumed_gpus
 from ...module_utils.techniques.forms import parse_layout
 from .model import RightsizeError
 

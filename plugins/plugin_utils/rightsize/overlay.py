@@ -10,8 +10,8 @@ from typing import Any, Collection, Mapping, Sequence
 from ...module_utils.change import planner
 from ...module_utils.change.targets import targets
 from ...module_utils.errors import PlanError
-from ...module_utils.gpu_plan import Plan
 from ...module_utils.model import Gpu
+from ...module_utils.plan.gpu_plan import Plan
 from ...module_utils.techniques.forms import layout_to_data, parse_layout
 from ...module_utils.techniques.registry import SERVING
 from ...module_utils.techniques.vgpu.part import vgpu_of

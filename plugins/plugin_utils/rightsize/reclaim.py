@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.essential_units import is_essential
+from ...module_utils.holders.essential_units import is_essential
 from ..audit.holdings import using
 from ..audit.model import Audit, Finding
 from ..host_values import is_a

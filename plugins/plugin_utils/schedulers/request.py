@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Sequence
 
-from ...module_utils.assumed import assumed_gpus, gpus_on_the_bus
 from ...module_utils.change.lost_gpus import FAIL, POLICIES, answering
 from ...module_utils.errors import FleetError, LayoutError
 from ...module_utils.layout.types import Layout
 from ...module_utils.model import Gpu, Host, to_data
+from ...module_utils.plan.assumed import assumed_gpus, gpus_on_the_bus
 from ...module_utils.techniques.forms import parse_layout
 from ..host_results import gpu_info, lost_gpu
 from ..host_values import Reader

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ...module_utils import assumed
 from ...module_utils.change import planner
 from ...module_utils.change.targets import targets
 from ...module_utils.errors import FleetError, LayoutError, Problem, SelectorError
 from ...module_utils.layout.types import Entry, Layout, Selector
+from ...module_utils.plan import assumed
 from ...module_utils.techniques.forms import parse_layout
 from ...module_utils.techniques.registry import SERVING
 from ...module_utils.techniques.vgpu.part import vgpu_of

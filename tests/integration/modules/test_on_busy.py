@@ -12,12 +12,12 @@ import sys
 import pytest
 from mig_rules import with_instances
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.planner import plan_gpu
-from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import CONTAINER, DEVICE_HANDLE, PROCESS
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import unknown
-from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
@@ -116,9 +116,9 @@ LATE = """
 import atexit, subprocess, sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
@@ -193,11 +193,11 @@ import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
-from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 
 with Session() as session:
     gpus = session.observe().gpus

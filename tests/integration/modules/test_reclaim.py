@@ -12,7 +12,7 @@ import json
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils import transaction
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan import transaction
 
 pytestmark = [pytest.mark.core, pytest.mark.host_python]
 

@@ -189,7 +189,7 @@ def test_second_of_two_runs_waits_or_names_the_first(host):
 
 HOLD = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import locked
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import locked
 with locked(sys.argv[1], 0):
     print("held", flush=True)
     sys.stdin.read()

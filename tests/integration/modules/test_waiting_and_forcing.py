@@ -189,9 +189,9 @@ COMES_BACK = """
 import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 
 with Session() as session:
     gpus = session.observe().gpus

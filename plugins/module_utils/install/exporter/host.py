@@ -10,7 +10,7 @@ import re
 from typing import NoReturn
 
 from ... import durable, systemd, systemd_reload
-from ...command import run_to_end
+from ...processes.command import run_to_end
 from ..files import Installation, InstallError
 
 UNIT = "dcgm-exporter.service"

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ...command import Run, run_to_end
 from ...packages import dnf
 from ...packages.family import package_manager
 from ...packages.host_files import read_text
 from ...packages.model import Owner
+from ...processes.command import Run, run_to_end
 from ..files import InstallError
 from .host import output, refuse, run
 

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 
-from ...command import program
+from ...processes.command import program
 from ..files import Installation
 from .host import CONFIG, PROGRAM, output, refuse
 

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...holders.peer_owner import UnitOwner
 from ...http_opener import FAILURES, Check, CheckedConnection, CheckedTlsConnection, basic
-from ...peer import PeerError, check
-from ...peer_owner import UnitOwner
 from ...printable import printable
+from ...processes.peer import PeerError, check
 from .host import UNIT, journal, refuse
 
 # Maximum size of the metrics in bytes. A host with 16 GPUs and all MIG instances has about 1 MiB.

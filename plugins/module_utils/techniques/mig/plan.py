@@ -15,13 +15,13 @@ import dataclasses
 import re
 from typing import Iterable, Sequence
 
-from ...disturbance import Disturbance
 from ...errors import PlanError
-from ...gpu_plan import GpuPlan, Target, WantedInstance, instance_text, listing
 from ...layout.profile_name import nearest_profile
 from ...model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
-from ...ownership import Ownership
-from ...plan_parts import GpuStep
+from ...plan.disturbance import Disturbance
+from ...plan.gpu_plan import GpuPlan, Target, WantedInstance, instance_text, listing
+from ...plan.ownership import Ownership
+from ...plan.parts import GpuStep
 from ..forms import SHARINGS
 from .fit import Capacity, Want, arrange
 from .model import KEY

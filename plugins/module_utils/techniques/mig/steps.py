@@ -9,7 +9,7 @@ from typing import ClassVar, Mapping, Sequence
 
 from ...frozen import frozen
 from ...model import Gpu, Placement
-from ...plan_parts import GpuStep, Instances
+from ...plan.parts import GpuStep, Instances
 from .model import KEY
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Iterable, Sequence
 
-from ...disturbance import Disturbance
-from ...gpu_plan import GpuPlan, Plan, Target
 from ...model import Gpu
 from ...nvml.bounded_session import BoundedSession
-from ...ownership import Ownership
-from ...plan_parts import GpuStep
+from ...plan.disturbance import Disturbance
+from ...plan.gpu_plan import GpuPlan, Plan, Target
+from ...plan.ownership import Ownership
+from ...plan.parts import GpuStep
 from .form import MigForm
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import functools
 from typing import Any, Mapping
 
-from ...busy import make_way
-from ...disturbance import Disturbance
 from ...errors import ApplyError, attempt_all
 from ...model import Host
-from ...services import Clear
+from ...plan.busy import make_way
+from ...plan.disturbance import Disturbance
+from ...plan.services import Clear
 from . import plan as mps_plan
 from .host import MpsHost, adjustable
 from .model import KEY, MpsSeen, from_data, to_data

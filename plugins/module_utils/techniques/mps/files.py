@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, Sequence
 
-from ... import cdi_spec
+from ...cdi import specification
 from ...errors import Problem
-from ...limited_folder import LimitedFolder
-from ...mps_control import PIPE_DIRECTORY, PIPES, client_mounts, limit_command, pipe_directory
+from ...holders.mps_control import PIPE_DIRECTORY, PIPES, client_mounts, limit_command, pipe_directory
+from ..limited_folder import LimitedFolder
 from .model import SETTINGS, MpsDaemon, spec_path, to_data
 from .unit import LOGS
 
@@ -132,7 +132,7 @@ def _cdi(daemon: MpsDaemon) -> dict[str, Any]:
     Source: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
     """
     edits = {"env": ["%s=%s" % (PIPE_DIRECTORY, pipe_directory(daemon.name))], "mounts": client_mounts(daemon.name)}
-    return cdi_spec.device(CDI_KIND, daemon.name, edits)
+    return specification.device(CDI_KIND, daemon.name, edits)
 
 
 def _environment(comment: str, variables: Mapping[str, str]) -> str:

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Sequence
 
 from ... import durable, systemd, systemd_reload
-from ...command import ask
 from ...errors import ApplyError, Problem
+from ...holders.mps_control import PIPES, Control, MpsError, pipe_directory, rounded_limit
 from ...model import MPS_CONTROL
-from ...mps_control import PIPES, Control, MpsError, pipe_directory, rounded_limit
 from ...printable import printable
+from ...processes.command import ask
 from . import files as mps_files
 from . import unit as mps_unit
 from .model import SETTINGS, MpsDaemon, MpsSeen, unit_of
 from .observe import LOOK_SECONDS, Daemons
 
 if TYPE_CHECKING:
-    from ...disturbance import Disturbance
     from ...model import Holder
+    from ...plan.disturbance import Disturbance
     from .steps import MpsPlan
 
 #: The daemon's unit uses the same path.

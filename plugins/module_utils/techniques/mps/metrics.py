@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Iterator, Mapping, Sequence
 
-from ...gpu_plan import Plan
 from ...layout.types import Layout
-from ...metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from ...model import Gpu, Host
+from ...plan.gpu_plan import Plan
+from ...plan.metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from .host import adjustable
 from .model import MpsDaemon, MpsPlace, MpsSeen
 from .plan import devices, plan, wanted

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
 from ... import durable, systemd
-from ...command import Run, run_tool
 from ...errors import ApplyError, FleetError
-from ...file_worker import one_look
 from ...holders.mps import is_server, serves, shares_gpu
+from ...holders.mps_control import Control, MpsError, pipe_directory, rounded_limit
 from ...holders.processes import arguments_of, command_of, owner_of, started_ticks_of
 from ...model import to_data
-from ...mps_control import Control, MpsError, pipe_directory, rounded_limit
+from ...processes.command import Run, run_tool
+from ...processes.file_worker import one_look
 from .model import SCHEMA, MpsClient, MpsDaemon, MpsSeen, from_data, spec_files, unit_of
 
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "NeedDaemonReload")

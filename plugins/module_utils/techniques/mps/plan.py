@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Callable, Iterable, Mapping, Sequence
 
-from ...disturbance import Disturbance
 from ...errors import PlanError
 from ...frozen import frozen
-from ...gpu_plan import GpuPlan, Plan
 from ...holders.model import MPS, UNKNOWN, short
+from ...holders.mps_control import daemon_of
 from ...layout.types import Entry, Layout, MigInstance
 from ...model import Gpu, GpuInstance, Holder, Host
-from ...mps_control import daemon_of
+from ...plan.disturbance import Disturbance
+from ...plan.gpu_plan import GpuPlan, Plan
 from ...sizes import format_size
 from .files import name_problem
 from .model import KEY, Mps, MpsDaemon, MpsPlace, MpsSeen

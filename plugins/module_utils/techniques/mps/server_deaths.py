@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from ... import durable
-from ...command import Run, ask
 from ...errors import ApplyError
+from ...processes.command import Run, ask
 from .model import unit_of
 
 # Path relative to the root of the host.

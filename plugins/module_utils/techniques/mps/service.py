@@ -9,12 +9,12 @@ import dataclasses
 from typing import Any, Mapping, Sequence
 
 from ...errors import PlanError
-from ...gpu_plan import Plan
 from ...holders.model import short
 from ...layout.types import Layout
-from ...metric_family import Family
 from ...model import Gpu, Host
-from ...services import Asked, Change, Clear, Look, PartRequest, Pids
+from ...plan.gpu_plan import Plan
+from ...plan.metric_family import Family
+from ...plan.services import Asked, Change, Clear, Look, PartRequest, Pids
 from .host import MpsHost, adjustable
 from .model import KEY, NAME, MpsSeen
 from .plan import WantedDaemon, clients, plan, serves, wanted

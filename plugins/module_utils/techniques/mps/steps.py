@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Union
 
-from ...disturbance import Disturbance
 from ...frozen import frozen
 from ...model import to_data
+from ...plan.disturbance import Disturbance
 from ...sizes import format_size
 from .model import KEY, MpsDaemon, MpsPlace, MpsSeen
 

@@ -9,8 +9,8 @@ therefore read back with nvidia-smi.
 
 from __future__ import annotations
 
-from ...command import Run, run_tool
 from ...errors import NvmlError
+from ...processes.command import Run, run_tool
 from .model import TIME_SLICES
 from .nvidia_smi import LIST, NOT_INSTALLED, ask, read_rows
 from .steps import SetTimeSlice

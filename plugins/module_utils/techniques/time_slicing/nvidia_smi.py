@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from ...command import FAILURES, Run
+from ...processes.command import FAILURES, Run
 from .model import TIME_SLICES, UNKNOWN
 
 LIST = ("nvidia-smi", "compute-policy", "-l")

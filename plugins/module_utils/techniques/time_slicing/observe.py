@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Sequence
 
-from ...command import Run, run_tool
 from ...model import Gpu, Setting
+from ...processes.command import Run, run_tool
 from .model import SETTING, describe, time_slice_of
 from .nvidia_smi import LIST, NOT_INSTALLED, ask, read_rows
 from .record import Record

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...errors import PlanError
 from ...model import Gpu
-from ...plan_parts import GpuPart
+from ...plan.parts import GpuPart
 from .model import DEFAULT, SETTING, TIME_SLICES, TimeSlicing, describe, time_slice_of
 from .steps import SetTimeSlice
 

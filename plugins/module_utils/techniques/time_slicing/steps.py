@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...frozen import frozen
-from ...plan_parts import GpuStep
+from ...plan.parts import GpuStep
 from .model import KEY
 
 

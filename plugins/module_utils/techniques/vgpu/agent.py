@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Sequence
 
-from ... import passed_files
 from ...errors import FleetError
-from ...log_limit import LimitedLog
+from ...processes import passed_files
+from ...processes.log_limit import LimitedLog
 from . import files as vgpu_files
 from .agent_client import ShownFile, socket_folder
 from .agent_memory import SharedMemory, send

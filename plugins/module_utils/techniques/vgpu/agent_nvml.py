@@ -30,16 +30,16 @@ import uuid
 from pathlib import Path
 from typing import Callable, Dict, Mapping, Sequence, Tuple
 
-from ... import child_process
 from ...durable import replacing
 from ...errors import FleetError, NvmlError, UnansweredCallError
-from ...file_worker import one_look
 from ...frozen import frozen
 from ...holders.tasks import live_task
-from ...log_limit import LimitedLog
 from ...nvml.bounded_session import BoundedSession
-from ...proc_files import link, read
-from ...transaction import looking
+from ...plan.transaction import looking
+from ...processes import child_process
+from ...processes.file_worker import one_look
+from ...processes.log_limit import LimitedLog
+from ...processes.proc_files import link, read
 from . import files as vgpu_files
 from .host import VgpuHost
 from .model import MPS, VgpuTenant, region_path

@@ -12,11 +12,11 @@ from __future__ import annotations
 import functools
 from typing import Any, Mapping, Sequence
 
-from ...busy import make_way
-from ...disturbance import Disturbance
 from ...errors import BusyError, attempt_all
 from ...model import Holder, Host
-from ...services import Clear, Look
+from ...plan.busy import make_way
+from ...plan.disturbance import Disturbance
+from ...plan.services import Clear, Look
 from .host import VgpuHost
 from .model import KEY, VgpuName, VgpuTenant, from_data, to_data
 from .plan import unheld

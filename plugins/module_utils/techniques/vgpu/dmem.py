@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Iterable, Mapping
 
 from ... import systemd
-from ...command import Run
 from ...errors import ApplyError
 from ...model import Gpu
+from ...processes.command import Run
 from .files import slice_of
 from .model import VgpuTenant
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 from typing import Any, Iterable, Sequence
 
-from ... import cdi_spec
+from ...cdi import specification
 from ...errors import Problem
 from ...frozen import frozen
-from ...limited_folder import LimitedFolder
-from ...mps_control import PIPE_DIRECTORY, client_mounts, daemon_of, pipe_directory
+from ...holders.mps_control import PIPE_DIRECTORY, client_mounts, daemon_of, pipe_directory
 from ...sizes import BYTES_PER_UNIT
+from ..limited_folder import LimitedFolder
 from .model import DMEM, MPS, REGION_VERSION, STATE, TENANTS, VgpuTenant, folder, region_path, spec_path, to_data
 
 #: Paths of the library, the turnstiles and the agent's files, relative to the root of the host.
@@ -276,7 +276,7 @@ def _cdi(tenant: VgpuTenant, name: str, driver: str | None) -> dict[str, Any]:
         "env": ["%s=%s" % item for item in _variables(tenant, name).items()],
         "mounts": client_mounts(daemon_of(tenant.gpus[0])) if tenant.provider == MPS else _mounts(tenant, name, driver),
     }
-    return cdi_spec.device(CDI_KIND, name, edits)
+    return specification.device(CDI_KIND, name, edits)
 
 
 def _mounts(tenant: VgpuTenant, name: str, driver: str | None) -> list[dict[str, Any]]:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 from ... import durable, systemd, systemd_reload
-from ...command import Run, ask, run_tool
 from ...errors import ApplyError, Problem
-from ...file_worker import memory_or_none, one_look
 from ...holders.model import UNKNOWN
 from ...model import Gpu, Holder, Host
+from ...processes.command import Run, ask, run_tool
+from ...processes.file_worker import memory_or_none, one_look
 from . import dmem as vgpu_dmem
 from . import files as vgpu_files
 from .agent_client import handed_out
@@ -32,7 +32,7 @@ from .model import DMEM, NOT_ISOLATED, READ_ONLY, SEALED, SETTINGS, STATE, TENAN
 from .observe import Tenants
 
 if TYPE_CHECKING:
-    from ...disturbance import Disturbance
+    from ...plan.disturbance import Disturbance
     from .steps import VgpuPlan
 
 #: Time limit in seconds for reading the tenant names of processes. The lock of the host is held during this time.

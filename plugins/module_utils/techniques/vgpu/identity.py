@@ -19,10 +19,10 @@ import struct
 from pathlib import Path
 from typing import Callable, Dict, Iterator, Tuple
 
-from ... import proc_files
 from ...frozen import frozen
 from ...holders.cgroup import parse_cgroup
 from ...holders.tasks import live_task
+from ...processes import proc_files
 from .model import SETTINGS
 
 _NAME_VARIABLE = "OPENFLEET_VGPU="

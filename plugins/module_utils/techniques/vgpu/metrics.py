@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence
 
-from ...gpu_plan import Plan
 from ...layout.types import Layout
-from ...metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from ...model import Gpu, Host
+from ...plan.gpu_plan import Plan
+from ...plan.metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from .model import MPS, VgpuSeen
 from .plan import plan, wanted
 from .steps import AddTenant, RemoveTenant

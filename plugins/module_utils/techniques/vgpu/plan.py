@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Callable, Mapping, Sequence
 
-from ...disturbance import Disturbance
 from ...errors import PlanError
 from ...frozen import frozen
-from ...gpu_plan import Plan
 from ...layout.matching import matches
 from ...layout.types import Entry, Layout
 from ...model import Gpu, Holder, Host, short_label
+from ...plan.disturbance import Disturbance
+from ...plan.gpu_plan import Plan
 from . import names as vgpu_names
 from .files import name_problem
 from .fit import Bin, Demand, TooHardError, first_misfit, largest, pack

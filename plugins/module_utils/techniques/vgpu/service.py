@@ -9,11 +9,11 @@ import dataclasses
 from typing import Any, Mapping, Sequence
 
 from ...errors import PlanError
-from ...gpu_plan import Plan
 from ...layout.types import Layout
-from ...metric_family import Family
 from ...model import Gpu, Holder, Host
-from ...services import Asked, Change, Clear, Look, PartRequest, Pids
+from ...plan.gpu_plan import Plan
+from ...plan.metric_family import Family
+from ...plan.services import Asked, Change, Clear, Look, PartRequest, Pids
 from .host import VgpuHost
 from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, applies
 from .plan import WantedTenant, plan, wanted

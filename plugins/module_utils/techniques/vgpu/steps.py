@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Union
 
-from ...disturbance import Disturbance
 from ...frozen import frozen
+from ...plan.disturbance import Disturbance
 from ...sizes import BYTES_PER_UNIT, format_size
 from .model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant, to_data
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ...disturbance import Disturbance
+from ...plan.disturbance import Disturbance
 
 KEY = NAME = "lanes"
 #: The folder of the files. The test replaces this text by its own folder.

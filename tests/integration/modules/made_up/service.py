@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from ...errors import PlanError
-from ...metric_family import GAUGE, Family, Sample, labels_of
-from ...services import Asked
+from ...plan.metric_family import GAUGE, Family, Sample, labels_of
+from ...plan.services import Asked
 from .model import KEY, NAME, LanesPlan, Step, observe, pass_point, write
 
 MOST_LANES = 8

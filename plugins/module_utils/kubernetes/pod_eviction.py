@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from .errors import FleetError
-from .foreign_text import text
-from .frozen import frozen
-from .kubernetes_client import MIRROR, controller_of
+from ..errors import FleetError
+from ..foreign_text import text
+from ..frozen import frozen
+from .client import MIRROR, controller_of
 
 # Maximum length of an object's name (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/).
 _MOST_NAME = 253
@@ -72,7 +72,7 @@ def pods_to_evict(
     """Return the pods to evict, sorted by name.
 
     `uids` selects the pods. If `uids` is None, all pods except mirror pods are selected. `pods` are all pods of the
-    node, as in the API. `daemonsets` are their existing controllers (`kubernetes_client.daemonsets_of`).
+    node, as in the API. `daemonsets` are their existing controllers (`client.daemonsets_of`).
     Raises EvictionError with all selected pods that the options do not permit to evict.
     """
     candidates = [pod for pod in pods if uids is None or pod["metadata"].get("uid") in set(uids)]

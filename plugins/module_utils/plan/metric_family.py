@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Mapping
 
-from .frozen import frozen
-from .model import Gpu
+from ..frozen import frozen
+from ..model import Gpu
 
 GAUGE, COUNTER = "gauge", "counter"
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 
-from .errors import PlanError
-from .frozen import frozen
+from ..errors import PlanError
+from ..frozen import frozen
 
 #: Policies for a vulnerable version: report it, refuse to install it, or accept it.
 WARN, REFUSE, ACCEPT = POLICIES = ("warn", "refuse", "accept")

@@ -18,10 +18,10 @@ import re
 import stat
 from pathlib import Path
 
-from . import durable
-from .command import Run, ask
-from .errors import FleetError, Problem
-from .frozen import frozen
+from .. import durable
+from ..errors import FleetError, Problem
+from ..frozen import frozen
+from ..processes.command import Run, ask
 
 TOOL = "nvidia-ctk"
 #: Folders of the container engines: LASTING is for files of administrators, PASSING for files that are created at each

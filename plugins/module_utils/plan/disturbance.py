@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .frozen import frozen
-from .holders.model import KUBELET, UNKNOWN
-from .model import Holder, Process
+from ..frozen import frozen
+from ..holders.model import KUBELET, UNKNOWN
+from ..model import Holder, Process
 
 #: Maximum number of holders in a message and in a result. Any user may start thousands of processes.
 _NAMED, _LISTED = 20, 200

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 
-from . import systemd
-from .command import run_tool
+from .. import systemd
+from ..processes.command import run_tool
 
 _ESSENTIAL = re.compile(
     r"(?:dbus|dbus-broker|polkit|NetworkManager|wpa_supplicant|firewalld|accounts-daemon|udisks2|upower|avahi-daemon|ModemManager|rtkit-daemon"

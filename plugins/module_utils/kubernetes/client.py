@@ -16,14 +16,15 @@ import re
 import threading
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from .errors import FleetError
-from .foreign_text import one_line, text
+from ..errors import FleetError
+from ..foreign_text import one_line, text
 
 try:
-    import kubernetes
-    from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
     from urllib3.exceptions import TimeoutError as TimeoutError_
+
+    import kubernetes
+    from kubernetes.client.exceptions import ApiException
 except ImportError:
     kubernetes = None
     ApiException = HTTPError = TimeoutError_ = None

@@ -13,9 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Iterable, Sequence
 
-from . import durable
-from .frozen import frozen
-from .model import Gpu, GpuInstance, to_data
+from .. import durable
+from ..frozen import frozen
+from ..model import Gpu, GpuInstance, to_data
 
 SCHEMA = 1
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from typing import Callable, Sequence, TypeVar
 
+from ..errors import BusyError
+from ..frozen import frozen
+from ..holders.model import CONTAINER, UNKNOWN
+from ..model import Holder, Process
 from .disturbance import Disturbance
-from .errors import BusyError
-from .frozen import frozen
-from .holders.model import CONTAINER, UNKNOWN
-from .model import Holder, Process
 
 T = TypeVar("T")
 

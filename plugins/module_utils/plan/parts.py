@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Dict, List, Mapping, Protocol, Sequence, Tuple
 
+from ..frozen import frozen
+from ..model import Gpu
 from .disturbance import Disturbance
-from .frozen import frozen
-from .model import Gpu
 
 #: (profile, compute slices) of a GPU's instances, by start, while steps are simulated.
 Instances = Dict[int, Tuple[str, List[int]]]

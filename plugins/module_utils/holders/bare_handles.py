@@ -15,17 +15,17 @@ from __future__ import annotations
 import os
 import re
 
-from .accounts import account_of
-from .file_worker import NoAnswerError, ask, task
-from .holders.cgroup import parse_cgroup
-from .holders.hidden_files import has_mapped_node
-from .holders.model import DEVICE_HANDLE
-from .holders.open_files import RING, device_of
-from .holders.processes import owner_of
-from .holders.tasks import can_compare, folder_of, live_task, tables
-from .model import Holder, Process
+from ..model import Holder, Process
+from ..processes.accounts import account_of
+from ..processes.file_worker import NoAnswerError, ask, task
+from ..processes.proc_files import link, read
+from .cgroup import parse_cgroup
+from .hidden_files import has_mapped_node
+from .model import DEVICE_HANDLE
+from .open_files import RING, device_of
 from .peer_owner import own_container
-from .proc_files import link, read
+from .processes import owner_of
+from .tasks import can_compare, folder_of, live_task, tables
 
 _GPU_NODE = re.compile(r"/nvidia(?:\d+|-caps/nvidia-cap\d+)$")
 #: Lowest user id of regular accounts (UID_MIN in login.defs(5)).

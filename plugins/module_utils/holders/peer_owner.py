@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import peer, systemd
-from .command import ask, run_tool
-from .holders.cgroup import Origin, parse_cgroup
-from .peer import Owner, PeerError, Process
+from .. import systemd
+from ..processes import peer
+from ..processes.command import ask, run_tool
+from ..processes.peer import Owner, PeerError, Process
+from .cgroup import Origin, parse_cgroup
 
 _ANSWER_SECONDS = 30
 #: Docker's units, from distribution packages and from the snap.

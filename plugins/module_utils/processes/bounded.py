@@ -12,8 +12,8 @@ import time
 import traceback
 from typing import Callable, Sequence
 
+from ..errors import FleetError
 from .child_process import give_up, readable, start, stuck
-from .errors import FleetError
 
 _CHUNK = 65536
 _DONE, _FAILED, _BROKEN = b"+", b"-", b"!"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from . import catalogue
-from .model import Gpu, GpuInstanceProfile, Mig, Placement
+from .. import catalogue
+from ..model import Gpu, GpuInstanceProfile, Mig, Placement
 
 MIB = 1 << 20
 

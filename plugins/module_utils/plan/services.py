@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
+from ..frozen import frozen
+from ..layout.types import Layout
+from ..model import Gpu, Host
 from .disturbance import Disturbance
-from .frozen import frozen
 from .gpu_plan import Plan
-from .layout.types import Layout
-from .model import Gpu, Host
-from .plan_parts import HostPart
+from .parts import HostPart
 
 if TYPE_CHECKING:
     from .metric_family import Family

@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
-from . import durable
-from .errors import ApplyError
-from .frozen import frozen
+from .. import durable
+from ..errors import ApplyError
+from ..frozen import frozen
+from ..holders.processes import started_ticks_of
 from .gpu_plan import Target
-from .holders.processes import started_ticks_of
 
 DIRECTORY = "/var/lib/openfleet-gpu"
 SCHEMA = 5

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import field, fields
 from typing import Any, Mapping, Sequence
 
+from ..errors import BusyError
+from ..frozen import frozen
+from ..model import Gpu, GpuInstance, to_data
 from .disturbance import Disturbance
-from .errors import BusyError
-from .frozen import frozen
-from .model import Gpu, GpuInstance, to_data
-from .plan_parts import GpuPart, GpuStep, HostPart, Instances
+from .parts import GpuPart, GpuStep, HostPart, Instances
 
 
 @frozen

@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Iterator, Tuple
 
-from .frozen import frozen
-from .printable import printable
+from ..frozen import frozen
+from ..printable import printable
 
 #: Seconds until the server must accept the connection. Before that, no process has the socket open.
 ACCEPT_SECONDS = 10.0

@@ -11,15 +11,15 @@ import signal
 import time
 from typing import Iterable, Sequence
 
-from .bare_handles import has_open, may_be_handed
-from .busy import can_be_ended
-from .disturbance import Disturbance
-from .errors import ApplyError
-from .essential_units import is_essential, is_on_bus
-from .file_worker import one_look
-from .holders.model import DEVICE_HANDLE
-from .holders.processes import started_ticks_of
-from .model import Holder, Process
+from ..errors import ApplyError
+from ..holders.bare_handles import has_open, may_be_handed
+from ..holders.essential_units import is_essential, is_on_bus
+from ..holders.model import DEVICE_HANDLE
+from ..holders.processes import started_ticks_of
+from ..model import Holder, Process
+from ..plan.busy import can_be_ended
+from ..plan.disturbance import Disturbance
+from ..processes.file_worker import one_look
 
 _POLL_SECONDS = 0.05
 #: Seconds until the kernel has closed the devices of a killed process.

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from typing import Sequence
 
+from ..printable import printable
 from .command_line_programs import HIDDEN, without_passwords
-from .printable import printable
 
 _KIND = (
     r"(?:password|passwd|passphrase|secret|token|credentials?"

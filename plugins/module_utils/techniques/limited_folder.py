@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Callable, Sequence
 
-from . import systemd_reload
-from .frozen import frozen
+from .. import systemd_reload
+from ..frozen import frozen
 
 #: A function that runs systemctl with these arguments. Raises ApplyError if systemctl fails.
 Systemctl = Callable[[Sequence[str]], None]

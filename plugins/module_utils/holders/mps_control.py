@@ -18,10 +18,10 @@ import re
 import time
 from typing import Any, Iterator
 
-from .command import TOOL_TIMEOUT_SECONDS, Run, ask
-from .errors import FleetError
-from .model import MPS_CONTROL
-from .printable import printable
+from ..errors import FleetError
+from ..model import MPS_CONTROL
+from ..printable import printable
+from ..processes.command import TOOL_TIMEOUT_SECONDS, Run, ask
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 #: Folder with the pipe directories of this collection's daemons, relative to the root of the host.

@@ -17,8 +17,8 @@ import subprocess
 import time
 from typing import Any, Callable, Mapping, Sequence
 
-from .errors import CommandTimeoutError
-from .printable import printable
+from ..errors import CommandTimeoutError
+from ..printable import printable
 
 #: Default time limit for a tool. It is long enough for a scheduler's tool that waits for a controller that is down.
 TOOL_TIMEOUT_SECONDS = 10

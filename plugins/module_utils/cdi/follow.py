@@ -12,13 +12,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence, Union
 
-from . import systemd
-from .command import Run, ask, run_tool
-from .errors import FollowError, Problem
-from .frozen import frozen
+from .. import systemd
+from ..errors import FollowError, Problem
+from ..frozen import frozen
+from ..processes.command import Run, ask, run_tool
 
 if TYPE_CHECKING:
-    from . import cdi
+    from . import nvidia_ctk
 
 #: The service that writes /var/run/cdi/nvidia.yaml. It exists since release 1.18 of the container toolkit and does not
 #: react to MIG changes: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
@@ -58,8 +58,8 @@ class Seen:
     """
 
     toolkit: bool = False
-    specs: tuple[cdi.Spec, ...] = ()
-    passing_specs: tuple[cdi.Spec, ...] = ()
+    specs: tuple[nvidia_ctk.Spec, ...] = ()
+    passing_specs: tuple[nvidia_ctk.Spec, ...] = ()
     refresh: Unit | None = None
     services: tuple[Unit, ...] = ()
     starting: bool = False
@@ -79,7 +79,7 @@ class Restart:
 class Renew:
     """Regenerate a specification, unless its file changed after it was read."""
 
-    spec: cdi.Spec
+    spec: nvidia_ctk.Spec
 
 
 Step = Union[Restart, Renew]
@@ -153,15 +153,15 @@ def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem |
 
     Also returns the problem if systemd does not answer.
     """
-    from . import cdi
+    from . import nvidia_ctk
 
     toolkit = True
     try:
-        ask(run, [cdi.TOOL, "--version"])
+        ask(run, [nvidia_ctk.TOOL, "--version"])
     except FileNotFoundError:
         toolkit = False
-    specs = tuple(cdi.find_specs(root / cdi.LASTING)) if toolkit else ()
-    passing = tuple(cdi.find_specs(root / cdi.PASSING)) if toolkit else ()
+    specs = tuple(nvidia_ctk.find_specs(root / nvidia_ctk.LASTING)) if toolkit else ()
+    passing = tuple(nvidia_ctk.find_specs(root / nvidia_ctk.PASSING)) if toolkit else ()
     seen = Seen(toolkit, specs, passing)
     # If systemd is not the init system, there are no units to restart.
     if not systemd.booted(root):
@@ -211,9 +211,9 @@ def _not_restarted(name: str, problem: str) -> Problem:
 
 
 def _renew(step: Renew, run: Run) -> tuple[str | None, Problem | None]:
-    from . import cdi
+    from . import nvidia_ctk
 
-    if not cdi.unchanged(step.spec):
+    if not nvidia_ctk.unchanged(step.spec):
         return None, None
-    changed, problem = cdi.renew(step.spec, run)
+    changed, problem = nvidia_ctk.renew(step.spec, run)
     return ("CDI: %s written again" % step.spec.path if changed else None), problem
