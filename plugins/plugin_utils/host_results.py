@@ -15,9 +15,12 @@ from typing import Any, Mapping
 from ..module_utils.errors import FleetError
 from ..module_utils.model import LostGpu
 from .host_values import MOST_ENTRIES, MOST_TEXT, HostValueError, Reader, bounded, shown, text
+from .techniques.registry import TECHNIQUES
 
 #: Maximum numbers of GPUs and of instances per GPU. No host has more than 16 GPUs (two HGX baseboards) with 7 instances each.
 _GPUS, _PARTS = 64, 64
+#: Maximum number of daemons or tenants of a technique.
+_ROWS = 1024
 
 _PLACEMENT = {"start!": "small", "size!": "small"}
 _PROCESS = {"pid!": "count", "kind": "name", "name": "text"}
@@ -78,27 +81,11 @@ _GPU = {
     "holders": [_HOLDER],
     "mig": _MIG,
 }
-_DAEMON = {"name": "name", "devices": ["text", _PARTS], "places": [{"gpu_uuid": "gpu_uuid"}, _PARTS], "problem": "text"}
-_TENANT = {
-    "name": "name",
-    "aliases": ["name", _PARTS],
-    "memory_bytes": "count",
-    "sm_percent": "small",
-    "policy": "name",
-    "priority": "small",
-    "provider": "name",
-    "oversubscribe_managed": "flag",
-    "gpus": [{"uuid!": "gpu_uuid"}, _PARTS],
-    "problem": "text",
-}
-#: Keys that are required for each tenant on a GPU.
-_REQUIRED_OF_TENANT = ("name", "memory_bytes", "sm_percent")
 _GPU_INFO = {
     **dict.fromkeys(("driver_version", "nvml_version", "cuda_version"), "version"),
     "simulated": "flag",
     "gpus!": [_GPU, _GPUS],
-    "mps_daemons": [_DAEMON, 1024],
-    "vgpu_tenants": [_TENANT, 1024],
+    **{each.rows: [each.row_format, _ROWS] for each in TECHNIQUES if each.rows},
     "lost_gpus": [
         {
             "index": "small",
@@ -282,10 +269,12 @@ def _check_tenants(host: str, read: Mapping[str, Any]) -> None:
 
     An entry without a GPU is not checked. It may contain only a problem if the tenants could not be read.
     """
-    for number, row in enumerate(read.get("vgpu_tenants") or ()):
-        for name in _REQUIRED_OF_TENANT if row.get("gpus") else ():
-            if row.get(name) is None:
-                raise HostValueError(host, "vgpu_tenants[%d].%s" % (number, name), None, "a value of a tenant on a GPU")
+    for technique in TECHNIQUES:
+        for number, row in enumerate(read.get(technique.rows) or ()):
+            for name in technique.row_needs if row.get("gpus") else ():
+                if row.get(name) is None:
+                    where = "%s[%d].%s" % (technique.rows, number, name)
+                    raise HostValueError(host, where, None, "a value of a tenant on a GPU")
 
 
 def _add_unread_holders(read: dict[str, Any], sent: Mapping[str, Any], uuid: str) -> None:

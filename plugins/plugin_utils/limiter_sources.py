@@ -32,7 +32,7 @@ def sources(built_files: Mapping[str, str]) -> dict[str, str]:
     if not made_of:
         for pattern in SOURCES:
             made_of.update(texts(FILES / "src", pattern, "src/"))
-    return {**made_of, **texts(FILES, "vgpu-run"), **texts(FILES, "openfleet-vgpu.*")}
+    return {**made_of, **texts(FILES, "*-run"), **texts(FILES, "openfleet-*")}
 
 
 def built(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:

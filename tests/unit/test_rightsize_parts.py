@@ -19,7 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets impor
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     WORDS,
     Finding,
@@ -36,7 +36,6 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.mode impor
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import (
     ISOLATIONS,
     LATENCIES,
-    MODES,
     Need,
     Occupant,
     RightsizeError,
@@ -58,17 +57,6 @@ TELLING = ("idle", "saturated", "oversized_memory", "oversized_compute", "free",
 
 def test_each_verdict_shows_or_hides_the_need():
     assert sorted([*today._BLIND, *TELLING]) == sorted(WORDS)
-
-
-#: Kinds of sharing that right-sizing never proposes.
-NOT_PROPOSED = ("shared",)
-#: Kinds of sharing for which the history is attributed to workloads by their holders.
-APART = ("exclusive", "shared", "mig", "vgpu")
-
-
-def test_each_kind_of_sharing_has_its_handling():
-    assert sorted([*MODES, *NOT_PROPOSED]) == sorted(SHARINGS)
-    assert sorted([*today._MIXED, *APART]) == sorted(SHARINGS)
 
 
 def need(memory_gib, percent, **more):

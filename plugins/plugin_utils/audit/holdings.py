@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Mapping, Sequence
 
 from ...module_utils.layout.profile_name import ProfileNameError, parse_profile_name
+from ..techniques.registry import TECHNIQUES, tenants_of
 from .history import History, Key, Record
 from .model import Holder, Holding, Measured, Pod, Subject
 
 #: Kinds of holders that are processes. Others only reserve the GPU.
-_RUNNING = ("process", "mps")
+_RUNNING = ("process", *(kind for technique in TECHNIQUES for kind in technique.holder_kinds))
 #: Kind of a process that has the device node of the GPU open, but no context on the GPU according to NVML.
 _BARE_HANDLE = "device_handle"
 
@@ -60,7 +61,7 @@ def hosts_of(
     return {
         host: HostState(
             state.get("gpus") or (),
-            state.get("vgpu_tenants") or (),
+            [row for _technique, row in tenants_of(state)],
             pods=(pods or {}).get(host) or {},
             lost=state.get("lost_gpus") or (),
         )

@@ -211,10 +211,10 @@ def _check_workload(workload: Workload) -> None:
             raise PackingError(
                 where, "an option asks for %s" % shape, "Ask for 0 MiB or more, and for 0 to 100 % of the SMs."
             )
-        if shape.kind == "mps" and workload.gpus > 1:
+        if shape.technique and shape.technique.one_gpu and workload.gpus > 1:
             raise PackingError(
                 where,
-                "it asks for %d GPUs with mps, but each GPU has its own daemon and a process uses one" % workload.gpus,
+                "it asks for %d GPUs with %s, but %s" % (workload.gpus, shape.kind, shape.technique.one_gpu),
                 "Ask for one GPU, or for another kind of sharing.",
             )
         if shape.kind == "mig" and not shape.profile:

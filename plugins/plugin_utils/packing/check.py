@@ -19,12 +19,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import Compute
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan import gpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import fit as vgpu_fit
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
 
-from .model import SHARES, FleetGpu, Packing, Problem, Standing, Workload
-
-_MIB = 1 << 20
+from ..techniques.protocol import Size
+from .model import FleetGpu, Packing, Problem, Standing, Workload
 
 
 def problems(problem: Problem, packing: Packing) -> list[str]:
@@ -144,19 +141,14 @@ def _gpu(problem: Problem, gpu: FleetGpu, standing: Sequence[Standing]) -> Itera
         yield "%s: %s at once" % (gpu.label, " and ".join(sorted(kinds)))
     if len([s.workload for s in standing if s.workload]) != len({s.workload for s in standing if s.workload}):
         yield "%s: a workload twice" % gpu.label
-    if kinds & set(SHARES):
+    technique = next((s.shape.technique for s in standing if s.shape.technique), None)
+    if technique is not None:
         rules, total = problem.rules, catalogue.find_model(gpu.model).memory_total_mib
-        size = vgpu_fit.Bin(
-            "gpu",
-            total * (100 - rules.headroom_memory_percent) // 100 * _MIB,
-            100 - rules.headroom_sm_percent,
-            vgpu_model.SEATS if kinds == {"vgpu"} else len(standing),
-        )
-        # All clients of an MPS daemon have the same limits, so count each client with the largest limits.
-        largest = max(s.shape.memory_mib for s in standing), max(s.shape.sm_percent for s in standing)
-        sizes = [largest if kinds == {"mps"} else (s.shape.memory_mib, s.shape.sm_percent) for s in standing]
-        demands = [vgpu_fit.Demand(str(n), memory * _MIB, percent) for n, (memory, percent) in enumerate(sizes)]
-        if vgpu_fit.pack([size], demands) is None:
+        size = Size(total * (100 - rules.headroom_memory_percent) // 100, 100 - rules.headroom_sm_percent)
+        # If all parts are equal, count each part with the size of the largest one.
+        largest = Size(max(s.shape.memory_mib for s in standing), max(s.shape.sm_percent for s in standing))
+        parts = [largest if technique.equal_parts else Size(s.shape.memory_mib, s.shape.sm_percent) for s in standing]
+        if not technique.holds(size, parts):
             yield "%s: over capacity" % gpu.label
 
 

@@ -16,9 +16,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.fit import Capacity, Want, arrange
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.rules import most_clients
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
 
+from ..techniques.registry import PROPOSED
 from .model import Shape
 
 #: Priorities for keeping a current instance: without a workload, with a workload (preferred), and required.
@@ -55,7 +54,7 @@ class Geometry:
         usable = model.memory_total_mib - model.reserved_mib()
         self.memory_mib = usable * (100 - headroom_memory_percent) // 100
         self.sm_percent = 100 - headroom_sm_percent
-        self.seats = {"vgpu": vgpu_model.SEATS, "mps": most_clients(model.compute_capability, None)}
+        self._most_parts = {each.key: each.most_parts(model.compute_capability) for each in PROPOSED}
         self.fits = lru_cache(maxsize=None)(self._fits)
         self.settle = lru_cache(maxsize=None)(self._settle)
 
@@ -86,14 +85,15 @@ class Geometry:
         if kinds == {"mig"}:
             names = [shape.profile for shape in pattern]
             return all(name in self.capacity.profiles for name in names) and self.capacity.fits(names)
-        (kind,) = kinds
-        seats = self.seats.get(kind)
-        # All clients of an MPS daemon have the same limits, so count each client with the limit of the largest one.
-        total = (lambda parts: len(parts) * max(parts)) if kind == "mps" else sum
+        technique = pattern[0].technique
+        assert technique is not None
+        most = self._most_parts[technique.key]
+        # If all parts are equal, count each part with the size of the largest one.
+        total = (lambda parts: len(parts) * max(parts)) if technique.equal_parts else sum
         return (
             total([shape.memory_mib for shape in pattern]) <= self.memory_mib
             and total([shape.sm_percent for shape in pattern]) <= self.sm_percent
-            and (seats is None or len(pattern) <= seats)
+            and (most is None or len(pattern) <= most)
         )
 
     def _settle(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.profile_name import parse_profile_name
 
+from ..techniques.protocol import Part, Size
 from .check import by_gpu
 from .model import Packing, Problem, Standing
 
 
-def layouts(problem: Problem, packing: Packing) -> dict[str, list[dict[str, Any]]]:
+def layouts(
+    problem: Problem, packing: Packing, tenant_name: Callable[[str], str] = str
+) -> dict[str, list[dict[str, Any]]]:
     """Return `gpu_layout` by host, as values for YAML.
 
-    GPUs with equal layouts share an entry.
+    GPUs with equal layouts share an entry. `tenant_name` returns the name of a workload in the layout.
 
     A freed GPU becomes exclusive, so that its instances are removed. A GPU that is empty before and after has no entry, and is
     not changed. Entries contain no placements: the planner chooses them and keeps current instances.
@@ -31,14 +34,14 @@ def layouts(problem: Problem, packing: Packing) -> dict[str, list[dict[str, Any]
         if gpu.key in tied:
             keys = tied[gpu.key]
             if gpu.key == keys[0]:
-                part = _vgpu([tenant for key in keys for tenant in then[key]], gpus, len(keys) > 1)
+                part = _part([tenant for key in keys for tenant in then[key]], gpus, tenant_name)
                 entries.append({"gpus": [index for _host, index in keys], **part})
             continue
         if not standing and gpu.key not in today:
             continue
-        part = _part(gpu.index, standing)
+        part = _part(standing, gpus, tenant_name)
         twin = next((e for e in entries if {k: v for k, v in e.items() if k != "gpus"} == part), None)
-        if twin is not None and part["sharing"] in ("exclusive", "mig", "time_slicing"):
+        if twin is not None:
             twin["gpus"].append(gpu.index)
         else:
             entries.append({"gpus": [gpu.index], **part})
@@ -53,7 +56,7 @@ def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], li
     tied: dict[tuple[str, int], list[tuple[str, int]]] = {}
     owners: dict[str, tuple[str, int]] = {}
     for standing in packing.standing:
-        if standing.shape.kind != "vgpu" or standing.workload is None:
+        if not standing.shape.is_tenant or standing.workload is None:
             continue
         mine = tied.setdefault(standing.key, [standing.key])
         first = owners.setdefault(standing.workload, standing.key)
@@ -66,51 +69,27 @@ def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], li
     return tied
 
 
-def _vgpu(standing: Sequence[Standing], gpus: Mapping[str, int], several: bool) -> dict[str, Any]:
-    """Return the layout entry for the tenants of a GPU.
+def _part(standing: Sequence[Standing], gpus: Mapping[str, int], tenant_name: Callable[[str], str]) -> dict[str, Any]:
+    """Return the layout entry of a GPU, without its selectors.
 
-    If tenants use several GPUs, the entry is for all of these GPUs. Such tenants are not pinned to GPUs, because the planner
-    places them.
+    If tenants use several GPUs, the entry is for all of these GPUs. `gpus` is the number of GPUs of each workload.
     """
-    tenants: dict[str, dict[str, Any]] = {}
-    for part in sorted(standing, key=lambda s: s.workload or ""):
-        tenants[str(part.workload)] = tenant = {
-            "name": part.workload,
-            "memory": "%dMiB" % max(1, part.shape.memory_mib),
-            "sm_percent": max(1, part.shape.sm_percent),
-        }
-        if gpus[str(part.workload)] > 1:
-            tenant["gpus"] = gpus[str(part.workload)]
-        elif several:
-            tenant["gpu"] = part.index
-    return {"sharing": "vgpu", "vgpu": {"policy": "fixed", "tenants": list(tenants.values())}}
-
-
-def _part(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
-    kind = standing[0].shape.kind if standing else "whole"
-    if kind == "whole":
+    if not standing or standing[0].shape.kind == "whole":
         return {"sharing": "exclusive"}
-    if kind == "mig":
+    if standing[0].shape.kind == "mig":
         counts: dict[str, int] = {}
         for name in sorted((s.shape.profile for s in standing), key=_largest_first):
             counts[name] = counts.get(name, 0) + 1
         instances = [{"profile": name, **({"count": n} if n > 1 else {})} for name, n in counts.items()]
         return {"sharing": "mig", "mig": instances}
-    if kind == "time_slicing":
-        return {"sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": len(standing)}}
-    return {"sharing": "mps", "mps": _mps(index, standing)}
-
-
-def _mps(index: int, standing: Sequence[Standing]) -> dict[str, Any]:
-    """Return the layout of the MPS daemon of a GPU.
-
-    The limits are those of the largest client. geometry.py has checked that they fit.
-    """
-    memory, percent = max(s.shape.memory_mib for s in standing), max(1, *(s.shape.sm_percent for s in standing))
-    daemon: dict[str, Any] = {"name": "gpu%d" % index, "clients": len(standing), "active_thread_percentage": percent}
-    if memory:
-        daemon["pinned_memory_limit"] = "%dMiB" % memory
-    return daemon
+    technique = standing[0].shape.technique
+    assert technique is not None
+    parts = [
+        Part(tenant_name(name), s.index, Size(s.shape.memory_mib, s.shape.sm_percent), gpus.get(name, 1))
+        for s in sorted(standing, key=lambda s: s.workload or "")
+        for name in (str(s.workload),)
+    ]
+    return {"sharing": technique.key, technique.key: technique.part(parts)}
 
 
 def _largest_first(name: str) -> tuple:

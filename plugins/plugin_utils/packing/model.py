@@ -13,8 +13,11 @@ from typing import Mapping
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 
+from ..techniques.protocol import FleetTechnique
+from ..techniques.registry import PROPOSED, technique_of
+
 #: Modes that share a GPU by quotas of memory and SMs. A GPU uses one of these modes, or MIG, or it serves a single workload.
-SHARES = ("vgpu", "mps", "time_slicing")
+SHARES = tuple(technique.key for technique in PROPOSED)
 KINDS = ("whole", "mig", *SHARES)
 POLICIES = ("binpack", "spread")
 AIMS = ("gpus", "cost")
@@ -42,6 +45,16 @@ class Shape:
         if self.kind in SHARES:
             return "%s with %d MiB and %d %% of the SMs" % (self.kind, self.memory_mib, self.sm_percent)
         return self.profile if self.kind == "mig" else "a whole GPU"
+
+    @property
+    def technique(self) -> FleetTechnique | None:
+        """Return the technique of a quota, or None if the shape is no quota."""
+        return technique_of(self.kind)
+
+    @property
+    def is_tenant(self) -> bool:
+        """Return whether a layout has the name of the workload."""
+        return self.technique is not None and self.technique.has_tenants
 
 
 WHOLE = Shape("whole")

@@ -19,7 +19,7 @@ from ..counted import counted
 from ..packing import exact
 from ..packing.model import Shape, Standing
 from ..sizing.model import Fleet, Policy
-from .mode import decide
+from .mode import decide, shrink
 from .model import Decision, GpuToday, HostChange, Need, Occupant, Outcome, Proposal, Wish
 from .observed import hosts_today
 from .overlay import merged, planned
@@ -141,9 +141,9 @@ def _needs(
     included = [one for gpu in gpus if not gpu.left for one in gpu.occupants]
     wanted = [one for one in included if one.finding.verdict.word in _CANDIDATES or one.wish.forces]
     found: dict[str, Need | str] = {
-        one.name: need_of_tenant(one, request.policy) for one in wanted if one.shape.kind == "vgpu"
+        one.name: need_of_tenant(one, request.policy) for one in wanted if one.shape.is_tenant
     }
-    asked = [one for one in wanted if one.shape.kind != "vgpu"]
+    asked = [one for one in wanted if not one.shape.is_tenant]
     asked.sort(key=lambda one: (-(one.finding.verdict.waste_per_month or 0.0), one.name))
     for one in asked[request.most_candidates :]:
         found[one.name] = "its history was not read: %s more waste" % counted(
@@ -181,10 +181,8 @@ def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tup
                 stays[one.name] = one.finding.verdict.reason
             elif isinstance(need, str) and not (one.wish.profile or one.wish.mode == "exclusive"):
                 stays[one.name] = need
-            elif one.shape.kind == "vgpu" and not one.wish.forces:
-                # A tenant keeps its mode, but its quota may shrink.
-                wish = dataclasses.replace(one.wish, isolation="quota", latency="normal")
-                decisions[one.name] = decide(wish, need, gpu.model)
+            elif one.shape.is_tenant and not one.wish.forces and isinstance(need, Need):
+                decisions[one.name] = shrink(one.shape.kind, need, gpu.model)
             else:
                 decisions[one.name] = decide(one.wish, need if isinstance(need, Need) else None, gpu.model)
     return decisions, stays
@@ -273,9 +271,8 @@ def _mode(kind: str) -> str:
 
 
 def _shown(shape: Shape, start: int | None) -> str:
-    if shape.kind == "time_slicing":
-        # Time slicing has no quota.
-        return "a time-sliced GPU"
+    if shape.technique and shape.technique.part_text:
+        return shape.technique.part_text
     return "%s%s" % (shape, "" if start is None else " at %d" % start)
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 
-from ...module_utils.techniques.mps.rules import limits_bind
 from ..packing.geometry import Geometry, geometry
 from ..packing.model import WHOLE, Shape, mig, share
+from ..techniques.registry import PROPOSED
 from .model import Decision, Need, RightsizeError, Wish
 
 _MIB = 1 << 20
@@ -38,6 +38,14 @@ def decide(wish: Wish, need: Need | None, model: str) -> Decision:
     if wish.mode != "auto":
         return _forced(wish, need, rules)
     return _chosen(wish, need, rules)
+
+
+def shrink(kind: str, need: Need, model: str) -> Decision:
+    """Return the quota of a tenant that keeps its sharing mode.
+
+    `kind` is the mode, and `model` a key of the catalogue. Raises CatalogueError if the model is unknown.
+    """
+    return _shared(kind, "a quota is enough for it", need, geometry(model))
 
 
 def _profile(wish: Wish, rules: Geometry) -> Decision:
@@ -78,14 +86,17 @@ def _chosen(wish: Wish, need: Need, rules: Geometry) -> Decision:
         if shape is None:
             return _exclusive("%s; %s is more than any part of a %s" % (why, _text(need), rules.key))
         return Decision("mig", shape, "It needs %s, and %s: the smallest instance that fits." % (_text(need), why))
-    if wish.isolation == "quota":
-        mode, why = "vgpu", "a quota is enough for it"
-    elif wish.latency == "batch":
-        mode, why = "time_slicing", "it trusts its neighbours and can wait"
-    elif limits_bind(rules.gpu.compute_capability):
-        mode, why = "mps", "it trusts its neighbours and cannot wait"
-    else:
-        return _exclusive("it cannot wait, and MPS does not enforce limits on a %s" % rules.key)
+    reasons = {each: each.suits(wish.isolation, wish.latency) for each in PROPOSED}
+    unfit = []
+    for technique in (each for each, why in reasons.items() if why):
+        problem = technique.unfit(rules.gpu.compute_capability, rules.key)
+        if not problem:
+            return _shared(technique.key, reasons[technique], need, rules)
+        unfit.append(problem)
+    return _exclusive(unfit[0] if unfit else "no kind of sharing suits it")
+
+
+def _shared(mode: str, why: str, need: Need, rules: Geometry) -> Decision:
     shape = _quota(mode, need, rules)
     if shape is None:
         return _exclusive("%s is too much for sharing a %s" % (_text(need), rules.key))

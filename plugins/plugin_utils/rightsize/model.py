@@ -11,13 +11,13 @@ from typing import Any, Mapping
 from ...module_utils.errors import FleetError
 from ...module_utils.model import Gpu
 from ..audit.model import Finding, Window
-from ..packing.model import Shape, Standing
+from ..packing.model import SHARES, Shape, Standing
 
 #: Version of the JSON. Keys may be added within a version. Readers must ignore unknown keys.
 SCHEMA_VERSION = 1
 
 #: Sharing modes, with the names that `gpu_layout` uses.
-MODES = ("exclusive", "mig", "mps", "vgpu", "time_slicing")
+MODES = ("exclusive", "mig", *SHARES)
 #: Required isolation from other workloads on the same GPU. "quota" is not a security boundary.
 ISOLATIONS = ("hardware", "quota", "none")
 #: Required latency: "low" if clients wait for the workload, "batch" if the workload itself can wait.

@@ -12,9 +12,8 @@ from ...module_utils.change.targets import targets
 from ...module_utils.errors import PlanError
 from ...module_utils.model import Gpu
 from ...module_utils.plan.gpu_plan import Plan
-from ...module_utils.techniques.forms import layout_to_data, parse_layout
+from ...module_utils.techniques.forms import FORMS, layout_to_data, parse_layout
 from ...module_utils.techniques.registry import SERVING
-from ...module_utils.techniques.vgpu.part import vgpu_of
 from .observed import HostToday
 
 
@@ -35,10 +34,12 @@ def merged(today: HostToday, entries: Sequence[Mapping[str, Any]], changed: Coll
             continue
         if not stay:
             continue
-        if vgpu_of(entry) is not None:
+        form = next((each for each in FORMS if each.key == entry.sharing), None)
+        if form is not None and form.divides(entry.part):
+            what = "its tenants may be on any of" if form.tenants(entry.part) else "its daemon serves all of"
             raise PlanError(
                 entry.where,
-                "its tenants may be on any of its GPUs %s, and only some of them change" % named,
+                "%s its GPUs %s, and only some of them change" % (what, named),
                 "Write an entry for each GPU, or exclude them all (leave: true).",
             )
         kept.append({**data, "gpus": stay})

@@ -80,7 +80,7 @@ class Arrangement:
             for entry in answer.entries.get(host, ()):
                 indices = [index for index in entry["gpus"] if (host, index) in answer.changed]
                 if indices:
-                    made.append({**_plain_names(entry), "gpus": indices})
+                    made.append({**entry, "gpus": indices})
         return sorted(made, key=lambda entry: entry["gpus"]), frozenset(changed)
 
     def hosts(self) -> set[str]:
@@ -99,12 +99,9 @@ def _changed(problem: Problem, packing: Packing) -> frozenset[tuple[str, int]]:
     )
 
 
-def _plain_names(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the entry with tenant names without the suffix `@HOST`."""
-    if "vgpu" not in entry:
-        return entry
-    tenants = [{**tenant, "name": tenant["name"].partition("@")[0]} for tenant in entry["vgpu"]["tenants"]]
-    return {**entry, "vgpu": {**entry["vgpu"], "tenants": tenants}}
+def _tenant_name(workload: str) -> str:
+    """Return the name of the workload without the suffix `@HOST`."""
+    return workload.partition("@")[0]
 
 
 def _layout_of(standing: Sequence[Standing]) -> tuple:
@@ -113,7 +110,7 @@ def _layout_of(standing: Sequence[Standing]) -> tuple:
     Whole GPUs are left out, because the layout of a GPU is the same whether a workload uses the whole GPU or none does.
     """
     shapes = [each for each in standing if each.shape.kind != "whole"]
-    quotas = tuple((each.shape, each.workload if each.shape.kind == "vgpu" else None) for each in shapes)
+    quotas = tuple((each.shape, each.workload if each.shape.is_tenant else None) for each in shapes)
     return tuple(sorted(quotas, key=repr))
 
 
@@ -331,7 +328,7 @@ def _solve(
     changed, moving = _changed(problem, packing), set(gone)
     hosts = {host for host, _index in changed}
     hosts |= {each.host for each in (*problem.today, *packing.standing) if each.workload in moving}
-    entries = layouts(problem, packing)
+    entries = layouts(problem, packing, _tenant_name)
     return Answer(problem, packing, saved, gone, packing.score.destroyed, frozenset(hosts), changed, entries)
 
 

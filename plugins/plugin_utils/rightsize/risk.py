@@ -39,10 +39,8 @@ def risk(one: Occupant, then: Shape, model: str, need: Need | None, host: str) -
         found.append(("medium", "it used %.0f %% of the memory that it will have" % (100 * peak / memory)))
     if host != one.key[0]:
         found.append(("medium", "it moves to another host with its data, and its scheduler needs the change"))
-    if then.kind in ("mps", "time_slicing") and one.shape.kind != then.kind:
-        found.append(("medium", "a fault of one workload can end all workloads on the GPU"))
-    if then.kind == "vgpu" and one.shape.kind != "vgpu":
-        found.append(("medium", "a quota is not a security boundary, and its programs have to run as the tenant"))
+    if then.technique and then.technique.risk and one.shape.kind != then.kind:
+        found.append(("medium", then.technique.risk))
     if one.wish.latency == "low" and then.kind not in ("mig", "whole"):
         found.append(("medium", "it needs low latency and will share SMs"))
     if any(row.get("job") for row in one.holders):

@@ -18,6 +18,7 @@ from ..packing.geometry import geometry
 from ..packing.model import WHOLE
 from ..sizing.model import Fleet, Policy
 from ..sizing.sharing import Card, share
+from ..techniques.registry import technique_of
 from .model import Decision, GpuToday
 
 #: Maximum number of workloads in a search. A search with more workloads would take minutes and would gain little.
@@ -52,7 +53,8 @@ def teams(
         for one in gpu.occupants:
             decision, wish = decisions.get(one.name), one.wish
             configured = wish.forces or wish.memory_bytes is not None or wish.sm_percent is not None
-            turns = decision is not None and decision.mode == "time_slicing" and one.shape == WHOLE
+            technique = technique_of(decision.mode) if decision else None
+            turns = technique is not None and technique.takes_turns and one.shape == WHOLE
             if turns and not configured and not gpu.left and one.name in rows:
                 groups[(gpu.model, gpu.host) if reach == "host" else (gpu.model,)].append(one.name)
     members: list[tuple[str, ...]] = []

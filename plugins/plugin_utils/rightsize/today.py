@@ -9,29 +9,30 @@ A GPU is included only if its history certainly belongs to its current workload.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence, Tuple
 
 from ...module_utils.change import planner
 from ...module_utils.change.targets import targets
 from ...module_utils.errors import FleetError
 from ...module_utils.layout.types import Entry, Layout
 from ...module_utils.model import Gpu, GpuInstance, Host
-from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..audit.holdings import Price, is_held, price_of, using
 from ..audit.model import Audit, Finding, Holding, Subject, Verdict
 from ..audit.series import QUIET_BUSY_RATIO
 from ..host_results import lost_gpu
 from ..packing.geometry import geometry
 from ..packing.model import WHOLE, Shape, Standing, mig, share
+from ..techniques.protocol import FleetTechnique
+from ..techniques.registry import TECHNIQUES, technique_of, tenants_of
 from .model import GpuToday, Occupant, Wish
 from .observed import NO_LAYOUT, HostToday, model_of
 from .reclaim import UNNAMED
 from .wishes import wish_of
 
-_MIB = 1 << 20
 #: Verdicts with which the need of a workload cannot be determined, and the reasons for excluding the workload.
 _BLIND = {
     "unhealthy": "the GPU is unhealthy: repair it first",
@@ -40,8 +41,8 @@ _BLIND = {
     "standby": "it may be a model server that waits for clients",
     "held_without_process": "nothing runs on it: see the list of idle workloads",
 }
-#: Sharing modes in which all processes on the GPU have one common history.
-_MIXED = ("mps", "time_slicing")
+#: A tenant in the result of gpu_info: (technique, row).
+_TenantRow = Tuple[FleetTechnique, Mapping[str, Any]]
 
 
 class Place(NamedTuple):
@@ -145,8 +146,8 @@ class _GpuReading:
         found = GpuToday(self.host, self.gpu, self.model)
         why = wrong or self._whole()
         rows = [
-            row
-            for row in self.state.get("vgpu_tenants") or ()
+            (technique, row)
+            for technique, row in tenants_of(self.state)
             if any(place.get("uuid") == self.gpu.uuid for place in row.get("gpus") or ())
         ]
         if self.gpu.mig.instances:
@@ -154,7 +155,7 @@ class _GpuReading:
             found = dataclasses.replace(found, occupants=tuple(occupants), vacant=tuple(vacant))
         elif rows:
             why = why or self._sick() or self._odd_tenants(rows)
-            found = dataclasses.replace(found, occupants=tuple(self._tenant(row) for row in rows))
+            found = dataclasses.replace(found, occupants=tuple(itertools.starmap(self._tenant, rows)))
         else:
             occupant = self._one()
             found = dataclasses.replace(found, occupants=(occupant,) if occupant else ())
@@ -181,11 +182,13 @@ class _GpuReading:
         doubt = next((row for row in self.data["holders"] if row.get("kind") == "unknown"), None)
         if doubt:
             return "its holders are unknown: %s" % doubt.get("who", "")
-        if self.entry is not None and self.entry.sharing in _MIXED:
-            return "it is shared by %s, so its history cannot be assigned to one workload" % self.entry.sharing
-        places = (place for daemon in self.state.get("mps_daemons") or () for place in daemon.get("places") or ())
-        if any(place.get("gpu_uuid") == self.gpu.uuid for place in places):
-            return "an MPS daemon serves it, so its history cannot be assigned to one workload"
+        technique = technique_of(self.entry.sharing) if self.entry is not None else None
+        if technique is not None and technique.mixes_histories:
+            return "it is shared by %s, so its history cannot be assigned to one workload" % technique.key
+        for each in TECHNIQUES:
+            server = each.serves(self.state, self.gpu.uuid)
+            if server:
+                return "%s serves it, so its history cannot be assigned to one workload" % server
         return ""
 
     def _sick(self) -> str:
@@ -254,38 +257,22 @@ class _GpuReading:
     def _plain(instance: GpuInstance) -> bool:
         return len(instance.compute_instances) <= 1
 
-    def _odd_tenants(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Return why the tenants' layout entry must not be rewritten, or an empty text.
-
-        A rewritten entry would lose the settings that are checked here.
-        """
-        for row in rows:
-            if len(row.get("gpus") or ()) > 1:
-                return "the tenant %s spans several GPUs" % row["name"]
-            if row.get("policy", "fixed") != "fixed" or row.get("priority"):
-                return "the tenant %s has its own policy or priority" % row["name"]
-            if row.get("aliases"):
-                return "the tenant %s is being renamed (was: %s)" % (row["name"], row["aliases"][0])
-            if row.get("oversubscribe_managed"):
-                return "the tenant %s may have managed memory beyond its quota" % row["name"]
-            if row.get("provider") == "mps":
-                return "MPS enforces the quota of the tenant %s" % row["name"]
-        vgpu = vgpu_of(self.entry)
-        if vgpu is not None:
-            if (vgpu.oversubscribe_memory_ratio, vgpu.oversubscribe_sm_ratio) != (1.0, 1.0):
-                return "its tenants are oversubscribed"
-            if vgpu.provider != "auto":
-                return "its layout names the provider %s" % vgpu.provider
-        if self.model and not geometry(self.model).fits(tuple(sorted(_quota(row) for row in rows))):
+    def _odd_tenants(self, rows: Sequence[_TenantRow]) -> str:
+        """Return why the tenants' layout entry must not be rewritten, or an empty text."""
+        for technique in dict.fromkeys(technique for technique, _row in rows):
+            why = technique.fixed([row for each, row in rows if each is technique], self.entry)
+            if why:
+                return why
+        if self.model and not geometry(self.model).fits(tuple(sorted(itertools.starmap(_quota, rows)))):
             return "the quotas of its tenants leave no room for the driver's memory"
         return ""
 
-    def _tenant(self, row: Mapping[str, Any]) -> Occupant:
+    def _tenant(self, technique: FleetTechnique, row: Mapping[str, Any]) -> Occupant:
         name = str(row["name"])
         found = self.tenants.get(name)
         left = "" if found else "the audit excludes it"
         holders = _holders(self.data)
-        return self._occupant(found, Place(_quota(row)), holders, left, name)
+        return self._occupant(found, Place(_quota(technique, row)), holders, left, name)
 
     def _occupant(self, found, where: Place, holders, left, tenant="") -> Occupant:
         shape, start, instance = where
@@ -329,8 +316,8 @@ def _is_tenant(found: Finding) -> bool:
     return found.holding.subject.kind == "tenant"
 
 
-def _quota(row: Mapping[str, Any]):
-    return share("vgpu", -(-int(row["memory_bytes"]) // _MIB), int(row["sm_percent"]))
+def _quota(technique: FleetTechnique, row: Mapping[str, Any]) -> Shape:
+    return share(technique.key, *technique.quota(row))
 
 
 def _unseen(host: str, gpu: Gpu, instance: str, tenant: str) -> Finding:
@@ -407,7 +394,7 @@ def _named(gpus: Sequence[GpuToday]) -> tuple[GpuToday, ...]:
         occupants = []
         for one in gpu.occupants:
             name = one.name
-            if counts[name] > 1 and one.shape.kind != "vgpu":
+            if counts[name] > 1 and not one.shape.is_tenant:
                 end = "-%s-gpu%d%s" % (gpu.host, gpu.gpu.index, "-%d" % one.start if one.start is not None else "")
                 name = _clean(name[: max(1, 63 - len(end))] + end)
             elif counts[name] > 1:

@@ -11,7 +11,9 @@ from typing import Any, Mapping, Sequence
 from ...module_utils.layout.profile_name import parse_profile_name
 from ...module_utils.layout.types import Entry
 from ...module_utils.model import Gpu
-from ...module_utils.techniques.mps.model import Mps
+from ..techniques.access import Access
+from ..techniques.protocol import FleetTechnique
+from ..techniques.registry import technique_of
 
 # MIG strategies of the device plugin. Resources for MIG devices are named by profile ("mixed") or like GPUs ("single").
 MIXED, SINGLE = MIG_STRATEGIES = ("mixed", "single")
@@ -22,11 +24,26 @@ class NodeInstance:
     """A GPU instance of a node.
 
     If the instance is split into compute instances, `compute_slices` lists their numbers of slices. Otherwise it is empty.
+    `sharing` is the key of the technique that shares the instance, or None. `part` is the technique's part of the layout.
     """
 
     profile: str
     compute_slices: tuple[int, ...] = ()
-    mps: Mps | None = None
+    sharing: str | None = None
+    part: Any = None
+
+    @property
+    def technique(self) -> FleetTechnique | None:
+        """Return the technique that shares the instance, or None."""
+        return technique_of(self.sharing)
+
+    @property
+    def access(self) -> Access | None:
+        """Return how pods share the instance.
+
+        Returns None if no technique shares it, or if the technique cannot describe this.
+        """
+        return self.technique.access(self.part) if self.technique else None
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,28 @@ class NodeGpu:
         If the GPU has no entry, it is "mig" or "unlisted".
         """
         return self.entry.sharing if self.entry else "unlisted" if self.instances is None else "mig"
+
+    @property
+    def technique(self) -> FleetTechnique | None:
+        """Return the technique that shares the whole GPU.
+
+        Returns None for exclusive, shared and MIG.
+        """
+        return technique_of(self.entry.sharing) if self.entry else None
+
+    @property
+    def access(self) -> Access | None:
+        """Return how pods share the whole GPU.
+
+        Returns None if no technique shares it, or if the technique cannot describe this.
+        """
+        return self.technique.access(self.entry.part) if self.entry and self.technique else None
+
+    @property
+    def all_access(self) -> tuple[Access, ...]:
+        """Return how pods share the GPU and its instances."""
+        every = (self.access, *(instance.access for instance in self.instances or ()))
+        return tuple(access for access in every if access is not None)
 
     @property
     def has_uuid(self) -> bool:

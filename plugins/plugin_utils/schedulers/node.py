@@ -30,7 +30,9 @@ def _node_gpu(gpu: Gpu, entry: Entry | None) -> NodeGpu:
     if entry.sharing != "mig":
         return NodeGpu(gpu, entry)
     desired = [
-        NodeInstance(instance.profile, tuple(sorted(instance.compute_slices, reverse=True)), instance.part)
+        NodeInstance(
+            instance.profile, tuple(sorted(instance.compute_slices, reverse=True)), instance.sharing, instance.part
+        )
         for instance in entry.instances
         for _number in range(instance.count)
     ]

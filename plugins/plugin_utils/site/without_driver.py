@@ -14,8 +14,8 @@ from ...module_utils.layout.types import Entry, Layout, Selector
 from ...module_utils.plan import assumed
 from ...module_utils.techniques.forms import parse_layout
 from ...module_utils.techniques.registry import SERVING
-from ...module_utils.techniques.vgpu.part import vgpu_of
 from ..host_values import Reader
+from ..techniques.registry import technique_of
 
 #: Format of a host's list of the GPUs on its PCI bus, with the maximum number of GPUs.
 _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
@@ -86,6 +86,5 @@ def _by_place(layout: Layout, by_address: bool) -> Layout:
 
 def _selectors(entry: Entry) -> list[Selector]:
     """Return all GPU selectors of an entry and its tenants."""
-    vgpu = vgpu_of(entry)
-    tenants = vgpu.tenants if vgpu is not None else ()
-    return [*entry.selectors, *(tenant.gpu for tenant in tenants if tenant.gpu is not None)]
+    technique = technique_of(entry.sharing)
+    return [*entry.selectors, *(technique.selectors(entry.part) if technique else ())]

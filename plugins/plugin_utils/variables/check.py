@@ -33,9 +33,9 @@ _WORDS = ("gpu", "nvidia", "dcgm", "container_t")
 # Minimum number of words in a name with a missing word, and in a name with a wrong word, that counts as an error. A shorter
 # name is too often a variable of another role.
 _LEAST_WORDS_LEFT, _LEAST_WORDS_WITH_WRONG_ONE = 3, 4
-# First words of names. If a name has only two words and a third word is missing, it is an error only if it starts with one of
-# these words (gpu_waves, but not driver_version).
-_NAMESPACES = ("gpu", "vgpu", "nvidia", "dcgm")
+# The first word of a role that other products use, too. If a name has only two words and a third word is missing, it is an error
+# only if it starts with the first word of another role (gpu_waves, but not driver_version or container_version).
+COMMON_WORD = "container"
 # First words of names for other NVIDIA products. Inventories have variables for these products, so such names are no errors.
 _OTHER_PRODUCTS = (("gpu", "operator"), ("gpu", "feature"), ("nvidia", "docker"), ("nvidia", "device"))
 # Maximum number of variables that a warning suggests.
@@ -150,10 +150,11 @@ def _word_error(name: str) -> tuple[str, bool]:
 
 
 def _is_certain(words: tuple[str, ...], lacks_word: bool) -> bool:
-    ours = words[0] in _NAMESPACES and words[:2] not in _OTHER_PRODUCTS
+    common = words[0] == COMMON_WORD
+    ours = words[0] in known.first_words() and not common and words[:2] not in _OTHER_PRODUCTS
     if lacks_word:
         return ours or len(words) >= _LEAST_WORDS_LEFT
-    return (ours or words[0] == "container") and len(words) >= _LEAST_WORDS_WITH_WRONG_ONE
+    return (ours or common) and len(words) >= _LEAST_WORDS_WITH_WRONG_ONE
 
 
 def typing_error(name: str) -> str:

@@ -80,6 +80,12 @@ def prefixes() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=None)
+def first_words() -> tuple[str, ...]:
+    """Return the first words of the names of roles, sorted."""
+    return tuple(sorted({owner.split("_")[0] for owner in owners() if not owner.endswith(".yml")}))
+
+
+@lru_cache(maxsize=None)
 def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
     """Return a mapping from patterns to the names of variables.
 

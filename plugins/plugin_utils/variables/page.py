@@ -10,6 +10,7 @@ import re
 from typing import Any, Mapping
 
 from . import known
+from .check import COMMON_WORD
 
 _HEAD = """# Variables
 
@@ -48,9 +49,8 @@ So `nvidia_drivers_version` and `gpu_train_timeout` are accepted as your own nam
 
 A missing or wrong word is an error in these cases:
 
-- A word is missing, and the name still has three words (`layout_on_busy`) or begins with `gpu`, `vgpu`, `nvidia` or `dcgm` \
-(`gpu_waves`).
-- One word of four or more is wrong (`gpu_mig_on_busy`). The first word is one of these four, or `container`.
+- A word is missing, and the name still has three words (`layout_on_busy`) or begins with %s (`gpu_waves`).
+- One word of four or more is wrong (`gpu_mig_on_busy`). The first word is one of these, or `%s`.
 
 It is a warning instead if the template of another variable reads the name, since the name is then yours.
 
@@ -92,7 +92,7 @@ def pages() -> dict[str, str]:
     owners = [owner for _name, _title, on_page in _PAGES for owner in on_page]
     if sorted(owners) != sorted(known.owners()):
         raise ValueError("_PAGES must have each of these once: %s" % ", ".join(known.owners()))
-    texts = {"variables.md": _HEAD % "".join(map(_index_row, _PAGES))}
+    texts = {"variables.md": _HEAD % ("".join(map(_index_row, _PAGES)), _first_words(), COMMON_WORD)}
     for name, title, on_page in _PAGES:
         parts = ["# Variables: %s\n\nSee [variables.md](variables.md) for all pages and the checks.\n" % title]
         for owner in on_page:
@@ -100,6 +100,11 @@ def pages() -> dict[str, str]:
             parts += [_row(variable, option) for variable, option in known.of_owner(owner).items()]
         texts[name] = "".join(parts)
     return texts
+
+
+def _first_words() -> str:
+    words = ["`%s`" % word for word in known.first_words() if word != COMMON_WORD]
+    return "%s or %s" % (", ".join(words[:-1]), words[-1])
 
 
 def _index_row(page: tuple[str, str, tuple[str, ...]]) -> str:

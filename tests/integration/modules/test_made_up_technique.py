@@ -3,8 +3,8 @@
 """Add a technique from a folder and one line in each table, and test all features.
 
 The tests cover parsing, plans, check mode and diff, apply, kills at each step, recovery, saved plans, export, metrics,
-reports and removal. The technique is added to a copy of the collection. The tests run this copy in place of the
-collection.
+reports and removal. On the controller, they cover results of hosts, the audit, right-sizing, packing and the schedulers.
+The technique is added to a copy of the collection. The tests run this copy in place of the collection.
 """
 
 from __future__ import annotations
@@ -20,26 +20,32 @@ import pytest
 from simulated_host import ROOT, SimulatedHost, module_path
 
 MADE_UP = Path(__file__).with_name("made_up")
+FLEET_PROGRAM = Path(__file__).with_name("made_up_fleet_program.py")
 PACKAGE = "ansible_collections.openfleet.gpu.plugins"
-#: For each table: the file, and pairs of an existing line and the line to add after it.
+#: For each table: the file in plugins, and pairs of an existing line and the line to add after it.
 TABLES = (
     (
-        "registry.py",
+        "module_utils/techniques/registry.py",
         ("from .mps.technique import MpsTechnique\n", "from .lanes.technique import LanesTechnique\n"),
         ("    MpsTechnique(),\n", "    LanesTechnique(),\n"),
     ),
     (
-        "forms.py",
+        "module_utils/techniques/forms.py",
         ("from .mps.form import MpsForm\n", "from .lanes.form import LanesForm\n"),
         ("    MpsForm(),\n", "    LanesForm(),\n"),
     ),
     (
-        "service_views.py",
+        "module_utils/techniques/service_views.py",
         ("from .mps import observe as mps_observe\n", "from .lanes import model as lanes\n"),
         (
             "    ServiceView(mps.KEY, mps.NAME, mps_observe.look, mps_observe.report),\n",
             "    ServiceView(lanes.KEY, lanes.NAME, lanes.look, lanes.report),\n",
         ),
+    ),
+    (
+        "plugin_utils/techniques/registry.py",
+        ("from .mps import FleetMps\n", "from .lanes import FleetLanes\n"),
+        ("TECHNIQUES: tuple[FleetTechnique, ...] = (\n", "    FleetLanes(),\n"),
     ),
 )
 REMOVE = """
@@ -75,18 +81,19 @@ def copy_with_made_up_technique(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("copy")
     plugins = folder / "ansible_collections/openfleet/gpu/plugins"
-    for name in ("module_utils", "modules"):
+    for name in ("module_utils", "modules", "plugin_utils"):
         shutil.copytree(ROOT / "plugins" / name, plugins / name, ignore=shutil.ignore_patterns("__pycache__"))
     techniques = plugins / "module_utils/techniques"
-    shutil.copytree(MADE_UP, techniques / "lanes", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(MADE_UP, techniques / "lanes", ignore=shutil.ignore_patterns("__pycache__", "fleet.py"))
+    shutil.copy(MADE_UP / "fleet.py", plugins / "plugin_utils/techniques/lanes.py")
     model = techniques / "lanes/model.py"
     model.write_text(model.read_text().replace("@FOLDER@", str(folder / "lanes")))
     for table, *lines in TABLES:
-        text = (techniques / table).read_text()
+        text = (plugins / table).read_text()
         for before, line in lines:
             assert text.count(before) == 1, (table, before)
             text = text.replace(before, before + line)
-        (techniques / table).write_text(text)
+        (plugins / table).write_text(text)
     return folder
 
 
@@ -193,3 +200,40 @@ def test_technique_is_removed_and_the_rest_stays(made_up):
     done = made_up.program("-c", REMOVE, str(made_up.folder / "state.d"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["changed"] and counts(made_up) == []
+
+
+def test_controller_audits_packs_and_offers_the_technique(made_up):
+    run(made_up, [lanes(2)])
+    told = made_up.module("gpu_info", telemetry=False, holders=False)
+    done = made_up.program(str(FLEET_PROGRAM), input=json.dumps(told))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+
+    # Results of hosts are checked.
+    assert found["rows"] == [{"gpu": told["gpus"][0]["uuid"], "count": 2}]
+    assert "lanes[0].gpu" in found["refused"]
+
+    # The audit counts the technique's processes as use, and right-sizing excludes its GPUs.
+    assert found["held"] == [True, False]
+    assert found["left"] == {
+        "entry": ["it is shared by lanes, so its history cannot be assigned to one workload", ""],
+        "rows": ["a lane keeper serves it, so its history cannot be assigned to one workload", ""],
+    }
+
+    # Right-sizing chooses the technique where it suits, and the planners accept the result of packing.
+    assert found["mode"][0] == "lanes" and "it stays in its lane" in found["mode"][1]
+    assert found["mode"][2] == "mps" and found["wish"] == "lanes"
+    assert found["layout"] == [lanes(3)] and found["problems"] == []
+    assert found["plan"] == ["lanes %s: 3" % told["gpus"][0]["uuid"]]
+    assert "its neighbours can see its lane" in found["risk"]
+    assert found["unplaced"] == 1 and "lanes end at the edge of a GPU" in found["wide"]
+
+    # Backends offer pods that take turns, and refuse or leave out what the technique cannot describe.
+    assert found["offers"]["nvidia_device_plugin"]["resources"] == {"nvidia.com/gpu": 3}
+    assert found["offers"]["nvidia_dra"]["resources"] == {"gpu.nvidia.com": 1}
+    assert found["offers"]["hami"]["resources"] == {"nvidia.com/gpu": 3}
+    assert all(not offer["problems"] for offer in found["offers"].values())
+    singles = {key: offer["single"] for key, offer in found["offers"].items()}
+    assert "does not support lanes" in singles["nvidia_device_plugin"][0]
+    assert "does not support lanes" in singles["nvidia_dra"][0]
+    assert singles["hami"] == ["HAMi does not use the layout's lane keeper"]

@@ -8,11 +8,11 @@ https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-conf
 
 from __future__ import annotations
 
-from ..kubernetes import vgpu_plugins
+from ..kubernetes import hami_core
 from ..kubernetes.backend import KubernetesBackend
 from ..model import Node, Offer
 
-PLUGIN = vgpu_plugins.Plugin(
+PLUGIN = hami_core.Plugin(
     "hami",
     "HAMi",
     "nvidia.com/gpu",
@@ -33,4 +33,4 @@ class Hami(KubernetesBackend):
 
     def offer(self, node: Node) -> Offer:
         """Return HAMi's offer of the node's GPUs, or the refused entries."""
-        return vgpu_plugins.offer(node, PLUGIN)
+        return hami_core.offer(node, PLUGIN)

@@ -8,5 +8,5 @@ api_objects   access to objects of the API
 operator      detection of NVIDIA's GPU operator on a node, and of states that block a change
 pods          description of the state of pods
 drain_patch   patches that drain and resume a node
-vgpu_plugins  offers of HAMi and of Volcano's vGPU plugin. Both use the same node configuration.
+hami_core     offers of HAMi and of Volcano's vGPU plugin. Both use HAMi-core and the same node configuration.
 """

@@ -14,8 +14,7 @@ import json
 from collections import Counter
 from typing import Any, Mapping, Sequence
 
-from ....module_utils.techniques.mps import model as mps
-from ....module_utils.techniques.time_slicing import model as time_slicing
+from ...techniques.access import Clients, Turns
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER
 from ..model import (
     MIXED,
@@ -32,6 +31,8 @@ from ..model import (
 )
 
 KEY = "nvidia_device_plugin"
+# Keys of `sharing` in the plugin's configuration (README, "Shared Access to GPUs").
+_SHARING = {Turns: "timeSlicing", Clients: "mps"}
 GPU_RESOURCE = "nvidia.com/gpu"
 # Node label that selects a key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
@@ -47,7 +48,7 @@ def offer(node: Node) -> Offer:
     gpus, mig_strategy = node.gpus, node.mig_strategy
     whole = [each for each in gpus if each.instances is None]
     partitioned = [each for each in gpus if each.instances is not None]
-    refusals = [*_refuse_tenants(whole), *_refuse_instances(partitioned, mig_strategy), *_refuse_sharing(whole, gpus)]
+    refusals = [*_refuse_others(whole), *_refuse_instances(partitioned, mig_strategy), *_refuse_sharing(whole, gpus)]
     if partitioned and mig_strategy == SINGLE:
         refusals += _refuse_single(whole, partitioned)
     if refusals:
@@ -95,9 +96,9 @@ def _config(whole: Sequence[NodeGpu], strategy: str, replicas: int) -> dict[str,
     config: dict[str, Any] = {"version": "v1", "flags": flags}
     if replicas > 1:
         shared = {"failRequestsGreaterThanOne": True, "resources": [{"name": GPU_RESOURCE, "replicas": replicas}]}
-        strategy_key = "mps" if whole[0].sharing == "mps" else "timeSlicing"
-        config["sharing"] = {strategy_key: shared}
-        if strategy_key == "mps":
+        access = whole[0].access
+        config["sharing"] = {_SHARING[type(access)]: shared}
+        if isinstance(access, Clients):
             flags["mpsRoot"] = _MPS_ROOT
     return config
 
@@ -120,23 +121,20 @@ def _resources(
 
 def _replicas(each: NodeGpu) -> int:
     """Return the number of pods that may share the GPU."""
-    entry = each.entry
-    if entry is not None and entry.sharing == time_slicing.KEY:
-        replicas: int = entry.part.replicas
-        return replicas
-    if entry is not None and entry.sharing == mps.KEY:
-        clients: int = entry.part.clients
-        return clients
-    return 1
+    return each.access.pods if each.access else 1
 
 
-def _refuse_tenants(whole: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse tenants, because the plugin has no quotas for memory and SMs.
+def _refuse_others(whole: Sequence[NodeGpu]) -> list[Refusal]:
+    """Refuse the techniques that the plugin does not have.
 
-    See README, "Shared Access to GPUs".
+    For example, it has no quotas for memory and SMs (README, "Shared Access to GPUs").
     """
-    tenants = by_entry([each for each in whole if each.sharing == "vgpu"])
-    return [refusal(group, "the device plugin does not support tenants with quotas") for group in tenants]
+    found = []
+    for group in by_entry(whole):
+        technique = group[0].technique
+        if technique is not None and type(group[0].access) not in _SHARING:
+            found.append(refusal(group, "the device plugin does not support %s" % technique.title))
+    return found
 
 
 def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list[Refusal]:
@@ -153,9 +151,10 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
                     "Add an instance or disable MIG mode.",
                 )
             )
-        if any(instance.mps for instance in instances):
-            # MPS is supported only for full GPUs (README, "With CUDA MPS").
-            found.append(refusal(group, "the device plugin has no MPS inside MIG instances"))
+        shared = next((instance.technique for instance in instances if instance.technique), None)
+        if shared is not None:
+            # For example, MPS is supported only for full GPUs (README, "With CUDA MPS").
+            found.append(refusal(group, "the device plugin has no %s inside MIG instances" % shared.title))
         split = next((instance for instance in instances if instance.compute_slices), None)
         if split and mig_strategy == MIXED:
             # A MIG device that is not a whole GPU instance matches none of the resource patterns (internal/rm/rm.go,
@@ -201,18 +200,18 @@ def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[R
     (api/config/v1/config.go, DisableResourceNamingInConfig).
     """
     found = []
-    for group in by_entry([each for each in whole if each.sharing in ("time_slicing", "mps")]):
+    for group in by_entry([each for each in whole if type(each.access) in _SHARING]):
         here = group[0]
+        assert here.technique is not None
         number = _replicas(here)
-        if here.sharing == "mps":
-            found += _refuse_mps(group, node)
+        if isinstance(here.access, Clients):
+            found += _refuse_clients(group, here.access, node)
         elif number == 1:
             continue
         others = [each for each in whole if (each.sharing, _replicas(each)) != (here.sharing, number)]
         if others:
-            word = "MPS" if here.sharing == "mps" else "time slicing"
             problem = "%s with %d replicas covers all GPUs of a node without MIG, and %s another sharing" % (
-                word,
+                here.technique.title,
                 number,
                 "%s %s" % (gpus_text([each.gpu.index for each in others]), "have" if len(others) > 1 else "has"),
             )
@@ -220,37 +219,35 @@ def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[R
     return found
 
 
-def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
+def _refuse_clients(group: Sequence[NodeGpu], clients: Clients, node: Sequence[NodeGpu]) -> list[Refusal]:
     """Refuse MPS settings that the plugin's MPS daemon does not support.
 
     The daemon divides memory and SMs evenly among its clients (cmd/mps-control-daemon/mps/daemon.go). MPS is not supported on
     devices with MIG (README, "With CUDA MPS"), and the plugin refuses ``sharing.mps`` with the MIG strategy "mixed".
     """
-    entry = group[0].entry
-    assert entry is not None
-    part, found = entry.part, []
+    found = []
     if any(each.instances is not None for each in node):
         found.append(refusal(group, "the device plugin has no MPS on a node with MIG"))
-    if part.clients < _FEWEST_REPLICAS:
+    if clients.pods < _FEWEST_REPLICAS:
         found.append(refusal(group, "the device plugin shares a GPU between at least %d pods" % _FEWEST_REPLICAS))
-    elif part.active_thread_percentage != 100 // part.clients:
+    elif clients.sm_percent != 100 // clients.pods:
         problem = "the device plugin gives each of %d clients %d percent of the SMs, not %d" % (
-            part.clients,
-            100 // part.clients,
-            part.active_thread_percentage,
+            clients.pods,
+            100 // clients.pods,
+            clients.sm_percent,
         )
         found.append(refusal(group, problem))
-    limit = part.pinned_memory_limit_bytes
+    limit = clients.memory_bytes
     sizes = [each.gpu.memory_total_bytes for each in group if each.gpu.memory_total_bytes]
     if len(sizes) < len(group):
         problem = "the device plugin divides the memory of a GPU, and the driver does not report this GPU's size"
         return [*found, refusal(group, problem, "Choose another sharing or backend.")]
-    smallest = min(sizes) // part.clients
+    smallest = min(sizes) // clients.pods
     if limit is not None and limit < smallest:
         problem = (
             "the device plugin gives each of %d clients an equal share of the memory (%d MiB), more than the %d MiB"
             % (
-                part.clients,
+                clients.pods,
                 smallest >> 20,
                 limit >> 20,
             )
@@ -261,7 +258,7 @@ def _refuse_mps(group: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refus
 
 def _notes(whole: Sequence[NodeGpu]) -> list[str]:
     notes = []
-    if any(each.sharing == "mps" for each in whole):
+    if any(isinstance(each.access, Clients) for each in whole):
         notes.append(
             "The device plugin starts its own MPS daemon, which cannot run together with the layout's, and limits each client to "
             "an equal share of the memory."

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Sequence
 
-from ....module_utils.techniques.mps import model as mps
-from ....module_utils.techniques.time_slicing import model as time_slicing
+from ...techniques.access import Access, Clients, Turns
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER
-from ..model import Node, NodeGpu, Offer, Refusal, Request, by_entry, gpus_text, profile_order, refusal
+from ..model import Node, NodeGpu, NodeInstance, Offer, Refusal, Request, by_entry, gpus_text, profile_order, refusal
 
 KEY = "nvidia_dra"
 
@@ -47,9 +46,12 @@ def offer(node: Node) -> Offer:
 def _refusals(node: Sequence[NodeGpu]) -> list[Refusal]:
     found = []
     for group in by_entry(node):
-        if group[0].sharing == "vgpu":
-            # A claim can configure time slicing or MPS, but no quotas per pod (reference/api.md).
-            found.append(refusal(group, "the DRA driver does not support tenants with quotas"))
+        shared: tuple[NodeGpu | NodeInstance, ...] = (group[0], *(group[0].instances or ()))
+        for each in shared:
+            # A claim can configure time slicing or MPS. It has no quotas per pod (reference/api.md).
+            if each.technique is not None and each.access is None:
+                found.append(refusal(group, "the DRA driver does not support %s" % each.technique.title))
+                break
         split = next((instance for instance in group[0].instances or () if instance.compute_slices), None)
         if split:
             # The driver has no profile for the parts of a split instance (cmd/gpu-kubelet-plugin/nvlib.go, getGpuInfo and
@@ -81,16 +83,12 @@ def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
     create. In addition, DynamicMIG cannot be combined with MPSSupport.
     """
     gates = {"DynamicMIG": False}
-    if any(each.sharing == mps.KEY or any(part.mps for part in each.instances or ()) for each in node):
+    every = [access for each in node for access in each.all_access]
+    if any(isinstance(access, Clients) for access in every):
         gates["MPSSupport"] = True
-    if any(_slice(each) != time_slicing.DEFAULT for each in node):
+    if any(isinstance(access, Turns) and access.interval for access in every):
         gates["TimeSlicingSettings"] = True
     return gates
-
-
-def _slice(each: NodeGpu) -> str:
-    entry = each.entry
-    return entry.part.slice if entry is not None and entry.sharing == time_slicing.KEY else time_slicing.DEFAULT
 
 
 def _requests(group: Sequence[NodeGpu]) -> list[Request]:
@@ -99,24 +97,19 @@ def _requests(group: Sequence[NodeGpu]) -> list[Request]:
     An entry with instances has one claim for each kind of instance. Other entries have a single claim for their GPUs.
     """
     here = group[0]
-    entry = here.entry
-    assert entry is not None
     if here.instances is None:
-        sharing = None
-        if entry.sharing == mps.KEY:
-            sharing = _mps(entry.part)
-        elif _slice(here) != time_slicing.DEFAULT:
-            sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": _slice(here).capitalize()}}
-        return [Request(here.where, GPU_CLASS, claim=_claim(GPU_CLASS, _cel("uuid", group), "GpuConfig", sharing))]
+        claim = _claim(GPU_CLASS, _cel("uuid", group), "GpuConfig", _sharing(here.access))
+        return [Request(here.where, GPU_CLASS, claim=claim)]
     kinds = sorted(
-        {(part.profile, part.mps) for part in here.instances}, key=lambda kind: (profile_order(kind[0]), str(kind[1]))
+        {(part.profile, part.access) for part in here.instances},
+        key=lambda kind: (profile_order(kind[0]), str(kind[1])),
     )
     requests = []
-    for profile, served in kinds:
+    for profile, access in kinds:
         selector = " && ".join(
             part for part in ("%s == '%s'" % (_attribute("profile"), profile), _cel("parentUUID", group)) if part
         )
-        claim = _claim(MIG_CLASS, selector, "MigDeviceConfig", _mps(served) if served else None)
+        claim = _claim(MIG_CLASS, selector, "MigDeviceConfig", _sharing(access))
         requests.append(Request(here.where, "%s/%s" % (MIG_CLASS, profile), claim=claim))
     return requests
 
@@ -133,11 +126,16 @@ def _claim(device_class: str, selector: str, kind: str, sharing: dict[str, Any] 
     return {"devices": devices}
 
 
-def _mps(part: mps.Mps) -> dict[str, Any]:
-    limits: dict[str, Any] = {"defaultActiveThreadPercentage": part.active_thread_percentage}
-    if part.pinned_memory_limit_bytes is not None:
-        limits["defaultPinnedDeviceMemoryLimit"] = "%dMi" % (part.pinned_memory_limit_bytes >> 20)
-    return {"strategy": "MPS", "mpsConfig": limits}
+def _sharing(access: Access | None) -> dict[str, Any] | None:
+    """Return `sharing` of a claim, or None for the driver's defaults."""
+    if isinstance(access, Clients):
+        limits: dict[str, Any] = {"defaultActiveThreadPercentage": access.sm_percent}
+        if access.memory_bytes is not None:
+            limits["defaultPinnedDeviceMemoryLimit"] = "%dMi" % (access.memory_bytes >> 20)
+        return {"strategy": "MPS", "mpsConfig": limits}
+    if isinstance(access, Turns) and access.interval:
+        return {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": access.interval.capitalize()}}
+    return None
 
 
 def _attribute(name: str) -> str:
@@ -156,15 +154,13 @@ def _cel(attribute: str, group: Sequence[NodeGpu]) -> str:
 
 def _notes(node: Sequence[NodeGpu]) -> list[str]:
     notes = []
-    shared = [
-        each for each in node if each.sharing in (mps.KEY, time_slicing.KEY) or any(p.mps for p in each.instances or ())
-    ]
+    shared = [each for each in node if each.all_access]
     if shared:
         notes.append(
             "%s: pods that share a device use one ResourceClaim of their namespace, and their number is not enforced."
             % gpus_text([each.gpu.index for each in shared])
         )
-    if any(each.sharing == mps.KEY or any(part.mps for part in each.instances or ()) for each in node):
+    if any(isinstance(access, Clients) for each in node for access in each.all_access):
         notes.append("The DRA driver starts an MPS daemon for each claim, which cannot run together with the layout's.")
     if any(each.entry and not each.has_uuid for each in node):
         notes.append("The claims do not select GPUs, because their UUIDs are unknown until the driver responds.")

@@ -8,11 +8,11 @@ https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/co
 
 from __future__ import annotations
 
-from ..kubernetes import vgpu_plugins
+from ..kubernetes import hami_core
 from ..kubernetes.backend import KubernetesBackend
 from ..model import Node, Offer
 
-PLUGIN = vgpu_plugins.Plugin(
+PLUGIN = hami_core.Plugin(
     "volcano_vgpu",
     "Volcano's vGPU plugin",
     "volcano.sh/vgpu-number",
@@ -32,4 +32,4 @@ class VolcanoVgpu(KubernetesBackend):
 
     def offer(self, node: Node) -> Offer:
         """Return the plugin's offer of the node's GPUs, or the refused entries."""
-        return vgpu_plugins.offer(node, PLUGIN)
+        return hami_core.offer(node, PLUGIN)

@@ -15,16 +15,14 @@ from typing import Any, Sequence
 
 from ....module_utils.layout.matching import matches
 from ....module_utils.model import Gpu
-from ....module_utils.techniques.time_slicing import model as time_slicing
 from ....module_utils.techniques.vgpu.part import Tenant, Vgpu, vgpu_of
+from ...techniques.access import Turns
 from ..model import LeftOut, Node, NodeGpu, Offer, Refusal, Request, by_entry, refusal
 from .backend import WITHOUT_MIG_MANAGER
 
 MIB = 1 << 20
 # Default number of pods per GPU (docs/config.md, `deviceSplitCount`).
 DEFAULT_SPLIT_COUNT = 10
-# Sharing modes that work with HAMi-core. It needs a GPU without MIG on which several processes may run (compute mode DEFAULT).
-OFFERED = ("shared", "time_slicing", "vgpu")
 # Values of GPU_CORE_UTILIZATION_POLICY by tenant policy (docs/config.md). `force` always limits. `default` limits only while
 # another container uses the GPU. `disable` never limits. None of them lends idle SMs, as the tenant policy `burst` does.
 _CORE_POLICIES = {"fixed": "force", "contended": "default"}
@@ -55,8 +53,8 @@ class Plugin:
 
 def offer(node: Node, plugin: Plugin) -> Offer:
     """Return the plugin's offer of the node's GPUs, or the refused entries."""
-    offered = [each for each in node.gpus if each.sharing in OFFERED]
-    others = [each for each in node.gpus if each.sharing not in OFFERED]
+    offered = [each for each in node.gpus if _is_offered(each)]
+    others = [each for each in node.gpus if not _is_offered(each)]
     refusals = [
         *_refuse_instances(others, plugin),
         *_refuse_tenants(offered, plugin),
@@ -90,6 +88,14 @@ def offer(node: Node, plugin: Plugin) -> Offer:
     )
 
 
+def _is_offered(each: NodeGpu) -> bool:
+    """Return whether HAMi-core can share the GPU.
+
+    It needs a GPU without MIG on which several processes may run (compute mode DEFAULT).
+    """
+    return each.sharing == "shared" or isinstance(each.access, Turns) or vgpu_of(each.entry) is not None
+
+
 def _refuse_sizeless(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
     problem = "%s counts the memory of GPUs, and the driver does not report this GPU's size" % plugin.name
     return [
@@ -118,23 +124,30 @@ def _filter(others: Sequence[NodeGpu]) -> dict[str, list[Any]]:
 
 
 def _left_out(group: Sequence[NodeGpu], plugin: Plugin) -> LeftOut:
-    reasons = {
-        "exclusive": "%s would share them, but the compute mode permits one process" % plugin.name,
-        "mig": "the MIG mode of %s removes instances that it did not create" % plugin.name,
-        "mps": "%s does not use the layout's MPS daemon" % plugin.name,
-        "unlisted": "it has no entry",
-    }
-    return LeftOut(group[0].where, tuple(each.gpu.index for each in group), reasons[group[0].sharing])
+    here = group[0]
+    if here.technique is not None:
+        reason = "%s does not use the layout's %s" % (plugin.name, here.technique.server or here.technique.title)
+    else:
+        reason = {
+            "exclusive": "%s would share them, but the compute mode permits one process" % plugin.name,
+            "mig": "the MIG mode of %s removes instances that it did not create" % plugin.name,
+            "unlisted": "it has no entry",
+        }[here.sharing]
+    return LeftOut(here.where, tuple(each.gpu.index for each in group), reason)
 
 
 def _refuse_instances(others: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
-    groups = [group for group in by_entry(others) if any(part.mps for part in group[0].instances or ())]
-    return [refusal(group, "%s has no MPS inside MIG instances" % plugin.name) for group in groups]
+    found = []
+    for group in by_entry(others):
+        shared = next((part.technique for part in group[0].instances or () if part.technique), None)
+        if shared is not None:
+            found.append(refusal(group, "%s has no %s inside MIG instances" % (plugin.name, shared.title)))
+    return found
 
 
 def _refuse_tenants(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]:
     found = []
-    for group in by_entry([each for each in offered if each.sharing == "vgpu"]):
+    for group in by_entry(offered):
         vgpu = vgpu_of(group[0].entry)
         if vgpu is not None:
             found += [refusal(group, problem) for problem in _problems(vgpu, plugin)]
@@ -173,7 +186,7 @@ def _refuse_differences(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refu
     These settings apply to the whole node (docs/config.md, "Node Configs").
     """
     found = []
-    sliced = [each for each in offered if each.sharing == "time_slicing"]
+    sliced = [each for each in offered if isinstance(each.access, Turns)]
     most = max((_tenants(each) for each in offered), default=0)
     for group in by_entry(sliced):
         replicas = _replicas(group[0])
@@ -192,7 +205,7 @@ def _refuse_differences(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refu
 
 
 def _replicas(each: NodeGpu) -> int:
-    return each.entry.part.replicas if each.entry and each.entry.sharing == time_slicing.KEY else 0
+    return each.access.pods if isinstance(each.access, Turns) else 0
 
 
 def _tenants(each: NodeGpu) -> int:
