@@ -7,8 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from apart import enter_namespace
-from thorough import THOROUGH
+
+from tests.apart import enter_namespace
+from tests.thorough import THOROUGH
 
 
 @pytest.hookimpl(tryfirst=True)

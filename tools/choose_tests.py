@@ -36,10 +36,10 @@ def choose(root: Path, names: Iterable[str]) -> list[str]:
 @functools.cache
 def _unit_tests(root: Path) -> tuple[dict[Path, str], dict[Path, set[str]]]:
     """Return the source and the imported modules of each unit test."""
-    sources = {path: path.read_text("utf-8") for path in sorted((root / UNIT).glob("*.py"))}
+    sources = {path: path.read_text("utf-8") for path in sorted((root / UNIT).rglob("*.py"))}
     tests = {path: text for path, text in sources.items() if path.name.startswith("test_")}
     imports = {path: imported(text) for path, text in sources.items()}
-    return tests, {path: _with_helpers(path, imports) for path in tests}
+    return tests, {path: _with_helpers(root, path, imports) for path in tests}
 
 
 def _tests_of(root: Path, name: str, tests: Mapping[Path, str], reached: Mapping[Path, set[str]]) -> list[Path]:
@@ -48,14 +48,14 @@ def _tests_of(root: Path, name: str, tests: Mapping[Path, str], reached: Mapping
         return [path]
     named = [test for test, text in tests.items() if any(word in text for word in mentions(name))]
     if name.endswith(".md"):
-        return sorted({*named, *(root / UNIT / f"{test}.py" for test in OF_PAGES)} & tests.keys())
+        return sorted({*named, *(test for test in tests if test.stem in OF_PAGES)})
     if not name.endswith(".py"):
         folder = path.parent.name
         return named or [test for test, text in tests.items() if f"/{folder}" in text or f'"{folder}"' in text]
     module = module_name(name)
     importing = [test for test, modules in reached.items() if module in modules]
     package = module.rpartition(".")[0] if path.stem != "__init__" else module
-    if not importing and "." in module:
+    if not importing and module.startswith(PLUGINS):
         importing = [
             test for test, modules in reached.items() if any(each.startswith(package + ".") for each in modules)
         ]
@@ -67,6 +67,8 @@ def module_name(name: str) -> str:
     parts = Path(name).with_suffix("").parts
     if parts[0] == "plugins":
         return PLUGINS + ".".join(part for part in parts if part != "__init__")
+    if parts[0] == "tests":
+        return ".".join(parts)
     return parts[-1]
 
 
@@ -85,13 +87,13 @@ def imported(source: str) -> set[str]:
     return modules
 
 
-def _with_helpers(path: Path, imports: Mapping[Path, set[str]]) -> set[str]:
-    """Return the modules imported by the test and by its helpers in the same folder."""
+def _with_helpers(root: Path, path: Path, imports: Mapping[Path, set[str]]) -> set[str]:
+    """Return the modules imported by the test and by its helpers among the unit tests."""
     found: set[str] = set()
     waiting = [path]
     while waiting:
         modules = imports.get(waiting.pop(), set())
-        waiting += [path.with_name(f"{each}.py") for each in modules - found if "." not in each]
+        waiting += [root / (each.replace(".", "/") + ".py") for each in modules - found]
         found |= modules
     return found
 

@@ -122,7 +122,7 @@ def play(
 ) -> subprocess.CompletedProcess:
     """Run ansible-playbook from the checkout."""
     # Imported here because the attacking processes import this file, but cannot read warm_playbook.
-    import warm_playbook
+    from tests.lab import warm_playbook
 
     (folder / "inventory.json").write_text(json.dumps(inventory))
     settings = {

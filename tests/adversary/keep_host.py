@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Iterator
 
-from attackers import PYTHON
-from command_host import PYTHON as HOST_PYTHON
-from command_host import build_command
-from simulated_host import SIMULATOR, SimulatedHost
+from tests.adversary.attackers import PYTHON
+from tests.integration.command_host import PYTHON as HOST_PYTHON
+from tests.integration.command_host import build_command
+from tests.integration.simulated_host import SIMULATOR, SimulatedHost
 
 #: Longer than any response takes on a busy machine.
 PATIENCE_SECONDS = 120.0

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 import pytest
-from attackers import ALICE, PYTHON, ROOT, process, public_folder
+
+from tests.adversary.attackers import ALICE, PYTHON, ROOT, process, public_folder
 
 SILENT = Path(__file__).with_name("silent_files.py")
 IN_A_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -14,9 +14,10 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from attackers import play, said
-from kubernetes_api import KubernetesApi
-from warm_ansible import interpreter
+
+from tests.adversary.attackers import play, said
+from tests.integration.warm_ansible import interpreter
+from tests.lab.kubernetes_api import KubernetesApi
 
 pytest.importorskip("kubernetes")
 

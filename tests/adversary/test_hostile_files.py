@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 
 import pytest
-from attackers import public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import durable
 from ansible_collections.openfleet.gpu.plugins.module_utils.cdi import nvidia_ctk
@@ -22,6 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import host as vgpu_host
+from tests.adversary.attackers import public_folder
 
 
 def by_installation(path, text):

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-from attackers import ALICE, BOB, holding
-from silence import LONG, fuse_folder, look, silent
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import accounts, child_process, file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes.accounts import account_of, is_foreign
+from tests.adversary.attackers import ALICE, BOB, holding
+from tests.adversary.silence import LONG, fuse_folder, look, silent
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 folder = pytest.fixture(fuse_folder)

@@ -12,7 +12,6 @@ import signal
 from dataclasses import replace
 
 import pytest
-from attackers import ALICE, PYTHON, gpu, holding, host, process, public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.terminate import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.units import Unit
@@ -24,6 +23,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.plan.busy import mak
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
+from tests.adversary.attackers import ALICE, PYTHON, gpu, holding, host, process, public_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

@@ -14,9 +14,7 @@ import signal
 import time
 from pathlib import Path
 
-import hiding
 import pytest
-from attackers import ALICE, BOB, PYTHON, Window, gpu, holding, host, process, public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.terminate import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import bare_handles, hidden_files, tasks
@@ -27,6 +25,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance imp
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import host as vgpu_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import identity as vgpu_identity
+from tests.adversary import hiding
+from tests.adversary.attackers import ALICE, BOB, PYTHON, Window, gpu, holding, host, process, public_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

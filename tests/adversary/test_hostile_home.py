@@ -15,7 +15,8 @@ import subprocess
 import sys
 
 import pytest
-from attackers import ALICE, BOB, ROOT, public_folder
+
+from tests.adversary.attackers import ALICE, BOB, ROOT, public_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the files are several users'")
 NAME = "gpu-notice-notebook.service.txt"

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 from ansible.release import __version__ as ansible_version
-from attackers import ROOT, HostileHost, play, said
-from kubernetes_api import KubernetesApi
-from rightsize_hosts import gpu, state
-from warm_ansible import interpreter
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import host_results
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access, Prometheus
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.fleet.page import to_text
+from tests.adversary.attackers import ROOT, HostileHost, play, said
+from tests.audit.rightsize_hosts import gpu, state
+from tests.integration.warm_ansible import interpreter
+from tests.lab.kubernetes_api import KubernetesApi
 
 #: Records a node as drained with the module, and then restarts the clients with the role.
 RESUME = """

@@ -14,15 +14,15 @@ import subprocess
 import time
 
 import pytest
-from attackers import ALICE, BOB, PYTHON, process, public_folder
-from keep_host import PATIENCE_SECONDS, KeepHost, heard, wait_for
-from simulated_host import SimulatedHost
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import keep as cli_keep
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep import server as keep_server
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import KeepError
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import passed_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes.child_process import readable
+from tests.adversary.attackers import ALICE, BOB, PYTHON, process, public_folder
+from tests.adversary.keep_host import PATIENCE_SECONDS, KeepHost, heard, wait_for
+from tests.integration.simulated_host import SimulatedHost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
 #: On every machine, this user is in its own group.

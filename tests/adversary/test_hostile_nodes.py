@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 
 import pytest
-from attackers import ALICE, PYTHON, Window, gpu, host, process, public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import devices as holders_devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import open_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.devices import Devices
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import command_of, scan
+from tests.adversary.attackers import ALICE, PYTHON, Window, gpu, host, process, public_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

@@ -11,14 +11,14 @@ import os
 import subprocess
 
 import pytest
-from exporter_installer import peer as exporter_peer
-from exporter_installer import scrape
-from peer_hosts import Processes, Stranger
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import jupyter, stop
 from ansible_collections.openfleet.gpu.plugins.modules import unit_request
+from tests.integration.exporter_installer import peer as exporter_peer
+from tests.integration.exporter_installer import scrape
+from tests.unit.peer_hosts import Processes, Stranger
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the listener is another user's")
 SECRET = "correct horse"

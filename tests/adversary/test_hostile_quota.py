@@ -11,12 +11,12 @@ import contextlib
 import os
 from pathlib import Path
 
-import cgroups
 import pytest
-from attackers import ALICE, process, public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_nvml import Processes
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import SETTINGS, VgpuSeat, VgpuTenant
+from tests.adversary.attackers import ALICE, process, public_folder
+from tests.integration import cgroups
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts containers")
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from attackers import ROOT, HostileHost, play, said
-from rightsize_hosts import gpu, state
-from test_reclaim_told import mailbox, row
-from warm_ansible import interpreter
+
+from tests.adversary.attackers import ROOT, HostileHost, play, said
+from tests.audit.rightsize_hosts import gpu, state
+from tests.integration.warm_ansible import interpreter
+from tests.unit.test_reclaim_told import mailbox, row
 
 __all__ = ["mailbox"]
 

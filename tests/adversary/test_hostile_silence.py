@@ -13,8 +13,9 @@ import subprocess
 import sys
 
 import pytest
-from attackers import ALICE, ROOT
-from silence import LONG, SILENT, fuse_folder, look, silent
+
+from tests.adversary.attackers import ALICE, ROOT
+from tests.adversary.silence import LONG, SILENT, fuse_folder, look, silent
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 folder = pytest.fixture(fuse_folder)

@@ -12,13 +12,13 @@ import contextlib
 import os
 from pathlib import Path
 
-import cgroups
 import pytest
-from attackers import ALICE, BOB, HOLD, Window, gpu, holding, host, named, process, public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import containers as holders_containers
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker
+from tests.adversary.attackers import ALICE, BOB, HOLD, Window, gpu, holding, host, named, process, public_folder
+from tests.integration import cgroups
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes containers and device nodes")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from attackers import HostileHost, play, said
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.printable import printable
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_action import printable_json
+from tests.adversary.attackers import HostileHost, play, said
 
 #: Clears the screen, sets the window title, reverses text, and has characters that some programs treat as line ends.
 ACTS = "\x1b[2J\x1b]0;owned\x07 \u202egnol \r\u0085\u2028"

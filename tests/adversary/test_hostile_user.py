@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attackers import ALICE, BOB, HOLD, PYTHON, gpu, holding, host, named, process, public_folder
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.terminate import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
@@ -36,6 +35,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance imp
 from ansible_collections.openfleet.gpu.plugins.module_utils.printable import printable
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import file_worker, peer, proc_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes.command_line import shown
+from tests.adversary.attackers import ALICE, BOB, HOLD, PYTHON, gpu, holding, host, named, process, public_folder
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 

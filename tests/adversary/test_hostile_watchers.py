@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from holder_hosts import gpu, host, instance, named, no_tools, opened
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import watchers as holders_watchers
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
+from tests.unit.holder_hosts import gpu, host, instance, named, no_tools, opened
 
 pytestmark = [
     pytest.mark.alone,

@@ -18,13 +18,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from command_host import run_installer
-from simulated_host import SimulatedHost
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import answers
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import hosts_of
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_results import gpu_info
+from tests.integration.command_host import run_installer
+from tests.integration.simulated_host import SimulatedHost
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a rule of sudo needs root"),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 
-import browser
 import pytest
+
+from tests.audit import browser
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Iterator, Mapping
 
-from prometheus_process import running
-from rule_files import TOOLS
+from tests.monitoring.prometheus_process import running
+from tests.monitoring.rule_files import TOOLS
 
 STEP = 300
 #: Length of a Prometheus block in seconds.

@@ -10,8 +10,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from idle_model import DAY, HOUR, MINUTES, REST, SERVE, TRAIN, WARM_REST, Holder, Pattern, Schedule, Use, blend
-from idle_working import (
+from tests.audit.idle_model import (
+    DAY,
+    HOUR,
+    MINUTES,
+    REST,
+    SERVE,
+    TRAIN,
+    WARM_REST,
+    Holder,
+    Pattern,
+    Schedule,
+    Use,
+    blend,
+)
+from tests.audit.idle_working import (
     PROFILING,
     SERVER,
     TRAFFIC,

@@ -12,18 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from fleet_history import make_blocks, serve_blocks
-from idle_model import DAY, HOLIDAY_DATES, HOUR, MINUTES, START, Pattern
-from idle_samples import state, text
-from past_rules import record
-from rule_files import FILES
-
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import hosts_of
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Audit, Finding
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.holidays import spans
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import Bounds, reclaimable
+from tests.audit.fleet_history import make_blocks, serve_blocks
+from tests.audit.idle_model import DAY, HOLIDAY_DATES, HOUR, MINUTES, START, Pattern
+from tests.audit.idle_samples import state, text
+from tests.audit.past_rules import record
+from tests.monitoring.rule_files import FILES
 
 #: Verdicts that are wrong for a holder who works. `free` offers a GPU that is held.
 BLAME = ("idle", "held_without_process", "free")

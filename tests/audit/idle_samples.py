@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Iterable, Iterator, NamedTuple
 
-from idle_model import CPU_SECONDS, GIB, MINUTES, START, Pattern, Use
+from tests.audit.idle_model import CPU_SECONDS, GIB, MINUTES, START, Pattern, Use
 
 #: The end of each line, by minute.
 _TIMES = [" %d\n" % (START + 60 * minute) for minute in range(MINUTES)]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Callable, Sequence
 
-from idle_model import (
+from tests.audit.idle_model import (
     COPIES,
     CPU_ONLY,
     CPU_SECONDS,

@@ -14,9 +14,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
-from rightsize_hosts import gpu, state
-
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState, Price
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access
@@ -25,6 +22,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import rep
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.make import Request, make
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import Proposal
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
+from tests.audit.fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
+from tests.audit.rightsize_hosts import gpu, state
 
 #: A verdict needs a day of history. Each two hours of history take promtool some time.
 HOURS = 30

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Iterable, Sequence
 
 import yaml
-from fleet_history import serve_blocks
-from rule_files import TOOLS
+
+from tests.audit.fleet_history import serve_blocks
+from tests.monitoring.rule_files import TOOLS
 
 #: Evaluation interval of groups that set none. The history has one sample a minute.
 INTERVAL = "60s"

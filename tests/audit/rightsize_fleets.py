@@ -8,8 +8,6 @@ The input is the state of hosts, an audit, and the current placement of workload
 
 from __future__ import annotations
 
-from rightsize_hosts import GIB
-
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Audit,
     Finding,
@@ -25,6 +23,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import hosts_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
+from tests.audit.rightsize_hosts import GIB
 
 H100 = "H100-80GB"
 PEAK = Stat(4 * 86400.0, 1.0, max=6.0 * GIB)

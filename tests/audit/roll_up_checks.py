@@ -8,7 +8,7 @@ promtool runs the rules on them.
 
 from __future__ import annotations
 
-from rule_files import FILES, promtool_test
+from tests.monitoring.rule_files import FILES, promtool_test
 
 ROLL_UPS = FILES / "rollups.yml"
 GPU = 'host="a",gpu_uuid="GPU-1"'

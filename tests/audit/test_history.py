@@ -12,13 +12,13 @@ import math
 import time
 
 import pytest
-from fleet_history import AT_REST, GIB, SENTINEL, WELL, Device, prometheus, since, steady, until
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import Price
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access, Prometheus
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import read
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import Thresholds
+from tests.audit.fleet_history import AT_REST, GIB, SENTINEL, WELL, Device, prometheus, since, steady, until
 
 HOURS = 96
 HELD = {("gpu:held", "kind", "container"): steady(1)}

@@ -14,8 +14,6 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from fleet_history import GIB, STEP, serve
-
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.asking import Asking
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Finding,
@@ -28,6 +26,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus imp
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import WHOLE
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import Occupant, Wish
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.series import histories
+from tests.audit.fleet_history import GIB, STEP, serve
 
 HOSTILE = [
     'a"} or {__name__=~".+',

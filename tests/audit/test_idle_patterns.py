@@ -12,17 +12,28 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import idle_abandoned
-import idle_working
 import pytest
-from idle_judge import LAST, Outcome, judge, judge_one, seen_with, serve, states_of, total
-from idle_model import DAY, FACTOR, GRACE, HOLIDAY_DATES, HOLIDAYS, HOUR, MINUTES, START, WEEK, WEEKEND, Pattern
-from idle_samples import text
-from past_rules import passes
-from rule_files import FILES
-from thorough import THOROUGH
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Finding, Holding, Subject, Verdict
+from tests.audit import idle_abandoned, idle_working
+from tests.audit.idle_judge import LAST, Outcome, judge, judge_one, seen_with, serve, states_of, total
+from tests.audit.idle_model import (
+    DAY,
+    FACTOR,
+    GRACE,
+    HOLIDAY_DATES,
+    HOLIDAYS,
+    HOUR,
+    MINUTES,
+    START,
+    WEEK,
+    WEEKEND,
+    Pattern,
+)
+from tests.audit.idle_samples import text
+from tests.audit.past_rules import passes
+from tests.monitoring.rule_files import FILES
+from tests.thorough import THOROUGH
 
 NAMED = [*idle_working.named(0, 4), *idle_working.named(2 * WEEK, 2)]
 LATER = [

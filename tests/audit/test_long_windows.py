@@ -9,10 +9,10 @@ These are used only if they reach as far back as the five-minute roll-ups.
 from __future__ import annotations
 
 import pytest
-from fleet_history import GIB, Device, prometheus, since, steady
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Access, Prometheus
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import read
+from tests.audit.fleet_history import GIB, Device, prometheus, since, steady
 
 HOURS = 96
 BEGAN = HOURS - 30

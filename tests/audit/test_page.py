@@ -9,13 +9,11 @@ Pages are shown on a phone and on paper, in light and dark, with hostile names, 
 
 from __future__ import annotations
 
-import page_fleet
-import page_index
-import page_layout
-import page_proposal
 import pytest
-from page_checks import HOSTILE, LONG, active, clipped, contrasts, follow, is_dark, outside, parts, shown
-from thorough import sample
+
+from tests.audit import page_fleet, page_index, page_layout, page_proposal
+from tests.audit.page_checks import HOSTILE, LONG, active, clipped, contrasts, follow, is_dark, outside, parts, shown
+from tests.thorough import sample
 
 PAGES = {"audit": page_fleet, "index": page_index, "layout": page_layout, "rightsize": page_proposal}
 #: The narrowest phone and a usual screen. The thorough run also uses widths between them.

@@ -8,13 +8,11 @@ The pages are opened in a headless Chromium.
 
 from __future__ import annotations
 
-import browser
-import page_fleet
-import page_index
 import pytest
-from page_checks import HOSTILE, active, contrasts, follow, outside, shown
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import WORDS
+from tests.audit import browser, page_fleet, page_index
+from tests.audit.page_checks import HOSTILE, active, contrasts, follow, outside, shown
 
 COLOURS = """
 (all) => Object.fromEntries(all.map((one) => [

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 
-import page_proposal
 import pytest
-from page_checks import shown
+
+from tests.audit import page_proposal
+from tests.audit.page_checks import shown
 
 
 def rows(page, host):

@@ -20,13 +20,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import warm_playbook
 import yaml
-from fleet_history import AT_REST, Device, prometheus, steady
+
+from tests.audit.fleet_history import AT_REST, Device, prometheus, steady
+from tests.lab import warm_playbook
 
 ROOT = Path(__file__).parents[2]
-from simulated_host import SimulatedHost
-from warm_ansible import interpreter
+from tests.integration.simulated_host import SimulatedHost
+from tests.integration.warm_ansible import interpreter
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "audit.schema.json").read_text()))
 HOURS = 50

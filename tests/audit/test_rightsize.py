@@ -17,13 +17,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
-from rightsize_hosts import gpu, state
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
+from tests.audit.fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
+from tests.audit.rightsize_hosts import gpu, state
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "gpu_layout.schema.json").read_text()))

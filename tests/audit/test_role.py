@@ -19,10 +19,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm_playbook
 import yaml
-from fleet_history import Device, prometheus
-from warm_ansible import interpreter
+
+from tests.audit.fleet_history import Device, prometheus
+from tests.integration.warm_ansible import interpreter
+from tests.lab import warm_playbook
 
 ROOT = Path(__file__).parents[2]
 VENV = Path(sys.executable).parents[1]

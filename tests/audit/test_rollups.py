@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import subprocess
 
-from roll_up_checks import GPU, NANS, ROLL_UPS, SHORT, check
-from rule_files import promtool_test, rules_of, tool
-
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import series
+from tests.audit.roll_up_checks import GPU, NANS, ROLL_UPS, SHORT, check
+from tests.monitoring.rule_files import promtool_test, rules_of, tool
 
 #: Input values of each minute from minute 0 on, and the recorded value at minute 5. Some releases of Prometheus count
 #: minute 0 too. The results are the same.

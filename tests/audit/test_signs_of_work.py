@@ -9,9 +9,9 @@ promtool evaluates the rules. The tests also check when metrics count as incompl
 from __future__ import annotations
 
 import pytest
-from roll_up_checks import GPU, NANS, SHORT, check
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import series
+from tests.audit.roll_up_checks import GPU, NANS, SHORT, check
 
 SIGNS = {
     "gpu:busy_ratio": "0x6",

@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "audit"), str(HERE.parent / "monitoring")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "collections")]
 
-from amounts import amount
-from fleet_history import GIB, serve
+from tests.audit.fleet_history import GIB, serve
+from tests.benchmark.amounts import amount
 
 DAYS = 14
 STEP = 300
@@ -163,5 +163,4 @@ def audit(url, folder, days):
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(HERE.parents[1] / "collections"))
     print(json.dumps(audit(*sys.argv[1:])))

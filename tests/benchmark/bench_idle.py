@@ -12,13 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "audit"), str(HERE.parent / "monitoring")]
-
-import idle_abandoned
-import idle_judge
-import idle_working
-from idle_model import WEEK
+from tests.audit import idle_abandoned, idle_judge, idle_working
+from tests.audit.idle_model import WEEK
 
 FIGURES = ("idle_patterns", "idle_false_flags", "idle_recall", "idle_false_stops", "idle_contradictions_missed")
 

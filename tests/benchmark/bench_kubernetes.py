@@ -21,18 +21,16 @@ import tempfile
 from datetime import datetime
 from pathlib import Path
 
-from amounts import amount
-from mig_cases import random_cases
-
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import KUBELET
 from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.pod_eviction import Options, pods_to_evict
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
+from tests.benchmark.amounts import amount
+from tests.benchmark.mig_cases import random_cases
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "kubernetes"), str(HERE.parent / "integration")]
 
 ON_CLUSTER = (
     "kubernetes_seconds_to_allocatable",
@@ -71,7 +69,7 @@ def figures(options):
     if missing:
         yield from ((name, None, missing) for name in ON_CLUSTER)
         return
-    import cluster as clusters
+    from tests.kubernetes import cluster as clusters
 
     with tempfile.TemporaryDirectory(prefix="openfleet-bench-") as folder, clusters.running(
         Path(folder) / "plane", [NODE]

@@ -11,16 +11,13 @@ from __future__ import annotations
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "limiter"))
-
-from amounts import amount
-from card import Card
-from limiter_lab import DEADLINE, OUT, Built, Client, Tenant
+from tests.benchmark.amounts import amount
+from tests.limiter.card import Card
+from tests.limiter.limiter_lab import DEADLINE, OUT, Built, Client, Tenant
 
 FIGURES = (
     "limiter_launch_added",
@@ -129,8 +126,7 @@ def _take(client: Client, size: int) -> bool:
 
 
 def _shares(folder: Path, built: Built, small: bool):
-    import gangs
-    import sm
+    from tests.limiter import gangs, sm
 
     for name, error in sm.sm_errors(folder / "shares", built, 1 if small else 10).items():
         yield name, error, "percentage points"

@@ -20,12 +20,9 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
-from amounts import amount
-from mig_cases import judge, random_cases, read_cases
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
+from tests.benchmark.amounts import amount
+from tests.benchmark.mig_cases import judge, random_cases, read_cases
 
 TRANSITIONS = 10_000
 FIGURES = (
@@ -123,8 +120,8 @@ def _faults(seed, count, most):
         yield "mig_fault_cases", None, ROOT_ONLY
         yield "mig_fault_bad_endings", None, ROOT_ONLY
         return
-    from fault_sweep import random_transitions
-    from simulated_host import SimulatedHost
+    from tests.integration.fault_sweep import random_transitions
+    from tests.integration.simulated_host import SimulatedHost
 
     transitions = random_transitions(seed, count)
     if most:
@@ -154,7 +151,7 @@ def _sweep(folder, library, transition, most):
 
     There are `most` faults of each kind. If `most` is 0, there are all faults, and SICK_CASES runs with a failing GPU.
     """
-    from fault_sweep import Sweep
+    from tests.integration.fault_sweep import Sweep
 
     sweep = Sweep(folder, library)
     model, have, _busy, want = transition
@@ -171,7 +168,7 @@ def _module(runs):
         yield "mig_module_noop", None, ROOT_ONLY
         yield "mig_module_apply", None, ROOT_ONLY
         return
-    from simulated_host import SimulatedHost
+    from tests.integration.simulated_host import SimulatedHost
 
     with tempfile.TemporaryDirectory() as folder:
         host = SimulatedHost.build(Path(folder)).create([{"model": "H100-80GB", "count": 8}])
@@ -193,8 +190,8 @@ def _command(runs):
         yield "mig_apply_8_gpus", None, ROOT_ONLY
         yield "mig_apply_noop", None, ROOT_ONLY
         return
-    from command_host import CommandHost, build_command
-    from simulated_host import SimulatedHost
+    from tests.integration.command_host import CommandHost, build_command
+    from tests.integration.simulated_host import SimulatedHost
 
     with tempfile.TemporaryDirectory() as folder:
         simulated = SimulatedHost.build(Path(folder)).create([{"model": "H100-80GB", "count": 8}])

@@ -24,7 +24,7 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from amounts import amount
+from tests.benchmark.amounts import amount
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / ".lab" / "prometheus" / "usr" / "bin" / "prometheus"

@@ -22,8 +22,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Iterable, NamedTuple
 
-from amounts import amount
-
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check, exact
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.geometry import geometry
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import (
@@ -38,6 +36,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import
     mig,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
+from tests.benchmark.amounts import amount
 
 FIGURES = ("packing_gap_to_optimum", "packing_seconds", "packing_peak_memory", "replan_destroyed_over_fresh")
 #: The model of all GPUs in the trace, because the trace's models have no MIG or are not named.

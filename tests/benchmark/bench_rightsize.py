@@ -11,12 +11,12 @@ import random
 import sys
 
 import numpy as np
-import sizing_trace as trace
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rhythm import Rhythm
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rule import Policy, threshold_seconds
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.sharing import share
+from tests.benchmark import sizing_trace as trace
 
 #: Card sizes in GiB: the card that each container of the trace has, and the cards to share.
 HELD, CARDS = 48, (80, 141)

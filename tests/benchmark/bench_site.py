@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-import naive_site
-from fleet import LAB, FleetError, Run, play_and_read, play_quietly
+from tests.benchmark import naive_site
+from tests.lab.fleet import LAB, FleetError, Run, play_and_read, play_quietly
 
 #: The demo's GPU hosts, with settings that make site.yml run every role on them.
 INVENTORY = ("-i", "inventories/simulated", "-i", "tests/benchmark/inventory")

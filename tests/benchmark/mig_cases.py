@@ -6,13 +6,8 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Iterator, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
-
-from mig_rules import least_destroyed, legal, with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
@@ -21,6 +16,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan import gpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
+from tests.unit.mig_rules import least_destroyed, legal, with_instances
 
 MODELS = load_models()
 MIG_MODELS = sorted(key for key, model in MODELS.items() if model.mig_capable)

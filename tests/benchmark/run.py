@@ -30,9 +30,9 @@ HERE = Path(__file__).resolve().parent
 ON_LAB_HOSTS = ("kubernetes", "site")
 OPTIONS = ("SEED", "SIZE", "CASES", "FAULTS", "TRACE", "PODS", "NODES", "SMALL")
 
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "lab"), str(HERE.parents[1] / "collections")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "collections")]
 
-import apart
+from tests import apart
 
 
 def groups() -> list[str]:
@@ -75,7 +75,7 @@ def figures(group: str, options: dict[str, str]) -> Iterator[tuple]:
 
     If the group fails, the missing figures have the error as their reason.
     """
-    module = importlib.import_module(f"bench_{group}")
+    module = importlib.import_module(f"tests.benchmark.bench_{group}")
     missing = list(module.FIGURES)
     try:
         for figure in module.figures(options):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator
 
-from debian_mirror import debian_mirror
+from tests.lab.debian_mirror import debian_mirror
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "clients"

@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulated_host import SimulatedHost
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import Model
+from tests.integration.simulated_host import SimulatedHost
 
 if TYPE_CHECKING:
-    from client_matrix import Client
+    from tests.clients.client_matrix import Client
 
 INTEGRATION = Path(__file__).resolve().parents[1] / "integration"
 GPUS = 3

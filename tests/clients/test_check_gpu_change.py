@@ -9,10 +9,11 @@ import os
 import sys
 
 import pytest
-from client_archive import NotOffered
-from client_hosts import DRIVER_VERSION
-from client_matrix import CLIENTS, Client
-from simulated_host import ROOT, SimulatedHost
+
+from tests.clients.client_archive import NotOffered
+from tests.clients.client_hosts import DRIVER_VERSION
+from tests.clients.client_matrix import CLIENTS, Client
+from tests.integration.simulated_host import ROOT, SimulatedHost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML's setters need root: run as root")
 

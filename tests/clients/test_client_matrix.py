@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 
-import client_archive
 import pytest
-from client_hosts import hosts_of
-from client_matrix import ACCEPTED, CLIENTS, Client, Finding, accepting
-from simulated_host import SimulatedHost
-from thorough import THOROUGH
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model, load_models
+from tests.clients import client_archive
+from tests.clients.client_hosts import hosts_of
+from tests.clients.client_matrix import ACCEPTED, CLIENTS, Client, Finding, accepting
+from tests.integration.simulated_host import SimulatedHost
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML's setters need root: run as root")
 

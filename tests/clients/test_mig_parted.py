@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import subprocess
 
-import mig_parted
 import pytest
 import yaml
-from client_archive import NotOffered
-from simulated_host import SimulatedHost
+
+from tests.clients import mig_parted
+from tests.clients.client_archive import NotOffered
+from tests.integration.simulated_host import SimulatedHost
 
 pytestmark = [
     # Building the program takes a minute.

@@ -8,7 +8,7 @@ import contextlib
 from pathlib import Path
 from typing import Iterator
 
-from patience import wait_until
+from tests.integration.patience import wait_until
 
 
 def hierarchies() -> list[Path]:

@@ -10,11 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from documented import check_documented
-from simulated_host import ROOT, SimulatedHost, module_path
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import pack
+from tests.documented import check_documented
+from tests.integration.simulated_host import ROOT, SimulatedHost, module_path
 
 INSTALLER = "ansible_collections.openfleet.gpu.plugins.modules.layout_boot"
 BUILDER = ROOT / "plugins" / "module_utils" / "install" / "archive.py"

@@ -16,11 +16,10 @@ import sys
 import traceback
 from pathlib import Path
 
-from documented import check_documented
-from simulated_host import module_path
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.host import Wanted, drain, resume
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from tests.documented import check_documented
+from tests.integration.simulated_host import module_path
 
 #: The services and the scheduler that the tests drain.
 CLIENTS = {"services": ["dcgm", "api", "idle", "absent"], "slurm": True}

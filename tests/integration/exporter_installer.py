@@ -10,10 +10,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-from install_module import run_module
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import scrape
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
+from tests.integration.install_module import run_module
 
 __all__ = ["peer", "scrape"]
 

@@ -19,14 +19,13 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 
-from simulated_host import SIMULATOR, SimulatedHost
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner, recovery
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal, locked
+from tests.integration.simulated_host import SIMULATOR, SimulatedHost
 
-sys.path[:0] = [str(SIMULATOR), str(Path(__file__).resolve().parents[1] / "unit")]
+sys.path.insert(0, str(SIMULATOR))
 
 ACTIONS = ("UNKNOWN", "kill", "kill-inside", "kill-after")
 #: Error codes that calls for a failing GPU return.
@@ -319,10 +318,9 @@ def _read() -> Any:
 
 def random_transitions(seed: int, count: int) -> Iterator[tuple[str, list[tuple[str, int]], set[int], list[str]]]:
     """Yield (model, have, busy, want) for random transitions that change something."""
-    from mig_rules import legal
-
     from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
     from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+    from tests.unit.mig_rules import legal
 
     models = load_models()
     rng = random.Random(seed)

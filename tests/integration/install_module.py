@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any, Mapping
 
-from documented import check_documented
-from simulated_host import module_path
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import digest, pack
+from tests.documented import check_documented
+from tests.integration.simulated_host import module_path
 
 #: The interpreter that represents a host's Python, because code for hosts must also run on old versions.
 HOST_PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable

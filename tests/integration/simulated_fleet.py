@@ -12,10 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import warm_playbook
 import yaml
-from simulated_host import ROOT, SimulatedHost
-from warm_ansible import interpreter
+
+from tests.integration.simulated_host import ROOT, SimulatedHost
+from tests.integration.warm_ansible import interpreter
+from tests.lab import warm_playbook
 
 
 class Fleet:

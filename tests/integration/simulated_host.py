@@ -20,8 +20,8 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-from documented import check_documented
-from warm_python import WarmPython
+from tests.documented import check_documented
+from tests.integration.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulated_host import module_path
+
+from tests.integration.simulated_host import module_path
 
 pytestmark = pytest.mark.host_python
 

@@ -26,9 +26,10 @@ import tempfile
 from pathlib import Path
 from typing import Callable, ClassVar, Mapping, Sequence, TextIO
 
-import compiled_code
-from warm_python import answer
+from tests.integration import compiled_code
+from tests.integration.warm_python import answer
 
+ROOT = Path(__file__).resolve().parents[2]
 #: Imports of ansible-core's modules. Some releases lack some of them.
 LOADED = [
     "ansible.module_utils.basic",
@@ -89,8 +90,9 @@ class _Server:
         environment = dict(os.environ, LD_LIBRARY_PATH=libraries) if libraries else None
         with listen(str(self.socket)) as listening:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), str(listening.fileno()), *also],
+                [sys.executable, "-m", __name__, str(listening.fileno()), *also],
                 env=environment,
+                cwd=ROOT,
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,
             )
@@ -174,7 +176,7 @@ def serve(listening: socket.socket, *until: TextIO | int, taken: bytes = b"", be
 if __name__ == "__main__":
     # Modules must not find the tests.
     sys.path.pop(0)
-    compiled = Path(__file__).resolve().parents[2] / ".cache" / ("compiled-%d" % os.getuid())
+    compiled = ROOT / ".cache" / ("compiled-%d" % os.getuid())
     with contextlib.suppress(OSError):
         compiled.mkdir(mode=0o700, parents=True, exist_ok=True)
     compiled_code.keep(str(compiled))

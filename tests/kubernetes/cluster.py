@@ -22,7 +22,7 @@ import urllib.parse
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
-from control_plane import API_PORT, REPOSITORY, ROLE_ACCOUNT, ControlPlane, build
+from tests.kubernetes.control_plane import API_PORT, REPOSITORY, ROLE_ACCOUNT, ControlPlane, build
 
 NODES = ("node1", "node2")
 #: The image of pods: an empty root folder, into which pods mount the host's files.

@@ -9,12 +9,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import cluster as clusters
-import control_plane
 import pytest
 import yaml
-from node_stand_in import CONFIG_MAP, NAMESPACE
-from simulated_host import ROOT, SimulatedHost
+
+from tests.integration.simulated_host import ROOT, SimulatedHost
+from tests.kubernetes import cluster as clusters
+from tests.kubernetes import control_plane
+from tests.kubernetes.node_stand_in import CONFIG_MAP, NAMESPACE
 
 RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
 

@@ -21,8 +21,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
-from certificates import Authority
-from patience import wait_until
+from tests.integration.patience import wait_until
+from tests.lab.certificates import Authority
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ETCD = REPOSITORY / ".lab" / "etcd" / "usr" / "bin" / "etcd"

@@ -14,10 +14,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cgroups
 import yaml
-from patience import wait_until
-from simulated_fleet import Fleet
+
+from tests.integration import cgroups
+from tests.integration.patience import wait_until
+from tests.integration.simulated_fleet import Fleet
 
 
 class NodeFleet(Fleet):

@@ -14,7 +14,7 @@ import json
 import threading
 from collections import Counter
 
-from control_plane import ApiError
+from tests.kubernetes.control_plane import ApiError
 
 #: Defaults of the role.
 NAMESPACE, CONFIG_MAP = "nvidia-device-plugin", "openfleet-gpu-device-plugin"

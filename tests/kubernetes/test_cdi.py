@@ -13,11 +13,11 @@ import json
 import os
 from pathlib import Path
 
-import cluster as clusters
 import pytest
 import yaml
 
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
+from tests.kubernetes import cluster as clusters
 
 pytestmark = [
     pytest.mark.thorough,

@@ -16,9 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from node_fleet import NodeFleet, said
-from node_stand_in import STRATEGIC
-from simulated_host import ROOT
+
+from tests.integration.simulated_host import ROOT
+from tests.kubernetes.node_fleet import NodeFleet, said
+from tests.kubernetes.node_stand_in import STRATEGIC
 
 pytestmark = pytest.mark.root
 

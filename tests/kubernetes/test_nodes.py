@@ -11,10 +11,10 @@ import json
 
 import pytest
 import yaml
-from cluster import NODES, sleeper
 
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_changes import kubernetes_changes
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
+from tests.kubernetes.cluster import NODES, sleeper
 
 #: The nodes' GPUs in inventory/group_vars.
 GPUS = ["H100-80GB"] * 4

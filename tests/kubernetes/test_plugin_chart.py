@@ -17,7 +17,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from control_plane import REPOSITORY
+
+from tests.kubernetes.control_plane import REPOSITORY
 
 #: This is not the plugin's usual namespace, because other tests on the same API server create that one.
 NAMESPACE, CONFIG_MAP = "plugin-by-chart", "openfleet-gpu-device-plugin"

@@ -13,13 +13,14 @@ import json
 import re
 import threading
 
-import api_gate
 import pytest
-from node_fleet import NodeFleet, said
-from node_stand_in import CONFIG_MAP, LABEL, NAMESPACE, NodeStandIn
-from simulated_fleet import Fleet
-from simulated_host import ROOT
-from thorough import THOROUGH
+
+from tests.integration.simulated_fleet import Fleet
+from tests.integration.simulated_host import ROOT
+from tests.kubernetes import api_gate
+from tests.kubernetes.node_fleet import NodeFleet, said
+from tests.kubernetes.node_stand_in import CONFIG_MAP, LABEL, NAMESPACE, NodeStandIn
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.root
 

@@ -13,7 +13,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cluster import sleeper, sleeping
+
+from tests.kubernetes.cluster import sleeper, sleeping
 
 PLUGIN = Path(__file__).with_name("device-plugin.yml")
 NAMESPACE = "nvidia-device-plugin"

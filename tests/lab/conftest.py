@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab_fixtures import host_vars, lab_host
+
+from tests.lab.lab_fixtures import host_vars, lab_host
 
 __all__ = ["host_vars", "lab_host"]
 

@@ -15,12 +15,12 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 
-import demo_audit
-import demo_kubernetes
-import verify_layout
-import verify_monitoring
-from fleet import LAB, FleetError, play, play_and_read, play_quietly
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.lab import demo_audit, demo_kubernetes, verify_layout, verify_monitoring
+from tests.lab.fleet import LAB, FleetError, play, play_and_read, play_quietly
 
 REPORT = LAB / "report" / "report.txt"
 TIMES = LAB / "times.json"

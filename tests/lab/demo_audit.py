@@ -14,12 +14,12 @@ import time
 from dataclasses import dataclass
 from subprocess import CalledProcessError
 
-from fleet import LAB, FleetError, play
-from nvidia_smi import NvidiaSmiError, read_gpus
-from prometheus import Prometheus, PrometheusError
-from recorded_history import DAY, Place, Subject, Use, goes_on, put_into, subjects, text
-from relay import relay
-from verify_layout import podman_run
+from tests.lab.fleet import LAB, FleetError, play
+from tests.lab.nvidia_smi import NvidiaSmiError, read_gpus
+from tests.lab.prometheus import Prometheus, PrometheusError
+from tests.lab.recorded_history import DAY, Place, Subject, Use, goes_on, put_into, subjects, text
+from tests.lab.relay import relay
+from tests.lab.verify_layout import podman_run
 
 REPORT = LAB / "report"
 PAGES = [REPORT / "audit.html", REPORT / "rightsize.html"]

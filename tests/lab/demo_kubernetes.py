@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from fleet import REPOSITORY
+from tests.lab.fleet import REPOSITORY
 
 KUBERNETES = REPOSITORY / "tests" / "kubernetes"
-sys.path[:0] = [str(KUBERNETES), str(REPOSITORY / "tests" / "integration")]
 
 KEPT = {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}
 REST = {"gpus": [2, 3], "sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": 4}}
@@ -32,7 +30,7 @@ def show() -> list[str]:
     """Return the checks that failed."""
     if not shutil.which("go"):
         return ["there is no Go to build Kubernetes with: install Debian 13's golang, or leave KUBERNETES=1 out"]
-    import cluster as clusters
+    from tests.kubernetes import cluster as clusters
 
     say("building Kubernetes and NVIDIA's device plugin, which takes minutes at first (OPENFLEET_GO_CACHE keeps it)")
     with tempfile.TemporaryDirectory(prefix="openfleet-demo-") as folder:

@@ -14,8 +14,9 @@ import tarfile
 from pathlib import Path
 
 import ansible
-from documented import check_documented
-from lab_fixtures import REPOSITORY, container_name
+
+from tests.documented import check_documented
+from tests.lab.lab_fixtures import REPOSITORY, container_name
 
 FOLDER = "/opt/openfleet-modules"
 MODULES = "ansible_collections.openfleet.gpu.plugins.modules"

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import testinfra
 import yaml
-from host_state import BOOT_SECONDS, Run, describe_failures
+
+from tests.lab.host_state import BOOT_SECONDS, Run, describe_failures
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INVENTORY = REPOSITORY / "inventories" / "simulated"

@@ -12,7 +12,7 @@ import shlex
 import urllib.parse
 from typing import Any, NamedTuple
 
-from host_state import Run, describe_failures
+from tests.lab.host_state import Run, describe_failures
 
 ADDRESS = "http://127.0.0.1:9090"
 _FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())"

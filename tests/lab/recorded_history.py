@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Iterator, Mapping, Tuple
 
-from prometheus import Prometheus, PrometheusError, Sample
+from tests.lab.prometheus import Prometheus, PrometheusError, Sample
 
 STEP = 300
 DAY = 86400

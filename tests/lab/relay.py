@@ -15,7 +15,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Iterator
 
-from prometheus import ADDRESS
+from tests.lab.prometheus import ADDRESS
 
 #: Runs in the host: reads one request per line, and writes one response per line. It needs only Python's standard
 #: library.

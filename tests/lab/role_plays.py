@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab_fixtures import REPOSITORY
+from tests.lab.lab_fixtures import REPOSITORY
 
 #: Modules that run only on the controller.
 _LOCAL = ("include_tasks", "include_role", "validate_argument_spec", "assert", "debug", "fail")

@@ -18,10 +18,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from lab_fixtures import BOOT_SECONDS, no_restart
-from thorough import sample
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model, load_models
+from tests.lab.lab_fixtures import BOOT_SECONDS, no_restart
+from tests.thorough import sample
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]

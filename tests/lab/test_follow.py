@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from host_state import describe_failures
-from lab_fixtures import BOOT_SECONDS, reboot, runner
-from lab_fixtures import BOOT_UNIT as BOOT
+
+from tests.lab.host_state import describe_failures
+from tests.lab.lab_fixtures import BOOT_SECONDS, reboot, runner
+from tests.lab.lab_fixtures import BOOT_UNIT as BOOT
 
 STAND_IN = Path(__file__).with_name("stand_in_nvidia_ctk.py")
 LASTING, PASSING = "/etc/cdi/nvidia.yaml", "/run/cdi/nvidia.yaml"

@@ -12,8 +12,9 @@ import subprocess
 import time
 
 import pytest
-from host_state import describe_failures, wait_until_started
-from lab_fixtures import BOOT_SECONDS, HOSTS, REPOSITORY, no_restart, runner
+
+from tests.lab.host_state import describe_failures, wait_until_started
+from tests.lab.lab_fixtures import BOOT_SECONDS, HOSTS, REPOSITORY, no_restart, runner
 
 # --collect: without it, a unit that fails on purpose would stay in the list of failed units.
 RUN_UNIT = "systemd-run --quiet --wait --pipe --collect"

@@ -11,7 +11,8 @@ import os
 import subprocess
 
 import pytest
-from lab_fixtures import REPOSITORY, container_name
+
+from tests.lab.lab_fixtures import REPOSITORY, container_name
 
 PREFIX = "openfleet-leg-test-%s-" % (os.environ.get("OPENFLEET_CHECKOUT") or "local")
 LEG = "made-up"

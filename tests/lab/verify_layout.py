@@ -20,9 +20,9 @@ from pathlib import Path
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
-from mps_answers import Daemon, DaemonError, read_daemons
-from nvidia_smi import Gpu, NvidiaSmiError, Run, read_gpus
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.lab.mps_answers import Daemon, DaemonError, read_daemons
+from tests.lab.nvidia_smi import Gpu, NvidiaSmiError, Run, read_gpus
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INVENTORY = REPOSITORY / "inventories" / "simulated"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
-from prometheus import Prometheus, PrometheusError
-from verify_layout import INVENTORY, podman_run, wanted_instances
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.lab.prometheus import Prometheus, PrometheusError
+from tests.lab.verify_layout import INVENTORY, podman_run, wanted_instances
 
 #: Timeout in seconds for metrics to reach Prometheus.
 PATIENCE_SECONDS = 180

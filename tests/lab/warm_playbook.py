@@ -257,9 +257,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1] / "integration")
-    import warm_ansible
-    import warm_python
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    from tests.integration import warm_ansible, warm_python
 
     sys.path[0] = str(Path(sys.executable).parent)
     main()

@@ -20,13 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from limiter_lab import DEADLINE, Tenant
-from sm import Worker, World
-from turnstile_lab import Seat
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import socket_folder
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
+from tests.limiter.limiter_lab import DEADLINE, Tenant
+from tests.limiter.sm import Worker, World
+from tests.limiter.turnstile_lab import Seat
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The Python interpreter of the simulated host.

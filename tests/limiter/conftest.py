@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import turnstile_lab
-from card import Card
-from limiter_lab import Built, Tenant
-from sm import World
+
+from tests.limiter import turnstile_lab
+from tests.limiter.card import Card
+from tests.limiter.limiter_lab import Built, Tenant
+from tests.limiter.sm import World
 
 if TYPE_CHECKING:
-    from agent_lab import Agent
+    from tests.limiter.agent_lab import Agent
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +61,7 @@ def world(tmp_path: Path, built: Built) -> World:
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
     """Return the host's agent, not started yet."""
-    from agent_lab import Agent
+    from tests.limiter.agent_lab import Agent
 
     made = Agent(tmp_path / "root")
     yield made

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from limiter_lab import Built
-from sm import LATE, World
+from tests.limiter.limiter_lab import Built
+from tests.limiter.sm import LATE, World
 
 POLICIES = ("fixed", "contended", "burst")
 MS = 10**6

@@ -12,7 +12,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from card import Card
+from tests.limiter.card import Card
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "roles/vgpu_limiter/files/src"

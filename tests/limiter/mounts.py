@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
-from limiter_lab import Client, Tenant
+from tests.limiter.limiter_lab import Client, Tenant
 
 UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount")
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from card import Card
-from limiter_lab import DEADLINE, Built, Tenant
+from tests.limiter.card import Card
+from tests.limiter.limiter_lab import DEADLINE, Built, Tenant
 
 
 @dataclass

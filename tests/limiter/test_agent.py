@@ -18,7 +18,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from agent_lab import (
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import (
+    ShownFile,
+    ShownSeat,
+    handed_out,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
+from tests.limiter.agent_lab import (
     HALF_MS,
     POINTS,
     Pause,
@@ -34,17 +42,9 @@ from agent_lab import (
     wait_until,
     wait_until_read,
 )
-from limiter_lab import DEADLINE
-from sm import World
-from turnstile_lab import AllTerms, Turnstile
-
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import (
-    ShownFile,
-    ShownSeat,
-    handed_out,
-)
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
+from tests.limiter.limiter_lab import DEADLINE
+from tests.limiter.sm import World
+from tests.limiter.turnstile_lab import AllTerms, Turnstile
 
 
 @pytest.mark.parametrize("kernel", ["10000", "50000000"])

@@ -19,7 +19,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_lab import (
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import agent as vgpu_agent
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import (
+    shown,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_memory import Notifier, SharedMemory
+from tests.limiter.agent_lab import (
     HALF_MS,
     POINTS,
     Pause,
@@ -34,16 +41,9 @@ from agent_lab import (
     spec_of,
     wait_until,
 )
-from limiter_lab import DEADLINE
-from mounts import UNSHARE, can_mount
-from turnstile_lab import Seat
-
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import agent as vgpu_agent
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_client import (
-    shown,
-)
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.agent_memory import Notifier, SharedMemory
+from tests.limiter.limiter_lab import DEADLINE
+from tests.limiter.mounts import UNSHARE, can_mount
+from tests.limiter.turnstile_lab import Seat
 
 
 def test_truncating_the_file_ends_no_program(world, agent):

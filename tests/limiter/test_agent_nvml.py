@@ -16,12 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from account import MIB
-from agent_lab import Agent, make_tenant, own, wait_until
-from limiter_lab import DEADLINE, INITIAL_PID_NAMESPACE, OUT, Client, Tenant
-from test_contexts import COST, OUT_OF_MEMORY, QUOTA, client, create
-from test_region import NONCE, PID, SLOT_SIZE, SLOTS, region
-from test_report import settled
+
+from tests.limiter.account import MIB
+from tests.limiter.agent_lab import Agent, make_tenant, own, wait_until
+from tests.limiter.limiter_lab import DEADLINE, INITIAL_PID_NAMESPACE, OUT, Client, Tenant
+from tests.limiter.test_contexts import COST, OUT_OF_MEMORY, QUOTA, client, create
+from tests.limiter.test_region import NONCE, PID, SLOT_SIZE, SLOTS, region
+from tests.limiter.test_report import settled
 
 #: After this time without a report, agent_report.c considers the agent stopped.
 SILENT_NS = 5 * 10**9

@@ -11,12 +11,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from agent_lab import Agent, connected, handed, make_tenant, wait_until
-from sm import World
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import passed_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
+from tests.limiter.agent_lab import Agent, connected, handed, make_tenant, wait_until
+from tests.limiter.sm import World
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has connections of other users")

@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from limiter_lab import LIBRARY, OUT, SOURCE, Built, CudaError, Tenant, run_make
+
+from tests.limiter.limiter_lab import LIBRARY, OUT, SOURCE, Built, CudaError, Tenant, run_make
 
 OLDEST_GLIBC = (2, 17)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from account import MIB
-from limiter_lab import OUT, Client, Tenant
-from test_report import settled
+
+from tests.limiter.account import MIB
+from tests.limiter.limiter_lab import OUT, Client, Tenant
+from tests.limiter.test_report import settled
 
 OUT_OF_MEMORY = 2
 QUOTA, COST = 1024 * MIB, 400 * MIB

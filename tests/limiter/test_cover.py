@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from ctypes import byref
 
-from turnstile_lab import Covered
+from tests.limiter.turnstile_lab import Covered
 
 
 def test_overlapping_stretches_are_counted_once(library):

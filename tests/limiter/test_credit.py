@@ -8,7 +8,8 @@ import random
 from ctypes import byref
 
 import pytest
-from turnstile_lab import MS, NOW, SECOND, Terms
+
+from tests.limiter.turnstile_lab import MS, NOW, SECOND, Terms
 
 
 @pytest.mark.parametrize("percent", [1, 10, 33, 50, 80, 99])

@@ -12,7 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from limiter_lab import DEADLINE, LIBRARY, Tenant
+
+from tests.limiter.limiter_lab import DEADLINE, LIBRARY, Tenant
 
 DRIVER, PROGRAM, WRAPPER = "libcuda.so.1", "linked", "libnext.so"
 

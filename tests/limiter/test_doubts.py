@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ctypes import byref
 
-from turnstile_lab import HOLDS, MS, NOW, SECOND, Claim, held_for_ever, seat, view
+from tests.limiter.turnstile_lab import HOLDS, MS, NOW, SECOND, Claim, held_for_ever, seat, view
 
 
 def wait(library, t, other, own, milliseconds, since=NOW):

@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from limiter_lab import DEADLINE, SOURCE, Tenant
-from test_reach import rows
-from test_requests import LAYERS, requests, wanted
+
+from tests.limiter.limiter_lab import DEADLINE, SOURCE, Tenant
+from tests.limiter.test_reach import rows
+from tests.limiter.test_requests import LAYERS, requests, wanted
 
 #: Words in NVIDIA's function names that suggest use of GPU memory or GPU time.
 TAKES = re.compile(

@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from account import MIB
-from limiter_lab import DEADLINE, LIBRARY, OUT, SOURCE, Tenant, compile_c, run_make
-from mounts import UNSHARE, can_mount, client_in_container
-from test_reach import HELD, NOT_HELD, answer
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import files as vgpu_files
+from tests.limiter.account import MIB
+from tests.limiter.limiter_lab import DEADLINE, LIBRARY, OUT, SOURCE, Tenant, compile_c, run_make
+from tests.limiter.mounts import UNSHARE, can_mount, client_in_container
+from tests.limiter.test_reach import HELD, NOT_HELD, answer
 
 FRONT = "libcuda.so.1"
 OUT_OF_MEMORY = 2

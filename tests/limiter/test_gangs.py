@@ -8,9 +8,10 @@ They progress at the speed of their share, in simulated time.
 from __future__ import annotations
 
 import pytest
-from gangs import MATRIX, MS, POLICIES, Gangs
-from sm import LATE, World
-from test_throttle import field
+
+from tests.limiter.gangs import MATRIX, MS, POLICIES, Gangs
+from tests.limiter.sm import LATE, World
+from tests.limiter.test_throttle import field
 
 #: Before turns were aligned on all GPUs, the first of these cells took 110 times as long as its share allows.
 OFTEN = [

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from card import Card
-from limiter_lab import DEADLINE, OUT, Built, Client
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant, VgpuUsage
+from tests.limiter.card import Card
+from tests.limiter.limiter_lab import DEADLINE, OUT, Built, Client
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2

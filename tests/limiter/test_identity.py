@@ -10,10 +10,11 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from account import MIB, array_2d, on_device, pool_on_device
-from limiter_lab import DEADLINE, OUT, Client, Tenant, data
-from mounts import can_mount, client_behind, client_in_container
-from test_quota_file import until
+
+from tests.limiter.account import MIB, array_2d, on_device, pool_on_device
+from tests.limiter.limiter_lab import DEADLINE, OUT, Client, Tenant, data
+from tests.limiter.mounts import can_mount, client_behind, client_in_container
+from tests.limiter.test_quota_file import until
 
 OUT_OF_MEMORY = 2
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from limiter_lab import SOURCE, Built
+
+from tests.limiter.limiter_lab import SOURCE, Built
 
 #: From the lowest layer to the highest. README.md lists them in the same order, and the Makefile builds them.
 LAYERS = ("base", "formats", "driver", "tables", "account", "process", "throttle", "hooks")

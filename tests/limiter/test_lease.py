@@ -13,7 +13,8 @@ import time
 from ctypes import c_int, c_void_p
 
 import pytest
-from turnstile_lab import MS, NOW, SECOND, Turnstile, Watch, view
+
+from tests.limiter.turnstile_lab import MS, NOW, SECOND, Turnstile, Watch, view
 
 
 def test_one_tenant_has_the_gpu_until_its_lease_ends(library, turnstile):

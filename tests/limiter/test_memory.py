@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import account
 import pytest
-from account import MIB, PITCH, STEP
-from card import Card
-from limiter_lab import OUT, Built, Client, Tenant, data
-from test_quota_file import until
-from test_report import settled
+
+from tests.limiter import account
+from tests.limiter.account import MIB, PITCH, STEP
+from tests.limiter.card import Card
+from tests.limiter.limiter_lab import OUT, Built, Client, Tenant, data
+from tests.limiter.test_quota_file import until
+from tests.limiter.test_report import settled
 
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 PAGE = data(account.on_device(0))

@@ -11,9 +11,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from account import MIB, array_bytes, pitched
-from limiter_lab import OUT, Built, Client, Tenant, data
-from sm import World, alone
+
+from tests.limiter.account import MIB, array_bytes, pitched
+from tests.limiter.limiter_lab import OUT, Built, Client, Tenant, data
+from tests.limiter.sm import World, alone
 
 OUT_OF_MEMORY = 2
 FLOAT = 0x20

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from limiter_lab import DEADLINE, HERE, SOURCE, compile_c
+
+from tests.limiter.limiter_lab import DEADLINE, HERE, SOURCE, compile_c
 
 
 @dataclass(frozen=True)

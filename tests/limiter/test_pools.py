@@ -12,11 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import account
 import pytest
-from account import MIB
-from limiter_lab import DEADLINE, OUT, Client, Tenant, data
-from test_report import opened
+
+from tests.limiter import account
+from tests.limiter.account import MIB
+from tests.limiter.limiter_lab import DEADLINE, OUT, Client, Tenant, data
+from tests.limiter.test_report import opened
 
 OUT_OF_MEMORY = 2
 QUOTA, MOST = 1024 * MIB, 900 * MIB

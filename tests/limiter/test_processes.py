@@ -13,7 +13,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from limiter_lab import DEADLINE, OUT, Client, Tenant
+
+from tests.limiter.limiter_lab import DEADLINE, OUT, Client, Tenant
 
 KIB, MIB = 1 << 10, 1 << 20
 OUT_OF_MEMORY = 2

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from account import MIB
-from limiter_lab import DEADLINE, OUT, Client, Tenant
+
+from tests.limiter.account import MIB
+from tests.limiter.limiter_lab import DEADLINE, OUT, Client, Tenant
 
 UUID = "GPU-5c890000-0000-4000-8000-000000000001"
 GOOD = f"version 1\ntenant tenant-a\ngpu {UUID} memory {8 * MIB} sm 100 seat 0\n"

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from account import MIB
-from limiter_lab import DEADLINE, Tenant, buffer, compile_c
+from tests.limiter.account import MIB
+from tests.limiter.limiter_lab import DEADLINE, Tenant, buffer, compile_c
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parents[1] / "docs/vgpu-enforced.md"

@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import account
 import pytest
-from account import MIB
-from limiter_lab import DEADLINE, OUT, Client, Tenant, data
-from mounts import UNSHARE, can_mount
+
+from tests.limiter import account
+from tests.limiter.account import MIB
+from tests.limiter.limiter_lab import DEADLINE, OUT, Client, Tenant, data
+from tests.limiter.mounts import UNSHARE, can_mount
 
 # The layout of region.1, repeated here: a release must not change it while older versions use it.
 MAGIC = 0x3155504756464F00

@@ -18,9 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from account import MIB
-from card import Card
-from limiter_lab import DEADLINE, INITIAL_PID_NAMESPACE, OUT, Built, Client, Tenant
+
+from tests.limiter.account import MIB
+from tests.limiter.card import Card
+from tests.limiter.limiter_lab import DEADLINE, INITIAL_PID_NAMESPACE, OUT, Built, Client, Tenant
 
 NVML = """
 import ctypes, json, sys

@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from limiter_lab import OUT, SOURCE, Client, Tenant, data
-from thorough import THOROUGH
+
+from tests.limiter.limiter_lab import OUT, SOURCE, Client, Tenant, data
+from tests.thorough import THOROUGH
 
 HERE = Path(__file__).resolve().parent
 LISTS = {path.stem.split("-")[1]: path for path in sorted((HERE / "data").glob("cuda-*.txt"))}

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from limiter_lab import DEADLINE, OUT, SOURCE, Tenant, compile_c, data
+
+from tests.limiter.limiter_lab import DEADLINE, OUT, SOURCE, Tenant, compile_c, data
 
 SEARCH = """
 import ctypes, sys

@@ -12,9 +12,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from account import PITCH
-from limiter_lab import DEADLINE, Built, Tenant
-from test_sequences import SEED, run
+
+from tests.limiter.account import PITCH
+from tests.limiter.limiter_lab import DEADLINE, Built, Tenant
+from tests.limiter.test_sequences import SEED, run
 
 MIB = 1 << 20
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"}

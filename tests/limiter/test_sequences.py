@@ -13,10 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
-import account
 import pytest
-from account import MIB, Book, Held, Physical
-from card import Card
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -27,7 +24,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from limiter_lab import OUT, Built, Client, Tenant, data
+
+from tests.limiter import account
+from tests.limiter.account import MIB, Book, Held, Physical
+from tests.limiter.card import Card
+from tests.limiter.limiter_lab import OUT, Built, Client, Tenant, data
 
 QUOTAS = (96 * MIB, 40 * MIB)
 GROWTH = 32 * MIB  # minimum growth of the stub's pools if the card has enough memory

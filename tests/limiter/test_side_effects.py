@@ -13,7 +13,8 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from limiter_lab import DEADLINE, OUT, Built, Tenant
+
+from tests.limiter.limiter_lab import DEADLINE, OUT, Built, Tenant
 
 MIB = 1 << 20
 

@@ -8,8 +8,9 @@ import struct
 from pathlib import Path
 
 import pytest
-from card import Card
-from limiter_lab import OUT, Built, Client, CudaError, Tenant, data
+
+from tests.limiter.card import Card
+from tests.limiter.limiter_lab import OUT, Built, Client, CudaError, Tenant, data
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2

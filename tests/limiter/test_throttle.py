@@ -12,9 +12,10 @@ import ctypes
 import signal
 
 import pytest
-from limiter_lab import Tenant
-from sm import Worker, World, alone, two
-from turnstile_lab import Seat, Turnstile
+
+from tests.limiter.limiter_lab import Tenant
+from tests.limiter.sm import Worker, World, alone, two
+from tests.limiter.turnstile_lab import Seat, Turnstile
 
 KERNELS = ("10000", "100000", "1000000", "50000000")
 GRAPH = "--kernel 20000 --graph 10 --form graph"

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 import pytest
-from limiter_lab import DEADLINE, Built, Client, Tenant
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes.child_process import readable
+from tests.limiter.limiter_lab import DEADLINE, Built, Client, Tenant
 
 MIB, GIB = 1 << 20, 1 << 30
 SEAT_0_BUSY = (
@@ -175,7 +175,7 @@ def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
 
 
 def turnstile_of(name: str, percent: int) -> bytes:
-    from turnstile_lab import Turnstile
+    from tests.limiter.turnstile_lab import Turnstile
 
     turnstile = Turnstile(magic=0x5455504756464F00, version=1)
     turnstile.seats[0].tenant, turnstile.seats[0].percent = name.encode(), percent

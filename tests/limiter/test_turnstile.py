@@ -8,7 +8,8 @@ import ctypes
 from ctypes import byref
 
 import pytest
-from turnstile_lab import (
+
+from tests.limiter.turnstile_lab import (
     ABSURD,
     MS,
     NOW,

@@ -21,12 +21,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from account import MIB
-from limiter_lab import DEADLINE, OUT, Client, Tenant, data
-from test_region import GPUS, LOCKED_SLOTS, SLOT_SIZE, SLOTS, TOTAL, USED, region
-from turnstile_lab import Seat, Turnstile
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes.child_process import readable
+from tests.limiter.account import MIB
+from tests.limiter.limiter_lab import DEADLINE, OUT, Client, Tenant, data
+from tests.limiter.test_region import GPUS, LOCKED_SLOTS, SLOT_SIZE, SLOTS, TOTAL, USED, region
+from tests.limiter.turnstile_lab import Seat, Turnstile
 
 LIVING = 60
 F_OFD_SETLK = 37  # fcntl.h; in Python since 3.9. Opening and closing the file elsewhere does not drop the lock.

@@ -21,7 +21,7 @@ from ctypes import (
 )
 from pathlib import Path
 
-from limiter_lab import SOURCE, compile_c
+from tests.limiter.limiter_lab import SOURCE, compile_c
 
 MS, SECOND = 10**6, 10**9
 NOW = 5000 * SECOND

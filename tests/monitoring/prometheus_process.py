@@ -14,7 +14,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from rule_files import TOOLS
+from tests.monitoring.rule_files import TOOLS
 
 
 class Prometheus:

@@ -14,10 +14,11 @@ import socket
 import subprocess
 from pathlib import Path
 
-import warm_playbook
 import yaml
-from rule_files import ROOT, TOOLS
-from warm_ansible import interpreter
+
+from tests.integration.warm_ansible import interpreter
+from tests.lab import warm_playbook
+from tests.monitoring.rule_files import ROOT, TOOLS
 
 PLAY = [
     {

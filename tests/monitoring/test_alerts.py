@@ -11,7 +11,8 @@ import re
 
 import pytest
 import yaml
-from rule_files import ALERTS, HERE, ROOT, promtool_test, rules_of
+
+from tests.monitoring.rule_files import ALERTS, HERE, ROOT, promtool_test, rules_of
 
 
 class CaseLoader(yaml.SafeLoader):

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 
-import dashboard_fleet
 import pytest
 import yaml
-from prometheus_process import running
-from rule_files import RULES, TOOLS, rules_of
+
+from tests.monitoring import dashboard_fleet
+from tests.monitoring.prometheus_process import running
+from tests.monitoring.rule_files import RULES, TOOLS, rules_of
 
 ROLE = RULES[0].parents[2]
 ROLL_UPS = ROLE / "files" / "rollups.yml"

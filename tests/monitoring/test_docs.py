@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from rule_files import ALERTS, ROOT, RULES, rules_of
+from tests.monitoring.rule_files import ALERTS, ROOT, RULES, rules_of
 
 PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 

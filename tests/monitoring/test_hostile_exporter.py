@@ -16,9 +16,10 @@ import time
 
 import pytest
 import yaml
-from prometheus_process import running
-from role_site import NOBODY_ASKED, Site
-from rule_files import FILES, as_series, input_series, promtool_test
+
+from tests.monitoring.prometheus_process import running
+from tests.monitoring.role_site import NOBODY_ASKED, Site
+from tests.monitoring.rule_files import FILES, as_series, input_series, promtool_test
 
 GPU = 'uuid="{0}",gpu_uuid="{0}",gpu_index="0",model="m"'
 GOOD = 'openfleet_gpu_info{%s} 1\nopenfleet_gpu_lost{%s} 1\nnode_cpu_info{vendor="v"} 1\n' % ((GPU.format("G"),) * 2)

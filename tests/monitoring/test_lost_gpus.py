@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from rule_files import FILES, as_series, promtool_test
+from tests.monitoring.rule_files import FILES, as_series, promtool_test
 
 DCGM = FILES / "rules" / "dcgm.yml"
 WEEK_SECONDS = 7 * 24 * 3600

@@ -15,9 +15,10 @@ import urllib.request
 
 import pytest
 import yaml
-from prometheus_process import running
-from role_site import Site
-from rule_files import ALERTS, RULES
+
+from tests.monitoring.prometheus_process import running
+from tests.monitoring.role_site import Site
+from tests.monitoring.rule_files import ALERTS, RULES
 
 FILES = RULES[0].parents[1]
 

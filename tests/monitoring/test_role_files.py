@@ -12,8 +12,9 @@ import os
 
 import pytest
 import yaml
-from role_site import NOBODY_ASKED, Site
-from rule_files import RULES
+
+from tests.monitoring.role_site import NOBODY_ASKED, Site
+from tests.monitoring.rule_files import RULES
 
 DASHBOARDS = RULES[0].parents[1] / "dashboards"
 

@@ -12,7 +12,8 @@ import subprocess
 
 import pytest
 import yaml
-from rule_files import (
+
+from tests.monitoring.rule_files import (
     ALERTS,
     HERE,
     INTERVAL,

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml_files
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import model
+from tests.unit import yaml_files
 
 REPOSITORY = Path(__file__).parents[2]
 DISTRIBUTIONS = {

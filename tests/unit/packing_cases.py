@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -22,9 +20,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import
     mig,
     share,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mig_rules import legal
+from tests.unit.mig_rules import legal
 
 MODELS = load_models()
 #: Models with eight grid units, with four, with twelve, and without MIG.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from mig_rules import legal, with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
@@ -16,6 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
+from tests.unit.mig_rules import legal, with_instances
 
 TRANSITIONS = 1000
 MODELS = ("H100-80GB", "A100-40GB", "A30-24GB")

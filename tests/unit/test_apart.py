@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from apart import ROOT, WITH_LAB_HOSTS, needs_namespace
+
+from tests.apart import ROOT, WITH_LAB_HOSTS, needs_namespace
 
 
 @pytest.mark.parametrize(

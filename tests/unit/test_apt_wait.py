@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_SECONDS, wait_until
+
+from tests.integration.patience import PATIENCE_SECONDS, wait_until
 
 APT = Path(__file__).parents[1] / "lab" / "apt"
 HOLD = """

@@ -29,7 +29,9 @@ def test_failed_group_prints_missing_figures_with_the_reason(bench, monkeypatch,
         yield "first", 1, "s"
         raise OSError("no such\nfile")
 
-    monkeypatch.setitem(sys.modules, "bench_made_up", SimpleNamespace(FIGURES=("first", "second"), figures=figures))
+    monkeypatch.setitem(
+        sys.modules, "tests.benchmark.bench_made_up", SimpleNamespace(FIGURES=("first", "second"), figures=figures)
+    )
     lines = [bench.as_line(*figure) for figure in bench.figures("made_up", {})]
     assert lines == ["first 1 s", "second n/a OSError: no such file"]
     assert "Traceback" in capsys.readouterr().err

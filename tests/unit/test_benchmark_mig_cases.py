@@ -4,14 +4,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmark"))
-
-import mig_cases
+from tests.benchmark import mig_cases
 
 GOOD = '{"model": "H100-80GB", "have": [["3g.40gb", 4]], "busy": [["3g.40gb", 4]], "want": ["1g.10gb"]}'
 

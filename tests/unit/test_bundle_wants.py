@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import pytest
-import yaml_files
-from driver_hosts import DISTRIBUTIONS, REPOSITORY, TRUSTED
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import rules as toolkit_rules
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.model import BundleError
@@ -18,6 +16,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.wants import 
     platforms,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import Pin
+from tests.unit import yaml_files
+from tests.unit.driver_hosts import DISTRIBUTIONS, REPOSITORY, TRUSTED
 
 DEFAULTS = {}
 for role in ("nvidia_driver", "container_toolkit", "gpu_layout", "gpu_kubernetes"):

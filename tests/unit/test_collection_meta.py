@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml_files
+
+from tests.unit import yaml_files
 
 REPOSITORY = Path(__file__).parents[2]
 GALAXY = yaml_files.read(REPOSITORY / "galaxy.yml")

@@ -16,7 +16,7 @@ TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import sys
 sys.path[:0] = [%r, sys.argv[1]]
-import compiled_code
+from tests.integration import compiled_code
 if sys.argv[3]:
     compiled_code.keep(sys.argv[3])
 import importlib.machinery, py_compile
@@ -26,7 +26,7 @@ py_compile.compile(own, cfile=own + "c", dfile="named/own.py", doraise=True)
 code = importlib.machinery.SourcelessFileLoader("own", own + "c").get_code("own")
 exec(code, scope)
 print(made.said(), made.said.__code__.co_filename, made.inner()().co_filename, scope["WORD"], code.co_filename)
-""" % str(TESTS / "integration")
+""" % str(TESTS.parent)
 MADE = """
 import sys
 def said(): return %r

@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from toolkit_hosts import ASKED, CONTAINERD, CRIO, DOCKER, REPOSITORY
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import engines
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Request
+from tests.unit.toolkit_hosts import ASKED, CONTAINERD, CRIO, DOCKER, REPOSITORY
 
 STAND_IN = REPOSITORY / "tests" / "lab" / "stand_in_nvidia_ctk.py"
 

@@ -8,13 +8,13 @@ import subprocess
 
 import pytest
 import yaml
-from toolkit_hosts import ROLE, URL
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Package
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files, observe, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.dnf import Dnf
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Request
+from tests.unit.toolkit_hosts import ROLE, URL
 
 
 @pytest.mark.parametrize(

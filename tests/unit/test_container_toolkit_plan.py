@@ -8,11 +8,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from toolkit_hosts import CONTAINERD, CRIO, DOCKER, RUNNING, TRUSTED, kinds, make, packages, right, wanted
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files, plan, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Host, Request, Unit
+from tests.unit.toolkit_hosts import CONTAINERD, CRIO, DOCKER, RUNNING, TRUSTED, kinds, make, packages, right, wanted
 
 
 def test_correct_host_needs_no_steps():

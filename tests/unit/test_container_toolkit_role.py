@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from toolkit_hosts import ROLE
 
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import reload
 from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit
+from tests.unit.toolkit_hosts import ROLE
 
 pytestmark = pytest.mark.core
 

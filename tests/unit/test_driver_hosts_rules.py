@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from driver_hosts import AMPERE, BLACKWELL, DISTRIBUTIONS, HEADLESS, HOPPER, VOLTA, finished, gpus, host, packages
 
 from ansible_collections.openfleet.gpu.plugins.action.driver import minimum_versions
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
@@ -19,6 +18,18 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import 
     Transaction,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from tests.unit.driver_hosts import (
+    AMPERE,
+    BLACKWELL,
+    DISTRIBUTIONS,
+    HEADLESS,
+    HOPPER,
+    VOLTA,
+    finished,
+    gpus,
+    host,
+    packages,
+)
 
 pytestmark = pytest.mark.core
 

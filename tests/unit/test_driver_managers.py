@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from driver_hosts import DISTRIBUTIONS, gpus, host, packages
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.apply import DriverChange, Tools
@@ -19,6 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyE
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.dnf import locked
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Package, Step
 from ansible_collections.openfleet.gpu.plugins.modules import driver
+from tests.unit.driver_hosts import DISTRIBUTIONS, gpus, host, packages
 
 pytestmark = pytest.mark.core
 

@@ -8,7 +8,6 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from driver_hosts import DISTRIBUTIONS, HEADLESS, TRUSTED, finished, gpus, host, packages
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import durable
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apply, files, initramfs, plan, rules
@@ -20,6 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import 
     Unit,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from tests.unit.driver_hosts import DISTRIBUTIONS, HEADLESS, TRUSTED, finished, gpus, host, packages
 
 CATALOGUE = DISTRIBUTIONS["debian-12"]
 PATTERNS = CATALOGUE["patterns"]

@@ -7,7 +7,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from driver_hosts import (
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import rules
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Package, Request, SecureBoot
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.observe import distribution
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from tests.unit.driver_hosts import (
     AMPERE,
     BLACKWELL,
     DISTRIBUTIONS,
@@ -21,11 +26,6 @@ from driver_hosts import (
     host,
     packages,
 )
-
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver import rules
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Package, Request, SecureBoot
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver.observe import distribution
-from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 
 # -- Versions ----------------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.filter import kubernetes_mapping
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.model import MIG_STRATEGIES
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.registry import KEYS
+from tests.unit import yaml_files
 
 pytestmark = pytest.mark.core
 

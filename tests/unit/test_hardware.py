@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 
 import pytest
-from thorough import THOROUGH
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware import host_files, nvidia_smi
@@ -25,6 +24,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware import (
     report,
     simulated,
 )
+from tests.thorough import THOROUGH
 
 UUID = "GPU-0a1b2c3d-0000-4000-8000-00000000000a"
 FILES = model_file.model_files()

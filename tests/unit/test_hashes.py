@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import tomllib
 import yaml
-from wheel_files import wheel
 
 from ansible_collections.openfleet.gpu.plugins.filter import pinned_image, pynvml_source
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import nvml_source, python_pins
+from tests.unit.wheel_files import wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

@@ -9,10 +9,10 @@ import os
 import subprocess
 
 import pytest
-from holder_hosts import Proc, gpu, host, instance, no_tools
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import containers as holders_containers
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
+from tests.unit.holder_hosts import Proc, gpu, host, instance, no_tools
 
 ID = "3f2a" * 16
 #: A GPU with one instance, whose access capability is nvidia-cap12 by the driver's numbering.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from holder_hosts import Proc, gpu, host, no_tools
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import find
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
@@ -19,6 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.kernel impor
     virtual_machines,
     without_reboot,
 )
+from tests.unit.holder_hosts import Proc, gpu, host, no_tools
 
 A100 = dataclasses.replace(gpu(0), architecture="ampere")
 H100 = dataclasses.replace(gpu(0), architecture="hopper")

@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 import pytest
-from holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import slurm as holders_slurm
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.device_ids import named as named_device
@@ -28,6 +27,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import scan
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import given_on, hostnames, resources
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
+from tests.unit.holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
 # Daemons run under their real names, so other tests that scan /proc would find them.
 pytestmark = pytest.mark.alone

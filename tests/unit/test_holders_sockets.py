@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 import pytest
-from holder_hosts import gpu, host, no_tools
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import sockets as holders_sockets
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
+from tests.unit.holder_hosts import gpu, host, no_tools
 
 #: Seconds. Long enough for a busy machine.
 DEADLINE = 60

@@ -8,7 +8,6 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from mig_rules import Card, with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
@@ -23,6 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.servi
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import plan as vgpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.service import VgpuService
+from tests.unit.mig_rules import Card, with_instances
 
 
 @dataclasses.dataclass(frozen=True)

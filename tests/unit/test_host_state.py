@@ -13,8 +13,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import verify_monitoring
-from host_state import HostError, describe_failures, wait_until_started
+
+from tests.lab import verify_monitoring
+from tests.lab.host_state import HostError, describe_failures, wait_until_started
 
 INOTIFY = Path(__file__).parents[1] / "lab" / "inotify"
 #: Messages of systemd 252 and Prometheus 2.42 on a host where root has no inotify instances left.

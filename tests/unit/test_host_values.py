@@ -8,7 +8,6 @@ import dataclasses
 import json
 
 import pytest
-from rightsize_hosts import gpu, state
 
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_plan import fleet_plan
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_report import fleet_report
@@ -31,6 +30,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_values import (
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of, hosts_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
+from tests.audit.rightsize_hosts import gpu, state
 
 #: Values that are invalid as any kind of name or number.
 HOSTILE = [

@@ -14,13 +14,13 @@ import socket
 import threading
 
 import pytest
-from peer_hosts import Processes
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import jupyter
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.jupyter import JupyterError, Server, shut_down
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
+from tests.unit.peer_hosts import Processes
 
 #: 2024-03-01T12:00:00Z
 NOW = 1709294400.0

@@ -49,6 +49,31 @@ def test_imports_of_tools_and_scenarios_exist():
     assert missing == []
 
 
+def imported_names(path: Path) -> set[str]:
+    """Return the first part of each module name that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def test_helpers_of_tests_are_imported_by_their_path():
+    """A module with two names would be loaded twice.
+
+    A scenario of molecule imports helpers in its own folder by name, because the installed program is named `molecule`.
+    """
+    root = PLUGINS.parent
+    tests = list((root / "tests").rglob("*.py"))
+    helpers = {path.stem for path in tests} - {"conftest", "__init__"}
+    bare = {path: imported_names(path) & helpers for path in [root / "conftest.py", *tests]}
+    for path in (root / "molecule").rglob("*.py"):
+        bare[path] = {name for name in imported_names(path) & helpers if not path.with_name(name + ".py").exists()}
+    assert {str(path.relative_to(root)): names for path, names in bare.items() if names} == {}
+
+
 def imports(path: Path) -> set[Path]:
     """Return the plugin files that a file imports, also within functions.
 

@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from peer_hosts import Processes
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.processes import start_ticks
@@ -28,6 +27,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.keep import server a
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import Keep, KeepError, kept
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
+from tests.unit.peer_hosts import Processes
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
 

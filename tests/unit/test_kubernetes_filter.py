@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rightsize_hosts import gpu, state
 
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
+from tests.audit.rightsize_hosts import gpu, state
 
 pytestmark = pytest.mark.core
 

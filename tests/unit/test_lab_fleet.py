@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import stat
 
-from fleet import private_log
+from tests.lab.fleet import private_log
 
 
 def test_log_is_readable_for_owner_and_group_only(tmp_path):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.profile_name import (
@@ -23,6 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms imp
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import Mps
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import TimeSlicing
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.part import Tenant, Vgpu
+from tests.unit import yaml_files
 
 DATA = Path(__file__).parent / "data"
 GOOD = yaml_files.read(DATA / "good_layouts.yml")

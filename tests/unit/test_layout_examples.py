@@ -13,11 +13,11 @@ from textwrap import dedent
 import jsonschema
 import pytest
 import yaml
-import yaml_files
 
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
+from tests.unit import yaml_files
 
 REPOSITORY = Path(__file__).parents[2]
 VALIDATOR = jsonschema.Draft202012Validator(

@@ -9,12 +9,12 @@ import random
 from pathlib import Path
 
 import pytest
-import yaml_files
-from thorough import THOROUGH
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError, LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import layout_to_data, parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import check
+from tests.thorough import THOROUGH
+from tests.unit import yaml_files
 
 GOOD = [
     case["layout"] for case in yaml_files.read(Path(__file__).parent / "data" / "good_layouts.yml") if case["layout"]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-import yaml_files
 from hypothesis import given
 from hypothesis import strategies as st
-from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.yaml_text import flow, layout_yaml
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import layout_to_data, parse_layout
+from tests.thorough import draws
+from tests.unit import yaml_files
 
 GOOD = yaml_files.read(Path(__file__).parent / "data" / "good_layouts.yml")
 LAYOUTS = [case["layout"] if isinstance(case, dict) and "layout" in case else case for case in GOOD]

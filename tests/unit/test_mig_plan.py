@@ -12,8 +12,6 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mig_rules import Card, least_destroyed, legal, with_instances
-from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
@@ -22,6 +20,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import Mig, Pl
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
+from tests.thorough import draws
+from tests.unit.mig_rules import Card, least_destroyed, legal, with_instances
 
 MODELS = load_models()
 MIG_MODELS = [key for key, model in MODELS.items() if model.mig_capable]

@@ -5,13 +5,10 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab" / "callback"))
-import module_cache
+from tests.lab.callback import module_cache
 
 
 @pytest.fixture

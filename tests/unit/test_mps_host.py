@@ -18,8 +18,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from holder_hosts import named, opened
-from mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.terminate import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
@@ -34,6 +32,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps impor
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import unit as mps_unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost, adjustable
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsClient, MpsSeen
+from tests.unit.holder_hosts import named, opened
+from tests.unit.mps_hosts import DAEMON, DEVICES, GIB, OTHER, UNIT, Host, make_host
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from mig_rules import with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
@@ -22,6 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model
     MpsPlace,
     MpsSeen,
 )
+from tests.unit.mig_rules import with_instances
 
 GIB = 1 << 30
 H100 = assumed_gpus(["H100-80GB", "H100-80GB", "H100-80GB"])

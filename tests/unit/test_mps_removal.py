@@ -9,14 +9,14 @@ import signal
 import subprocess
 
 import pytest
-from holder_hosts import named, opened
-from mps_hosts import DAEMON, DEVICES, OTHER, UNIT, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import layout_module, service_module
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError, DriverAbsentError
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import host as mps_host
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import observe as mps_observe
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import service as mps_service
+from tests.unit.holder_hosts import named, opened
+from tests.unit.mps_hosts import DAEMON, DEVICES, OTHER, UNIT, make_host
 
 pytestmark = pytest.mark.core
 

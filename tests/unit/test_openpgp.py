@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from patience import wait_until
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages import openpgp
+from tests.integration.patience import wait_until
 
 #: A version 4 packet: tag 6 in the new format, with a one-octet length. Its fingerprint follows RFC 9580, 5.5.4.2.
 BODY = bytes([4, 0x65, 0, 0, 0, 22, 9]) + b"an Ed25519 key, or so"

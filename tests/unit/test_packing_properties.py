@@ -13,14 +13,14 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packing_cases import MODELS, days_later, fewest, fleet, least_churn, problems
-from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check, exact
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.layouts import layouts
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import Problem, Rules, Workload, mig
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
+from tests.thorough import draws
+from tests.unit.packing_cases import MODELS, days_later, fewest, fleet, least_churn, problems
 
 pytestmark = pytest.mark.skipif(bool(exact.MISSING), reason="OR-Tools is not installed: %s" % exact.MISSING)
 slow = draws(10)

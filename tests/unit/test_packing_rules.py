@@ -14,8 +14,6 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packing_cases import days_later, fleet, problems
-from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import CatalogueError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import cells, check, exact, geometry
@@ -32,6 +30,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import
     share,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
+from tests.thorough import draws
+from tests.unit.packing_cases import days_later, fleet, problems
 
 A100 = "A100-40GB"
 solvers = pytest.mark.parametrize(

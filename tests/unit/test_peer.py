@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import pytest
-from peer_hosts import Processes, Stranger
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.peer_owner import (
     ContainerOwner,
@@ -23,6 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.peer_owner i
     UserOfUnitOwner,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
+from tests.unit.peer_hosts import Processes, Stranger
 
 UNIT = "dcgm-exporter.service"
 OWN = "/system.slice/" + UNIT

@@ -13,8 +13,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mig_rules import Card, legal, with_instances
-from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_plan import fleet_plan
 from ansible_collections.openfleet.gpu.plugins.filter.host_plan import host_plan
@@ -24,6 +22,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanEr
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
+from tests.thorough import draws
+from tests.unit.mig_rules import Card, legal, with_instances
 
 MODELS = load_models()
 MIG_MODELS = [key for key, model in MODELS.items() if model.mig_capable]

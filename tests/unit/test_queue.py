@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
-from patience import wait_until
+
+from tests.integration.patience import wait_until
 
 ROOT = Path(__file__).parents[2]
 #: Replaces make: logs its target, waits while a file wait-TARGET exists, and fails if a file fail-TARGET exists.

@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from test_idle_stop import CONTAINER, IN_MIG, UNIT, Stops, at_rest, held, host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep import notices
@@ -17,6 +16,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import Ke
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import stop, tell, wording
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.watch import watch
+from tests.unit.test_idle_stop import CONTAINER, IN_MIG, UNIT, Stops, at_rest, held, host
 
 DAY = 86400.0
 OTHER = {**UNIT, "name": "y.service", "gpus": ["GPU-1"]}

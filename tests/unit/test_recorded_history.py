@@ -7,9 +7,10 @@ from __future__ import annotations
 import re
 
 import yaml
-from fleet import REPOSITORY
-from prometheus import Sample
-from recorded_history import HELD, NOBODY, STEP, Subject, text
+
+from tests.lab.fleet import REPOSITORY
+from tests.lab.prometheus import Sample
+from tests.lab.recorded_history import HELD, NOBODY, STEP, Subject, text
 
 ROLL_UPS = REPOSITORY / "roles" / "gpu_monitoring" / "files" / "rollups.yml"
 PLACE = ("GPU-1", "")

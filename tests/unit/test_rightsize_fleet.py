@@ -12,11 +12,10 @@ from unittest import mock
 
 import pytest
 import yaml
-from rightsize_hosts import GIB, gpu, holder, state
+
+from tests.audit.rightsize_hosts import GIB, gpu, holder, state
 
 pytest.importorskip("numpy")
-
-from rightsize_fleets import H100, audit_of, today
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Window
@@ -32,6 +31,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed i
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import Bounds, reclaimable
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
+from tests.audit.rightsize_fleets import H100, audit_of, today
 
 NOW = audit_of({}).made_at_seconds
 

@@ -10,7 +10,8 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thorough import draws
+
+from tests.thorough import draws
 
 pytest.importorskip("numpy")
 

@@ -10,12 +10,11 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rightsize_hosts import GIB, gpu, state
-from thorough import draws
+
+from tests.audit.rightsize_hosts import GIB, gpu, state
+from tests.thorough import draws
 
 np = pytest.importorskip("numpy")
-
-from rightsize_fleets import H100, today
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import WHOLE, mig, share
@@ -25,6 +24,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.overlay im
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.rearrange import Limits, rearrange
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.teams import teams
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy
+from tests.audit.rightsize_fleets import H100, today
 
 # --- Changes ---
 

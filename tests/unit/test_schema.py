@@ -14,10 +14,8 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import yaml_files
 from hypothesis import given
 from hypothesis import strategies as st
-from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import types
@@ -33,6 +31,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slic
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import model as vgpu_model
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import parse as vgpu_parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import part as vgpu_part
+from tests.thorough import draws
+from tests.unit import yaml_files
 
 REPOSITORY = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"

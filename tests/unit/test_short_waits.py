@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Iterator
 
 import yaml
-from yaml_files import LOADER
+
+from tests.unit.yaml_files import LOADER
 
 ROOT = Path(__file__).parents[2]
 LEAST_SECONDS = 10

@@ -7,11 +7,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thorough import draws
+
+from tests.thorough import draws
 
 np = pytest.importorskip("numpy")
-
-from sizing_fleets import DAY, GIB, fleet, hours, random_fleet
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.chance import (
     BIN_BYTES,
@@ -22,6 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.chance import
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.demand import demands
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.evidence import gather, memory_margin
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy
+from tests.unit.sizing_fleets import DAY, GIB, fleet, hours, random_fleet
 
 POLICY = Policy()
 few = draws(20)

@@ -11,9 +11,8 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from sizing_fleets import START, fleet
-
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy, SizingError
+from tests.unit.sizing_fleets import START, fleet
 
 NAN = float("nan")
 

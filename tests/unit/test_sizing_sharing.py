@@ -13,15 +13,15 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thorough import draws
+
+from tests.thorough import draws
 
 np = pytest.importorskip("numpy")
-
-from sizing_fleets import DAY, GIB, fleet, hours, random_fleet
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy, SizingError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.search import Limits, Search, Weight
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.sharing import share
+from tests.unit.sizing_fleets import DAY, GIB, fleet, hours, random_fleet
 
 QUICK = Policy(rounds=40)
 few = draws(20)

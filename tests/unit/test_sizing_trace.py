@@ -5,18 +5,14 @@
 from __future__ import annotations
 
 import gzip
-import sys
-from pathlib import Path
 
 import pytest
 
 np = pytest.importorskip("numpy")
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark"))
-import bench_rightsize
-import sizing_trace as trace
+from tests.benchmark import bench_rightsize
+from tests.benchmark import sizing_trace as trace
 
 GIB = trace.GIB
 TEXT = """timestamp,container,duty_percent,memory_used_bytes

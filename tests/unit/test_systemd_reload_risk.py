@@ -12,9 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from holder_hosts import Proc, gpu
-from holder_hosts import host as host_of
-from mps_hosts import DAEMON, DEVICES, OTHER, make_host
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import systemd_reload
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
@@ -51,6 +48,9 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import toolkit
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.model import Plan as ToolkitPlan
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.toolkit import Toolkit
+from tests.unit.holder_hosts import Proc, gpu
+from tests.unit.holder_hosts import host as host_of
+from tests.unit.mps_hosts import DAEMON, DEVICES, OTHER, make_host
 
 ID = "0123456789abcdef" * 4
 POD = "kubepods-besteffort-pod11111111_2222_3333_4444_555555555555.slice"

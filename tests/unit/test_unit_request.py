@@ -14,11 +14,11 @@ import subprocess
 import threading
 
 import pytest
-from peer_hosts import Processes
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 from ansible_collections.openfleet.gpu.plugins.modules import unit_request
 from ansible_collections.openfleet.gpu.plugins.modules.unit_request import RequestError, send
+from tests.unit.peer_hosts import Processes
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

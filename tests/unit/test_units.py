@@ -11,7 +11,8 @@ import re
 import subprocess
 
 import pytest
-from rendered_units import ROLES, ROOT, SHARED, TEMPLATES, TEXTS, exposure, rendered, rendered_with
+
+from tests.unit.rendered_units import ROLES, ROOT, SHARED, TEMPLATES, TEXTS, exposure, rendered, rendered_with
 
 #: Units above this exposure need a documented reason.
 MOST = 3.0

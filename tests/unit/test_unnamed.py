@@ -8,7 +8,6 @@ import dataclasses
 import json
 
 import pytest
-from mig_rules import with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.prepare import PlanRequest, make_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.unnamed import (
@@ -34,6 +33,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.servi
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import plan as vgpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.service import VgpuService
+from tests.unit.mig_rules import with_instances
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"
 GPUS = tuple(dataclasses.replace(gpu, uuid=UUID % gpu.index) for gpu in assumed_gpus(["H100-80GB"] * 4))

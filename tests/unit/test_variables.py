@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from wrong_values import VARIABLES, wrong_values
 
 from ansible_collections.openfleet.gpu.plugins.action.check_variables import ActionModule, _is_read
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import check, known, rules
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables.page import pages
+from tests.unit.wrong_values import VARIABLES, wrong_values
 
 ROOT = Path(__file__).resolve().parents[2]
 OWNERS = known.owners()

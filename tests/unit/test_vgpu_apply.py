@@ -9,7 +9,6 @@ import os
 import re
 
 import pytest
-from thorough import sample
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import durable
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
@@ -23,6 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu impo
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import plan as vgpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.apply import VgpuChange
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.host import VgpuHost
+from tests.thorough import sample
 
 GPUS = assumed_gpus(["L40S-48GB"] * 2)
 HOST = Host("580.105.08", "12.580", "13.0", True, tuple(GPUS))

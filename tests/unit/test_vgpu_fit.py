@@ -9,7 +9,6 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from thorough import draws
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import fit as vgpu_fit
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.fit import (
@@ -19,6 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.fit 
     left,
     pack,
 )
+from tests.thorough import draws
 
 GIB = 2**30
 

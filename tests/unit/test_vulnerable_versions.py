@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 
-import driver_hosts
 import pytest
-import toolkit_hosts
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 
@@ -21,6 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.driver.desired impor
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.minimum_versions import DRIVER, TOOLKIT
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.toolkit import Toolkit
 from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit, driver
+from tests.unit import driver_hosts, toolkit_hosts
 
 # The simulated hosts use apt, and the modules detect the package manager of the test machine.
 pytestmark = pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt on this machine")

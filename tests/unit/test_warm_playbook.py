@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import warm_playbook
-from patience import wait_until
+
+from tests.integration.patience import wait_until
+from tests.lab import warm_playbook
 
 #: Starts two runs, and prints their exit status and output.
 MAKER = """
@@ -98,8 +99,8 @@ def test_run_ends_with_its_caller(place):
     (place / "pause.yml").write_text(json.dumps([pause]))
     lines = (
         "import subprocess, sys",
-        "sys.path.append(%r)" % str(Path(warm_playbook.__file__).parent),
-        "import warm_playbook",
+        "sys.path.append(%r)" % str(Path(warm_playbook.__file__).parents[2]),
+        "from tests.lab import warm_playbook",
         "ok, pause = ([*warm_playbook.COMMAND, name] for name in ('ok.yml', 'pause.yml'))",
         "subprocess.run(ok, stdout=subprocess.DEVNULL, check=True)",
         "print(warm_playbook.address(), flush=True)",

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from lab_fixtures import container_name, lab_host
-from prometheus import Prometheus
-from recorded_history import DAY, goes_on, put_into, subjects, text
-from relay import relay
-from thorough import THOROUGH
+
+from tests.lab.lab_fixtures import container_name, lab_host
+from tests.lab.prometheus import Prometheus
+from tests.lab.recorded_history import DAY, goes_on, put_into, subjects, text
+from tests.lab.relay import relay
+from tests.thorough import THOROUGH
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import services

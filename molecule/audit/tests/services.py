@@ -8,8 +8,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from nvidia_smi import Gpu, read_gpus
-from recorded_history import Use
+from tests.lab.nvidia_smi import Gpu, read_gpus
+from tests.lab.recorded_history import Use
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from lab_fixtures import lab_host
+
+from tests.lab.lab_fixtures import lab_host
 
 __all__ = ["lab_host"]
 

@@ -8,7 +8,7 @@ import json
 import os
 import re
 
-from lab_fixtures import REPOSITORY
+from tests.lab.lab_fixtures import REPOSITORY
 
 LAB = REPOSITORY / ".lab"
 RELEASE = os.environ.get("LAB_RELEASE") or "bookworm"

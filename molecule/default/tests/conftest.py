@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from fleet import Run, play_and_read
-from lab_fixtures import host_vars, lab_host
-from mps_answers import read_daemons
-from nvidia_smi import read_gpus
-from verify_layout import read_tenants
+
+from tests.lab.fleet import Run, play_and_read
+from tests.lab.lab_fixtures import host_vars, lab_host
+from tests.lab.mps_answers import read_daemons
+from tests.lab.nvidia_smi import read_gpus
+from tests.lab.verify_layout import read_tenants
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

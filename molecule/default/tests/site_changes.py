@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from fleet import Change
-from lab_fixtures import HOSTS
+from tests.lab.fleet import Change
+from tests.lab.lab_fixtures import HOSTS
 
 _PLAY, _ROLE = "Apply (in waves, a canary first)", "openfleet.gpu.gpu_layout"
 #: Hosts on which pynvml has drifted too: its text, or a mode that lets every user write it.

@@ -6,9 +6,10 @@ import shlex
 import sys
 from pathlib import Path
 
-import host_modules
 import pytest
-from lab_fixtures import lab_host
+
+from tests.lab import host_modules
+from tests.lab.lab_fixtures import lab_host
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from drained_host import RUNNING, UNITS, DrainedHost

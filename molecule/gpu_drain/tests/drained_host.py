@@ -8,8 +8,8 @@ import shlex
 import time
 from typing import Any
 
-from host_modules import run_module
-from lab_fixtures import no_restart
+from tests.lab.host_modules import run_module
+from tests.lab.lab_fixtures import no_restart
 
 NODE = "gpu-a"
 RECORD = "/var/lib/openfleet-gpu/drain.json"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fleet import LAB
-from lab_fixtures import container_name, lab_host
+
+from tests.lab.fleet import LAB
+from tests.lab.lab_fixtures import container_name, lab_host
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu_hosts import GpuHost

@@ -15,10 +15,11 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Iterator
 
-from lab_fixtures import container_name
-from nvidia_smi import Gpu, GpuInstance, read_gpus
 from runs import Run
-from verify_layout import differences
+
+from tests.lab.lab_fixtures import container_name
+from tests.lab.nvidia_smi import Gpu, GpuInstance, read_gpus
+from tests.lab.verify_layout import differences
 
 STATE = "/var/lib/openfleet-gpu"
 JOURNAL = f"{STATE}/journal.json"

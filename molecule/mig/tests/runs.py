@@ -13,7 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from lab_fixtures import container_name
+from tests.lab.lab_fixtures import container_name
 
 SCENARIO = Path(__file__).resolve().parents[1]
 REPOSITORY = SCENARIO.parents[1]

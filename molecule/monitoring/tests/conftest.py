@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_fixtures import lab_host
+
+from tests.lab.lab_fixtures import lab_host
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from watched_fleet import Monitor

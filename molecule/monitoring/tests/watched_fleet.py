@@ -10,8 +10,8 @@ import re
 import time
 from typing import Any, Callable
 
-from lab_fixtures import container_name
-from prometheus import Prometheus
+from tests.lab.lab_fixtures import container_name
+from tests.lab.prometheus import Prometheus
 
 #: Timeout of all waits in seconds. It is much longer than necessary, because the machine may be busy.
 PATIENCE_SECONDS = 300

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from lab_fixtures import lab_host
+
+from tests.lab.lab_fixtures import lab_host
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from driver_runs import LOOK, State

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import role_plays
-from role_plays import Ask
+from tests.lab import role_plays
+from tests.lab.role_plays import Ask
 
 __all__ = ["Ask"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lab_fixtures import lab_host
+from tests.lab.lab_fixtures import lab_host
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

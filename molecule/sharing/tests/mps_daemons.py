@@ -11,7 +11,7 @@ import subprocess
 import tarfile
 from typing import Any
 
-from lab_fixtures import REPOSITORY, container_name
+from tests.lab.lab_fixtures import REPOSITORY, container_name
 
 LIBRARY = "/opt/openfleet-test"
 PACKAGE = "library"

@@ -12,9 +12,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from lab_fixtures import REPOSITORY, container_name
-from mps_answers import Daemon, read_daemons
-from nvidia_smi import Gpu, read_gpus
+from tests.lab.lab_fixtures import REPOSITORY, container_name
+from tests.lab.mps_answers import Daemon, read_daemons
+from tests.lab.nvidia_smi import Gpu, read_gpus
 
 SCENARIO = Path(__file__).resolve().parents[1]
 GIB = 2**30

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lab_fixtures import REPOSITORY, container_name
+
+from tests.lab.lab_fixtures import REPOSITORY, container_name
 
 SCENARIO = Path(__file__).resolve().parents[1]
 RUN_SECONDS = 300

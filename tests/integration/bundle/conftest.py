@@ -8,15 +8,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import warm_playbook
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
-from vendor import REPOSITORY, Vendor
+from tests.integration.bundle.vendor import REPOSITORY, Vendor
+from tests.lab import warm_playbook
 
 
 class Site:

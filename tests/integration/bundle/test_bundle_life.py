@@ -12,11 +12,11 @@ import threading
 
 import pytest
 import yaml
-from apt_host import AptHost, names
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import files as driver_files
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.openpgp import binary
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import files as toolkit_files
+from tests.integration.bundle.apt_host import AptHost, names
 
 DRIVER = "repositories/driver/debian12/x86_64/"
 TOOLKIT = "repositories/container-toolkit/deb/amd64/"

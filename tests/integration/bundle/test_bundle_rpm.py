@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from rpm_vendor import build, sign
+
+from tests.integration.bundle.rpm_vendor import build, sign
 
 DRIVER = "repositories/driver/rhel9/x86_64/"
 TOOLKIT = "repositories/container-toolkit/rpm/x86_64/"

@@ -10,14 +10,13 @@ from __future__ import annotations
 import http.server
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
-from patience import wait_until
+from tests.integration.patience import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 LAB = REPOSITORY / "tests" / "lab"
@@ -27,7 +26,6 @@ TOOLKITS = ("1.17.8", "1.18.2")
 
 def _build():
     """Load the lab's build program, a file without a suffix, as a module."""
-    sys.path[:0] = [str(LAB / "mirror"), str(LAB / "toolkit_mirror")]
     loader = SourceFileLoader("mirror_build", str(LAB / "mirror" / "build"))
     module = module_from_spec(spec_from_loader(loader.name, loader))
     loader.exec_module(module)
@@ -64,8 +62,8 @@ class Vendor:
         self.dying: set[str] = set()
 
     def _packages(self) -> None:
-        from stand_ins import STAND_INS
-        from toolkit_stand_ins import stand_ins
+        from tests.lab.mirror.stand_ins import STAND_INS
+        from tests.lab.toolkit_mirror.toolkit_stand_ins import stand_ins
 
         built = self.root / "built"
         built.mkdir(parents=True)

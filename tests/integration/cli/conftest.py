@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from command_host import CommandHost, build_command
-from simulated_host import SimulatedHost
+
+from tests.integration.command_host import CommandHost, build_command
+from tests.integration.simulated_host import SimulatedHost
 
 
 @pytest.fixture(scope="session")

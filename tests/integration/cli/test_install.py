@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
-import warm_playbook
-from command_host import INSTALLER, PYTHON, installer_environment, installer_input, run_installer
-from simulated_host import ROOT
-from warm_ansible import interpreter
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.install import layout_boot
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation, InstallError
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import Sources, pack
+from tests.integration.command_host import INSTALLER, PYTHON, installer_environment, installer_input, run_installer
+from tests.integration.simulated_host import ROOT
+from tests.integration.warm_ansible import interpreter
+from tests.lab import warm_playbook
 
 LAYOUT = [{"gpus": "all", "sharing": "shared"}]
 OFF = {"directory": "", "service": "[Service]\n", "timer": "[Timer]\n"}

@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 
 import pytest
-from nvml_child import go_on, stopped_children
-from patience import wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from simulated_host import ROOT
+
+from tests.integration.nvml_child import go_on, stopped_children
+from tests.integration.patience import wait_until
+from tests.integration.simulated_host import ROOT
 
 H100 = [{"model": "H100-80GB", "count": 3}]
 HALF = [{"profile": "3g.40gb", "placement": 4}]

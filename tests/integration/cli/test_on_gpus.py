@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from patience import PATIENCE_SECONDS, wait_until
-from thorough import THOROUGH
+
+from tests.integration.patience import PATIENCE_SECONDS, wait_until
+from tests.thorough import THOROUGH
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]

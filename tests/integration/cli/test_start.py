@@ -12,7 +12,8 @@ import subprocess
 import zipfile
 
 import pytest
-from command_host import PYTHON
+
+from tests.integration.command_host import PYTHON
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 # Runs a command. Prints its argument parsers, how often each module except the main file is decoded, and whether the

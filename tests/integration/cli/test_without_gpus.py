@@ -9,10 +9,10 @@ import subprocess
 
 import pytest
 import yaml
-from command_host import PYTHON
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli.files import read_configuration
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from tests.integration.command_host import PYTHON
 
 
 @pytest.fixture

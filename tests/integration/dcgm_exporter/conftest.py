@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from simulated_host import SimulatedHost
+
+from tests.integration.simulated_host import SimulatedHost
 
 FILES = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files"
 DEADLINE = 180

@@ -14,9 +14,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from wheel_files import wheel
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import Pin, read
+from tests.unit.wheel_files import wheel
 
 FILES = Path(__file__).resolve().parents[3] / "roles" / "dcgm_exporter" / "files"
 

@@ -11,22 +11,31 @@ import json
 import os
 import stat
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import bcrypt
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, PYTHON, UNIT, Installer, archive, files, peer, scrape
-from install_module import run_module
-from peer_hosts import Processes
-from wheel_files import wheel
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.watchers import WATCHER_UNITS
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import managers, packages
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.python_pins import Pin
+from tests.integration.exporter_installer import (
+    DOCKER,
+    EMBEDDED,
+    ETC,
+    LIB,
+    PYTHON,
+    UNIT,
+    Installer,
+    archive,
+    files,
+    peer,
+    scrape,
+)
+from tests.integration.install_module import run_module
+from tests.unit.peer_hosts import Processes
+from tests.unit.wheel_files import wheel
 
 OPENSSL = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3"]
 

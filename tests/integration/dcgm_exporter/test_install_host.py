@@ -5,16 +5,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from exporter_installer import DOCKER, EMBEDDED, ETC, LIB, UNIT, Installer, archive, files
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import refusals
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import InstallError
+from tests.integration.exporter_installer import DOCKER, EMBEDDED, ETC, LIB, UNIT, Installer, archive, files
 
 
 class Host(Installer):

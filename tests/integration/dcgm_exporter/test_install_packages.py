@@ -11,17 +11,14 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from exporter_installer import DOCKER, ETC, Installer
-
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.exporter import managers, packages
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation, InstallError
+from tests.integration.exporter_installer import DOCKER, ETC, Installer
 
 CORE, EXPORTER = "datacenter-gpu-manager-4-core", "datacenter-gpu-manager-exporter"
 MASK = "nvidia-dcgm-exporter.service"

@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm_playbook
-from warm_ansible import interpreter
+
+from tests.integration.warm_ansible import interpreter
+from tests.lab import warm_playbook
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 QUADLET = os.environ.get("OPENFLEET_QUADLET") or "/usr/libexec/podman/quadlet"

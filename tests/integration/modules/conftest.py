@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from simulated_host import SimulatedHost
+
+from tests.integration.simulated_host import SimulatedHost
 
 
 @contextmanager

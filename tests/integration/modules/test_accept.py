@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from patience import wait_until
-from simulated_fleet import Fleet
+
+from tests.integration.patience import wait_until
+from tests.integration.simulated_fleet import Fleet
 
 #: For each command of the simulator: the rule that fails, and a word from its advice.
 FAULTS = {

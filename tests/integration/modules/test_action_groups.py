@@ -12,10 +12,11 @@ import os
 import subprocess
 
 import pytest
-import warm_playbook
 import yaml
-from simulated_host import ROOT
-from warm_ansible import interpreter
+
+from tests.integration.simulated_host import ROOT
+from tests.integration.warm_ansible import interpreter
+from tests.lab import warm_playbook
 
 #: Modules that take a layout. The test gives each of them an invalid layout, which the error must name.
 LAYOUTS = ["layout", "mig", "mps", "time_slicing", "vgpu_quota"]

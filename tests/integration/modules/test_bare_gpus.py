@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_host import CommandHost, build_command
+
+from tests.integration.command_host import CommandHost, build_command
 
 MPS = {"name": "inference", "clients": 2, "active_thread_percentage": 50}
 TENANT = {"name": "a", "memory": "1GiB", "sm_percent": 20}

@@ -13,10 +13,10 @@ import shutil
 import sys
 
 import pytest
-from simulated_fleet import BareFleet, Fleet
-from simulated_host import MODELS, ROOT, SIMULATOR
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models, parse_model
+from tests.integration.simulated_fleet import BareFleet, Fleet
+from tests.integration.simulated_host import MODELS, ROOT, SIMULATOR
 
 TOOL = ROOT / "tools" / "check_gpu.py"
 CATALOGUE = load_models()

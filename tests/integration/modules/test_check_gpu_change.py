@@ -13,11 +13,12 @@ import subprocess
 import sys
 
 import pytest
-from nvml_child import go_on, stopped_children
-from patience import wait_until
-from simulated_host import ROOT
-from slicing_nvidia_smi import NVIDIA_SMI
-from thorough import sample
+
+from tests.integration.nvml_child import go_on, stopped_children
+from tests.integration.patience import wait_until
+from tests.integration.simulated_host import ROOT
+from tests.integration.slicing_nvidia_smi import NVIDIA_SMI
+from tests.thorough import sample
 
 TOOL = ROOT / "tools" / "check_gpu.py"
 AREAS = ["change: MIG", "change: compute mode", "change: time slice"]

@@ -14,10 +14,11 @@ import subprocess
 import sys
 
 import pytest
-from card import Card
-from limiter_lab import Built
-from patience import wait_until
-from simulated_host import ROOT
+
+from tests.integration.patience import wait_until
+from tests.integration.simulated_host import ROOT
+from tests.limiter.card import Card
+from tests.limiter.limiter_lab import Built
 
 TOOL = ROOT / "tools" / "check_gpu.py"
 sys.path.append(str(ROOT / "tools" / "gpu_load"))

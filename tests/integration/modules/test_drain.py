@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from drain_host import BEFORE, REASON, DrainHost
-from thorough import sample
+
+from tests.integration.drain_host import BEFORE, REASON, DrainHost
+from tests.thorough import sample
 
 OFF = {
     "dcgm.service": "inactive",

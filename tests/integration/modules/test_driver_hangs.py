@@ -15,9 +15,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_host import CommandHost, build_command
-from nvml_child import state_of
-from patience import PATIENCE_SECONDS, wait_until
+
+from tests.integration.command_host import CommandHost, build_command
+from tests.integration.nvml_child import state_of
+from tests.integration.patience import PATIENCE_SECONDS, wait_until
 
 H100 = [{"model": "H100-80GB", "count": 4}]
 HALVES = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}

@@ -7,9 +7,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from simulated_fleet import Fleet
-from thorough import THOROUGH
-from warm_ansible import interpreter
+
+from tests.integration.simulated_fleet import Fleet
+from tests.integration.warm_ansible import interpreter
+from tests.thorough import THOROUGH
 
 TYPO = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
 HOSTS = ["node%02d" % number for number in range(40 if THOROUGH else 7)]

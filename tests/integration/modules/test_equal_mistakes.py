@@ -8,7 +8,8 @@ import re
 
 import pytest
 import yaml
-from simulated_fleet import Fleet
+
+from tests.integration.simulated_fleet import Fleet
 
 HOSTS = ["node%02d" % number for number in range(6)]
 NAMED = "node00, node01, node02, node03, node04 and 1 more hosts: "

@@ -14,8 +14,9 @@ import yaml
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible.vars.manager import VariableManager
-from simulated_fleet import BareFleet
-from simulated_host import ROOT
+
+from tests.integration.simulated_fleet import BareFleet
+from tests.integration.simulated_host import ROOT
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 THERE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]

@@ -8,9 +8,9 @@ import os
 import shutil
 
 import pytest
-from patience import wait_until
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import find_model
+from tests.integration.patience import wait_until
 
 pytestmark = [pytest.mark.core, pytest.mark.host_python]
 

@@ -13,10 +13,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from patience import wait_until
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
+from tests.integration.patience import wait_until
 
 pytestmark = pytest.mark.alone
 

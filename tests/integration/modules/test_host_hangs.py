@@ -14,9 +14,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_SECONDS
-from simulated_fleet import Fleet
-from simulated_host import ROOT
+
+from tests.integration.patience import PATIENCE_SECONDS
+from tests.integration.simulated_fleet import Fleet
+from tests.integration.simulated_host import ROOT
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 LIMIT_SECONDS = 20

@@ -13,8 +13,6 @@ import shutil
 import zipfile
 
 import pytest
-from command_host import run_installer
-from simulated_fleet import BareFleet, Fleet
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import (
     DIGEST_LENGTH,
@@ -22,6 +20,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive impo
     read_sources,
     sources_digest,
 )
+from tests.integration.command_host import run_installer
+from tests.integration.simulated_fleet import BareFleet, Fleet
 
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 SHARED = [{"gpus": "all", "sharing": "shared"}]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from simulated_fleet import Fleet
+
+from tests.integration.simulated_fleet import Fleet
 
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
 TENANTS = [

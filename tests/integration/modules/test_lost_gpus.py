@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_host import CommandHost, build_command
+
+from tests.integration.command_host import CommandHost, build_command
 
 HALVES = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
 LOST = "gpu 1 is lost: nvmlDeviceGetHandleByIndex failed: GPU is lost (NVML code 15)"

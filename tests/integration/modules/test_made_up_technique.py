@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from simulated_host import ROOT, SimulatedHost, module_path
+
+from tests.integration.simulated_host import ROOT, SimulatedHost, module_path
 
 MADE_UP = Path(__file__).with_name("made_up")
 FLEET_PROGRAM = Path(__file__).with_name("made_up_fleet_program.py")

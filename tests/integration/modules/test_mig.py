@@ -8,7 +8,8 @@ The tests cover changes, kept instances, refusals and rollbacks.
 from __future__ import annotations
 
 import pytest
-from patience import wait_until
+
+from tests.integration.patience import wait_until
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]

@@ -12,7 +12,8 @@ import os
 import sys
 
 import pytest
-from command_host import PYTHON, build_command
+
+from tests.integration.command_host import PYTHON, build_command
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts: run as root")
 

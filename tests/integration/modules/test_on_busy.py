@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-from mig_rules import with_instances
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.planner import plan_gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
@@ -18,6 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
+from tests.unit.mig_rules import with_instances
 
 
 @pytest.fixture

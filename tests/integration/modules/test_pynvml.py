@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pynvml
 import pytest
-import warm_playbook
-from warm_ansible import interpreter
-from wheel_files import wheel
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import calls
+from tests.integration.warm_ansible import interpreter
+from tests.lab import warm_playbook
+from tests.unit.wheel_files import wheel
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAY = """

@@ -11,7 +11,8 @@ import json
 import re
 
 import pytest
-from simulated_fleet import Fleet
+
+from tests.integration.simulated_fleet import Fleet
 
 METRICS = ("-e", "gpu_layout_metrics_dir=/srv/metrics")
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]

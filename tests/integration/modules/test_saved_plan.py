@@ -8,9 +8,10 @@ import json
 import stat
 
 import pytest
-from patience import wait_until
-from simulated_fleet import Fleet
-from thorough import THOROUGH
+
+from tests.integration.patience import wait_until
+from tests.integration.simulated_fleet import Fleet
+from tests.thorough import THOROUGH
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_host import CommandHost, build_command
+
+from tests.integration.command_host import CommandHost, build_command
 
 HALVES = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
 CODES = {"UNKNOWN": 999, "IRQ_ISSUE": 11, "INSUFFICIENT_POWER": 8, "RESET_REQUIRED": 16, "GPU_IS_LOST": 15}

@@ -12,9 +12,10 @@ import sys
 
 import pytest
 from ansible.release import __version__ as ansible_version
-from simulated_fleet import Fleet
-from thorough import THOROUGH
-from warm_ansible import interpreter
+
+from tests.integration.simulated_fleet import Fleet
+from tests.integration.warm_ansible import interpreter
+from tests.thorough import THOROUGH
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 

@@ -12,8 +12,9 @@ import threading
 import time
 
 import pytest
-from patience import PATIENCE_SECONDS
-from simulated_fleet import Fleet
+
+from tests.integration.patience import PATIENCE_SECONDS
+from tests.integration.simulated_fleet import Fleet
 
 WHOLE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
 HALVES = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]

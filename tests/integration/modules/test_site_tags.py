@@ -12,9 +12,10 @@ import sys
 
 import pytest
 import yaml
-from simulated_fleet import Fleet
-from simulated_host import ROOT
-from warm_ansible import interpreter
+
+from tests.integration.simulated_fleet import Fleet
+from tests.integration.simulated_host import ROOT
+from tests.integration.warm_ansible import interpreter
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 INSTANCES = [("3g.40gb", 0), ("3g.40gb", 4)]

@@ -12,7 +12,8 @@ import json
 import sys
 
 import pytest
-from slicing_nvidia_smi import NVIDIA_SMI
+
+from tests.integration.slicing_nvidia_smi import NVIDIA_SMI
 
 
 def slicing(name, gpus):

@@ -12,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from fault_sweep import Sweep, random_transitions
-from thorough import THOROUGH
+
+from tests.integration.fault_sweep import Sweep, random_transitions
+from tests.thorough import THOROUGH
 
 MAKE = str(Path(__file__).resolve().parents[1] / "make_instance.py")
 H100 = [{"model": "H100-80GB", "count": 2}]

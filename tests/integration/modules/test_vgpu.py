@@ -14,7 +14,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from patience import wait_until
+
+from tests.integration.patience import wait_until
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 LIBRARY = "usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so"

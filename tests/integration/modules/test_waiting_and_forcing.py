@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_SECONDS, wait_until
+
+from tests.integration.patience import PATIENCE_SECONDS, wait_until
 
 H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]

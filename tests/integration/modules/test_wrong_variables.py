@@ -11,11 +11,11 @@ import re
 
 import pytest
 import yaml
-from simulated_fleet import Fleet
-from simulated_host import ROOT
-from wrong_values import wrong_values
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.variables import known
+from tests.integration.simulated_fleet import Fleet
+from tests.integration.simulated_host import ROOT
+from tests.unit.wrong_values import wrong_values
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 LOCAL = {"ansible_connection": "local", "ansible_become": False}

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from simulated_host import copy_library
+
+from tests.integration.simulated_host import copy_library
 
 # MIG profiles of an A100-SXM4-40GB, an H100 80GB HBM3 and an RTX PRO 6000, from the MIG User Guide and recorded output
 # of nvidia-smi. Columns: enum, profile id, name, slices, MiB, SMs, maximum instances, copy engines, decoders, encoders,

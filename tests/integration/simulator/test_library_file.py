@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_SECONDS
+
+from tests.integration.patience import PATIENCE_SECONDS
 
 SOURCE = Path(__file__).resolve().parents[3] / "roles" / "gpu_simulator" / "files" / "src"
 HOST_WITHOUT_GPUS = "host\ndriver_version 580.65.06\ncuda_version 13000\n"

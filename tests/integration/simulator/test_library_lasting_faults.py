@@ -8,7 +8,8 @@ import os
 import signal
 
 import pytest
-from patience import PATIENCE_SECONDS
+
+from tests.integration.patience import PATIENCE_SECONDS
 
 NO_GPU, UNKNOWN, IRQ_ISSUE, NOT_SUPPORTED = -1, 999, 11, 3
 

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_SECONDS, wait_until
+
+from tests.integration.patience import PATIENCE_SECONDS, wait_until
 
 MIB, GIB = 1 << 20, 1 << 30
 NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES = 6, 19, 23

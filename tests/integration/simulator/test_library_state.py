@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_SECONDS, wait_until
+
+from tests.integration.patience import PATIENCE_SECONDS, wait_until
 
 pytestmark = [
     pytest.mark.root,

@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from install_module import result
-from vgpu_limiter_host import DIRECTORY, FILES, Host, source_of, write_source
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import limiter_sources
+from tests.integration.install_module import result
+from tests.integration.vgpu_limiter.vgpu_limiter_host import DIRECTORY, FILES, Host, source_of, write_source
 
 NOTHING = {"changed": False, "done": [], "missing": []}
 

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import warm_playbook
 import yaml
-from vgpu_limiter_host import HOST_PYTHON, REPOSITORY
+
+from tests.integration.vgpu_limiter.vgpu_limiter_host import HOST_PYTHON, REPOSITORY
+from tests.lab import warm_playbook
 
 
 def play(

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 
 import pytest
-from vgpu_limiter_host import FILES, write_source
+
+from tests.integration.vgpu_limiter.vgpu_limiter_host import FILES, write_source
 
 RUN = FILES / "vgpu-run"
 SHELLS = [shell for shell in (["sh"], ["dash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(shell[0])]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from install_module import HOST_PYTHON, result, run_module
+from tests.integration.install_module import HOST_PYTHON, result, run_module
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FILES = REPOSITORY / "roles" / "vgpu_limiter" / "files"

@@ -84,7 +84,7 @@ def leave_server(address, release):
         os.dup2(nothing, number)
     os.chdir("/")
     sys.path.insert(0, FOLDER)
-    import warm_ansible
+    from tests.integration import warm_ansible
 
     sys.path.remove(FOLDER)
     add_packages(release)
@@ -104,7 +104,7 @@ def main():
         return
     sys.meta_path.insert(0, Mounted)
     sys.path.insert(0, FOLDER)
-    import compiled_code
+    from tests.integration import compiled_code
 
     sys.path.remove(FOLDER)
     compiled_code.keep(COMPILED)
@@ -115,7 +115,7 @@ def main():
     told = sorted(item for item in os.environ.items() if item[0].startswith(AT_START))
     address = "%s/%x" % (RUN, binascii.crc32(repr((sys.executable, sys.version, told)).encode()))
     sys.path.insert(0, FOLDER)
-    import warm_client
+    from tests.integration import warm_client
 
     sys.path.remove(FOLDER)
     warm_client.run_as_fork(address)

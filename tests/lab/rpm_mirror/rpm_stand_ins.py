@@ -11,13 +11,23 @@ https://github.com/NVIDIA/yum-packaging-nvidia-driver and yum-packaging-dkms-nvi
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mirror"))
-import stand_ins
-from stand_ins import BAD_MODULE, BROKEN, DAEMON, DKMS, FABRIC, MAKEFILE, MODULE, NVLSM, SMI, SUBNET, UNIT
+from tests.lab.mirror import stand_ins
+from tests.lab.mirror.stand_ins import (
+    BAD_MODULE,
+    BROKEN,
+    DAEMON,
+    DKMS,
+    FABRIC,
+    MAKEFILE,
+    MODULE,
+    NVLSM,
+    SMI,
+    SUBNET,
+    UNIT,
+)
 
 # Two versions from each of two branches. The kernel modules of the last version fail to build.
 VERSIONS = stand_ins.VERSIONS

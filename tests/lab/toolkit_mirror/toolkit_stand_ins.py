@@ -10,11 +10,7 @@ deployments/systemd of https://github.com/NVIDIA/nvidia-container-toolkit.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mirror"))
-from stand_ins import LIBRARIES, StandIn, same
+from tests.lab.mirror.stand_ins import LIBRARIES, StandIn, same
 
 #: The last release without its own unit, a release that drops containerd's imports, and two correct releases.
 VERSIONS = ("1.17.8", "1.18.0", "1.18.1", "1.18.2")

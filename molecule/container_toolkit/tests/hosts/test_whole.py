@@ -11,8 +11,9 @@ import json
 import re
 
 import pytest
-from fleet import Run, play_and_read
 from role_runs import SCENARIO
+
+from tests.lab.fleet import Run, play_and_read
 
 # Only in the thorough run: the scenario bundle also installs all roles on a bare host, and the roles' own scenarios
 # test the removal.

@@ -8,7 +8,8 @@ Each role's own scenario also has a dry run on a bare host.
 from __future__ import annotations
 
 import pytest
-from lab_fixtures import HOSTS
+
+from tests.lab.lab_fixtures import HOSTS
 
 INSTALLED = [
     "/etc/gpusim",

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import pytest
-from lab_fixtures import HOSTS
-from verify_layout import differences, differences_of_daemons, differences_of_tenants
+
+from tests.lab.lab_fixtures import HOSTS
+from tests.lab.verify_layout import differences, differences_of_daemons, differences_of_tenants
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -7,10 +7,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from lab_fixtures import HOSTS
 from site_changes import DRIFT_CHANGES
-from thorough import THOROUGH
-from verify_layout import differences, differences_of_daemons
+
+from tests.lab.lab_fixtures import HOSTS
+from tests.lab.verify_layout import differences, differences_of_daemons
+from tests.thorough import THOROUGH
 
 DRIFTED_GPUS = {"h100": {0, 3, 4, 5, 6, 7}, "a100": {1}, "pro6000": {1}, "l40s": {1}}
 #: The host h100 has every kind of drift.

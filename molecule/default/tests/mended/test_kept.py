@@ -9,9 +9,10 @@ import os
 import re
 
 import pytest
-from fleet import LAB
-from lab_fixtures import HOSTS, REPOSITORY
 from site_changes import DRIFT_CHANGES, PYNVML_DRIFTED
+
+from tests.lab.fleet import LAB
+from tests.lab.lab_fixtures import HOSTS, REPOSITORY
 
 # For each host: GPUs without drift, and GPUs with drift in only a part.
 UNTOUCHED = {"h100": {2}, "a100": {0, 2, 3}, "pro6000": {0}}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 from drained_host import RECORD, RUNNING
-from kubernetes_api import KubernetesApi
+
+from tests.lab.kubernetes_api import KubernetesApi
 
 ALL = set(RUNNING)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from lab_fixtures import BOOT_UNIT as UNIT
-from lab_fixtures import reboot
-from thorough import THOROUGH
+
+from tests.lab.lab_fixtures import BOOT_UNIT as UNIT
+from tests.lab.lab_fixtures import reboot
+from tests.thorough import THOROUGH
 
 #: The boot unit lists this name. Like clients on real hosts, the service itself names no other unit.
 CLIENT = "ollama"

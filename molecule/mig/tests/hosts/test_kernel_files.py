@@ -8,7 +8,8 @@ import re
 import time
 
 from gpu_hosts import WAIT_SECONDS
-from lab_fixtures import reboot
+
+from tests.lab.lab_fixtures import reboot
 
 PROC = "/proc/driver/nvidia"
 #: Commands that print a path in `capabilities` and a minor number.

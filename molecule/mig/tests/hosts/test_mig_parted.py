@@ -10,11 +10,12 @@ from __future__ import annotations
 import shlex
 import subprocess
 
-import mig_parted
 import pytest
 import yaml
-from client_archive import NotOffered
-from lab_fixtures import container_name
+
+from tests.clients import mig_parted
+from tests.clients.client_archive import NotOffered
+from tests.lab.lab_fixtures import container_name
 
 # Building the program takes a minute.
 pytestmark = pytest.mark.thorough

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 from gpu_hosts import LAYOUT, USER
-from lab_fixtures import boot_time
+
+from tests.lab.lab_fixtures import boot_time
 
 SHARED = [{"gpus": [2], "sharing": "shared"}]
 MIG = [{"gpus": [2], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]}]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import pytest
 from gpu_hosts import HALF_WAY
-from lab_fixtures import boot_time, wait_until_up
-from thorough import THOROUGH
+
+from tests.lab.lab_fixtures import boot_time, wait_until_up
+from tests.thorough import THOROUGH
 
 
 @pytest.fixture

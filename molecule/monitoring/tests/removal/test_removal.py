@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lab_fixtures import REPOSITORY
-from thorough import THOROUGH
+
+from tests.lab.lab_fixtures import REPOSITORY
+from tests.thorough import THOROUGH
 
 INVENTORY = Path(__file__).resolve().parents[2] / "inventory"
 RUN_SECONDS = 600

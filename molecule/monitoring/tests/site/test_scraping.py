@@ -10,8 +10,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from fleet import play_and_read
 from watched_fleet import eventually
+
+from tests.lab.fleet import play_and_read
 
 INVENTORY = Path(__file__).resolve().parents[2] / "inventory"
 CA = "/etc/prometheus/openfleet-gpu/openfleet-gpu-ca.pem"

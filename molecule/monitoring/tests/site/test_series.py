@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import pytest
-from nvidia_smi import read_gpus
 from watched_fleet import eventually
+
+from tests.lab.nvidia_smi import read_gpus
 
 MIB, GIB = 2**20, 2**30
 # Values that rounding cannot hide: percent, GiB, watts.

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from thorough import THOROUGH
 from watched_fleet import Told, eventually, shorten_memory_of_xids
+
+from tests.thorough import THOROUGH
 
 
 class Trouble(NamedTuple):

@@ -12,9 +12,10 @@ import json
 
 import pytest
 from driver_runs import INVENTORY, LOOK, Ask, State, play
-from fleet import play_and_read
-from lab_fixtures import REPOSITORY, reboot
 from package_changes import differences, foretold
+
+from tests.lab.fleet import play_and_read
+from tests.lab.lab_fixtures import REPOSITORY, reboot
 
 BOARD = "blackwell"
 ASKED = {"nvidia_driver_version": "580.105.08"}

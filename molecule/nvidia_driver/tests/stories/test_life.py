@@ -13,9 +13,10 @@ import dataclasses
 
 import pytest
 from driver_runs import LOOK, Ask, State, play
-from lab_fixtures import reboot
 from package_changes import differences, foretold
-from thorough import THOROUGH, sample
+
+from tests.lab.lab_fixtures import reboot
+from tests.thorough import THOROUGH, sample
 
 HGX, MIRROR = "hgx", "http://127.0.0.1:8080"
 PARTS = {"firmware-nvidia-gsp", "libcuda1", "libnvidia-ml1", "nvidia-driver-cuda", "nvidia-fabricmanager",

@@ -8,7 +8,8 @@ The tests run in order, and each test starts with the state that the one before 
 from __future__ import annotations
 
 from rpm_runs import HOLD_THE_LOCK, LOOK, PARTS, RUNNING, Ask, State, differences, foretold, is_whole, play
-from thorough import THOROUGH
+
+from tests.thorough import THOROUGH
 
 HOST, MIRROR = "el9", "http://127.0.0.1:8080"
 NEWER = {"nvidia_driver_version": "580.105.08"}

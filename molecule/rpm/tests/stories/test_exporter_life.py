@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-import role_plays
 from rpm_runs import HOLD_THE_LOCK, INVENTORY, Ask, kill_in
+
+from tests.lab import role_plays
 
 HOST = "el9"
 CORE, EXPORTER = "datacenter-gpu-manager-4-core", "datacenter-gpu-manager-exporter"

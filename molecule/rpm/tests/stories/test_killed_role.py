@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 from rpm_runs import KILL, LOOK, Ask, State, is_whole, kill_in, play, script
-from thorough import THOROUGH
+
+from tests.thorough import THOROUGH
 
 HOST = "el9"
 OLD, NEW = "580.95.05", "580.105.08"

@@ -7,8 +7,9 @@ The tests cover install, dry run, upgrade with its own locks, downgrade and remo
 
 from __future__ import annotations
 
-import role_plays
 from rpm_runs import INVENTORY, Ask
+
+from tests.lab import role_plays
 
 HOST = "el9"
 NAMES = (

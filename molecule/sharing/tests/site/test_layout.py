@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from lab_fixtures import reboot
 from sharing_hosts import GIB
+
+from tests.lab.lab_fixtures import reboot
 
 INSTANCES = {"mig": True, "instances": ["1g.10gb", "1g.10gb", "3g.40gb"], "compute_mode": None, "time_slice": "Default"}
 WHOLE = {"mig": False, "instances": [], "time_slice": "Default"}

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from lab_fixtures import changed_tasks
-from thorough import THOROUGH
+
+from tests.lab.lab_fixtures import changed_tasks
+from tests.thorough import THOROUGH
 
 QUARTERS = {"clients": 4, "active_thread_percentage": 25}
 TENANTS = [{"name": "notebook-%s" % name, "memory": "8GiB", "sm_percent": 30} for name in "ab"]

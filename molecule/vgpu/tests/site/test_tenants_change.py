@@ -7,8 +7,9 @@ from __future__ import annotations
 import copy
 
 import pytest
-from lab_fixtures import changed_tasks, reboot
 from vgpu_host import DIRECTORY, GIB_IN_MIB, OUT_OF_MEMORY
+
+from tests.lab.lab_fixtures import changed_tasks, reboot
 
 LIMITER = "molecule/vgpu/limiter.yml"
 

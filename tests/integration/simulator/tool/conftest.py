@@ -17,7 +17,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from install_module import HOST_PYTHON, result, run_module
+
+from tests.integration.install_module import HOST_PYTHON, result, run_module
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 FILES = REPOSITORY / "roles" / "gpu_simulator" / "files"

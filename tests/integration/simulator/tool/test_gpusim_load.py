@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from patience import PATIENCE_SECONDS
+
+from tests.integration.patience import PATIENCE_SECONDS
 
 UTILIZATION = "result = N.nvmlDeviceGetUtilizationRates(gpu).gpu"
 

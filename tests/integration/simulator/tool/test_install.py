@@ -11,7 +11,8 @@ import signal
 import subprocess
 
 import pytest
-from install_module import result
+
+from tests.integration.install_module import result
 
 T4 = {"model": "T4-16GB"}
 PLACES = ("usr/local/lib/gpusim", "usr/local/share/gpusim", "etc/gpusim", "var/lib/gpusim")

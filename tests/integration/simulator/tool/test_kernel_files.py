@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import wait_until
+
+from tests.integration.patience import wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts: run as root")
 

@@ -9,8 +9,8 @@ import os
 import subprocess
 from pathlib import Path
 
-import warm_playbook
-from warm_ansible import interpreter
+from tests.integration.warm_ansible import interpreter
+from tests.lab import warm_playbook
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 

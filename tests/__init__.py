@@ -1,0 +1,3 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tests and their helpers. This file makes `tests` a package, so that no installed package of that name is imported."""
