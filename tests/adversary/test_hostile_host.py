@@ -525,7 +525,7 @@ LAYOUT = """
 def test_layout_result_keeps_warnings_and_host_fault(tmp_path, fault):
     """Keep the warnings and host_fault.
 
-    Operators need the warnings, and host_fault lets a run continue without the host (max_lost_hosts).
+    Operators need the warnings, and host_fault lets a run continue without the host.
     """
     failed = {"failed": True, "msg": "gpu 3 is lost", "host_fault": True} if fault else {}
     warning = "the card is hot\x1b[2J"

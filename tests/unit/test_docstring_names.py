@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Docstrings and comments refer only to modules, classes and members that exist."""
+"""Docstrings and comments refer only to modules, members, names and files that exist."""
 
 from __future__ import annotations
 
@@ -13,28 +13,56 @@ from typing import Iterator
 
 import pytest
 
-PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
-# A dotted name in single backquotes, with or without a call: `planner.plan`, `Service.seen`, `holders.mark.mark()`.
-_REFERENCE = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\(\))?`(?!`)")
+ROOT = Path(__file__).resolve().parents[2]
+#: Folders and files whose code defines names. Docstrings of tests may also name what tests define.
+SOURCES = ("plugins", "roles", "playbooks", "molecule", "tools", "meta", "inventories", "Makefile", "pyproject.toml")
+_DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+"
+_WORD = r"_?[a-z][a-z0-9]*_\w*[^\W_]"
+# A dotted name or a word with an underscore in single backquotes, with or without a call: `planner.plan`, `run_tool()`.
+_QUOTED = re.compile(r"(?<!`)`(%s|%s)(?:\([^`()]*\))?`(?!`)" % (_DOTTED, _WORD))
+# `run()`, run(), or a module in parentheses: (holders_sockets).
+_CALL = re.compile(r"(?<![\w.`'\"%%-])(?:([A-Za-z_]\w*)\(\)|\((%s)\))(?![\w'\"])" % _WORD)
+# errors.py, tests/apart.py, roles/gpu_layout/tasks/main.yml
+_FILE = re.compile(r"(?<![\w./~*%{}$<>-])((?:[\w.-]+/)*[\w-]+\.(?:py|yml|j2))(?![\w*/-])")
 # File name suffixes: `journal.json` is a file.
-_SUFFIXES = {"json", "py", "yml", "yaml", "md", "c", "h", "toml", "service", "max", "prom", "cfg", "j2"}
+_SUFFIXES = {"json", "py", "yml", "yaml", "md", "c", "h", "toml", "service", "max", "prom", "cfg", "j2", "txt", "conf"}
+#: Placeholders are upper case: bench_GROUP.py.
+_PLACEHOLDER = re.compile("[A-Z]{4}")
+#: Functions of the kernel, of io_uring and of the C library.
+EXCEPTIONS = {"symbol_get", "io_uring_close_ring_fd", "pthread_exit"}
 
 
 class Names:
-    """The modules of a source tree and their members, from the syntax trees."""
+    """The modules of source folders and their members, from the syntax trees."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *folders: str) -> None:
+        self._root = root
         #: Members by the name of a module, package or class. Several files may have one module name.
         self.members: dict[str, set[str]] = {}
-        #: All identifiers and words of short strings in the code.
+        #: All identifiers and words of short strings in the code, and all words of other files.
         self.words: set[str] = set()
+        #: Paths below the root and in strings of the code, and each end of such a path: `holders/mark.py`, `mark.py`.
+        self.files: set[str] = set()
         #: Line and text of each docstring and comment, by file.
         self.texts: dict[Path, list[tuple[int, str]]] = {}
-        for path in sorted(root.rglob("*.py")):
-            source = path.read_text()
-            tree = ast.parse(source)
-            self.texts[path.relative_to(root)] = [*_docstrings(tree), *_comments(source)]
-            self._add(path.relative_to(root), tree)
+        for folder in folders:
+            self.read(folder)
+
+    def read(self, folder: str) -> None:
+        """Add the names in a folder or file below the root."""
+        for path in _text_files(self._root / folder):
+            name = path.relative_to(self._root)
+            self.files.update(_ends(str(name)))
+            self.words.update(name.with_suffix("").parts)
+            text = path.read_text("utf-8", "replace")
+            if path.suffix != ".py":
+                if path.suffix != ".md":
+                    self.words.update(re.findall(r"\w+", text))
+                    self.files.update(end for found in _FILE.findall(text) for end in _ends(found))
+                continue
+            tree = ast.parse(text)
+            self.texts[name] = [*_docstrings(tree), *_comments(text)]
+            self._add(name, tree)
 
     def _add(self, path: Path, tree: ast.Module) -> None:
         parts = path.parts[:-1] if path.stem == "__init__" else (*path.parts[:-1], path.stem)
@@ -48,17 +76,29 @@ class Names:
                 self.members.setdefault(node.name, set()).update(_defined(node.body), _attributes(node), _bases(node))
             if id(node) not in texts:
                 self.words.update(_words(node))
+                self.files.update(end for found in _files(node) for end in _ends(found))
 
-    def wrong(self) -> list[str]:
-        """Return each reference to something that does not exist, with its place."""
+    def wrong(self, folder: str = "") -> list[str]:
+        """Return each reference in a folder to something that does not exist, with its place."""
         return [
             "%s:%d: `%s`: %s does not exist" % (path, line, reference, missing)
             for path, texts in self.texts.items()
+            if str(path).startswith(folder)
             for line, text in texts
-            for reference in _REFERENCE.findall(text)
-            for missing in [self.missing(reference)]
-            if missing
+            for reference, missing in self.missing_in(text)
         ]
+
+    def missing_in(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield each reference in a text to something that does not exist, and what does not exist."""
+        references = [(name, self.missing(name)) for name in _QUOTED.findall(text)]
+        for names in _CALL.findall(text):
+            references += [(name, None if self.exists(name) else name) for name in names if name]
+        references += [(name, None if name in self.files else name) for name in _FILE.findall(text)]
+        yield from ((name, missing) for name, missing in references if missing and not _PLACEHOLDER.search(name))
+
+    def exists(self, name: str) -> bool:
+        """Return whether a name is a module or appears in code."""
+        return name in self.members or name in self.words or name in EXCEPTIONS
 
     def missing(self, reference: str) -> str | None:
         """Return the part of a dotted reference that does not exist, or None.
@@ -66,10 +106,10 @@ class Names:
         The first name is checked if it is a module, a package or a class, or if it appears nowhere in the code.
         """
         first, *rest = reference.split(".")
-        if rest[-1] in _SUFFIXES:
+        if rest and rest[-1] in _SUFFIXES:
             return None
         if first not in self.members:
-            return None if first in self.words else first
+            return None if self.exists(first) else first
         owner = first
         for name in rest:
             if owner not in self.members:
@@ -90,6 +130,12 @@ class Names:
             seen |= bases
             queue += bases
         return found
+
+
+def _text_files(place: Path) -> Iterator[Path]:
+    for path in [place] if place.is_file() else sorted(place.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts and b"\0" not in path.read_bytes()[:4096]:
+            yield path
 
 
 def _defined(body: list[ast.stmt]) -> Iterator[str]:
@@ -124,14 +170,27 @@ def _bases(node: ast.ClassDef) -> Iterator[str]:
 def _words(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Name):
         yield node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.arg, ast.keyword)):
+        yield node.arg or ""
     elif isinstance(node, ast.Attribute):
         yield node.attr
     elif isinstance(node, ast.alias):
         yield from node.name.split(".")
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 60:
         yield from re.findall(r"\w+", node.value)
+
+
+def _ends(path: str) -> Iterator[str]:
+    parts = path.split("/")
+    yield from ("/".join(parts[number:]) for number in range(len(parts)))
+
+
+def _files(node: ast.AST) -> Iterator[str]:
+    """Yield the file names in a string."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from re.findall(r"[\w./-]+\.\w+", node.value)
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -149,7 +208,10 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def test_references_in_docstrings_and_comments_exist():
-    assert Names(PLUGINS).wrong() == []
+    names = Names(ROOT, *SOURCES)
+    wrong = names.wrong("plugins")
+    names.read("tests")
+    assert wrong + names.wrong("tests") == []
 
 
 @pytest.fixture
@@ -158,33 +220,45 @@ def tree(tmp_path: Path) -> Path:
     package = tmp_path / "holders"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "mark.py").write_text("class Base:\n    kind = 1\n\ndef mark(host):\n    return host.gpus\n")
+    (package / "mark.py").write_text("class Base:\n    kind = 1\n\ndef mark_all(host):\n    return host.gpus\n")
+    (tmp_path / "main.yml").write_text("gpu_layout: []  # read by tasks/plan.yml\n")
     return package
 
 
 @pytest.mark.parametrize(
     ("reference", "missing"),
     [
-        ("holders.mark.mark", None),
-        ("mark.mark", None),
-        ("mark.mark()", None),
-        ("Holder.kind", None),
-        ("Holder.gpu", None),
-        ("Holder.uuid", "Holder.uuid"),
+        ("`holders.mark.mark_all`", None),
+        ("`mark.mark_all`", None),
+        ("`mark.mark_all()`", None),
+        ("`mark_all(host)` and mark_all()", None),
+        ("`Holder.kind`", None),
+        ("`Holder.gpu`", None),
+        ("`gpu_layout` of main.yml and holders/mark.py, and bench_GROUP.py", None),
         # A variable, a file, or a value of another program.
-        ("host.lost", None),
-        ("journal.json", None),
-        ("holders_mark.mark", "holders_mark"),
-        ("mark.unmark", "mark.unmark"),
-        ("mark.unmark()", "mark.unmark"),
-        ("holders.marks.mark", "holders.marks"),
+        ("`host.lost`", None),
+        ("`journal.json`", None),
+        ("/proc/PID/maps, os.path.join(a, b) and `nvidia-smi -q`", None),
+        ("`Holder.uuid`", "Holder.uuid"),
+        ("`holders_mark.mark`", "holders_mark"),
+        ("`holders.marks.mark`", "holders.marks"),
+        ("`mark.unmark`", "mark.unmark"),
+        ("`mark.unmark()`", "mark.unmark"),
+        ("`unmark_all(host)`", "unmark_all"),
+        ("`holders_sockets`", "holders_sockets"),
+        ("None if it cannot be determined (holders_sockets).", "holders_sockets"),
+        ("Call unmark() first.", "unmark"),
+        ("As in sockets.py", "sockets.py"),
+        ("As in `drain/mark.py`.", "drain/mark.py"),
+        ("As in (holders/tasks/main.yml)", "holders/tasks/main.yml"),
     ],
 )
-@pytest.mark.parametrize("form", ['"""See `%s`."""\n', "#: See `%s`.\nx = 1\n"])
+@pytest.mark.parametrize("form", ['"""See %s"""\n', "#: See %s\nx = 1\n"])
 def test_a_reference_to_something_that_does_not_exist_is_found(tree, reference, missing, form):
     (tree / "model.py").write_text(
         form % reference
         + "from .mark import Base\n\nclass Holder(Base):\n    def __init__(self, gpu):\n        self.gpu = gpu\n"
     )
-    expected = ["holders/model.py:1: `%s`: %s does not exist" % (reference.rstrip("()"), missing)] if missing else []
-    assert Names(tree.parent).wrong() == expected
+    wrong = Names(tree.parent, "").wrong()
+    assert [line.rpartition(": ")[2] for line in wrong] == ([missing + " does not exist"] if missing else [])
+    assert all(line.startswith("holders/model.py:1: ") for line in wrong)
