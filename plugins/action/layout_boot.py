@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send the command's sources to hosts that need them (openfleet.gpu.layout_boot).
-
-The command contains the module's code too. If a host has the same command, neither the sources nor the module are sent.
-"""
+"""Send the command's sources to hosts that need them (openfleet.gpu.layout_boot)."""
 
 from __future__ import annotations
 

@@ -13,12 +13,7 @@ description:
   - >-
     The actions of M(openfleet.gpu.layout) and M(openfleet.gpu.layout_boot) run this small module first. They send the complete
     module code only to hosts that do not have it installed. Playbooks do not need this module.
-  - >-
-    The code is part of the command C(gpu-layout). Before running it, the module checks that O(command) is a regular file of the
-    current user (root) with mode 0755 and its original content, and that it was built from sources with exactly this O(digest)
-    by the current Python. The module runs the same open file that it checked, even if another process replaces the path in the
-    meantime.
-  - C(docs/installed-code.md) has details, and describes how to disable this.
+  - The code is part of the command C(gpu-layout). C(docs/installed-code.md) lists the checks.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:

@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module that uses NVML on a host that has no pynvml.
-
-The controller sends its own pynvml for this run.
-"""
+"""Send pynvml to hosts that have none (docs/installed-code.md)."""
 
 from __future__ import annotations
 

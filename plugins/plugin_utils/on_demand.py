@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the base class of actions whose modules install sources.
-
-The digest of the sources is sent first. The sources are sent only if the host requests them.
-"""
+"""Send sources only to hosts that need them (docs/installed-code.md)."""
 
 from __future__ import annotations
 

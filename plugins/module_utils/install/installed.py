@@ -1,11 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module with the code in the command gpu-layout.
-
-This requires that the host has the same version as the controller. The code of `layout` has about seventy files.
-Without the command, each run would send and compile them. The command has their bytecode.
-"""
+"""Run a module with the code in the command gpu-layout (docs/installed-code.md)."""
 
 from __future__ import annotations
 

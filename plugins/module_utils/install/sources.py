@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send the sources of an installation only to hosts that need them.
 
-The sources are large. Each run sends only their digest. If a module needs the sources, it returns `sources_needed`, and
-its action plugin runs it again with the sources (plugin_utils/on_demand.py).
+A module that needs the sources returns `sources_needed`, and plugin_utils/on_demand.py runs it again with the sources
+(docs/installed-code.md).
 """
 
 from __future__ import annotations
