@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module with the code that is installed on the host (docs/installed-code.md)."""
+"""Run a module with the code on the host (docs/installed-code.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Docstrings and comments refer only to modules, members, names and files that exist."""
+"""Docstrings and comments refer only to names and files that exist."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Names:
                 self.files.update(end for found in _files(node) for end in _ends(found))
 
     def wrong(self, folder: str = "") -> list[str]:
-        """Return each reference in a folder to something that does not exist, with its place."""
+        """Return each wrong reference in a folder, with its place."""
         return [
             "%s:%d: `%s`: %s does not exist" % (path, line, reference, missing)
             for path, texts in self.texts.items()
@@ -89,7 +89,7 @@ class Names:
         ]
 
     def missing_in(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield each reference in a text to something that does not exist, and what does not exist."""
+        """Yield each wrong reference in a text, and its part that does not exist."""
         references = [(name, self.missing(name)) for name in _QUOTED.findall(text)]
         for names in _CALL.findall(text):
             references += [(name, None if self.exists(name) else name) for name in names if name]

@@ -61,7 +61,7 @@ def imported_names(path: Path) -> set[str]:
 
 
 def test_helpers_of_tests_are_imported_by_their_path():
-    """A module with two names would be loaded twice.
+    """Refuse bare names, because a module with two names is loaded twice.
 
     A scenario of molecule imports helpers in its own folder by name, because the installed program is named `molecule`.
     """
