@@ -251,9 +251,9 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 #leg figures            each group of make bench with the smallest input
 #leg lint               style, types, language, ansible-lint, and the collection's tarball
 #leg simulator          the simulated NVML library with nvidia-smi and nvidia-ml-py
-#leg oldest             modules with Python 3.8 on hosts
+#leg oldest-python      modules with Python 3.8 on hosts
 #leg oldest-core        filters, modules and site.yml with the oldest supported ansible-core
-#leg newest             filters, modules and site.yml with the newest ansible-core
+#leg newest-core        filters, modules and site.yml with the newest ansible-core
 #leg bundle             site.yml on a host without a network, from a bundle
 #leg holders            detection of GPU holders: tests that hold GPUs of the whole machine
 #leg trixie             thorough run only: Debian 13 on hosts
@@ -267,7 +267,7 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 # test-mig` installs what the leg `mig` needs and runs the leg. `make leg-mig` only runs it.
 scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle rpm
 legs := modules commands kubernetes default kubernetes-api container_toolkit audit-reports audit sharing nvidia_driver rpm monitoring mig \
-    limiter unit gpu_drain adversary vgpu figures lint simulator alert-rules oldest oldest-core newest bundle holders
+    limiter unit gpu_drain adversary vgpu figures lint simulator alert-rules oldest-python oldest-core newest-core bundle holders
 # The thorough run also includes all long tests (tests/thorough.py) and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
@@ -295,7 +295,7 @@ without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(s
 needs_kubernetes := $(if $(without_kubernetes),,kubernetes-programs image-kubernetes etcd)
 needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_trixie := image $(if $(without_kubernetes),,kubernetes-programs etcd)
-needs_newest := $(if $(NEWEST_PYTHON),venv-newest)
+needs_newest-core := $(if $(NEWEST_PYTHON),venv-newest)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 # Number of lab hosts of each leg. The number of concurrent lab hosts of all legs is limited by this machine
 # (tests/lab/inotify).
@@ -327,7 +327,7 @@ test: ## run all legs, in about 50 minutes on two cores: before each push
 	rm -rf .cache/test && mkdir -p .cache/test
 	exec 9>&1
 	$(PYTHON) tests/queue --limit $(LEG_SECONDS) --room $$(tests/lab/inotify room) --cleanup 'tests/leg remove-hosts' $(JOBS) venv-test image $(call queued,image-monitoring,image) $(call queued,image-slurm,image-monitoring) \
-	    $(call queued,image-sharing,image-slurm) $(call queued,image-rpm,image-sharing) prometheus-tools $(needs_newest) $(needs_oldest-core) \
+	    $(call queued,image-sharing,image-slurm) $(call queued,image-rpm,image-sharing) prometheus-tools $(needs_newest-core) $(needs_oldest-core) \
 	    $(if $(without_kubernetes),,kubernetes-programs etcd $(call queued,image-kubernetes,image-sharing)) \
 	    $(foreach leg,$(legs),$(call queued,leg-$(leg)$(addprefix @,$(hosts_$(leg))),$(call needs_of,$(leg)))) || true
 	TOTAL_SECONDS=$$SECONDS tests/leg summary $(legs)
@@ -414,9 +414,9 @@ core_tests := tests/unit/test_module_docs.py tests/unit/test_filters.py tests/un
     $(if $(OPENFLEET_THOROUGH),,--deselect tests/integration/modules/test_site.py::test_dry_run_shows_the_steps_and_changes_nothing)
 
 # The thorough run includes everything.
-leg-newest:
-	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out newest 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
-	tests/leg run newest $(apart) .venv-newest/bin/pytest --quiet $(if $(OPENFLEET_THOROUGH),tests/unit tests/integration,-m core $(core_tests))
+leg-newest-core:
+	@if [ -z '$(NEWEST_PYTHON)' ]; then tests/leg left-out newest-core 'no Python 3.12 or later (NEWEST_PYTHON names one)'; exit; fi
+	tests/leg run newest-core $(apart) .venv-newest/bin/pytest --quiet $(if $(OPENFLEET_THOROUGH),tests/unit tests/integration,-m core $(core_tests))
 
 oldest_core_tests := $(core_tests) \
     $(if $(OPENFLEET_THOROUGH),$(patsubst %,tests/integration/modules/test_%.py,drain mig saved_plan vgpu))
@@ -424,9 +424,9 @@ leg-oldest-core:
 	@if [ -z '$(OLDEST_CORE_PYTHON)' ]; then tests/leg left-out oldest-core 'no Python 3.10 to 3.12 (OLDEST_CORE_PYTHON names one)'; exit; fi
 	tests/leg run oldest-core $(apart) env OPENFLEET_GPU_TRUST_HOSTS=1 $(venv_oldest_core)/bin/python -m pytest --quiet -m core $(oldest_core_tests)
 
-leg-oldest:
-	@if [ -z '$(OLDEST_PYTHON)' ]; then tests/leg left-out oldest 'no Python 3.8 (OLDEST_PYTHON names one)'; exit; fi
-	tests/leg run oldest $(apart) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet -m $(if $(OPENFLEET_THOROUGH),'not alone',host_python) tests/integration
+leg-oldest-python:
+	@if [ -z '$(OLDEST_PYTHON)' ]; then tests/leg left-out oldest-python 'no Python 3.8 (OLDEST_PYTHON names one)'; exit; fi
+	tests/leg run oldest-python $(apart) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet -m $(if $(OPENFLEET_THOROUGH),'not alone',host_python) tests/integration
 
 # The other tests of the limiter need the library as released, or use features that do not work with a sanitizer: it
 # refuses RTLD_DEEPBIND and dlmopen, and ends a program with SIGABRT if a test waits for SIGBUS.
