@@ -87,7 +87,7 @@ def test_inexact_version_is_refused(version):
 
 
 def test_versions_are_compared_as_numbers():
-    assert rules.numbers("1.9.0-1") < rules.numbers("1.17.8-1")
+    assert rules.order("1.9.0-1") < rules.order("1.17.8-1")
     assert rules.is_version("1.18.2-1", "1.18.2") and not rules.is_version("1.18.20-1", "1.18.2")
     assert not rules.keeps_specification("1.9.0") and rules.keeps_specification("2.0.0")
 

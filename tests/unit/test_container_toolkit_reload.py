@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages import change as packages_change
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Step
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit import apply, engines, rules
 
@@ -52,10 +53,10 @@ def change(tmp_path, monkeypatch, refuses):
     engine = rules.BY_NAME["docker"]
     monkeypatch.setitem(rules.BY_NAME, "docker", dataclasses.replace(engine, config=str(path)))
     monkeypatch.setattr(apply, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(apply.observe, "is_installed", lambda _name: False)
+    monkeypatch.setattr(packages_change, "program", lambda _name: None)
     docker = Docker(path, refuses)
     host = SimpleNamespace(record={}, files={})
-    made = apply.ToolkitChange(SimpleNamespace(call=docker, manager=None, host=host), None)
+    made = apply.ToolkitChange(SimpleNamespace(call=docker, manager=None, host=host, key=b""), None)
     made._put(str(path), json.dumps(NEW).encode())
     return docker, made, path
 

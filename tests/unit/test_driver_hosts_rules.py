@@ -122,7 +122,7 @@ def test_driver_of_other_packages_is_removed_only_if_allowed(distribution, name,
         assert name in message and what in message and source in message
         assert "nvidia_driver_allow_removal" in caught.value.cure
     with pytest.raises(PlanError, match=name):
-        plan.absent(seen, Request("", reboot="now"), "apt", files.APT_KEYRING, Transaction(""), patterns)
+        plan.absent(seen, Request("", reboot="now"), "apt", files.KEYRINGS["apt"], Transaction(""), patterns)
     allowed = Request("580", allow_removal=(name,))
     assert rules.refuse_mixing(seen, allowed, patterns) == (name,)
     assert rules.refuse_foreign(seen, replace(allowed, version="")) == (name,)

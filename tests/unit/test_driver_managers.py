@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apt, rules
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import resolve as resolution
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.apply import DriverChange, Tools
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver.dnf import Dnf
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Plan, Request, Transaction
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages import apt, dnf, model
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.dnf import locked
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Package, Step
 from ansible_collections.openfleet.gpu.plugins.modules import driver
@@ -35,7 +36,7 @@ Conf libnvidia-ml1 (580.95.05-1 lab:/ [amd64])
 
 
 def test_plan_of_apt():
-    found = apt.parse("580.95.05", SIMULATED, ("x",))
+    found = apt.parse(SIMULATED, ("x",))
     assert found.installs == (
         ("libgdbm6", "", "1.23-3"),
         ("libnvidia-ml1", "535.261.03-1", "580.95.05-1"),
@@ -73,6 +74,10 @@ class Said:
         return " %s x86_64 3:%s-%s r 1 k\n" % (name, version, release)
 
 
+def Dnf(call):
+    return dnf.Dnf(rules.OWNER, call)
+
+
 LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 VERSIONS = ("580.95.05-1.el9", "580.105.08-1.el9", "590.48.01-1.el9")
 OFFERED = dict.fromkeys(("nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-fabricmanager"), VERSIONS)
@@ -85,7 +90,7 @@ def resolve(said, asked="580", **more):
     manager = Dnf(said)
     manager.open("https://mirror.example.org/rhel9/x86_64", b"key")
     try:
-        return manager.resolve(seen, request, names, DISTRIBUTIONS["el-9"]["patterns"]), manager
+        return resolution.installation(manager, seen, request, names, DISTRIBUTIONS["el-9"]["patterns"]), manager
     finally:
         manager.close()
 
@@ -107,7 +112,8 @@ def resolve_precompiled(offered, asked="580"):
     seen = host("el-9", kernel=KERNEL, packages=(NEXT,))
     request = Request(asked, kernel_modules="proprietary", precompiled=True)
     names = rules.wanted(seen, request, DISTRIBUTIONS["el-9"], rules.branch_of(asked))
-    return Dnf(Said({**OFFERED, **offered})).resolve(seen, request, names, DISTRIBUTIONS["el-9"]["patterns"])
+    manager = Dnf(Said({**OFFERED, **offered}))
+    return resolution.installation(manager, seen, request, names, DISTRIBUTIONS["el-9"]["patterns"])
 
 
 def test_dnf_takes_the_newest_version_with_modules_for_the_running_kernel():
@@ -143,7 +149,8 @@ def test_parts_that_need_modules_stay_when_precompiled_ones_replace_those_of_dkm
     request = Request("580.95.05", kernel_modules="proprietary", precompiled=True)
     names = rules.wanted(seen, request, DISTRIBUTIONS["el-9"], 580)
     offered = {"kmod-nvidia-580.95.05-5.14.0-570.12.1": ("580.95.05-3.el9_6",)}
-    found = Dnf(Needed({**OFFERED, **offered})).resolve(seen, request, names, DISTRIBUTIONS["el-9"]["patterns"])
+    manager = Dnf(Needed({**OFFERED, **offered}))
+    found = resolution.installation(manager, seen, request, names, DISTRIBUTIONS["el-9"]["patterns"])
     assert found.removals == (("kmod-nvidia-open-dkms", "580.95.05-1.el9"), ("site-tools", "1.0-1.el9"))
 
 
@@ -246,7 +253,7 @@ def test_dnf_handles_empty_and_unreadable_histories():
     assert manager.put_back([], [], "3") == "the history of DNF cannot be read"
 
 
-def test_unwritable_key_leaves_the_history_of_dnf_alone(tmp_path):
+def test_unwritable_key_leaves_the_history_of_dnf_alone(tmp_path, monkeypatch):
     """No package has changed yet, so there is nothing to roll back.
 
     A rollback would undo the administrator's last transaction.
@@ -255,9 +262,9 @@ def test_unwritable_key_leaves_the_history_of_dnf_alone(tmp_path):
     steps = (Step("key", "write the key"), Step("packages", "install", ("a", "", "1")))
     made = Plan("580.105.08", steps, transaction=Transaction("580.105.08", (("a", "", "1"),), (), ("a-1",)))
     (tmp_path / "file").touch()
-    keyring = (str(tmp_path / "file" / "key"), b"key")
+    monkeypatch.setattr(model, "_KEYRINGS", {"dnf": str(tmp_path / "file" / "%s")})
     with pytest.raises(ApplyError, match="cannot be written") as failed:
-        tools = Tools(Dnf(said), lambda: seen, tmp_path / "state", keyring, call=said)
+        tools = Tools(Dnf(said), lambda: seen, tmp_path / "state", b"key", call=said)
         DriverChange(made, seen, Request("580"), tools).run()
     assert failed.value.outcome == "old"
     assert not said.undone
@@ -282,7 +289,7 @@ def test_locks_of_dnf():
 
 def test_dnf_removes_the_drivers_packages():
     seen = Host("el-9", "x86_64", "5.14", gpus("2330"), packages=packages("580.95.05-1.el9", "nvidia-driver-cuda"))
-    found = Dnf(Said({})).resolve_removal(seen, DISTRIBUTIONS["el-9"]["patterns"])
+    found = resolution.removal(Dnf(Said({})), seen, DISTRIBUTIONS["el-9"]["patterns"])
     assert found.removals == (("nvidia-driver-cuda", "580.95.05-1.el9"),)
 
 

@@ -328,7 +328,7 @@ def test_leftovers_of_another_method_are_removed():
     moved = right(packages=packages("535.261.03-1", "libcuda1", "libnvidia-ml1", "nvidia-smi"), library="535.261.03")
     made = make(moved, Request("535", source="distribution", kernel_modules="none"), version="535.261.03")
     gone = [step.items[0] for step in made.steps if step.kind == "delete"]
-    assert gone == [files.SOURCES, files.BLACKLIST]
+    assert gone == [files.SOURCES["apt"], files.BLACKLIST]
     assert "rebuild the initramfs to include nouveau" in [step.text for step in made.steps]
 
 
@@ -359,7 +359,7 @@ def test_initramfs_is_built_by_the_hosts_tool(monkeypatch, there, command):
 def remove(seen, request=None):
     names = [(package.name, package.version) for package in seen.packages if rules.of_the_driver(package, PATTERNS)]
     transaction = Transaction("", (), tuple(names))
-    return plan.absent(seen, request or Request("", reboot="now"), "apt", files.APT_KEYRING, transaction, PATTERNS)
+    return plan.absent(seen, request or Request("", reboot="now"), "apt", files.KEYRINGS["apt"], transaction, PATTERNS)
 
 
 def test_removal_affects_only_the_driver():
@@ -367,7 +367,7 @@ def test_removal_affects_only_the_driver():
     made = remove(seen)
     assert [step.items[0] for step in made.steps if step.kind == "packages"] == list(HEADLESS)
     gone = [step.items[0] for step in made.steps if step.kind == "delete"]
-    assert gone == [files.SOURCES, files.PREFERENCES, files.BLACKLIST, files.APT_KEYRING]
+    assert gone == [files.SOURCES["apt"], files.PREFERENCES, files.BLACKLIST, files.KEYRINGS["apt"]]
     assert kinds(made)[-1] == "initramfs"
     assert made.disruptive
     assert made.reboot == "the kernel module 580.95.05 is still loaded"
@@ -388,7 +388,7 @@ def test_removal_with_a_reboot_needs_permission():
 
 def test_files_on_debian():
     text = desired("580.95.05")
-    assert text[files.SOURCES].endswith(
+    assert text[files.SOURCES["apt"]].endswith(
         "Types: deb\nURIs: https://mirror.example.org/debian12/x86_64/\nSuites: /\n"
         "Signed-By: /etc/apt/keyrings/openfleet-nvidia-driver.gpg\n"
     )
@@ -400,10 +400,10 @@ def test_files_on_red_hat_are_signed_and_arm_is_sbsa():
     repository = dict(DISTRIBUTIONS["el-9"]["repository"], url=REPOSITORY["url"], key_url="")
     catalogue = dict(DISTRIBUTIONS["el-9"], repository=repository)
     text = files.wanted("dnf", "repository", "580.95.05", catalogue, "aarch64", files.Needs("open"))
-    assert sorted(text) == [files.BLACKLIST, files.REPO]
-    lines = text[files.REPO].splitlines()
+    assert sorted(text) == [files.BLACKLIST, files.SOURCES["dnf"]]
+    lines = text[files.SOURCES["dnf"]].splitlines()
     assert "baseurl=https://mirror.example.org/rhel9/sbsa/" in lines
-    assert {"gpgcheck=1", "repo_gpgcheck=1", "gpgkey=file://" + files.RPM_KEYRING} <= set(lines)
+    assert {"gpgcheck=1", "repo_gpgcheck=1", "gpgkey=file://" + files.KEYRINGS["dnf"]} <= set(lines)
 
 
 def test_distribution_packages_need_no_source_and_libraries_no_blacklist():

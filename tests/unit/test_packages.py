@@ -12,7 +12,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanEr
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages import apt, dnf, keys
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Owner, Package
 
-OWNER = Owner("some_role", "openfleet-some", "something")
+OWNER = Owner("some_role", "openfleet-some", "something", "some")
 
 
 def answers(code=0, output="", errors=""):
@@ -65,7 +65,7 @@ def test_only_lists_of_removed_sources_are_deleted(monkeypatch, tmp_path, source
     others = ["m.example.org:80_a%5fb_amd64v3_Packages", "m.example.org:80_a_b_amd64_Packages", "lock"]
     for name in (*ours, *others):
         (tmp_path / name).touch()
-    apt.AptBase(OWNER).forget_lists(sources)
+    apt.Apt(OWNER).forget_lists(sources)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
@@ -75,7 +75,7 @@ def test_only_fetched_and_installed_packages_are_deleted(monkeypatch, tmp_path):
     others = ["one_1.2-10_amd64.deb", "one-more_1.2-1_amd64.deb"]
     for name in (*ours, *others):
         (tmp_path / name).touch()
-    apt.AptBase(OWNER).forget_fetched([("one", "1.2-1"), ("two", "1:2.0")])
+    apt.Apt(OWNER).forget_fetched([("one", "1.2-1"), ("two", "1:2.0")])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
@@ -83,12 +83,12 @@ def test_dpkg_states_are_read():
     said = (
         "a\t1\tinstall\tinstalled\nb\t2\thold\tunpacked\nc\t3\tdeinstall\tconfig-files\nd\t\tunknown\tnot-installed\n"
     )
-    assert apt.installed(answers(1, said), ["a", "b", "c", "d"]) == (
+    assert apt.Apt(OWNER, answers(1, said)).installed(["a", "b", "c", "d"]) == (
         Package("a", "1"),
         Package("b", "2", held=True, broken=True),
     )
     with pytest.raises(PlanError, match="dpkg: it does not answer"):
-        apt.installed(answers(2))
+        apt.Apt(OWNER, answers(2)).installed()
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_dnf_is_retried_while_another_one_runs(monkeypatch):
         commands.append(command)
         return subprocess.CompletedProcess(command, statuses.pop(0), "", "RPMDB already locked by 7\n")
 
-    manager = dnf.DnfBase(Owner("nvidia_driver", "openfleet-nvidia-driver", "the driver"), call)
+    manager = dnf.Dnf(Owner("nvidia_driver", "openfleet-nvidia-driver", "the driver", "nvidia"), call)
     assert manager.change("install", "x") == ""
     assert len(commands) == 3
     assert "--setopt=exit_on_lock=True" in commands[0]

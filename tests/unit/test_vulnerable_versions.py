@@ -41,7 +41,9 @@ class SeenDriver(Driver):
 
     def look(self):
         self.host = driver_hosts.host()
-        return driver_hosts.finished(self.request.version, files={driver_files.SOURCES: self._sources()})
+        path = driver_files.SOURCES["apt"]
+        sources = driver_files.OWNER.repository("apt", self._url())
+        return driver_hosts.finished(self.request.version, files={path: sources})
 
 
 @pytest.fixture

@@ -12,15 +12,16 @@ from __future__ import annotations
 import hashlib
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
 from .. import durable, systemd
 from ..errors import ApplyError
 from ..frozen import frozen
-from ..packages.model import Step
+from ..packages.change import PackageChange
+from ..packages.model import Step, Transaction
+from ..packages.registry import PackageManager
 from ..processes.command import Run, run_to_end
 from . import initramfs, rules
-from .files import REPO, SOURCES
 from .model import Host, Plan, Request
 from .repack import repack
 
@@ -32,35 +33,33 @@ KEPT = "driver-old"
 ARCHIVE = "/var/lib/dkms/nvidia/original_module"
 #: Folder with the source of the kernel modules that DKMS builds.
 SOURCE = "/usr/src/nvidia-%s"
-#: Mode of the key and of the files for the driver.
-_MODE = 0o644
 
 
 @frozen
 class Tools:
     """The dependencies of a change.
 
-    `manager` is an Apt or a Dnf. `look` reads the host again. `state` is the state directory. `keyring` is the path and
-    the content of the repository's key. `runfile` is the .run file with its checksum and options.
+    `look` reads the host again. `state` is the state directory. `key` is the content of the repository's key ring.
+    `runfile` is the .run file with its checksum and options.
     """
 
-    manager: Any
+    manager: PackageManager
     look: Callable[[], Host]
     state: Path
-    keyring: tuple[str, bytes]
+    key: bytes
     runfile: Sequence[str] = ()
     call: Run = run_to_end
 
 
-class DriverChange:
+class DriverChange(PackageChange):
     """A change of the driver on one host."""
 
+    host: Host
+
     def __init__(self, plan: Plan, host: Host, request: Request, tools: Tools) -> None:
-        self.plan, self.host, self.request = plan, host, request
-        self.manager, self.look, self.call = tools.manager, tools.look, tools.call
+        super().__init__(tools.manager, host, tools.key, tools.call)
+        self.plan, self.request, self.look, self.runfile = plan, request, tools.look, tools.runfile
         self.journal, self.kept = tools.state / JOURNAL, tools.state / KEPT
-        self.keyring, self.runfile = tools.keyring, tools.runfile
-        self.done: list[str] = []
         #: The last transaction in the package manager's history before this change.
         self.mark = ""
 
@@ -72,24 +71,17 @@ class DriverChange:
         transaction = self.plan.transaction
         packages = self._steps("packages")
         if packages and transaction and transaction.installs:
-            self.manager.download(transaction)
+            download(self.manager, transaction)
         self._begin(packages)
         try:
-            for step in self._steps("key"):
-                durable.write_bytes(Path(self.keyring[0]), self.keyring[1], _MODE)
-                self._did([step])
-            for step in self._steps("write"):
-                durable.write_text(Path(step.items[0]), step.items[1], _MODE)
-                self._did([step])
+            for step in self._steps("key", "write"):
+                self._do(step)
             self._change(packages)
         except ApplyError as error:
             self._go_back(error)
-        for kind, do in (("delete", self._delete), ("initramfs", self._initramfs), ("hold", self._hold),
-                         ("release", self._hold), ("enable", self._systemctl), ("load", self._load),
-                         ("start", self._systemctl), ("restart", self._systemctl)):  # fmt: skip
+        for kind in ("delete", "initramfs", "hold", "release", "enable", "load", "start", "restart"):
             for step in self._steps(kind):
-                do(step)
-                self._did([step])
+                self._do(step)
         durable.remove(self.journal)
         shutil.rmtree(str(self.kept), ignore_errors=True)
         return self.look()
@@ -97,15 +89,12 @@ class DriverChange:
     def _steps(self, *kinds: str) -> list[Step]:
         return [step for step in self.plan.steps if step.kind in kinds]
 
-    def _did(self, steps: Sequence[Step]) -> None:
-        self.done += [step.text for step in steps]
-
-    def _must(
+    def _driver_must(
         self, problem: str, what: str, steps: Sequence[Step], cure: str = "See the package manager's log."
     ) -> None:
-        if problem:
-            raise ApplyError("driver", "%s: %s" % (what, problem), cure, outcome="unknown", steps_done=self.done)
-        self._did(steps)
+        """Raise ApplyError if there is a problem. Otherwise the steps are done."""
+        self._must(problem, "driver", what, cure)
+        self.done += [step.text for step in steps]
 
     # -- steps that can be rolled back ----------------------------------------------------------------------------------------
 
@@ -141,7 +130,7 @@ class DriverChange:
     def _change(self, packages: Sequence[Step]) -> None:
         transaction = self.plan.transaction
         for step in self._steps("uninstall"):
-            self._must(self._run_installer(step), "the installer's driver could not be removed", [step])
+            self._driver_must(self._run_installer(step), "the installer's driver could not be removed", [step])
         if packages and transaction:
             self._forget_archive(packages)
             if transaction.installs:
@@ -151,21 +140,23 @@ class DriverChange:
                 problem = self.manager.remove(transaction)
             if not problem:
                 self._forget_archive(packages)
-            self._must(problem, "the packages could not be changed", packages)
+            self._driver_must(problem, "the packages could not be changed", packages)
         for step in self._steps("runfile"):
-            self._must(self._run_installer(step), "the installer failed", [step], "See /var/log/nvidia-installer.log.")
+            self._driver_must(
+                self._run_installer(step), "the installer failed", [step], "See /var/log/nvidia-installer.log."
+            )
         for step in self._steps("modules"):
             version, kernel, *packages = step.items
             if packages:
                 # The package's scriptlet did not complete. Reinstalling the package lets the scriptlet put the modules
                 # into place.
-                self._must(self.manager.reinstall(packages), "the modules could not be installed", [step])
+                self._driver_must(self.manager.reinstall(packages), "the modules could not be installed", [step])
                 continue
             if Path(SOURCE % version).is_dir() and version not in self.look().dkms:
                 # An earlier run was killed before the scriptlet that adds the modules to DKMS.
                 self.call(["dkms", "add", "-m", "nvidia", "-v", version])
             done = self.call(["dkms", "autoinstall", "-k", kernel])
-            self._must(done.stderr.strip() if done.returncode else "", "the modules could not be built", [step])
+            self._driver_must(done.stderr.strip() if done.returncode else "", "the modules could not be built", [step])
         if (
             (packages or self._steps("runfile", "modules"))
             and self.plan.version
@@ -202,9 +193,8 @@ class DriverChange:
         before = {package.name for package in self.host.packages}
         current = {package.name for package in self.look().packages}
         added = [name for name, _old, _new in changed if name not in before and name in current]
-        kept = sorted(str(path) for path in self.kept.glob("*.deb")) if self.kept.is_dir() else []
-        problem = self.manager.put_back(kept, added, self.mark) if changed else ""
-        self._restore_files()
+        problem = self.manager.put_back(_kept(self.kept), added, self.mark) if changed else ""
+        self._put_back()
         held = [package.name for package in self.host.packages if package.held]
         if held and not problem:
             problem = self.manager.hold(held)
@@ -229,16 +219,6 @@ class DriverChange:
             error.where, error.problem, "%s %s" % (old, error.cure), outcome="old", steps_done=()
         ) from error
 
-    def _restore_files(self) -> None:
-        for step in self._steps("write"):
-            path = step.items[0]
-            if path in self.host.files:
-                durable.write_text(Path(path), self.host.files[path], _MODE)
-            elif Path(path).exists():
-                Path(path).unlink()
-        if self._steps("key") and not self.host.key_fingerprints and Path(self.keyring[0]).exists():
-            Path(self.keyring[0]).unlink()
-
     def _run_installer(self, step: Step) -> str:
         if not step.items:
             done = self.call([self.host.runfile, "--silent"])
@@ -252,19 +232,9 @@ class DriverChange:
 
     # -- steps after the change --------------------------------------------------------------------------------------------------
 
-    def _delete(self, step: Step) -> None:
-        if Path(step.items[0]).exists():
-            Path(step.items[0]).unlink()
-        if step.items[0] in (SOURCES, REPO):
-            self.manager.forget_lists(self.host.files.get(step.items[0], ""))
-
     def _initramfs(self, step: Step) -> None:
         cure = "Check for free space in /boot, then run again. The driver itself is installed."
-        self._must(initramfs.rebuild(self.call), "the initramfs could not be rebuilt", (), cure)
-
-    def _hold(self, step: Step) -> None:
-        do = self.manager.hold if step.kind == "hold" else self.manager.release
-        self._must(do(list(step.items)), step.text, ())
+        self._driver_must(initramfs.rebuild(self.call), "the initramfs could not be rebuilt", (), cure)
 
     def _load(self, step: Step) -> None:
         done = self.call(["modprobe", *step.items])
@@ -272,7 +242,7 @@ class DriverChange:
         if step.items == ("nvidia",):
             cure = "See dmesg. With Secure Boot on, the module must be signed with an enrolled key; nouveau must not be loaded."
         what = "the kernel module %s does not load" % step.items[0]
-        self._must(done.stderr.strip() if done.returncode else "", what, (), cure)
+        self._driver_must(done.stderr.strip() if done.returncode else "", what, (), cure)
 
     def _systemctl(self, step: Step) -> None:
         if step.kind != "enable":
@@ -284,7 +254,21 @@ class DriverChange:
             units = [word for name in step.items for word in ("--unit", name)]
             journal = self.call(["journalctl", "--no-pager", "--output=cat", "--lines=10", *units])
             said = _last_words(done.stderr + journal.stdout)
-            self._must(said, "could not %s" % step.text, (), "See systemctl status %s." % " ".join(step.items))
+            self._driver_must(said, "could not %s" % step.text, (), "See systemctl status %s." % " ".join(step.items))
+
+    _enable = _start = _restart = _systemctl
+
+
+def download(manager: PackageManager, transaction: Transaction) -> None:
+    """Download and verify all packages before anything changes. Raises ApplyError."""
+    problem = manager.download(transaction)
+    if problem:
+        raise ApplyError(
+            "packages",
+            "not all of them could be downloaded: %s" % problem,
+            "Check that the repository is reachable, then run again.",
+            outcome="old",
+        )
 
 
 def interrupted(state: Path) -> str:
@@ -298,7 +282,7 @@ def interrupted(state: Path) -> str:
     return "that installs %s" % new if new else "that removes %s" % old if old else "of an unknown driver"
 
 
-def finish(manager: Any, state: Path) -> None:
+def finish(manager: PackageManager, state: Path) -> None:
     """Complete an interrupted change, or restore the saved packages.
 
     Raises ApplyError if both fail.
@@ -307,9 +291,8 @@ def finish(manager: Any, state: Path) -> None:
     problem = manager.repair()
     if problem:
         data = durable.read(journal, SCHEMA) or {"packages": [], "mark": ""}
-        files = sorted(str(path) for path in kept.glob("*.deb")) if kept.is_dir() else []
         added = [name for name, old, _new in data["packages"] if not old]
-        problem = manager.put_back(files, added, data["mark"]) if files or added or data["mark"] else problem
+        problem = manager.put_back(_kept(kept), added, data["mark"]) if data["packages"] else problem
     if problem:
         raise ApplyError(
             "packages",
@@ -319,6 +302,10 @@ def finish(manager: Any, state: Path) -> None:
         )
     durable.remove(journal)
     shutil.rmtree(str(kept), ignore_errors=True)
+
+
+def _kept(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.glob("*.deb"))
 
 
 def _last_words(said: str) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 from .. import durable
 from ..errors import PlanError
 from ..packages import keys, minimum_versions
-from . import files, plan, rules
-from .apply import DriverChange, Tools, finish, interrupted
-from .apt import Apt
-from .dnf import Dnf
-from .model import Host, Plan, Request, Transaction, Wanted
+from ..packages.model import Transaction
+from ..packages.registry import MANAGERS, PackageManager
+from . import files, plan, resolve, rules
+from .apply import DriverChange, Tools, download, finish, interrupted
+from .model import Host, Plan, Request, Wanted
 from .observe import distribution, look
 
 _UNITS = (rules.SERVICE_PERSISTENCED, rules.SERVICE_FABRIC_MANAGER, rules.SERVICE_IMEX)
@@ -38,7 +38,7 @@ class Driver:
                 "It knows %s. A file in vars/distributions adds one." % ", ".join(sorted(known)),
             )
         self.catalogue = known[name]
-        self.manager: Any = Apt() if self.catalogue["manager"] == "apt" else Dnf()
+        self.manager: PackageManager = MANAGERS[self.catalogue["manager"]](rules.OWNER)
         self.request = _request(params)
         self.repository = _repository(params["repository"], self.catalogue)
         self.catalogue = dict(self.catalogue, repository=self.repository)
@@ -52,8 +52,8 @@ class Driver:
         self.manager.close()
 
     def look(self) -> Host:
-        manager = self.manager.manager
-        return look(manager, files.MANAGED[manager], self.keyring, _UNITS, interrupted(self.state))
+        paths = files.MANAGED[self.manager.manager]
+        return look(self.manager, paths, self.keyring, _UNITS, interrupted(self.state))
 
     def plan(self) -> Plan:
         self.host = self.look()
@@ -76,7 +76,7 @@ class Driver:
             if foreign or any(rules.of_the_driver(package, patterns) for package in self.host.packages):
                 # Remove packages before the installer runs. `refuse_mixing` has checked that this is permitted.
                 self.manager.open("", b"")
-                transaction = self.manager.resolve_removal(self.host, patterns, foreign)
+                transaction = resolve.removal(self.manager, self.host, patterns, foreign)
         self.vulnerable = minimum_versions.judged(
             minimum_versions.driver(version or self.request.version),
             self.params["vulnerable"],
@@ -113,40 +113,36 @@ class Driver:
         if self.request.source == "runfile":
             return False
         exact = version == self.request.version
+        path = files.SOURCES[self.manager.manager]
         moved = self.request.source == "repository" and (
-            not self._trusts_its_keyring()
-            or self.host.files.get(files.SOURCES if self.manager.manager == "apt" else files.REPO) != self._sources()
+            not keys.trusts(self.host.key_fingerprints, self.repository["fingerprints"])
+            or self.host.files.get(path) != rules.OWNER.repository(self.manager.manager, self._url())
         )
         return not version or moved or (self.request.upgrade and not exact)
 
-    def _trusts_its_keyring(self) -> bool:
-        return keys.trusts(self.host.key_fingerprints, self.repository["fingerprints"])
-
-    def _sources(self) -> str:
-        url = files.repository_url(self.repository, self.host.architecture)
-        return files.sources(url, self.keyring) if self.manager.manager == "apt" else files.repo(url, self.keyring)
+    def _url(self) -> str:
+        return files.repository_url(self.repository, self.host.architecture)
 
     def _ask(self, wanted: Wanted) -> tuple[str, Transaction]:
         url = ""
         if self.request.source == "repository":
-            url = files.repository_url(self.repository, self.host.architecture)
-            repository = self.repository
+            url, repository = self._url(), self.repository
             given = repository["key"] if repository["key_given"] else ""
             where = files.key_url(repository, self.host.architecture)
             self.key = keys.verified(rules.OWNER, self.keyring, repository["fingerprints"], given, where)
         self.manager.open(url, self.key)
         here = self.host.package(wanted.locked[0])
         prefer = rules.upstream(here.version) if here and not self.request.upgrade else ""
-        transaction = self.manager.resolve(self.host, self.request, wanted, self.catalogue["patterns"], prefer)
+        patterns = self.catalogue["patterns"]
+        transaction = resolve.installation(self.manager, self.host, self.request, wanted, patterns, prefer)
         return transaction.version, transaction
 
     def _plan_absent(self) -> Plan:
         foreign = rules.refuse_foreign(self.host, self.request)
         self.manager.open("", b"")
-        transaction = self.manager.resolve_removal(self.host, self.catalogue["patterns"], foreign)
-        return plan.absent(
-            self.host, self.request, self.manager.manager, self.keyring, transaction, self.catalogue["patterns"]
-        )
+        patterns = self.catalogue["patterns"]
+        transaction = resolve.removal(self.manager, self.host, patterns, foreign)
+        return plan.absent(self.host, self.request, self.manager.manager, self.keyring, transaction, patterns)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -158,7 +154,7 @@ class Driver:
         torn = any(step.kind == "repair" for step in made.steps)
         # Until an interrupted change is complete, the package manager refuses downloads.
         if made.transaction and made.transaction.installs and not torn:
-            self.manager.download(made.transaction)
+            download(self.manager, made.transaction)
 
     def apply(self, made: Plan) -> dict[str, Any]:
         repaired = [step.text for step in made.steps if step.kind == "repair"]
@@ -167,7 +163,7 @@ class Driver:
             made = self.plan()
         if made.disruptive and self._drain():
             durable.write(self.state / DRAINED, {"schema": 1, "drain": self._drain()})
-        tools = Tools(self.manager, self.look, self.state, (self.keyring, self.key), self._installer())
+        tools = Tools(self.manager, self.look, self.state, self.key, self._installer())
         now = DriverChange(made, self.host, self.request, tools).run()
         result = self.result(made)
         return dict(

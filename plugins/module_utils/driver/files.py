@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from .rules import OWNER
 
@@ -13,24 +13,11 @@ NAME = OWNER.name
 BLACKLIST = "/etc/modprobe.d/%s.conf" % NAME
 DRACUT = "/etc/dracut.conf.d/%s.conf" % NAME
 MODULES_LOAD = "/etc/modules-load.d/%s.conf" % NAME
-SOURCES = "/etc/apt/sources.list.d/%s.sources" % NAME
+SOURCES, KEYRINGS = OWNER.sources, OWNER.keyrings
 PREFERENCES = "/etc/apt/preferences.d/%s" % NAME
-APT_KEYRING = "/etc/apt/keyrings/%s.gpg" % NAME
-REPO = "/etc/yum.repos.d/%s.repo" % NAME
-RPM_KEYRING = "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s" % NAME
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
-MANAGED = {
-    "apt": (SOURCES, PREFERENCES, BLACKLIST, DRACUT, MODULES_LOAD, IMEX_NODES),
-    "dnf": (REPO, BLACKLIST, DRACUT, MODULES_LOAD, IMEX_NODES),
-}
-KEYRINGS = {"apt": APT_KEYRING, "dnf": RPM_KEYRING}
-
-#: NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management). Without module_hotfixes, the
-#: streams of NVIDIA's module nvidia-driver would hide versions. The exact version is selected and locked, so no stream
-#: is needed (dnf.conf(5)).
-VERIFIED = ("gpgcheck=1", "repo_gpgcheck=1", "module_hotfixes=1")
-
-_HEAD = "# Written by Ansible (openfleet.gpu.nvidia_driver); changes made here are overwritten.\n"
+_EVERYWHERE = (BLACKLIST, DRACUT, MODULES_LOAD, IMEX_NODES)
+MANAGED = {"apt": (SOURCES["apt"], PREFERENCES, *_EVERYWHERE), "dnf": (SOURCES["dnf"], *_EVERYWHERE)}
 
 
 def repository_url(repository: dict[str, Any], architecture: str) -> str:
@@ -47,30 +34,12 @@ def key_url(repository: dict[str, Any], architecture: str) -> str:
     return repository["key_url"] or "%s/%s" % (repository_url(repository, architecture).rstrip("/"), repository["key"])
 
 
-def sources(url: str, keyring: str) -> str:
-    """Return the source of a flat repository.
-
-    Its suite is a path, and it has no components (sources.list(5)).
-    """
-    return "%sTypes: deb\nURIs: %s/\nSuites: /\nSigned-By: %s\n" % (_HEAD, url.rstrip("/"), keyring)
-
-
-def preferences(version: str, patterns: list[str]) -> str:
+def preferences(version: str, patterns: Sequence[str]) -> str:
     """Return the pin file.
 
     A priority above 1000 allows downgrades (apt_preferences(5)) and blocks other versions.
     """
-    return "%sPackage: %s\nPin: version %s-*\nPin-Priority: 1001\n" % (_HEAD, " ".join(patterns), version)
-
-
-def repo(url: str, keyring: str) -> str:
-    return "%s[%s]\nname=NVIDIA driver\nbaseurl=%s/\nenabled=1\n%s\ngpgkey=file://%s\n" % (
-        _HEAD,
-        NAME,
-        url.rstrip("/"),
-        "\n".join(VERIFIED),
-        keyring,
-    )
+    return "%sPackage: %s\nPin: version %s-*\nPin-Priority: 1001\n" % (OWNER.head, " ".join(patterns), version)
 
 
 def blacklist() -> str:
@@ -78,7 +47,7 @@ def blacklist() -> str:
 
     Source: guide, "Disabling nouveau".
     """
-    return _HEAD + "blacklist nouveau\noptions nouveau modeset=0\n"
+    return OWNER.head + "blacklist nouveau\noptions nouveau modeset=0\n"
 
 
 def dracut() -> str:
@@ -86,7 +55,7 @@ def dracut() -> str:
 
     Only a host-only initramfs includes /etc/modprobe.d (dracut.conf(5), hostonly).
     """
-    return '%sinstall_items+=" %s "\nomit_drivers+=" nouveau "\n' % (_HEAD, BLACKLIST)
+    return '%sinstall_items+=" %s "\nomit_drivers+=" nouveau "\n' % (OWNER.head, BLACKLIST)
 
 
 def modules_load() -> str:
@@ -94,7 +63,7 @@ def modules_load() -> str:
 
     NVLSM needs ib_umad to reach NVSwitches (Fabric Manager guide, "Systems Using Fourth Generation NVSwitches").
     """
-    return _HEAD + "ib_umad\n"
+    return OWNER.head + "ib_umad\n"
 
 
 class Needs(NamedTuple):
@@ -119,13 +88,9 @@ def wanted(
 ) -> dict[str, str]:
     """Return every desired file (text by path) for this version of the driver."""
     found = {}
-    repository = catalogue["repository"]
     if source == "repository":
-        url = repository_url(repository, architecture)
-        if manager == "apt":
-            found[SOURCES] = sources(url, APT_KEYRING)
-        else:
-            found[REPO] = repo(url, RPM_KEYRING)
+        url = repository_url(catalogue["repository"], architecture)
+        found[SOURCES[manager]] = OWNER.repository(manager, url)
     if manager == "apt" and source != "runfile":
         found[PREFERENCES] = preferences(version, catalogue["patterns"])
     if needs.flavor != "none":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from ..frozen import frozen
-from ..packages.model import Package, Step
+from ..packages.model import Package, PackageHost, Step, Transaction
 
 
 @frozen
@@ -41,7 +41,7 @@ class SecureBoot:
 
 
 @frozen
-class Host:
+class Host(PackageHost):
     """The current state of the host.
 
     Versions are those of the driver, such as 580.105.08, or "".
@@ -78,9 +78,6 @@ class Host:
     driver_container: str = ""
     #: An earlier change that was interrupted, such as "from 580.95.05 to 580.105.08", or "".
     interrupted: str = ""
-
-    def package(self, name: str) -> Package | None:
-        return next((package for package in self.packages if package.name == name), None)
 
 
 @frozen
@@ -127,22 +124,6 @@ class Wanted:
     units: tuple[str, ...] = ()
     #: (package name, request to the package manager) for headers or signed modules that the next kernel needs.
     next_kernel: tuple[tuple[str, str], ...] = ()
-
-
-@frozen
-class Transaction:
-    """The changes of the package manager.
-
-    Installs are (name, old version or "", new version). Removals are (name, old version).
-    """
-
-    version: str
-    installs: tuple[tuple[str, str, str], ...] = ()
-    removals: tuple[tuple[str, str], ...] = ()
-    #: Arguments for the package manager: name=version, name, or name-.
-    arguments: tuple[str, ...] = ()
-    #: Packages for the next kernel that no source offers.
-    missing: tuple[str, ...] = ()
 
 
 @frozen

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Iterable, Sequence
 
 from .. import systemd
-from ..errors import PlanError
 from ..nvml.pci import DEVICES, nvidia_gpus
-from ..packages import apt, dnf, keys
+from ..packages import keys
 from ..packages.host_files import read_text, read_texts
-from ..packages.model import Package
+from ..packages.registry import PackageManager
 from ..processes.command import Run, program, run_to_end
 from .model import Gpu, Host, SecureBoot, Unit
 
@@ -55,7 +54,12 @@ def distribution(release: str) -> str:
 
 
 def look(
-    manager: str, paths: Iterable[str], keyring: str, units: Sequence[str], interrupted: str, call: Run = run_to_end
+    manager: PackageManager,
+    paths: Iterable[str],
+    keyring: str,
+    units: Sequence[str],
+    interrupted: str,
+    call: Run = run_to_end,
 ) -> Host:
     """Return the current state of the host.
 
@@ -78,7 +82,7 @@ def look(
         dracut=bool(program("dracut")),
         headers=Path("/lib/modules", system.release, "build").exists(),
         secure_boot=_secure_boot(),
-        packages=apt.installed(call) if manager == "apt" else _rpm(call),
+        packages=manager.installed(),
         units=_units(units, call),
         files=read_texts(paths),
         key_fingerprints=keys.of(keyring),
@@ -134,24 +138,6 @@ def _secure_boot() -> SecureBoot:
     lists = [path for name in ("MokListRT", "db-") for path in Path(_EFI).glob(name + "*")] if enabled else []
     enrolled = bool(certificate) and any(_bytes(certificate) in _bytes(str(path)) for path in lists)
     return SecureBoot(enabled, certificate, enrolled)
-
-
-def _rpm(call: Run) -> tuple[Package, ...]:
-    done = call(["rpm", "-qa", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}\\n"])
-    if done.returncode != 0:
-        raise PlanError(
-            "rpm", done.stderr.strip() or "it does not answer", "Repair the package database, then run again."
-        )
-    locks = read_text(dnf.VERSIONLOCK) or ""
-    locked = dnf.locked(locks)
-    packages = [line.split("\t") for line in done.stdout.splitlines()]
-    # A killed transaction may leave a package installed in both the old and the new version.
-    several = [name for name, _version in packages if "nvidia" in name]
-    twice = {name for name in several if several.count(name) > 1}
-    return tuple(
-        Package(name, version, name in locked and dnf.is_held(name, version, locks), name in twice)
-        for name, version in packages
-    )
 
 
 def _units(names: Sequence[str], call: Run) -> dict[str, Unit]:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Sequence
 
 from ..errors import PlanError
 from ..packages import keys
-from ..packages.model import Package, Step
+from ..packages.model import Package, Step, hold_steps, order
 from . import rules
 from .files import BLACKLIST, DRACUT, IMEX_NODES, MANAGED
 from .model import Host, Plan, Request, Transaction, Unit, Wanted
@@ -195,7 +195,7 @@ def _repair(host: Host) -> Step:
 def _packages(transaction: Transaction) -> list[Step]:
     steps = []
     for name, old, new in transaction.installs:
-        verb = "install" if not old else "upgrade" if rules.order(old) < rules.order(new) else "downgrade"
+        verb = "install" if not old else "upgrade" if order(old) < order(new) else "downgrade"
         text = "%s %s %s" % (verb, name, new) if not old else "%s %s %s to %s" % (verb, name, old, new)
         steps.append(Step("packages", text, (name, old, new)))
     return steps + [
@@ -208,7 +208,7 @@ def _refuse_removals(transaction: Transaction, request: Request, host: Host, pat
     """Refuse to remove other packages without permission. Raises PlanError."""
     own = {package.name for package in host.packages if rules.of_the_driver(package, patterns)}
     own |= set(wanted.unwanted) if wanted else set()
-    foreign = [name for name, _old in transaction.removals if name not in own | set(request.allow_removal)]
+    foreign = [name for name in transaction.removed if name not in own | set(request.allow_removal)]
     if foreign:
         raise PlanError(
             "packages",
@@ -223,7 +223,7 @@ def _holds(host: Host, request: Request, wanted: Wanted, version: str, transacti
     touched = set()
     if transaction:
         touched = {name for name, _old, _new in transaction.installs}
-        for name, _old in transaction.removals:
+        for name in transaction.removed:
             after.pop(name, None)
     parts = {name: package for name, package in after.items() if rules.of_the_driver(package, patterns)}
     driver = {
@@ -237,17 +237,13 @@ def _holds(host: Host, request: Request, wanted: Wanted, version: str, transacti
     driver |= set(wanted.locked)
     # If apt changes a package on request, it removes the hold of the package.
     held = {name for name, package in after.items() if package.held and name not in touched}
-    if request.hold:
-        names = tuple(sorted(driver - held))
-        return [Step("hold", "hold %s" % ", ".join(names), names)] if names else []
-    names = tuple(sorted(driver & held))
-    return [Step("release", "release the hold of %s" % ", ".join(names), names)] if names else []
+    return hold_steps(request.hold, sorted(driver), held)
 
 
 def _reboot(host: Host, wanted: Wanted, version: str, transaction: Transaction | None) -> str:
     if host.loaded and host.loaded != version:
         return "the loaded kernel module is %s, and the driver's other parts are %s" % (host.loaded, version)
-    gone = {name for name, _old in transaction.removals} if transaction else set()
+    gone = set(transaction.removed) if transaction else set()
     gone &= {*wanted.unwanted, *rules.stale_modules(host, wanted, version)}
     if host.loaded and any(("open" in name) != (wanted.flavor == "open") for name in gone):
         return "the kernel module of the other flavour is loaded"

@@ -14,10 +14,22 @@ from typing import Any, Iterable, Sequence
 
 from ..errors import PlanError
 from ..frozen import frozen
-from ..packages.model import Owner, Package
+from ..packages.model import Owner, Package, order
 from .model import Gpu, Host, Request, Wanted
 
-OWNER = Owner("nvidia_driver", "openfleet-nvidia-driver", "the driver")
+OWNER = Owner(
+    "nvidia_driver",
+    "openfleet-nvidia-driver",
+    "the driver",
+    "nvidia",
+    # The repository is flat: its suite is a path, and it has no components (sources.list(5)).
+    apt="Types: deb\nURIs: {url}/\nSuites: /\nSigned-By: {keyring}\n",
+    dnf="[{name}]\nname=NVIDIA driver\nbaseurl={url}/\nenabled=1\n{settings}\ngpgkey=file://{keyring}\n",
+    # NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management). Without module_hotfixes, the
+    # streams of NVIDIA's module nvidia-driver would hide versions. The exact version is selected and locked, so no
+    # stream is needed (dnf.conf(5)).
+    settings=("gpgcheck=1", "repo_gpgcheck=1", "module_hotfixes=1"),
+)
 
 #: A driver version: the branch has three digits, followed by one or two numbers.
 _DRIVER_VERSION = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)(?![.\d])")
@@ -77,11 +89,6 @@ def upstream(version: str) -> str:
     """
     found = _DRIVER_VERSION.match(version)
     return found[1] if found else ""
-
-
-def order(version: str) -> tuple[int, ...]:
-    """Return the sort key of a version: 580.95.05 is before 580.105.08."""
-    return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
 def branch_of(version: str) -> int:

@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import glob
 import re
+import shutil
 from pathlib import Path
 from typing import Iterable, Sequence
 
+from ..durable import replacing
 from ..errors import PlanError
-from ..processes.command import Done, Run
+from ..processes.command import Done
 from .manager import Manager
-from .model import Package
+from .model import IsPart, Package, Transaction
 
 LISTS = "/var/lib/apt/lists"
 ARCHIVES = "/var/cache/apt/archives"
 _FOLDERS = (("sources", "/etc/apt/sources.list.d"), ("preferences", "/etc/apt/preferences.d"))
 _BROKEN = ("half-installed", "unpacked", "half-configured", "triggers-awaited", "triggers-pending")
 _ADDRESS = re.compile(r"\w+://(\S+)")
+_INST = re.compile(r"^Inst ([^\s:]+)(?::\S+)?(?: \[([^\]]+)\])? \((\S+) ")
+_REMV = re.compile(r"^(?:Remv|Purg) ([^\s:]+)(?::\S+)?(?: \[([^\]]+)\])?")
 #: A mirror that hangs must not block the run. apt's own timeout is two minutes per try.
 _NETWORK = ("-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=30", "-o", "Acquire::https::Timeout=30")
 CHANGE = (
@@ -34,7 +38,7 @@ CHANGE = (
 )  # fmt: skip
 
 
-class AptBase(Manager):
+class Apt(Manager):
     """APT on this host."""
 
     manager = "apt"
@@ -42,15 +46,32 @@ class AptBase(Manager):
 
     # -- Queries --------------------------------------------------------------------------------------------------------
 
-    def open_private(self) -> Path:
-        """Return a private directory for queries.
+    def installed(self, names: Sequence[str] = ()) -> tuple[Package, ...]:
+        """Return the installed packages with these names, or all. Raises PlanError."""
+        form = "${Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"
+        done = self.call(["dpkg-query", "-W", "-f", form, *names])
+        # dpkg fails for an unknown name, but still prints the other packages.
+        if done.returncode != 0 and not names:
+            raise PlanError(
+                "dpkg", done.stderr.strip() or "it does not answer", "Repair the package database, then run again."
+            )
+        return tuple(
+            Package(name, version, held=want == "hold", broken=status in _BROKEN)
+            for name, version, want, status in (line.split("\t") for line in done.stdout.splitlines())
+            if version and status not in ("not-installed", "config-files")
+        )
 
-        It has the sources, pins and lists of the host, without those of this role.
+    def open(self, url: str, key: bytes) -> None:
+        """Use this repository in queries, besides the sources of the host.
+
+        An empty address adds none. `key` is the verified content of its key ring. Raises PlanError if the repository is
+        unusable.
         """
         private = self.make_private()
         # apt downloads as another user, who needs access to the folder.
         private.chmod(0o755)
         (private / "lists" / "partial").mkdir(parents=True)
+        # The sources, pins and lists of the host, without those of this role.
         for kind, folder in _FOLDERS:
             (private / kind).mkdir()
             for path in Path(folder).glob("*"):
@@ -68,16 +89,13 @@ class AptBase(Manager):
             "-o", "Dir::Cache::archives=%s" % ARCHIVES,
             "-o", "APT::Get::List-Cleanup=0",
         )  # fmt: skip
-        return private
-
-    def ask_also(self, sources: Path, url: str) -> None:
-        """Download the lists in this sources file, for the repository at `url`.
-
-        Raises PlanError if the repository is unusable.
-        """
-        problem = self.update(sources)
-        if problem:
-            raise self.refused(url, problem)
+        if url:
+            (private / "key.gpg").write_bytes(key)
+            sources = private / "sources" / Path(self.owner.sources["apt"]).name
+            sources.write_text(self.owner.repository("apt", url, str(private / "key.gpg")))
+            problem = self.update(sources)
+            if problem:
+                raise self.refused(url, problem)
 
     def update(self, sources: Path | None = None) -> str:
         """Download the lists of one sources file, or of all. Return "" or the error."""
@@ -85,10 +103,11 @@ class AptBase(Manager):
         cleanup = ("-o", "APT::Get::List-Cleanup=0")
         return self.problem_of(self.call([*CHANGE, "update", "--error-on=any", *self._options, *only, *cleanup]))
 
-    def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the versions that the sources have of each package.
+    def offered(self, names: Sequence[str], needed: Iterable[str] = ()) -> dict[str, list[str]]:
+        """Return the versions of each package in the sources.
 
-        They are in apt's order of preference.
+        They are in apt's order of preference. If a needed package has none, the lists may be old, or missing on a new
+        host.
         """
         found: dict[str, list[str]] = {name: [] for name in names}
         done = self.call(["apt-cache", *self._options, "madison", *names])
@@ -96,9 +115,43 @@ class AptBase(Manager):
             row = [part.strip() for part in line.split("|")]
             if len(row) == 3 and row[1] not in found.get(row[0], [row[1]]):
                 found[row[0]].append(row[1])
-        return found
+        if all(found[name] for name in needed):
+            return found
+        # A source that does not answer may be irrelevant.
+        self.update()
+        return self.offered(names)
 
-    def simulate(self, arguments: Sequence[str], retry: bool) -> str:
+    def exactly(self, name: str, version: str) -> str:
+        """Return the argument for one version of a package."""
+        return "%s=%s" % (name, version)
+
+    def excluding(self, names: Sequence[str]) -> list[str]:
+        """Return arguments that exclude other versions of packages. APT needs none."""
+        return []
+
+    def pin(self, text: str) -> None:
+        """Use this pin file in queries."""
+        assert self._private
+        (self._private / "preferences" / self.owner.name).write_text(text)
+
+    def plan_install(
+        self, packages: Sequence[Package], arguments: Sequence[str], unwanted: Sequence[str], is_part: IsPart
+    ) -> Transaction:
+        """Return the changes of an installation that also removes the unwanted packages.
+
+        `packages` are those of the host. Raises PlanError.
+        """
+        arguments = (*arguments, *("%s-" % name for name in unwanted))
+        return parse(self._simulate(["install", *arguments], retry=True), arguments)
+
+    def plan_removal(self, packages: Sequence[Package], names: Sequence[str], is_part: IsPart) -> Transaction:
+        """Return the changes of a removal, with the packages that depend on these.
+
+        Raises PlanError.
+        """
+        return parse(self._simulate(["purge", *names], retry=False), tuple(names))
+
+    def _simulate(self, arguments: Sequence[str], retry: bool) -> str:
         """Return the output of a simulation.
 
         If `retry` is true, a failed simulation is repeated with new lists, because the lists may be old, or missing on
@@ -119,6 +172,12 @@ class AptBase(Manager):
             )
         return done.stdout
 
+    def version_of(self, path: str) -> tuple[str, str]:
+        """Return the name and version of a package file, or ("", "") for any other file."""
+        done = self.call(["dpkg-deb", "--show", "--showformat=${Package}\\t${Version}", path])
+        name, _, version = done.stdout.partition("\t")
+        return (name, version) if done.returncode == 0 else ("", "")
+
     # -- Changes: each method returns "" or the error ------------------------------------------------------------------
 
     @staticmethod
@@ -131,6 +190,30 @@ class AptBase(Manager):
         done = self.call([*CHANGE, "--fix-broken", "install"])
         audit = self.call(["dpkg", "--audit"])
         return complaints(done.stdout + done.stderr + audit.stdout) if done.returncode or audit.stdout.strip() else ""
+
+    def download(self, transaction: Transaction) -> str:
+        """Download and verify all packages before anything changes."""
+        return self.change("install", "--download-only", *transaction.arguments)
+
+    def refresh(self) -> None:
+        """Copy the private package lists to the host, so that both have the same state."""
+        for path in sorted((self._private / "lists").glob("*")) if self._private else ():
+            if path.is_file() and not path.is_symlink() and path.name != "lock":
+                with path.open("rb") as source, replacing(Path(LISTS, path.name)) as target:
+                    shutil.copyfileobj(source, target)
+
+    def install(self, transaction: Transaction) -> str:
+        """Install the downloaded packages, and remove the others of the transaction."""
+        # Use the downloaded files with the private lists, sources and pins, so that the result is the planned one.
+        # Files of the host are not among the downloads, so APT would ignore them.
+        local = any(argument.startswith("/") for argument in transaction.arguments)
+        problem = self.change("install", *(() if local else ("--no-download",)), *transaction.arguments)
+        if not problem:
+            self.forget_fetched((name, new) for name, _old, new in transaction.installs)
+        return problem
+
+    def remove(self, transaction: Transaction) -> str:
+        return self.change("purge", *transaction.removed)
 
     def hold(self, names: Sequence[str]) -> str:
         return self.problem_of(self.call(["apt-mark", "hold", *names]))
@@ -149,34 +232,62 @@ class AptBase(Manager):
                 path.unlink()
 
     def forget_lists(self, sources: str) -> None:
-        """Delete the lists of removed sources, as the next `apt-get update` would.
-
-        `sources` is the text of a sources file.
-        """
+        """Delete the lists of removed sources, as the next `apt-get update` would."""
         for address in _ADDRESS.findall(sources):
             # In apt's file names, the scheme is missing, underscores are quoted, and slashes are underscores.
             name = address.rstrip("/").replace("_", "%5f").replace("/", "_")
             for path in Path(LISTS).glob(glob.escape(name) + "_*"):
                 path.unlink()
 
+    # -- Rollback ------------------------------------------------------------------------------------------------------
 
-def installed(call: Run, names: Sequence[str] = ()) -> tuple[Package, ...]:
-    """Return packages in any state: those with these names, or all.
+    def mark(self) -> str:
+        """Return "". A rollback uses the packages that `keep` downloaded."""
+        return ""
 
-    Raises PlanError if dpkg fails.
+    def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
+        """Download packages, given as (name, version), for a rollback.
+
+        Returns the names of those that no source offers any more.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        missing = []
+        for name, version in packages:
+            download = ["apt-get", "--quiet", *self._options, "download", "%s=%s" % (name, version)]
+            done = self.call(["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(folder), *download])
+            if done.returncode != 0:
+                missing.append(name)
+        return missing
+
+    def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
+        """Install the saved packages and remove the new ones.
+
+        apt is not used, because it would resolve dependencies again.
+        """
+        results = []
+        if added:
+            results.append(self.call(["dpkg", "--force-depends", "--force-remove-reinstreq", "--purge", *added]))
+        if packages:
+            options = ["--force-downgrade", "--force-depends", "--force-confold"]
+            results.append(self.call(["dpkg", *options, "--install", *packages]))
+        results += [self.call(["dpkg", "--configure", "--pending"]), self.call(["apt-get", "check", "--quiet"])]
+        return "; ".join(complaints(done.stdout + done.stderr) for done in results if done.returncode != 0)
+
+
+def parse(simulated: str, arguments: tuple[str, ...]) -> Transaction:
+    """Return the changes in the output of `apt-get --simulate`.
+
+    The lines are Inst NAME [OLD] (NEW ...) or Remv NAME [OLD].
     """
-    form = "${Package}\\t${Version}\\t${db:Status-Want}\\t${db:Status-Status}\\n"
-    done = call(["dpkg-query", "-W", "-f", form, *names])
-    # dpkg fails for an unknown name, but still prints the other packages.
-    if done.returncode != 0 and not names:
-        raise PlanError(
-            "dpkg", done.stderr.strip() or "it does not answer", "Repair the package database, then run again."
-        )
-    return tuple(
-        Package(name, version, held=want == "hold", broken=status in _BROKEN)
-        for name, version, want, status in (line.split("\t") for line in done.stdout.splitlines())
-        if version and status not in ("not-installed", "config-files")
-    )
+    installs, removals = [], []
+    for line in simulated.splitlines():
+        found = _INST.match(line)
+        if found and found[2] != found[3]:
+            installs.append((found[1], found[2] or "", found[3]))
+        found = _REMV.match(line)
+        if found:
+            removals.append((found[1], found[2] or ""))
+    return Transaction("", tuple(sorted(set(installs))), tuple(sorted(set(removals))), arguments)
 
 
 def complaints(output: str) -> str:

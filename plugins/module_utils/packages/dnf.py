@@ -14,12 +14,13 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 from ..errors import PlanError
 from ..processes.command import Done, Run, run_to_end
+from .host_files import read_text
 from .manager import Manager
-from .model import Owner
+from .model import IsPart, Owner, Package, Transaction, order
 
 VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
 CACHE = "/var/cache/dnf"
@@ -41,7 +42,7 @@ _LOCKED, _LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 200, 120, 2
 _NUMBER, _COMMENT = re.compile(r"\s*(\d+) \|"), re.compile(r"Comment +: (.*?) *$")
 
 
-class DnfBase(Manager):
+class Dnf(Manager):
     """DNF on this host."""
 
     manager = "dnf"
@@ -50,11 +51,35 @@ class DnfBase(Manager):
     def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
         super().__init__(owner, _Patient(call))
 
-    def ask_also(self, url: str, key: bytes, settings: Sequence[str]) -> None:
-        """Use this repository in addition to those of the host.
+    # -- Queries --------------------------------------------------------------------------------------------------------
 
-        Raises PlanError if the repository is unusable.
-        """
+    def installed(self, names: Sequence[str] = ()) -> tuple[Package, ...]:
+        done = self.call(["rpm", "-q" if names else "-qa", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}\\n", *names])
+        if done.returncode != 0 and not names:
+            raise PlanError(
+                "rpm", done.stderr.strip() or "it does not answer", "Repair the package database, then run again."
+            )
+        locks = read_text(VERSIONLOCK) or ""
+        has_lock = locked(locks)
+        versions: dict[str, list[str]] = {}
+        for line in done.stdout.splitlines():
+            name, tab, version = line.partition("\t")
+            if tab:
+                versions.setdefault(name, []).append(version)
+        packages = []
+        for name, found in versions.items():
+            # A killed transaction leaves a package installed in its old and its new version. Kernels have several
+            # versions on purpose.
+            torn = len(found) > 1 and self.owner.vendor in name
+            packages += [
+                Package(name, version, name in has_lock and is_held(name, version, locks), torn)
+                for version in ([max(found, key=order)] if torn else found)
+            ]
+        return tuple(packages)
+
+    def open(self, url: str, key: bytes) -> None:
+        if not url:
+            return
         keyring = self.make_private() / "key"
         keyring.write_bytes(key)
         asked = self._asked
@@ -63,7 +88,7 @@ class DnfBase(Manager):
             # The host may be configured to skip failing repositories (skip_if_unavailable in dnf.conf(5)).
             *(
                 "--setopt=%s.%s" % (asked, option)
-                for option in (*settings, "gpgkey=file://%s" % keyring, "retries=1", "skip_if_unavailable=0")
+                for option in (*self.owner.settings, "gpgkey=file://%s" % keyring, "retries=1", "skip_if_unavailable=0")
             ),
         )
         done = self.call([*DNF, *self._options, "makecache", "--refresh", "--repo=%s" % asked])
@@ -86,11 +111,8 @@ class DnfBase(Manager):
         super().close()
         forget_cache(self._asked)
 
-    def offered(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the versions that the repositories have of each package.
-
-        The format is VERSION-RELEASE.
-        """
+    def offered(self, names: Sequence[str], needed: Iterable[str] = ()) -> dict[str, list[str]]:
+        """Return the versions as VERSION-RELEASE. DNF itself renews old lists."""
         found: dict[str, list[str]] = {name: [] for name in names}
         form = "%{name}\\t%{version}-%{release}\\n"
         done = self.call([*DNF, *self._options, "repoquery", "--showduplicates", "--qf", form, *names])
@@ -126,6 +148,39 @@ class DnfBase(Manager):
         ]
         return list(dict.fromkeys(name.rsplit("-", 2)[0] for name in needed))
 
+    def exactly(self, name: str, version: str) -> str:
+        return "%s-%s" % (name, version)
+
+    def excluding(self, names: Sequence[str]) -> list[str]:
+        return ["--exclude=%s" % name for name in names]
+
+    def pin(self, text: str) -> None:
+        """Do nothing. DNF has no pin files."""
+
+    def plan_install(
+        self, packages: Sequence[Package], arguments: Sequence[str], unwanted: Sequence[str], is_part: IsPart
+    ) -> Transaction:
+        rows = self.simulate("--allowerasing", "install", *arguments)
+        gone = [name for action, name, _version in rows if action == "remove"]
+        rest = [name for name in dict.fromkeys(unwanted) if name not in gone]
+        known = {package.name: package for package in reversed(packages)}
+        # The removal is not simulated alone. Such a simulation would also remove the packages of the vendor that
+        # require the unwanted ones, although this transaction installs what they require.
+        needing = (
+            [name for name in self.dependents(rest) if name not in known or not is_part(known[name])] if rest else []
+        )
+        rows += [("remove", name, known[name].version if name in known else "") for name in (*rest, *needing)]
+        return _transaction(rows, known, is_part, arguments)
+
+    def plan_removal(self, packages: Sequence[Package], names: Sequence[str], is_part: IsPart) -> Transaction:
+        known = {package.name: package for package in reversed(packages)}
+        return _transaction(self.simulate("remove", *names), known, is_part, ())
+
+    def version_of(self, path: str) -> tuple[str, str]:
+        done = self.call(["rpm", "-qp", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}", path])
+        name, _, version = done.stdout.partition("\t")
+        return (name, version) if done.returncode == 0 else ("", "")
+
     # -- Changes: each method returns "" or the error ------------------------------------------------------------------
 
     @staticmethod
@@ -149,6 +204,61 @@ class DnfBase(Manager):
         done = self.call(["dnf", "--quiet", "check", "--dependencies"])
         return "" if done.returncode == 0 else complaints(done.stdout + done.stderr)
 
+    def download(self, transaction: Transaction) -> str:
+        return self.change("--allowerasing", "install", "--downloadonly", *transaction.arguments)
+
+    def refresh(self) -> None:
+        """Fetch the index of the repository in the written file.
+
+        Its first use asks a question that an unattended DNF does not answer.
+        """
+        if Path(self.owner.sources["dnf"]).exists():
+            self.call([*DNF, "makecache", "--repo=%s" % self.owner.name])
+
+    def install(self, transaction: Transaction) -> str:
+        problem = self.change(self.comment, "--allowerasing", "install", *transaction.arguments)
+        # Packages that conflict with nothing stay installed until they are removed.
+        rest = [name for name in transaction.removed if self.call(["rpm", "-q", "--quiet", name]).returncode == 0]
+        problem = problem or (self.change(self.comment, "remove", *rest) if rest else "")
+        return problem or self._release_removed(transaction)
+
+    def remove(self, transaction: Transaction) -> str:
+        return self.change(self.comment, "remove", *transaction.removed) or self._release_removed(transaction)
+
+    def reinstall(self, names: Sequence[str]) -> str:
+        return self.change(self.comment, "reinstall", *names)
+
+    def _release_removed(self, transaction: Transaction) -> str:
+        """Delete the locks of removed packages. They would remain otherwise."""
+        has_lock = locked(read_text(VERSIONLOCK) or "")
+        return self.release(transaction.removed) if has_lock.intersection(transaction.removed) else ""
+
+    def hold(self, names: Sequence[str]) -> str:
+        """Lock the packages to their installed versions. Older locks are replaced."""
+        if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:
+            problem = self.change("install", _LOCK_PLUGIN)
+            if problem:
+                return problem
+        form = "%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.*\\n"
+        installed = self.call(["rpm", "--query", "--queryformat", form, *names]).stdout.split()
+        current = (read_text(VERSIONLOCK) or "").split()
+        locks = {name: [line for line in current if locked(line) == {name}] for name in names}
+        names = [name for name in names if len(locks[name]) != 1 or locks[name][0] not in installed]
+        if not names:
+            return ""
+        # An old lock on another version would stay besides the new one and would permit both versions.
+        self.call(["dnf", "--quiet", "versionlock", "delete", *names])
+        return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
+
+    def release(self, names: Sequence[str]) -> str:
+        return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
+
+    def forget_lists(self, sources: str) -> None:
+        """Delete the data that DNF keeps about the owner's repository."""
+        forget_cache(self.owner.name)
+
+    # -- Rollback, with the history of DNF -----------------------------------------------------------------------------
+
     def mark(self) -> str:
         """Return the number of DNF's last transaction.
 
@@ -157,7 +267,11 @@ class DnfBase(Manager):
         numbers = self._history()
         return "" if numbers is None else str(max(numbers, default=0))
 
-    def undo(self, mark: str) -> str:
+    def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
+        """Save nothing. A rollback uses the history."""
+        return []
+
+    def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
         """Undo the role's own transactions after `mark`, newest first."""
         numbers = self._history() if mark else None
         if numbers is None:
@@ -179,30 +293,6 @@ class DnfBase(Manager):
         done = self.call(["dnf", "--quiet", "history", "info", str(number)])
         comments = [found[1] for found in map(_COMMENT.match, done.stdout.splitlines()) if found]
         return comments == [self.owner.name]
-
-    def hold(self, names: Sequence[str]) -> str:
-        """Lock the packages to their installed versions. Older locks are replaced."""
-        if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:
-            problem = self.change("install", _LOCK_PLUGIN)
-            if problem:
-                return problem
-        form = "%{NAME}-%{EPOCHNUM}:%{VERSION}-%{RELEASE}.*\\n"
-        installed = self.call(["rpm", "--query", "--queryformat", form, *names]).stdout.split()
-        current = _lines(VERSIONLOCK)
-        locks = {name: [line for line in current if locked(line) == {name}] for name in names}
-        names = [name for name in names if len(locks[name]) != 1 or locks[name][0] not in installed]
-        if not names:
-            return ""
-        # An old lock on another version would stay besides the new one and would permit both versions.
-        self.call(["dnf", "--quiet", "versionlock", "delete", *names])
-        return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
-
-    def release(self, names: Sequence[str]) -> str:
-        return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
-
-    def forget_lists(self, sources: str) -> None:
-        """Delete the data that DNF keeps about the owner's repository."""
-        forget_cache(self.owner.name)
 
 
 class _Patient:
@@ -248,6 +338,34 @@ def table(text: str) -> list[tuple[str, str, str]]:
     return [(kind, words[0], words[2].rpartition(":")[2]) for kind, words in rows if len(words) > 2]
 
 
+def _transaction(
+    rows: Sequence[tuple[str, str, str]], known: dict[str, Package], is_part: IsPart, arguments: Sequence[str]
+) -> Transaction:
+    """Return the transaction for these rows.
+
+    Raises PlanError if it changes a package that an administrator has locked.
+    """
+    has_lock = locked(read_text(VERSIONLOCK) or "")
+    for _action, name, _version in rows:
+        package = known.get(name)
+        if package and (package.held or name in has_lock) and not is_part(package):
+            raise PlanError(
+                "packages",
+                "this would change %s %s, which versionlock keeps" % (name, package.version),
+                "Remove its lock (dnf versionlock delete %s), or request another version. Nothing was changed." % name,
+            )
+    old = {name: known[name].version if name in known else "" for _action, name, _version in rows}
+    installs = {(name, old[name], new) for action, name, new in rows if action == "install" and old[name] != new}
+    # `repair` removes the old version of a package that is installed in two versions.
+    torn = {name for name, package in known.items() if package.broken}
+    removals = {
+        (name, version)
+        for action, name, version in rows
+        if action == "remove" and not (name in torn and version != known[name].version)
+    }
+    return Transaction("", tuple(sorted(installs)), tuple(sorted(removals)), tuple(arguments))
+
+
 def forget_cache(name: str) -> None:
     """Delete the cache that DNF has of a repository."""
     for path in Path(CACHE).glob(name + "-[0-9a-f]*"):
@@ -277,13 +395,6 @@ def is_held(name: str, version: str, text: str) -> bool:
     lines = [line.strip() for line in text.splitlines() if locked(line) == {name}]
     versions = [line.partition(":")[2] for line in lines]
     return bool(versions) and all(found == version + ".*" or "*" in found[:-2] for found in versions)
-
-
-def _lines(path: str) -> set[str]:
-    try:
-        return set(Path(path).read_text().split())
-    except OSError:
-        return set()
 
 
 def complaints(output: str) -> str:

@@ -1,24 +1,61 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define values for packages."""
+"""Define values for packages, their repository and their changes."""
 
 from __future__ import annotations
 
+import re
+from typing import Callable, Iterable
+
 from ..frozen import frozen
+
+#: Files of a repository and of its key ring, by package manager.
+_SOURCES = {"apt": "/etc/apt/sources.list.d/%s", "dnf": "/etc/yum.repos.d/%s.repo"}
+_KEYRINGS = {"apt": "/etc/apt/keyrings/%s.gpg", "dnf": "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s"}
 
 
 @frozen
 class Owner:
-    """The role that installs packages.
+    """The role that installs packages of a vendor.
 
-    It has the prefix of the role's variables, and the name of the files that the role writes.
+    `role` is the prefix of the role's variables, and `name` that of its files. `what` is the software in words, such as
+    "the driver". `vendor` is a word in the names of the vendor's packages, such as "nvidia".
     """
 
     role: str
     name: str
-    #: The software in words: "the driver" or "the toolkit".
     what: str
+    vendor: str = ""
+    #: Texts of the repository's file, with the placeholders {name}, {url}, {settings} and {keyring}.
+    apt: str = ""
+    dnf: str = ""
+    #: Settings with which DNF verifies the repository.
+    settings: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> str:
+        """Return the first line of the files that the role writes."""
+        return "# Written by Ansible (openfleet.gpu.%s); changes made here are overwritten.\n" % self.role
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Return the path of the repository's file, by package manager."""
+        # APT derives the format of a file from its suffix (sources.list(5)).
+        suffix = ".sources" if self.apt.startswith("Types:") else ".list"
+        return {"apt": _SOURCES["apt"] % self.name + suffix, "dnf": _SOURCES["dnf"] % self.name}
+
+    @property
+    def keyrings(self) -> dict[str, str]:
+        """Return the path of the repository's key ring, by package manager."""
+        return {manager: path % self.name for manager, path in _KEYRINGS.items()}
+
+    def repository(self, manager: str, url: str, keyring: str = "") -> str:
+        """Return the text of the repository's file. The default is the role's key ring."""
+        text = {"apt": self.apt, "dnf": self.dnf}[manager]
+        keyring = keyring or self.keyrings[manager]
+        settings = "\n".join(self.settings)
+        return self.head + text.format(name=self.name, url=url.rstrip("/"), settings=settings, keyring=keyring)
 
 
 @frozen
@@ -34,6 +71,40 @@ class Package:
     broken: bool = False
 
 
+#: Whether an installed package is part of the software.
+IsPart = Callable[[Package], bool]
+
+
+class PackageHost:
+    """A host with packages. Base class of each role's own host."""
+
+    packages: tuple[Package, ...]
+
+    def package(self, name: str) -> Package | None:
+        return next((package for package in self.packages if package.name == name), None)
+
+
+@frozen
+class Transaction:
+    """The changes of the package manager.
+
+    Installs are (name, old version or "", new version). Removals are (name, old version).
+    """
+
+    version: str
+    installs: tuple[tuple[str, str, str], ...] = ()
+    removals: tuple[tuple[str, str], ...] = ()
+    #: Arguments for the package manager: packages with their versions, files, or names with the suffix of a removal.
+    arguments: tuple[str, ...] = ()
+    #: Packages for the next kernel that no source offers.
+    missing: tuple[str, ...] = ()
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """Return the names of the removed packages."""
+        return tuple(name for name, _version in self.removals)
+
+
 @frozen
 class Step:
     """A step: its kind, and the packages or files that it changes (`items`)."""
@@ -41,3 +112,21 @@ class Step:
     kind: str
     text: str
     items: tuple[str, ...] = ()
+
+
+def order(version: str) -> tuple[int, ...]:
+    """Return the sort key of a version. 1.9.0 comes before 1.17.8."""
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def hold_steps(hold: bool, names: Iterable[str], held: Iterable[str]) -> list[Step]:
+    """Return the step that holds these packages, or that releases their holds.
+
+    `held` are the packages that are held after the change. If APT changes a package on request, it removes the hold.
+    """
+    held = set(held)
+    changed = tuple(name for name in names if (name in held) != hold)
+    if not changed:
+        return []
+    text = "hold %s" if hold else "release the hold of %s"
+    return [Step("hold" if hold else "release", text % ", ".join(changed), changed)]

@@ -10,7 +10,6 @@ If an engine does not start with its new configuration, its previous configurati
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from .. import durable, systemd, systemd_reload
 from ..cdi import nvidia_ctk
 from ..cdi.follow import follow
 from ..errors import ApplyError
+from ..packages.change import PackageChange
 from ..packages.host_files import read_text, read_texts
-from ..packages.model import Step
+from ..packages.model import Step, Transaction
 from ..processes.command import ask
-from . import engines, files, observe, rules
+from . import engines, files, rules
 from .model import Engine, Plan
 
 _NOTHING = "Nothing was installed."
@@ -31,22 +31,18 @@ _DOCKER_INFO = ["docker", "info", "--format", "{{json .}}"]
 _DOCKER_SECONDS, _LOOK_SECONDS = 30.0, 0.5
 
 
-class ToolkitChange:
+class ToolkitChange(PackageChange):
     """A change of the toolkit on one host."""
 
     def __init__(self, toolkit: Any, plan: Plan) -> None:
+        super().__init__(toolkit.manager, toolkit.host, toolkit.key, toolkit.call)
         self.toolkit, self.plan = toolkit, plan
-        self.call, self.manager, self.host = toolkit.call, toolkit.manager, toolkit.host
         self.record = {**self.host.record, "schema": 1}
-        self.done: list[str] = []
-        #: Previous text of each changed file. None for a new file.
-        self.before: dict[str, bytes | None] = {}
         self.units_changed = self.installed = False
 
     def run(self) -> None:
         for step in self.plan.steps:
-            told = getattr(self, "_" + step.kind)(step)
-            self.done += [] if told is False else [step.text]
+            self._do(step)
         self._remember()
 
     def _remember(self) -> None:
@@ -68,53 +64,14 @@ class ToolkitChange:
         engine = rules.BY_NAME[name]
         return engines.cdi_changes(engine, self.host.files.get(engine.config, ""), read_text(engine.config) or "")
 
-    def _must(self, problem: str, where: str, what: str, cure: str, outcome: str = "unknown") -> None:
-        if problem:
-            raise ApplyError(where, "%s: %s" % (what, problem), cure, outcome=outcome, steps_done=self.done)
-
     # -- Files ---------------------------------------------------------------------------------------------------------
 
     def _put(self, path: str, content: bytes | None) -> None:
-        """Replace a file atomically and keep its mode, owner and label.
-
-        If `content` is None, the file is deleted.
-        """
-        target = Path(path)
-        if path not in self.before:
-            self.before[path] = target.read_bytes() if target.exists() else None
-        try:
-            if content is None:
-                target.unlink(missing_ok=True)
-            else:
-                target = target.resolve()
-                target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-                former = target.stat() if target.exists() else None
-                with durable.replacing(target, former.st_mode & 0o7777 if former else 0o644) as file:
-                    if former:
-                        os.fchown(file.fileno(), former.st_uid, former.st_gid)
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                if observe.is_installed("restorecon"):
-                    self.call(["restorecon", str(target)])
-        except OSError as error:
-            self._must(str(error), path, "it cannot be written", durable.cure_of(error))
+        super()._put(path, content)
         self.units_changed |= path in files.UNITS
 
-    def _put_back(self) -> None:
-        for path, content in self.before.items():
-            self._put(path, content)
-
-    def _key(self, step: Step) -> None:
-        self._put(files.KEYRINGS[self.host.manager], self.toolkit.key)
-
-    def _write(self, step: Step) -> None:
-        self._put(step.items[0], step.items[1].encode())
-
     def _delete(self, step: Step) -> None:
-        self._put(step.items[0], None)
-        if step.items[0] == files.SOURCES[self.host.manager]:
-            self.manager.forget_lists(self.host.files.get(step.items[0], ""))
+        super()._delete(step)
         if step.items[0] == files.SETTINGS:
             with contextlib.suppress(OSError):
                 # The folder is kept if the service has other settings in it.
@@ -130,30 +87,25 @@ class ToolkitChange:
 
     def _install(self, step: Step) -> None:
         try:
-            paths = self.toolkit.packages() if self.toolkit.request.source == "files" else []
+            transaction = self.plan.transaction or Transaction("", arguments=tuple(self.toolkit.packages()))
         except ApplyError:
             self._put_back()
             raise
-        problem = self.manager.refresh() if self.toolkit.request.source == "repository" else ""
-        problem = problem or self.manager.download(step.items[0], paths)
+        problem = self.manager.download(transaction)
         if problem:
             self._put_back()
             cure = "Check that the repository is reachable, then run again. %s" % _NOTHING
             self._must(problem, "packages", "they could not be downloaded", cure, outcome="old")
         self._reload_units()
-        problem = self.manager.install(step.items[0], paths)
+        self.manager.refresh()
+        problem = self.manager.install(transaction)
         cure = "See the package manager's log. The next run completes the installation."
         self._must(problem, "packages", "they could not be installed", cure)
         self.installed = True
 
     def _remove(self, step: Step) -> None:
-        self._must(self.manager.remove(step.items), "packages", "they could not be removed", "See what it says.")
-
-    def _hold(self, step: Step) -> None:
-        self._must(self.manager.hold(step.items), "packages", "they could not be held", "See what it says.")
-
-    def _release(self, step: Step) -> None:
-        self._must(self.manager.release(step.items), "packages", "they are still held", "See what it says.")
+        problem = self.manager.remove(self.plan.transaction) if self.plan.transaction else ""
+        self._must(problem, "packages", "they could not be removed", "See what it says.")
 
     def _selinux(self, step: Step) -> None:
         done = self.call(["setsebool", "-P", "container_use_devices", step.items[0]])

@@ -9,9 +9,7 @@ from typing import Mapping
 
 from .rules import OWNER
 
-NAME = OWNER.name
-SOURCES = {"apt": "/etc/apt/sources.list.d/%s.list" % NAME, "dnf": "/etc/yum.repos.d/%s.repo" % NAME}
-KEYRINGS = {"apt": "/etc/apt/keyrings/%s.gpg" % NAME, "dnf": "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s" % NAME}
+SOURCES, KEYRINGS = OWNER.sources, OWNER.keyrings
 
 #: The units have the same names as the toolkit's own units. After a change of MIG devices, follow.py restarts the
 #: service by this name, whichever package it is from.
@@ -23,7 +21,7 @@ UNITS = (REFRESH_SERVICE, REFRESH_PATH, SETTINGS)
 ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 
-HEAD = "# Written by Ansible (openfleet.gpu.container_toolkit); changes made here are overwritten.\n"
+HEAD = OWNER.head
 
 #: Folder and architecture in NVIDIA's repository. One repository serves all distributions with the same package manager
 #: (https://nvidia.github.io/libnvidia-container/stable/deb/nvidia-container-toolkit.list, and rpm/….repo).
@@ -37,27 +35,6 @@ ARCHITECTURES = {
 def repository_url(url: str, manager: str, machine: str) -> str:
     architecture = ARCHITECTURES[manager].get(machine, machine)
     return url.format(family=FAMILIES[manager], architecture=architecture).rstrip("/")
-
-
-#: NVIDIA does not sign the RPM packages, but the repository's metadata, which has the packages' checksums.
-#: repo_gpgcheck verifies the metadata, as in NVIDIA's own .repo file.
-VERIFIED = ("repo_gpgcheck=1", "gpgcheck=0")
-
-
-def sources(manager: str, url: str, keyring: str) -> str:
-    """Return the file that adds the repository to the package manager.
-
-    For APT, the repository is flat: it has a path and no components (sources.list(5)).
-    """
-    if manager == "apt":
-        return "%sdeb [signed-by=%s] %s /\n" % (HEAD, keyring, url)
-    return "%s[%s]\nname=NVIDIA Container Toolkit\nbaseurl=%s\nenabled=1\n%s\ngpgkey=file://%s\nsslverify=1\n" % (
-        HEAD,
-        NAME,
-        url,
-        "\n".join(VERIFIED),
-        keyring,
-    )
 
 
 def refresh_service() -> str:
@@ -157,7 +134,7 @@ def wanted(
     """Return every desired file (text by path)."""
     found = {}
     if source == "repository":
-        found[SOURCES[manager]] = sources(manager, url, KEYRINGS[manager])
+        found[SOURCES[manager]] = OWNER.repository(manager, url)
     if cdi and own_units:
         found[REFRESH_SERVICE], found[REFRESH_PATH] = refresh_service(), refresh_path()
     if cdi:

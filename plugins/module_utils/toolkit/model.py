@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from ..frozen import frozen
-from ..packages.model import Package, Step
+from ..packages.model import Package, PackageHost, Step, Transaction
 
 
 @frozen
@@ -40,7 +40,7 @@ class Unit:
 
 
 @frozen
-class Host:
+class Host(PackageHost):
     """The current state of the host.
 
     Versions are those of the package manager, such as 1.18.2-1.
@@ -73,9 +73,6 @@ class Host:
     #: The record that earlier runs wrote (Toolkit.record).
     record: dict = field(default_factory=dict)
 
-    def package(self, name: str) -> Package | None:
-        return next((package for package in self.packages if package.name == name), None)
-
 
 @frozen
 class Request:
@@ -107,3 +104,5 @@ class Plan:
     steps: tuple[Step, ...]
     pending: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    #: The changes of packages. None if there are none, or if they come from files.
+    transaction: Transaction | None = None

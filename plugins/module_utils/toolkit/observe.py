@@ -9,12 +9,13 @@ import json
 import platform
 import re
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Mapping
 
 from .. import systemd
 from ..cdi import nvidia_ctk
 from ..packages import keys
 from ..packages.host_files import read_text, read_texts
+from ..packages.registry import PackageManager
 from ..processes.command import Run, program, run_tool
 from ..processes.command import ask as ask_tool
 from . import engines, files, rules
@@ -26,7 +27,7 @@ _MODULE = re.compile(r"/(nvidia|nvidia-current)\.ko")
 _SECONDS = 120
 
 
-def look(manager: Any, request: Request, environment: Mapping[str, str], record: dict, call: Run) -> Host:
+def look(manager: PackageManager, request: Request, environment: Mapping[str, str], record: dict, call: Run) -> Host:
     """Return the current state of the host.
 
     `environment` has the service's settings for specifications.
@@ -34,7 +35,7 @@ def look(manager: Any, request: Request, environment: Mapping[str, str], record:
     wanted = [files.SOURCES[manager.manager], *files.UNITS]
     wanted += [path for engine in rules.ENGINES for path in (engine.config, engine.drop_in) if path]
     texts = read_texts(wanted)
-    packages = manager.packages()
+    packages = manager.installed(rules.PACKAGES)
     version = rules.installed(packages)
     found = tuple(engine.name for engine in rules.ENGINES if is_installed(engine.binary))
     units = _units(call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Iterable, Mapping, Sequence
 
 from ..packages import keys
-from ..packages.model import Step
+from ..packages.model import Step, Transaction, hold_steps
 from . import engines, files, rules
 from .model import Engine, Host, Plan, Request
 
@@ -28,7 +28,14 @@ def moves(host: Host, request: Request, wanted: Mapping[str, str], trusted: Sequ
     )
 
 
-def present(host: Host, request: Request, version: str, wanted: Mapping[str, str], trusted: Sequence[str]) -> Plan:
+def present(
+    host: Host,
+    request: Request,
+    version: str,
+    wanted: Mapping[str, str],
+    trusted: Sequence[str],
+    transaction: Transaction | None = None,
+) -> Plan:
     """Return the steps that install this full version with these files.
 
     Raises PlanError if this is impossible.
@@ -43,7 +50,8 @@ def present(host: Host, request: Request, version: str, wanted: Mapping[str, str
     steps += _writes(host, wanted)
     if changes:
         steps.append(Step("install", _install_text(host, version), (version,)))
-    steps += _holds(host, request, changes)
+    held = {package.name for package in host.packages if package.held and not changes}
+    steps += hold_steps(request.hold, rules.PACKAGES, held)
     if host.selinux_denies and request.selinux_boolean:
         steps.append(
             Step("selinux", "permit containers to use devices (SELinux boolean container_use_devices)", ("on",))
@@ -56,7 +64,7 @@ def present(host: Host, request: Request, version: str, wanted: Mapping[str, str
         if not host.driver:
             notes.append("no driver for the running kernel, so the CDI specification will be written once it has one")
     steps += effects
-    return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)))
+    return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)), transaction)
 
 
 def _install_text(host: Host, version: str) -> str:
@@ -82,16 +90,6 @@ def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
     if files.SOURCES[host.manager] not in wanted and host.key_fingerprints:
         steps.append(Step("delete", "delete %s" % files.KEYRINGS[host.manager], (files.KEYRINGS[host.manager],)))
     return steps
-
-
-def _holds(host: Host, request: Request, changes: bool) -> list[Step]:
-    held = {package.name for package in host.packages if package.held}
-    if request.hold:
-        # If apt changes a package on request, it removes the hold of the package.
-        names = tuple(name for name in rules.PACKAGES if changes or name not in held)
-        return [Step("hold", "hold %s" % ", ".join(names), names)] if names else []
-    names = tuple(name for name in rules.PACKAGES if name in held and not changes)
-    return [Step("release", "release the hold of %s" % ", ".join(names), names)] if names else []
 
 
 def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple[list[Step], list[Step], list[str]]:
@@ -168,7 +166,7 @@ def _specification(host: Host, changes: bool) -> list[Step]:
 # -- Removal ----------------------------------------------------------------------------------------------------
 
 
-def absent(host: Host, request: Request) -> Plan:
+def absent(host: Host, request: Request, transaction: Transaction | None = None) -> Plan:
     steps, effects, pending = [], [], []
     noted = host.record.get("engines", {})
     for engine in rules.ENGINES:
@@ -200,4 +198,4 @@ def absent(host: Host, request: Request) -> Plan:
         steps.append(Step("selinux", "forbid containers to use devices (container_use_devices)", ("off",)))
     left = [path for path in host.specs if path != files.SPECIFICATION]
     notes = ["%s remains, and refers to hooks of the toolkit. Delete it if it is not used" % path for path in left]
-    return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)))
+    return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)), transaction)

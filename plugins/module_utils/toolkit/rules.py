@@ -13,10 +13,22 @@ import re
 from typing import Iterable, Mapping, Sequence
 
 from ..errors import PlanError
-from ..packages.model import Owner, Package
+from ..packages.model import Owner, Package, order
 from .model import Engine, Host, Request
 
-OWNER = Owner("container_toolkit", "openfleet-container-toolkit", "the toolkit")
+OWNER = Owner(
+    "container_toolkit",
+    "openfleet-container-toolkit",
+    "the toolkit",
+    "nvidia",
+    # The repository is flat: it has a path and no components (sources.list(5)).
+    apt="deb [signed-by={keyring}] {url} /\n",
+    dnf="[{name}]\nname=NVIDIA Container Toolkit\nbaseurl={url}\nenabled=1\n{settings}\ngpgkey=file://{keyring}\n"
+    "sslverify=1\n",
+    # NVIDIA does not sign the RPM packages, but the repository's metadata, which has the packages' checksums.
+    # repo_gpgcheck verifies the metadata, as in NVIDIA's own .repo file.
+    settings=("repo_gpgcheck=1", "gpgcheck=0"),
+)
 
 #: Packages that all have the same version, in the order of their dependencies. They require each other in exactly this
 #: version (guide, "install-guide.html").
@@ -61,11 +73,6 @@ def check_version(asked: str) -> None:
         )
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """Return the sort key of a version. 1.9.0 comes before 1.17.8."""
-    return tuple(int(number) for number in re.findall(r"\d+", version))
-
-
 def is_version(version: str, asked: str) -> bool:
     """Return whether a package version is the requested one.
 
@@ -90,9 +97,9 @@ def choose(offered: Mapping[str, Sequence[str]], asked: str) -> str:
     Raises PlanError if there is none.
     """
     common = set.intersection(*map(set, offered.values()))
-    fitting = sorted((found for found in common if is_version(found, asked)), key=numbers)
+    fitting = sorted((found for found in common if is_version(found, asked)), key=order)
     if not fitting:
-        there = sorted(common, key=numbers, reverse=True)
+        there = sorted(common, key=order, reverse=True)
         raise PlanError(
             "container_toolkit_version",
             "the sources do not have all packages of the toolkit in version %s" % asked,
@@ -102,11 +109,11 @@ def choose(offered: Mapping[str, Sequence[str]], asked: str) -> str:
 
 
 def keeps_specification(version: str) -> bool:
-    return numbers(version)[:2] >= _UNIT_AND_DROP_IN_SINCE
+    return order(version)[:2] >= _UNIT_AND_DROP_IN_SINCE
 
 
 def has_drop_in(engine: Engine, version: str) -> bool:
-    return bool(engine.drop_in) and numbers(version)[:2] >= _UNIT_AND_DROP_IN_SINCE
+    return bool(engine.drop_in) and order(version)[:2] >= _UNIT_AND_DROP_IN_SINCE
 
 
 def engines(host: Host, request: Request) -> tuple[Engine, ...]:
@@ -158,6 +165,11 @@ def takes_effect_by(engine: Engine, host: Host, policy: str, cdi_changed: bool) 
     else:
         harmless = unit.children_stay
     return "restart" if harmless else "pending"
+
+
+def is_part(package: Package) -> bool:
+    """Return whether a package is part of the toolkit."""
+    return package.name in PACKAGES
 
 
 def check_removals(removals: Iterable[str], allowed: Iterable[str], action: str) -> None:

@@ -13,11 +13,11 @@ from .. import durable, systemd_reload
 from ..errors import ApplyError, PlanError
 from ..packages import keys, minimum_versions
 from ..packages.family import package_manager
+from ..packages.model import Transaction
+from ..packages.registry import MANAGERS, PackageManager
 from ..processes.command import Run, run_to_end
 from . import files, observe, plan, rules
 from .apply import ToolkitChange
-from .apt import Apt
-from .dnf import Dnf
 from .model import Host, Plan, Request
 
 RECORD = "container-toolkit.json"
@@ -33,7 +33,7 @@ class Toolkit:
 
     def __init__(self, params: dict[str, Any], call: Run = run_to_end) -> None:
         self.params, self.call = params, call
-        self.manager: Any = _manager(call)
+        self.manager = _manager(call)
         self.request = _request(params)
         self.record_path = Path(params["state_directory"]) / RECORD
         self.trusted = keys.normal(params["repository"].get("fingerprints") or ())
@@ -63,20 +63,21 @@ class Toolkit:
                 "Request %s or later." % minimum_versions.TOOLKIT[-1].version,
             )
         self.host = self.look()
+        transaction = None
         if not self.request.version:
             names = [package.name for package in self.host.packages]
             if names:
-                removals = self.manager.removals_of_removing(names)
-                rules.check_removals(removals, self.request.allow_removal, "remove")
-            return plan.absent(self.host, self.request)
+                transaction = self.manager.plan_removal(self.host.packages, names, rules.is_part)
+                rules.check_removals(transaction.removed, self.request.allow_removal, "remove")
+            return plan.absent(self.host, self.request, transaction)
         self.wanted = self._wanted()
         rules.engines(self.host, self.request)
         installs = plan.installs(self.host, self.request)
         if installs or plan.moves(self.host, self.request, self.wanted, self.trusted):
-            self._ask(installs)
+            transaction = self._ask(installs)
         else:
             self.version = rules.installed(self.host.packages)
-        return plan.present(self.host, self.request, self.version, self.wanted, self.trusted)
+        return plan.present(self.host, self.request, self.version, self.wanted, self.trusted, transaction)
 
     def _wanted(self) -> dict[str, str]:
         return files.wanted(
@@ -91,20 +92,25 @@ class Toolkit:
     def _url(self) -> str:
         return files.repository_url(self.params["repository"]["url"], self.host.manager, self.host.architecture)
 
-    def _ask(self, installs: bool) -> None:
+    def _ask(self, installs: bool) -> Transaction | None:
+        """Choose the version, and return the changes of packages."""
         if self.request.source == "files":
             # The package files are read when they are on the host.
             self.version = self.request.version
-            return
+            return None
+        url = ""
         if self.request.source == "repository":
-            keyring, given = files.KEYRINGS[self.host.manager], self.params["repository"]
-            self.key = keys.verified(
-                rules.OWNER, keyring, self.trusted, given.get("key") or "", given.get("key_url") or ""
-            )
-            self.manager.open(self._url(), self.key)
-        self.version = self.manager.choose(self.request.version)
-        if installs:
-            rules.check_removals(self.manager.removals(self.version), self.request.allow_removal, "install")
+            url, given = self._url(), self.params["repository"]
+            keyring, key = files.KEYRINGS[self.host.manager], given.get("key") or ""
+            self.key = keys.verified(rules.OWNER, keyring, self.trusted, key, given.get("key_url") or "")
+        self.manager.open(url, self.key)
+        self.version = rules.choose(self.manager.offered(rules.PACKAGES, needed=rules.PACKAGES), self.request.version)
+        if not installs:
+            return None
+        arguments = [self.manager.exactly(name, self.version) for name in rules.PACKAGES]
+        transaction = self.manager.plan_install(self.host.packages, arguments, (), rules.is_part)
+        rules.check_removals(transaction.removed, self.request.allow_removal, "install")
+        return transaction
 
     # -- Results -------------------------------------------------------------------------------------------------------
 
@@ -165,10 +171,10 @@ class Toolkit:
         }
 
 
-def _manager(call: Run) -> Any:
+def _manager(call: Run) -> PackageManager:
     manager = package_manager()
     if manager:
-        return {"apt": Apt, "dnf": Dnf}[manager](call)
+        return MANAGERS[manager](rules.OWNER, call)
     raise PlanError("this host", "it has neither apt nor dnf", "container_toolkit supports no other package manager.")
 
 

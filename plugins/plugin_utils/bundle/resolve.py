@@ -13,9 +13,10 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from typing import Any, Callable, Iterable, Sequence
+from typing import Iterable, Sequence
 
 from ...module_utils.driver import rules as driver_rules
+from ...module_utils.packages.model import order
 from ...module_utils.toolkit import rules as toolkit_rules
 from .model import Ask, BundleError, Candidate, Relation
 
@@ -69,12 +70,10 @@ def choose(ask: Ask, index: Index) -> str:
     if ask.role == "nvidia_driver":
         offered = [version for version in map(driver_rules.upstream, offered) if version]
         fitting = [version for version in offered if driver_rules.satisfies(version, ask.version)]
-        order: Callable[[str], Any] = driver_rules.order
     else:
         for name in ask.locked[1:]:
             offered = [version for version in offered if version in {other.version for other in index.named(name)}]
         fitting = [version for version in offered if toolkit_rules.is_version(version, ask.version)]
-        order = toolkit_rules.numbers
     if not fitting:
         available = sorted(set(offered), key=order, reverse=True)
         raise BundleError(

@@ -73,8 +73,8 @@ def test_apt_of_a_host_installs_everything_from_the_bundle(site, serve, tmp_path
     toolkit = toolkit_files.repository_url(values["container_toolkit_repository_url"], "apt", "x86_64")
     for name, key in (("driver", DRIVER + "3bf863cc.pub"), ("toolkit", "repositories/container-toolkit/gpgkey")):
         (tmp_path / (name + ".gpg")).write_bytes(binary((site.bundle / key).read_bytes()))
-    host.write("sources/driver.sources", driver_files.sources(driver, str(tmp_path / "driver.gpg")))
-    host.write("sources/toolkit.list", toolkit_files.sources("apt", toolkit, str(tmp_path / "toolkit.gpg")))
+    host.write("sources/driver.sources", driver_files.OWNER.repository("apt", driver, str(tmp_path / "driver.gpg")))
+    host.write("sources/toolkit.list", toolkit_files.OWNER.repository("apt", toolkit, str(tmp_path / "toolkit.gpg")))
     host.write("preferences/driver", driver_files.preferences("580.105.08", PINNED))
     updated = host.apt("update", "--error-on=any")
     assert updated.returncode == 0, updated.stderr
@@ -98,7 +98,7 @@ def test_apt_refuses_a_changed_bundle(site, serve, tmp_path):
     host = AptHost(tmp_path / "host", [])
     (tmp_path / "key.gpg").write_bytes(binary((site.bundle / DRIVER / "3bf863cc.pub").read_bytes()))
     address = url.format(directory="debian12", architecture="x86_64")
-    host.write("sources/driver.sources", driver_files.sources(address, str(tmp_path / "key.gpg")))
+    host.write("sources/driver.sources", driver_files.OWNER.repository("apt", address, str(tmp_path / "key.gpg")))
     updated = host.apt("update", "--error-on=any")
     assert updated.returncode != 0
     assert "unexpected size" in updated.stderr or "Hash Sum mismatch" in updated.stderr

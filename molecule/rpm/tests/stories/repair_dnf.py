@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Repair this host's packages like a role, and print problems and repairs as JSON.
+"""Plan and repair this host's packages like a role. Print the results as JSON.
 
 The first argument is the name of the role.
 """
@@ -13,8 +13,10 @@ import subprocess
 import sys
 
 COLLECTION = "ansible_collections.openfleet.gpu.plugins.module_utils"
-toolkit = importlib.import_module(COLLECTION + ".toolkit.dnf").Dnf()
-manager = importlib.import_module("%s.%s.dnf" % (COLLECTION, sys.argv[1])).Dnf()
+Dnf = importlib.import_module(COLLECTION + ".packages.dnf").Dnf
+rules = importlib.import_module(COLLECTION + ".toolkit.rules")
+toolkit = Dnf(rules.OWNER)
+manager = Dnf(importlib.import_module("%s.%s.rules" % (COLLECTION, sys.argv[1])).OWNER)
 
 
 def versions() -> dict:
@@ -27,11 +29,26 @@ def versions() -> dict:
     return found
 
 
-result = {"broken": sorted(package.name for package in toolkit.packages() if package.broken)}
+def plan(version: str):
+    arguments = [toolkit.exactly(name, version) for name in rules.PACKAGES]
+    return toolkit.plan_install(toolkit.installed(rules.PACKAGES), arguments, (), rules.is_part)
+
+
+def broken() -> list:
+    return sorted(package.name for package in toolkit.installed(rules.PACKAGES) if package.broken)
+
+
+result = {"broken": broken()}
+# A role plans before it repairs.
+planned = plan("1.18.2-1")
+result["removed"] = planned.removed
 result["repair"] = manager.repair()
 result["repaired"] = versions()
-result["still_broken"] = [package.name for package in toolkit.packages() if package.broken]
-result["install"] = toolkit.install("1.18.2-1")
+result["still_broken"] = broken()
+result["install"] = toolkit.download(planned) or toolkit.install(planned)
 result["installed"] = versions()
+planned = plan("1.17.8-1")
+result["downgrade"] = toolkit.download(planned) or toolkit.install(planned)
+result["downgraded"] = versions()
 result["check"] = subprocess.run(["dnf", "--quiet", "check"], stdout=subprocess.PIPE, text=True).stdout
 print(json.dumps(result))

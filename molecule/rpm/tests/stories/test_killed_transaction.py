@@ -57,4 +57,6 @@ def test_next_run_repairs_a_killed_transaction(role, place):
     expected = {name: ["1.18.2"] if name in in_two_versions else ["1.17.8"] for name in NAMES}
     assert found["repaired"] == expected
     assert found["install"] == "" and found["installed"] == {name: ["1.18.2"] for name in NAMES}
+    assert found["removed"] == []
+    assert found["downgrade"] == "" and found["downgraded"] == {name: ["1.17.8"] for name in NAMES}
     assert found["check"] == ""

@@ -86,7 +86,7 @@ class Dnf:
     """DNF. Locks by administrators (versionlock) apply, and a failed change is undone."""
 
     def __init__(self, call: Run = run_to_end) -> None:
-        self._dnf = dnf.DnfBase(OWNER, call)
+        self._dnf = dnf.Dnf(OWNER, call)
 
     def installed_version(self, package: str) -> str:
         return max(self._versions(package), default="")
@@ -146,7 +146,7 @@ class Dnf:
         mark = self._dnf.mark()
         problem = self._dnf.change(self._dnf.comment, *command)
         if problem:
-            left = self._dnf.undo(mark)
+            left = self._dnf.put_back((), (), mark)
             state = "and could not be undone: %s" % left if left else "and was undone"
             self._must(problem, "the packages could not be changed (dnf %s), %s" % (" ".join(command), state))
 
