@@ -70,6 +70,27 @@ def test_one_runner_runs_commands():
         assert not used & calls, path
 
 
+#: Files that run a package manager.
+PACKAGE_MANAGERS = {
+    "module_utils/packages/apt.py": "the engine for all vendors",
+    "module_utils/packages/dnf.py": "the engine for all vendors",
+    "module_utils/packages/family.py": "names of the package managers",
+    "module_utils/processes/command.py": "their time limits",
+    "module_utils/driver/repack.py": "a package file that no source offers any more",
+    "module_utils/install/exporter/managers.py": "packages that a site may lock and share with other programs",
+}
+PACKAGE_TOOLS = {"apt-get", "apt-mark", "apt-cache", "dpkg", "dpkg-query", "dpkg-deb", "dnf", "rpm"}
+
+
+def test_one_engine_runs_package_managers():
+    def runs(node: ast.AST) -> bool:
+        words = node.elts if isinstance(node, (ast.List, ast.Tuple)) else []
+        return len(words) > 1 and isinstance(words[0], ast.Constant) and words[0].value in PACKAGE_TOOLS
+
+    found = {path for path, tree in trees() if path.startswith("module_utils") and any(map(runs, ast.walk(tree)))}
+    assert found == set(PACKAGE_MANAGERS)
+
+
 def _is(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 

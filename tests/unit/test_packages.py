@@ -8,11 +8,22 @@ import subprocess
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
-from ansible_collections.openfleet.gpu.plugins.module_utils.packages import apt, dnf, keys
-from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Owner, Package
+from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages import apt, dnf, keys, model
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.change import PackageChange
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Owner, Package, Step
 
 OWNER = Owner("some_role", "openfleet-some", "something", "some")
+#: Another vendor. Its software is only this value.
+AMD = Owner(
+    "amd_driver",
+    "openfleet-amd",
+    "the driver",
+    "amdgpu",
+    apt="deb [signed-by={keyring}] {url} jammy main\n",
+    dnf="[{name}]\nbaseurl={url}\n{settings}\ngpgkey=file://{keyring}\n",
+    settings=("gpgcheck=1",),
+)
 
 
 def answers(code=0, output="", errors=""):
@@ -107,3 +118,46 @@ def test_only_errors_of_apt_are_shown(said, expected):
 def test_a_versionlock_is_read_by_name():
     text = "# comment\none-0:1.2-3.*\ntwo-more-2:4-5.*\n!three-0:1-1.*\n"
     assert dnf.locked(text) == {"one", "two-more"}
+
+
+def test_a_repository_of_any_vendor_has_its_own_files():
+    assert AMD.sources == {
+        "apt": "/etc/apt/sources.list.d/openfleet-amd.list",
+        "dnf": "/etc/yum.repos.d/openfleet-amd.repo",
+    }
+    head = "# Written by Ansible (openfleet.gpu.amd_driver); changes made here are overwritten.\n"
+    key = "/etc/apt/keyrings/openfleet-amd.gpg"
+    assert (
+        AMD.repository("apt", "https://a.example.org/")
+        == head + "deb [signed-by=%s] https://a.example.org jammy main\n" % key
+    )
+    assert AMD.repository("dnf", "https://a.example.org", "/k") == (
+        head + "[openfleet-amd]\nbaseurl=https://a.example.org\ngpgcheck=1\ngpgkey=file:///k\n"
+    )
+
+
+def test_packages_of_any_vendor_in_two_versions_are_broken(monkeypatch, tmp_path):
+    monkeypatch.setattr(dnf, "VERSIONLOCK", str(tmp_path / "none"))
+    rows = "kernel\t1-1\nkernel\t2-1\namdgpu-dkms\t6.9.1-1\namdgpu-dkms\t6.10.0-1\n"
+    assert dnf.Dnf(AMD, answers(0, rows)).installed() == (
+        Package("kernel", "1-1"),
+        Package("kernel", "2-1"),
+        Package("amdgpu-dkms", "6.10.0-1", broken=True),
+    )
+
+
+def test_a_failed_change_leaves_the_former_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "_KEYRINGS", {"apt": str(tmp_path / "%s.gpg")})
+    old, new = tmp_path / "old.list", tmp_path / "folder" / "new.list"
+    old.write_text("old")
+    old.chmod(0o600)
+    changed = PackageChange(apt.Apt(AMD, answers()), None, b"key", answers())
+    for step in (Step("key", "k"), Step("write", "w", (str(old), "two")), Step("write", "n", (str(new), "three"))):
+        changed._do(step)
+    assert changed.done == ["k", "w", "n"]
+    assert [(tmp_path / "openfleet-amd.gpg").read_bytes(), old.read_text(), new.read_text()] == [b"key", "two", "three"]
+    assert old.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ApplyError, match="it cannot be written"):
+        changed._do(Step("write", "below a file", (str(old / "file"), "")))
+    changed._put_back()
+    assert (old.read_text(), new.exists(), (tmp_path / "openfleet-amd.gpg").exists()) == ("old", False, False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Iterable, Mapping, Sequence
 
 from ..packages import keys
-from ..packages.model import Step, Transaction, hold_steps
+from ..packages.model import Step, hold_steps
 from . import engines, files, rules
 from .model import Engine, Host, Plan, Request
 
@@ -28,14 +28,7 @@ def moves(host: Host, request: Request, wanted: Mapping[str, str], trusted: Sequ
     )
 
 
-def present(
-    host: Host,
-    request: Request,
-    version: str,
-    wanted: Mapping[str, str],
-    trusted: Sequence[str],
-    transaction: Transaction | None = None,
-) -> Plan:
+def present(host: Host, request: Request, version: str, wanted: Mapping[str, str], trusted: Sequence[str]) -> Plan:
     """Return the steps that install this full version with these files.
 
     Raises PlanError if this is impossible.
@@ -64,7 +57,7 @@ def present(
         if not host.driver:
             notes.append("no driver for the running kernel, so the CDI specification will be written once it has one")
     steps += effects
-    return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)), transaction)
+    return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)))
 
 
 def _install_text(host: Host, version: str) -> str:
@@ -166,7 +159,7 @@ def _specification(host: Host, changes: bool) -> list[Step]:
 # -- Removal ----------------------------------------------------------------------------------------------------
 
 
-def absent(host: Host, request: Request, transaction: Transaction | None = None) -> Plan:
+def absent(host: Host, request: Request) -> Plan:
     steps, effects, pending = [], [], []
     noted = host.record.get("engines", {})
     for engine in rules.ENGINES:
@@ -198,4 +191,4 @@ def absent(host: Host, request: Request, transaction: Transaction | None = None)
         steps.append(Step("selinux", "forbid containers to use devices (container_use_devices)", ("off",)))
     left = [path for path in host.specs if path != files.SPECIFICATION]
     notes = ["%s remains, and refers to hooks of the toolkit. Delete it if it is not used" % path for path in left]
-    return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)), transaction)
+    return Plan(tuple(steps), tuple(pending), tuple(notes + _pending_notes(pending)))

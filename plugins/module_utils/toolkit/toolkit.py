@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Toolkit:
             if names:
                 transaction = self.manager.plan_removal(self.host.packages, names, rules.is_part)
                 rules.check_removals(transaction.removed, self.request.allow_removal, "remove")
-            return plan.absent(self.host, self.request, transaction)
+            return replace(plan.absent(self.host, self.request), transaction=transaction)
         self.wanted = self._wanted()
         rules.engines(self.host, self.request)
         installs = plan.installs(self.host, self.request)
@@ -77,7 +78,8 @@ class Toolkit:
             transaction = self._ask(installs)
         else:
             self.version = rules.installed(self.host.packages)
-        return plan.present(self.host, self.request, self.version, self.wanted, self.trusted, transaction)
+        made = plan.present(self.host, self.request, self.version, self.wanted, self.trusted)
+        return replace(made, transaction=transaction)
 
     def _wanted(self) -> dict[str, str]:
         return files.wanted(
