@@ -79,8 +79,8 @@ def test_dnf_installs_exact_versions_with_verified_metadata(locks, version):
     assert "--setopt=openfleet-container-toolkit-asked.repo_gpgcheck=1" in machine.commands[0]
     with pytest.raises(PlanError, match=r"Available: 1\.18\.2-1, 1\.17\.8-1"):
         rules.choose(manager.offered(rules.PACKAGES), "1.19.0")
-    exact = [manager.exactly(name, version) for name in rules.PACKAGES]
-    transaction = manager.plan_install((), exact, (), rules.is_part)
+    exact = [manager.exactly % (name, version) for name in rules.PACKAGES]
+    transaction = manager.plan_install((), exact, rules.is_part)
     assert transaction.installs == tuple(sorted((name, "", version) for name in rules.PACKAGES))
     assert manager.download(transaction) == "" and manager.install(transaction) == ""
     assert machine.commands[-1][-4:] == ["%s-%s" % (name, version) for name in rules.PACKAGES]
@@ -93,7 +93,7 @@ def test_a_removal_that_dnf_predicts_needs_permission(locks):
         "Installing:\n %s x86_64 1.18.2-1 r 1 k\n     replacing  nvidia-docker2.noarch 2.14.0-1\n" % rules.PACKAGES[0]
     )
     manager = Dnf(Machine(**{"--assumeno": (1, table, "Operation aborted.")}))
-    transaction = manager.plan_install((), ["%s-1.18.2-1" % rules.PACKAGES[0]], (), rules.is_part)
+    transaction = manager.plan_install((), ["%s-1.18.2-1" % rules.PACKAGES[0]], rules.is_part)
     with pytest.raises(PlanError, match="to install the toolkit, nvidia-docker2 would have to be removed"):
         rules.check_removals(transaction.removed, (), "install")
     rules.check_removals(transaction.removed, ["nvidia-docker2"], "install")
@@ -105,7 +105,7 @@ def test_the_old_version_of_a_torn_package_is_no_removal(locks):
     table = "Removing:\n %s x86_64 1.17.8-1 @System 1 k\n" % torn
     manager = Dnf(Machine(**{"--assumeno": (1, table, "Operation aborted.")}))
     packages = [Package(torn, "1.18.2-1", broken=True)]
-    assert manager.plan_install(packages, ["%s-1.18.2-1" % torn], (), rules.is_part).removals == ()
+    assert manager.plan_install(packages, ["%s-1.18.2-1" % torn], rules.is_part).removals == ()
 
 
 def test_package_in_two_versions_is_broken(locks):

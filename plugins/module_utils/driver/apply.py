@@ -89,12 +89,8 @@ class DriverChange(PackageChange):
     def _steps(self, *kinds: str) -> list[Step]:
         return [step for step in self.plan.steps if step.kind in kinds]
 
-    def _driver_must(
-        self, problem: str, what: str, steps: Sequence[Step], cure: str = "See the package manager's log."
-    ) -> None:
-        """Raise ApplyError if there is a problem. Otherwise the steps are done."""
+    def _driver_must(self, problem: str, what: str, cure: str = "See the package manager's log.") -> None:
         self._must(problem, "driver", what, cure)
-        self.done += [step.text for step in steps]
 
     # -- steps that can be rolled back ----------------------------------------------------------------------------------------
 
@@ -130,7 +126,7 @@ class DriverChange(PackageChange):
     def _change(self, packages: Sequence[Step]) -> None:
         transaction = self.plan.transaction
         for step in self._steps("uninstall"):
-            self._driver_must(self._run_installer(step), "the installer's driver could not be removed", [step])
+            self._do(step)
         if packages and transaction:
             self._forget_archive(packages)
             if transaction.installs:
@@ -140,29 +136,32 @@ class DriverChange(PackageChange):
                 problem = self.manager.remove(transaction)
             if not problem:
                 self._forget_archive(packages)
-            self._driver_must(problem, "the packages could not be changed", packages)
-        for step in self._steps("runfile"):
-            self._driver_must(
-                self._run_installer(step), "the installer failed", [step], "See /var/log/nvidia-installer.log."
-            )
-        for step in self._steps("modules"):
-            version, kernel, *packages = step.items
-            if packages:
-                # The package's scriptlet did not complete. Reinstalling the package lets the scriptlet put the modules
-                # into place.
-                self._driver_must(self.manager.reinstall(packages), "the modules could not be installed", [step])
-                continue
-            if Path(SOURCE % version).is_dir() and version not in self.look().dkms:
-                # An earlier run was killed before the scriptlet that adds the modules to DKMS.
-                self.call(["dkms", "add", "-m", "nvidia", "-v", version])
-            done = self.call(["dkms", "autoinstall", "-k", kernel])
-            self._driver_must(done.stderr.strip() if done.returncode else "", "the modules could not be built", [step])
-        if (
-            (packages or self._steps("runfile", "modules"))
-            and self.plan.version
-            and self.request.kernel_modules != "none"
-        ):
+            self._driver_must(problem, "the packages could not be changed")
+            self.done += [step.text for step in packages]
+        built = self._steps("runfile", "modules")
+        for step in built:
+            self._do(step)
+        if (packages or built) and self.plan.version and self.request.kernel_modules != "none":
             self._look_at_modules()
+
+    def _uninstall(self, step: Step) -> None:
+        self._driver_must(self._run_installer(step), "the installer's driver could not be removed")
+
+    def _runfile(self, step: Step) -> None:
+        self._driver_must(self._run_installer(step), "the installer failed", "See /var/log/nvidia-installer.log.")
+
+    def _modules(self, step: Step) -> None:
+        version, kernel, *packages = step.items
+        if packages:
+            # The package's scriptlet did not complete. Reinstalling the package lets the scriptlet put the modules into
+            # place.
+            self._driver_must(self.manager.reinstall(packages), "the modules could not be installed")
+            return
+        if Path(SOURCE % version).is_dir() and version not in self.look().dkms:
+            # An earlier run was killed before the scriptlet that adds the modules to DKMS.
+            self.call(["dkms", "add", "-m", "nvidia", "-v", version])
+        done = self.call(["dkms", "autoinstall", "-k", kernel])
+        self._driver_must(done.stderr.strip() if done.returncode else "", "the modules could not be built")
 
     def _forget_archive(self, packages: Sequence[Step]) -> None:
         """Delete the precompiled modules that DKMS archived when it replaced them.
@@ -234,7 +233,7 @@ class DriverChange(PackageChange):
 
     def _initramfs(self, step: Step) -> None:
         cure = "Check for free space in /boot, then run again. The driver itself is installed."
-        self._driver_must(initramfs.rebuild(self.call), "the initramfs could not be rebuilt", (), cure)
+        self._driver_must(initramfs.rebuild(self.call), "the initramfs could not be rebuilt", cure)
 
     def _load(self, step: Step) -> None:
         done = self.call(["modprobe", *step.items])
@@ -242,7 +241,7 @@ class DriverChange(PackageChange):
         if step.items == ("nvidia",):
             cure = "See dmesg. With Secure Boot on, the module must be signed with an enrolled key; nouveau must not be loaded."
         what = "the kernel module %s does not load" % step.items[0]
-        self._driver_must(done.stderr.strip() if done.returncode else "", what, (), cure)
+        self._driver_must(done.stderr.strip() if done.returncode else "", what, cure)
 
     def _systemctl(self, step: Step) -> None:
         if step.kind != "enable":
@@ -254,7 +253,7 @@ class DriverChange(PackageChange):
             units = [word for name in step.items for word in ("--unit", name)]
             journal = self.call(["journalctl", "--no-pager", "--output=cat", "--lines=10", *units])
             said = _last_words(done.stderr + journal.stdout)
-            self._driver_must(said, "could not %s" % step.text, (), "See systemctl status %s." % " ".join(step.items))
+            self._driver_must(said, "could not %s" % step.text, "See systemctl status %s." % " ".join(step.items))
 
     _enable = _start = _restart = _systemctl
 

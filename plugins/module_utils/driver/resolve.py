@@ -36,17 +36,16 @@ def installation(
     if wanted.precompiled:
         candidates = _with_modules(wanted, request, candidates, modules)
     chosen = rules.choose(candidates, request, anchor, prefer)
-    manager.pin(files.preferences(chosen, patterns))
     exact, missing = [], []
     for _kernel, pattern in wanted.precompiled:
         name = pattern.format(version=chosen)
-        exact += [manager.exactly(name, modules[name][0])] if modules[name] else []
+        exact += [manager.exactly % (name, modules[name][0])] if modules[name] else []
         missing += [] if modules[name] else [name]
     stale = rules.stale_modules(host, wanted, chosen)
     for name in (*wanted.locked, *(name for name in parts if name not in stale)):
         matching = [version for version in _newest_first(offered[name]) if rules.upstream(version) == chosen]
         if matching:
-            exact.append(manager.exactly(name, matching[0]))
+            exact.append(manager.exactly % (name, matching[0]))
         elif name in wanted.locked:
             raise PlanError(
                 name,
@@ -68,7 +67,8 @@ def installation(
         *wanted.free,
         *(argument for _name, argument in following if argument not in missing),
     ]
-    found = manager.plan_install(host.packages, arguments, unwanted + stale, _is_part(patterns))
+    pins = files.preferences(chosen, patterns)
+    found = manager.plan_install(host.packages, arguments, _is_part(patterns), unwanted + stale, pins)
     return replace(found, version=chosen, missing=tuple(missing))
 
 

@@ -43,6 +43,7 @@ class Apt(Manager):
 
     manager = "apt"
     command = CHANGE
+    exactly = "%s=%s"
 
     # -- Queries --------------------------------------------------------------------------------------------------------
 
@@ -121,26 +122,20 @@ class Apt(Manager):
         self.update()
         return self.offered(names)
 
-    def exactly(self, name: str, version: str) -> str:
-        """Return the argument for one version of a package."""
-        return "%s=%s" % (name, version)
-
-    def excluding(self, names: Sequence[str]) -> list[str]:
-        """Return arguments that exclude other versions of packages. APT needs none."""
-        return []
-
-    def pin(self, text: str) -> None:
-        """Use this pin file in queries."""
-        assert self._private
-        (self._private / "preferences" / self.owner.name).write_text(text)
-
     def plan_install(
-        self, packages: Sequence[Package], arguments: Sequence[str], unwanted: Sequence[str], is_part: IsPart
+        self,
+        packages: Sequence[Package],
+        arguments: Sequence[str],
+        is_part: IsPart,
+        unwanted: Sequence[str] = (),
+        pins: str = "",
     ) -> Transaction:
         """Return the changes of an installation that also removes the unwanted packages.
 
-        `packages` are those of the host. Raises PlanError.
+        `packages` are those of the host. `pins` is the text of APT's file of pins. Raises PlanError.
         """
+        if pins and self._private:
+            (self._private / "preferences" / self.owner.name).write_text(pins)
         arguments = (*arguments, *("%s-" % name for name in unwanted))
         return parse(self._simulate(["install", *arguments], retry=True), arguments)
 
@@ -241,19 +236,11 @@ class Apt(Manager):
 
     # -- Rollback ------------------------------------------------------------------------------------------------------
 
-    def mark(self) -> str:
-        """Return "". A rollback uses the packages that `keep` downloaded."""
-        return ""
-
     def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
-        """Download packages, given as (name, version), for a rollback.
-
-        Returns the names of those that no source offers any more.
-        """
         folder.mkdir(parents=True, exist_ok=True)
         missing = []
         for name, version in packages:
-            download = ["apt-get", "--quiet", *self._options, "download", "%s=%s" % (name, version)]
+            download = ["apt-get", "--quiet", *self._options, "download", self.exactly % (name, version)]
             done = self.call(["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(folder), *download])
             if done.returncode != 0:
                 missing.append(name)

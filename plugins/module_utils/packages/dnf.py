@@ -47,6 +47,7 @@ class Dnf(Manager):
 
     manager = "dnf"
     command = DNF
+    exactly = "%s-%s"
 
     def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
         super().__init__(owner, _Patient(call))
@@ -148,33 +149,29 @@ class Dnf(Manager):
         ]
         return list(dict.fromkeys(name.rsplit("-", 2)[0] for name in needed))
 
-    def exactly(self, name: str, version: str) -> str:
-        return "%s-%s" % (name, version)
-
     def excluding(self, names: Sequence[str]) -> list[str]:
         return ["--exclude=%s" % name for name in names]
 
-    def pin(self, text: str) -> None:
-        """Do nothing. DNF has no pin files."""
-
     def plan_install(
-        self, packages: Sequence[Package], arguments: Sequence[str], unwanted: Sequence[str], is_part: IsPart
+        self,
+        packages: Sequence[Package],
+        arguments: Sequence[str],
+        is_part: IsPart,
+        unwanted: Sequence[str] = (),
+        pins: str = "",
     ) -> Transaction:
         rows = self.simulate("--allowerasing", "install", *arguments)
         gone = [name for action, name, _version in rows if action == "remove"]
         rest = [name for name in dict.fromkeys(unwanted) if name not in gone]
-        known = {package.name: package for package in reversed(packages)}
+        parts = {package.name for package in packages if is_part(package)}
         # The removal is not simulated alone. Such a simulation would also remove the packages of the vendor that
         # require the unwanted ones, although this transaction installs what they require.
-        needing = (
-            [name for name in self.dependents(rest) if name not in known or not is_part(known[name])] if rest else []
-        )
-        rows += [("remove", name, known[name].version if name in known else "") for name in (*rest, *needing)]
-        return _transaction(rows, known, is_part, arguments)
+        needing = [name for name in self.dependents(rest) if name not in parts] if rest else []
+        rows += [("remove", name, "") for name in (*rest, *needing)]
+        return _transaction(rows, packages, is_part, arguments)
 
     def plan_removal(self, packages: Sequence[Package], names: Sequence[str], is_part: IsPart) -> Transaction:
-        known = {package.name: package for package in reversed(packages)}
-        return _transaction(self.simulate("remove", *names), known, is_part, ())
+        return _transaction(self.simulate("remove", *names), packages, is_part)
 
     def version_of(self, path: str) -> tuple[str, str]:
         done = self.call(["rpm", "-qp", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}", path])
@@ -267,10 +264,6 @@ class Dnf(Manager):
         numbers = self._history()
         return "" if numbers is None else str(max(numbers, default=0))
 
-    def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
-        """Save nothing. A rollback uses the history."""
-        return []
-
     def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
         """Undo the role's own transactions after `mark`, newest first."""
         numbers = self._history() if mark else None
@@ -339,30 +332,28 @@ def table(text: str) -> list[tuple[str, str, str]]:
 
 
 def _transaction(
-    rows: Sequence[tuple[str, str, str]], known: dict[str, Package], is_part: IsPart, arguments: Sequence[str]
+    rows: Sequence[tuple[str, str, str]], packages: Sequence[Package], is_part: IsPart, arguments: Sequence[str] = ()
 ) -> Transaction:
     """Return the transaction for these rows.
 
     Raises PlanError if it changes a package that an administrator has locked.
     """
     has_lock = locked(read_text(VERSIONLOCK) or "")
-    for _action, name, _version in rows:
-        package = known.get(name)
-        if package and (package.held or name in has_lock) and not is_part(package):
+    known = {package.name: package for package in reversed(packages)}
+    installs, removals = set(), set()
+    for action, name, version in rows:
+        package = known.get(name, Package(name, ""))
+        if package.version and (package.held or name in has_lock) and not is_part(package):
             raise PlanError(
                 "packages",
                 "this would change %s %s, which versionlock keeps" % (name, package.version),
                 "Remove its lock (dnf versionlock delete %s), or request another version. Nothing was changed." % name,
             )
-    old = {name: known[name].version if name in known else "" for _action, name, _version in rows}
-    installs = {(name, old[name], new) for action, name, new in rows if action == "install" and old[name] != new}
-    # `repair` removes the old version of a package that is installed in two versions.
-    torn = {name for name, package in known.items() if package.broken}
-    removals = {
-        (name, version)
-        for action, name, version in rows
-        if action == "remove" and not (name in torn and version != known[name].version)
-    }
+        if action == "install" and version != package.version:
+            installs.add((name, package.version, version))
+        # `repair` removes the old version of a package that is installed in two versions.
+        if action == "remove" and not (package.broken and version not in ("", package.version)):
+            removals.add((name, version or package.version))
     return Transaction("", tuple(sorted(installs)), tuple(sorted(removals)), tuple(arguments))
 
 

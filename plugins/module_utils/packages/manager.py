@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Sequence
+from typing import Iterable, Sequence
 
 from ..errors import PlanError
 from ..processes.command import Done, Run, run_to_end
@@ -25,6 +25,8 @@ class Manager:
     manager: str
     #: The command with the options for every change.
     command: Sequence[str]
+    #: The argument for one version of a package, made of its name and version.
+    exactly: str
 
     def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
         self.owner, self.call = owner, call
@@ -52,6 +54,21 @@ class Manager:
     def problem_of(done: Done) -> str:
         """Return the error of a command, or "" if it succeeded."""
         raise NotImplementedError
+
+    def excluding(self, names: Sequence[str]) -> list[str]:
+        """Return the arguments that exclude other versions of packages."""
+        return []
+
+    def mark(self) -> str:
+        """Return the place in the history to which `put_back` returns, or ""."""
+        return ""
+
+    def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
+        """Download packages, given as (name, version), for `put_back`.
+
+        Returns the names of those that no source offers any more.
+        """
+        return []
 
     def refused(self, url: str, problem: str) -> PlanError:
         """Return the error for an unusable repository."""

@@ -109,8 +109,8 @@ class Toolkit:
         self.version = rules.choose(self.manager.offered(rules.PACKAGES, needed=rules.PACKAGES), self.request.version)
         if not installs:
             return None
-        arguments = [self.manager.exactly(name, self.version) for name in rules.PACKAGES]
-        transaction = self.manager.plan_install(self.host.packages, arguments, (), rules.is_part)
+        arguments = [self.manager.exactly % (name, self.version) for name in rules.PACKAGES]
+        transaction = self.manager.plan_install(self.host.packages, arguments, rules.is_part)
         rules.check_removals(transaction.removed, self.request.allow_removal, "install")
         return transaction
 

@@ -30,8 +30,8 @@ def versions() -> dict:
 
 
 def plan(version: str):
-    arguments = [toolkit.exactly(name, version) for name in rules.PACKAGES]
-    return toolkit.plan_install(toolkit.installed(rules.PACKAGES), arguments, (), rules.is_part)
+    arguments = [toolkit.exactly % (name, version) for name in rules.PACKAGES]
+    return toolkit.plan_install(toolkit.installed(rules.PACKAGES), arguments, rules.is_part)
 
 
 def broken() -> list:
