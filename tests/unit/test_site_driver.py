@@ -49,7 +49,9 @@ def test_driver_is_installed_if_the_plan_has_steps(variables, expected):
 @pytest.mark.parametrize(("needed", "drained", "reboot"), [*product([False, True], [False, True], ["", "it is due"])])
 def test_driver_role_runs_if_it_would_change_or_report_something(needed, drained, reboot):
     """The conditions are the role's own, so the playbook cannot miss a new one."""
-    planning, checking, *acting = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "tasks" / "driver.yml").read_text())
+    planning, checking, *acting = yaml.safe_load(
+        (ROOT / "roles" / "nvidia_driver" / "tasks" / "driver.yml").read_text()
+    )
     assert planning["register"] == "nvidia_driver_plan" and len(acting) == 2
     variables = {
         **ASKED,
