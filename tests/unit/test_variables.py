@@ -519,6 +519,11 @@ def test_reference_pages_match_the_specs():
         assert len(text.split()) <= 2000, "split %s in page.py" % name
 
 
+def test_reference_pages_show_no_markup_of_ansible():
+    text = "".join(pages().values())
+    assert re.findall(r"\b[A-Z]\([a-z]\S*\)", text) == []
+
+
 @pytest.mark.parametrize(
     ("host", "checked", "found"),
     [

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the pages of variables (docs/variables*.md) from the argument specs of roles and playbooks."""
+"""Write docs/variables*.md from the argument specs of roles and playbooks."""
 
 from __future__ import annotations
 
@@ -24,35 +24,30 @@ Variables of the collection's roles and playbooks, generated from their argument
 These playbooks check variables on every host before anything changes:
 
 - `site.yml` and `reset.yml` check all variables. `reset.yml` does not read `gpu_layout` and so does not check its value.
-- `audit.yml`, `rightsize.yml`, `bundle.yml`, `export.yml`, `check_gpu.yml` and `accept.yml` check their own.
+- `audit.yml`, `rightsize.yml`, `bundle.yml`, `export.yml`, `check_gpu.yml` and `accept.yml` check their own variables.
 
 They check **values** (type, choices, range, format) and **names**.
-If a value contains facts, the role that gathers the facts checks it later.
-A misspelt name is an error, and a name that only resembles the collection's is a warning:
+If a value contains facts, the role that gathers the facts checks the value later.
+A misspelt name is an error. A name that only resembles a variable of the collection causes a warning:
 
 | name | example | result |
 |---|---|---|
 | has one of the collection's prefixes and resembles one of its variables | `gpu_site_wave` | error |
 | has one of the prefixes and resembles no variable | `gpu_layout_h100` | warning |
-| differs from exactly one variable by one typing error (below) | `gpu_layuot_on_busy` | error |
-| lacks a word of exactly one variable, or has a wrong word (below) | `gpu_on_busy` | error |
+| differs from exactly one variable by one typing error | `gpu_layuot_on_busy` | error |
+| lacks a word of exactly one variable, or has a wrong word | `gpu_on_busy` | error |
 | resembles a variable otherwise, and begins with `gpu`, `nvidia`, `dcgm` or `container_t` | `gpu_layouts` | warning |
-| any other | `my_gpu_layout` | nothing |
+| any other name | `my_gpu_layout` | nothing |
 
-A typing error is one of these, in one word of a name:
+In a typing error, two neighbouring letters of a word are exchanged, or one letter is missing, wrong or extra \
+(`nvidia_drver_version`).
+In the second case, the word has at least five letters, its first and last letters are right, and the name has at least 15 \
+characters. So `nvidia_drivers_version` and `gpu_train_timeout` are accepted as your own names.
 
-- Two neighbouring letters are exchanged.
-- One letter is missing, wrong or extra (`nvidia_drver_version`). \
-The word's first and last letters are right, and it has at least five letters. The name has at least 15 characters.
+A missing word is an error if the name still has three words (`layout_on_busy`) or begins with %s.
+A wrong word is an error if the name has four or more words and begins with one of these words or `%s` (`gpu_mig_on_busy`).
 
-So `nvidia_drivers_version` and `gpu_train_timeout` are accepted as your own names.
-
-A missing or wrong word is an error in these cases:
-
-- A word is missing, and the name still has three words (`layout_on_busy`) or begins with %s (`gpu_waves`).
-- One word of four or more is wrong (`gpu_mig_on_busy`). The first word is one of these, or `%s`.
-
-It is a warning instead if the template of another variable reads the name, since the name is then yours.
+If the template of another variable reads the name, the name is yours, and the result is only a warning.
 
 ```text
 h100-03: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.
@@ -81,7 +76,7 @@ _PAGES = (
     ("variables-monitoring.md", "metrics and monitoring", ("dcgm_exporter", "gpu_monitoring")),
     ("variables-audit.md", "audit and right-sizing", ("gpu_audit", "audit.yml", "rightsize.yml")),
 )
-_MARK = re.compile(r"\b[CVOBI]\((.*?)\)")
+_MARK = re.compile(r"\b[CVOBIM]\((.*?)\)|\bP\((.*?)#\w+\)")
 
 
 def pages() -> dict[str, str]:
@@ -135,4 +130,4 @@ def _value(value: Any) -> str:
 
 
 def _code(match: re.Match[str]) -> str:
-    return "`%s`" % match.group(1)
+    return "`%s`" % (match.group(1) or match.group(2))
