@@ -127,7 +127,7 @@ def wanted(platform: str) -> bool:
 
 
 def usable(tags: re.Match[str], minors: range) -> int | None:
-    """Return the minor version of a supported Python that may choose the wheel, or None."""
+    """Return the minor version of a supported Python for the wheel, or None."""
     if not any(map(wanted, tags["platforms"].split("."))):
         return None
     for python in tags["pythons"].split("."):

@@ -94,16 +94,16 @@ options:
       - >-
         How to handle foreign instances on GPUs that the layout puts in MIG mode. An instance is foreign if the layout does
         not name it and this collection neither created nor adopted it. Instances that a layout names are adopted.
-      - V(fail) stops before any change and names them. V(remove) removes them if nothing runs in them. V(keep) keeps them and
-        places the layout's instances beside them.
+      - V(fail) stops before any change and names the instances. V(remove) removes them if nothing runs in them. V(keep) keeps
+        them and places the layout's instances beside them.
       - The collection's own instances that the layout no longer names are always removed if nothing runs in them.
     type: str
     choices: [fail, remove, keep]
     default: fail
   plan:
     description:
-      - A plan that an earlier run in check mode returned as RV(plan_data) for the same host. It is applied exactly, or refused
-        with a list of what changed since then (GPUs, instances, modes, the driver, or the layout).
+      - A plan that an earlier run in check mode returned as RV(plan_data) for the same host. The module applies exactly this
+        plan. If GPUs, instances, modes, the driver or the layout have changed since then, it lists the differences and fails.
       - If the plan was already applied, the host is not changed.
       - Requires a driver, also in check mode.
     type: dict
@@ -114,8 +114,8 @@ options:
         and C(reboot_required) is returned.
       - The module does not reboot the host. The caller must reboot it at once, and then run the module again.
       - >-
-        Refused while anything runs on any GPU of the host, unless O(on_busy) allows that. Also refused if the reboot would
-        destroy an instance that the layout does not recreate, unless O(unlisted) is V(remove).
+        Refused while a workload runs on any GPU of the host, unless O(on_busy=force). Also refused if the reboot would destroy an
+        instance that the layout does not recreate, unless O(unlisted=remove).
     type: bool
     default: false
   mig_manager:
@@ -127,9 +127,9 @@ options:
     default: refuse
   restart_services:
     description:
-      - systemd units that list MIG devices only when they start. If the run adds or removes devices, it then restarts these
-        units in this order, if they run, and rewrites CDI specifications of the NVIDIA container toolkit.
-      - If the previous run did not get that far, this run does it. See C(docs/after-a-change.md).
+      - systemd units that list MIG devices only when they start. A run that adds or removes devices restarts those that run, in
+        this order, and rewrites CDI specifications of the NVIDIA container toolkit.
+      - If an earlier run was interrupted before these steps, this run completes them. See C(docs/after-a-change.md).
     type: list
     elements: str
     default: [nvidia-dcgm.service, dcgm-exporter.service, nvidia-dcgm-exporter.service]

@@ -21,7 +21,7 @@ options:
     type: dict
     required: true
   planned:
-    description: Whether the report is from a dry run. The page says so.
+    description: Whether the report is from a dry run. The page then shows this.
     type: bool
     default: false
   made_at:

@@ -22,7 +22,7 @@ options:
     type: dict
     required: true
   planned:
-    description: Whether the results are from a dry run. The summary says so.
+    description: Whether the results are from a dry run. The summary then shows this.
     type: bool
     default: false
   warnings:
@@ -30,7 +30,7 @@ options:
     type: dict
     default: {}
   left_out:
-    description: Hosts that the run left out, with the reason.
+    description: Hosts without a plan that the run left out, with the reason.
     type: dict
     default: {}
 """

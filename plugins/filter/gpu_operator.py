@@ -44,8 +44,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(is_there) is true if the operator manages the node. C(problems) lists messages with fixes. Some components of the operator
-    keep GPUs open. C(pausing) has the labels and values of the node that remove these components.
+    C(is_there) is true if the operator manages the node. C(problems) lists messages with fixes. C(pausing) has the node labels,
+    with their values, that remove those components of the operator from the node that keep GPUs open.
   type: dict
 """
 

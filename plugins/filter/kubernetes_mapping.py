@@ -14,7 +14,7 @@ author:
 description:
   - Returns the resources that the node will offer, the configuration of the plugin that publishes them, and labels of the node.
     It contacts neither a cluster nor a host.
-  - If the backend cannot express an entry, C(refusals) has the reason, and lists the backends that can express it.
+  - If the backend does not support an entry, C(refusals) has the reason, and lists the backends that do.
   - Returns problems instead of failing, so that the caller can add the host to the message.
   - C(docs/kubernetes-mapping.md) describes the complete mapping.
 options:
@@ -23,7 +23,7 @@ options:
     type: raw
     required: true
   backend:
-    description: Software that publishes GPUs to Kubernetes.
+    description: Software that offers GPUs to pods.
     type: str
     choices: [nvidia_device_plugin, nvidia_dra, hami, volcano_vgpu]
     required: true
@@ -86,8 +86,8 @@ _value:
     - C(requests) describes how pods request devices if the name of the resource is not sufficient. Each has C(where), C(name),
       C(limits), C(annotations), C(environment) and C(claim) (the C(spec) of a ResourceClaim). C(left_out) lists GPUs that the
       backend does not offer, each with C(where), C(gpus) and C(reason). C(notes) lists sentences.
-    - C(refusals) lists entries that the backend cannot express, each with C(where), C(gpus), C(problem), C(cure) and
-      C(backends) (backends that can express the entry).
+    - C(refusals) lists entries that the backend does not support, each with C(where), C(gpus), C(problem), C(cure) and
+      C(backends) (the backends that support the entry).
   type: dict
 """
 

@@ -19,8 +19,8 @@ options:
   _input:
     description:
       - Services to check. Each has C(service) (name of the unit), C(files) (paths), C(handler) (the handler to run) and
-        C(since). C(since) is the name of the unit's property that has the time when the unit last loaded its files, or
-        V(loaded).
+        C(since). C(since) is the name of the unit's property with the time when the unit last loaded its files, or V(loaded) for
+        the time in O(loaded).
     type: list
     elements: dict
     required: true

@@ -18,7 +18,7 @@ description:
 options:
   _input:
     description: >-
-      A value of C(gpu_kubernetes_backend). For an unknown or empty value, the result is that the backend needs nothing.
+      A value of C(gpu_kubernetes_backend). An unknown or empty value is a backend that needs nothing.
     type: str
     required: true
 """

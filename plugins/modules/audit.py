@@ -13,11 +13,11 @@ short_description: Audit GPU reservations and use
 version_added: "0.1.0"
 description:
   - Reads the C(gpu:*) series of a Prometheus-compatible server over a time window, and the state of hosts. Gives every GPU, MIG
-    instance and tenant one verdict with a reason. The playbook C(openfleet.gpu.audit) uses it.
-  - The metrics or the hosts alone are sufficient. RV(missing) lists missing data. A GPU is never reported idle when its metrics
-    are missing.
-  - The server calculates quantiles and maxima. So network traffic depends on the number of GPUs, not on the number of samples.
-  - It changes nothing on hosts. In check mode it writes and sends nothing.
+    instance and tenant one verdict with a reason. The playbook C(openfleet.gpu.audit) uses this module.
+  - The metrics or the hosts alone are sufficient. RV(missing) lists missing data. A GPU whose metrics are missing is never
+    reported idle.
+  - The server calculates quantiles and maxima. Network traffic therefore depends on the number of GPUs, not of samples.
+  - The module changes nothing on hosts. In check mode it writes and sends nothing.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
@@ -107,7 +107,7 @@ options:
     default: {}
   previous:
     description:
-      - The C(audit.json) to compare with. Default is the latest one in O(directory), if any.
+      - The C(audit.json) to compare with. The default is the latest in O(directory), if any.
     type: path
   fail_on:
     description:
@@ -133,8 +133,8 @@ options:
     description:
       - Receivers of the summary. C(url) is a web hook. It gets a POST request with JSON (C(text) and C(summary)). C(to) is a
         mail address, with the keys C(sender) and C(server) (default V(localhost:25)).
-      - If a web hook redirects, this is an error. The message is not sent to the new address.
-      - In the text for web hooks, characters that would create mentions or links are replaced by similar-looking characters.
+      - A redirect of a web hook is an error. The message is not sent to the new address.
+      - In the text for web hooks, similar-looking characters replace characters that would create mentions or links.
     type: list
     elements: dict
     default: []

@@ -14,7 +14,7 @@ version_added: "0.1.0"
 description:
   - Downloads everything that the hosts of an inventory would download themselves, and stores it in a directory that can be
     carried to an air-gapped site. The playbook C(openfleet.gpu.bundle) uses this module.
-  - It contacts no host. Data that would otherwise be read from the hosts is set in the variable C(gpu_bundle_platforms).
+  - The module contacts no host. The variable C(gpu_bundle_platforms) has the data that the roles read from hosts.
   - Only the needed part of a repository is mirrored, with the vendor's own index and signature. Before a file is stored, its
     checksum is compared with the signed index. The signature of the index is verified with keys whose fingerprints the
     inventory trusts.
@@ -52,7 +52,7 @@ options:
     default: []
   url:
     description: >-
-      URL at which hosts of the air-gapped site can read the bundle. It is inserted into the variables files of the bundle.
+      URL at which hosts of the air-gapped site can read the bundle. The bundle's variables file contains this URL.
     type: str
     default: ""
   path:

@@ -16,10 +16,10 @@ description:
     C(docs/variables.md) lists all variables.
   - Checks the names of all variables of the host. A name is an error if it begins like a variable of the collection and
     resembles one. A name is also an error if it differs from such a variable by one typing error, or by one missing or wrong
-    word. If a name only begins like a variable of the collection, it is a warning. C(docs/variables.md) has the complete rule.
+    word. A name that only begins like a variable of the collection causes a warning. C(docs/variables.md) has the complete rule.
     Names that match C(gpu_site_own_variables) are not checked.
   - Values that depend on facts are checked later, by the role that gathers the facts.
-  - The playbooks of the collection run it in their first play. It contacts no host.
+  - The playbooks of the collection run this module in their first play. It contacts no host.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:

@@ -59,7 +59,7 @@ options:
     default: []
   embedded:
     description: >-
-      Python packages of the embedded exporter. Omit it for other exporters.
+      Python packages of the embedded exporter. Omit this option for other exporters.
     type: dict
     suboptions:
       source:

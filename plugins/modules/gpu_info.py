@@ -178,7 +178,7 @@ gpus:
           description: The process's user.
           type: str
         command:
-          description: Command line of the process. A value is removed if the name before it identifies it as a secret.
+          description: Command line of the process. C(***) replaces recognizable secrets (C(docs/holders.md)).
           type: str
         unit_or_container:
           description: >-

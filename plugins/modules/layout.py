@@ -16,8 +16,8 @@ description:
   - >-
     Values of C(sharing): V(mig) sets MIG mode with exactly the listed instances. V(exclusive) permits one process at a time
     (compute mode EXCLUSIVE_PROCESS). V(shared) permits any number of processes. V(mps) runs an MPS control daemon as a systemd
-    unit (C(docs/mps.md)). V(time_slicing) sets a time slice. V(vgpu) sets tenants with quotas (C(docs/gpu_layout.md)). GPUs
-    that never had an entry are not changed. O(unnamed) applies to GPUs that had one.
+    unit (C(docs/mps.md)). V(time_slicing) sets a time slice. V(vgpu) sets tenants with quotas (C(docs/gpu_layout-vgpu.md)). GPUs
+    that never had an entry are not changed. O(unnamed) applies to GPUs whose entry was removed.
   - Instances that fit the layout keep their placement, UUID and processes. The plan contains the placement of each new GPU
     instance. MPS daemons and tenants are kept too, and get new limits while they run.
   - A plan that would end a running workload, or take a GPU or instance from its holder (C(docs/holders.md)), is refused before
@@ -45,7 +45,7 @@ options:
       - >-
         V(release) removes the collection's instances, daemons, tenants and settings from these GPUs, as part of the plan. If a
         GPU was removed from the host, V(release) deletes its record.
-      - See C(docs/gpu_layout.md).
+      - See C(docs/gpu_layout-unmanaged.md).
     type: str
     choices: [keep, release]
     default: keep

@@ -12,7 +12,7 @@ version_added: "0.1.0"
 description:
   - Installs or removes the command C(gpu-layout), the file with the host's layout, and the unit that restores the layout at
     boot. Also manages the units for metrics, for C(gpu-layout keep) and for the agent of vGPU tenants.
-  - Without the boot unit, MIG instances are lost when the host restarts.
+  - Without the boot unit, each reboot of the host removes the MIG instances.
   - The role P(openfleet.gpu.gpu_layout#role) uses this module with its own units.
   - The sources of the command are sent to a host only if its command is missing, damaged, from another release, or built by
     another Python.

@@ -14,7 +14,7 @@ version_added: "0.1.0"
 description:
   - Audits the fleet like M(openfleet.gpu.audit), and reads the history of workloads that use less than they have. Decides which
     resources each of these workloads needs and how it can share a GPU. Then packs the workloads onto fewer GPUs with the least
-    change. The playbook C(openfleet.gpu.rightsize) uses it.
+    change. The playbook C(openfleet.gpu.rightsize) uses this module.
   - The result is a proposal in the form of an inventory overlay, with a C(gpu_layout) for each host that would change. Nothing
     is changed on hosts. In check mode it writes nothing.
   - A host's layout changes only if this frees a GPU, or if the inventory requires the change. Uncertain cases are excluded, and
@@ -100,10 +100,10 @@ options:
     choices: [host, fleet]
     default: host
   max_moved:
-    description: Maximum number of moved or resized workloads. Default is no limit.
+    description: Maximum number of moved or resized workloads. The default is no limit.
     type: int
   max_destroyed:
-    description: Maximum number of destroyed GPU instances. Default is no limit.
+    description: Maximum number of destroyed GPU instances. The default is no limit.
     type: int
   packing:
     description:
@@ -114,7 +114,7 @@ options:
     type: dict
     default: {}
   sizing:
-    description: Overrides of the sizing parameters (C(docs/sizing.md)).
+    description: Settings that replace the defaults of the sizing (C(docs/sizing.md)).
     type: dict
     default: {}
   max_candidates:

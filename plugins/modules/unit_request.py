@@ -122,7 +122,7 @@ def send(params):
     where = re.sub("//[^/]*@", "//", url)
     scheme = urllib.parse.urlsplit(url).scheme
     if scheme not in ("http", "https"):
-        raise RequestError(where, "this is no address of HTTP", "Write http:// or https:// in front.")
+        raise RequestError(where, "it is not an HTTP URL", "Write http:// or https:// in front.")
     unit = params["unit"] if params["unit"].endswith(".service") else params["unit"] + ".service"
 
     def check(connection):
@@ -138,10 +138,10 @@ def send(params):
             status, body = response.status, response.read(MOST_BYTES + 1)
     except peer.PeerError as error:
         cure = (
-            "End the process that has the port, or name the unit that is to have it; a server elsewhere needs https, which its "
-            "certificate vouches for."
+            "End the process that has the port, or set unit to the server's unit. For a server on another host, use https, so "
+            "that its certificate is verified."
         )
-        raise RequestError(where, "%s. It was sent no password" % error, cure) from None
+        raise RequestError(where, "%s. No password was sent" % error, cure) from None
     except urllib.error.HTTPError as error:
         with error:
             raise RequestError(
@@ -151,7 +151,9 @@ def send(params):
         reason = getattr(error, "reason", None) or error
         raise RequestError(where, "it could not be reached: %s" % one_line(reason, MOST_SHOWN)) from None
     if len(body) > MOST_BYTES:
-        raise RequestError(where, "its answer is larger than %d MiB" % (MOST_BYTES >> 20), "See what the unit runs.")
+        raise RequestError(
+            where, "its answer is larger than %d MiB" % (MOST_BYTES >> 20), "Check which program the unit runs."
+        )
     result = {"changed": False, "status": status}
     with contextlib.suppress(ValueError, RecursionError):
         result["json"] = json.loads(body)

@@ -95,7 +95,7 @@ def test_other_process_gets_no_password(server, processes, cgroup):
     with pytest.raises(RequestError) as caught:
         send(asked(serve(server)))
     assert server.seen == [] and "s3cret" not in str(caught.value)
-    assert "held by pid %d " % os.getpid() in str(caught.value) and "It was sent no password" in str(caught.value)
+    assert "held by pid %d " % os.getpid() in str(caught.value) and "No password was sent" in str(caught.value)
 
 
 def test_without_a_password_any_process_is_queried(server, processes):
@@ -124,7 +124,7 @@ def test_certificate_identifies_only_its_server(server, processes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "says"), [("/login", "it answered HTTP 302"), ("/no", "it answered HTTP 401"), ("/", "no address of HTTP")]
+    ("path", "says"), [("/login", "it answered HTTP 302"), ("/no", "it answered HTTP 401"), ("/", "not an HTTP URL")]
 )
 def test_missing_answer_is_an_error_and_redirects_are_not_followed(server, processes, path, says):
     processes.add(os.getpid(), "/system.slice/p.service")

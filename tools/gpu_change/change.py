@@ -287,7 +287,10 @@ class _Change:
     # --- restoring -----------------------------------------------------------------------------------------------------
 
     def _restored(self, original: Original, what: str) -> Check:
-        """Restore the GPU. If this fails, keep the record and return a check with the error."""
+        """Restore the GPU.
+
+        If this fails, keep the record and return a check with the error.
+        """
         try:
             return self._restore(original, what)
         except FleetError as error:

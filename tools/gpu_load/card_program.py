@@ -77,7 +77,10 @@ class Program:
         self._timeout_seconds = card.timeout_seconds
 
     def line(self) -> dict[str, Any]:
-        """Return the object in the next line. Raises NotMeasuredError if the program failed."""
+        """Return the object in the next line.
+
+        Raises NotMeasuredError if the program failed.
+        """
         text = self.process.stdout.readline()
         facts = json.loads(text) if text else {"error": "the program ended with status %s" % self.process.wait()}
         if "error" in facts:

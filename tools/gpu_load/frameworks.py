@@ -56,7 +56,10 @@ RUN = (sys.executable, str(HERE / "framework_program.py"))
 
 
 def measure(card: Card, library: Path) -> dict[str, Any]:
-    """Return the measurements by framework. If one is missing, the value is the reason."""
+    """Return the measurements by framework.
+
+    If a measurement is missing, its value is the reason.
+    """
     found: dict[str, Any] = {}
     for name in WORKS:
         card.tell("%s alone and with shares" % name)

@@ -60,7 +60,7 @@ def measure(card: Card) -> dict[str, Any]:
 
 
 def load(card: Card) -> dict[str, Any]:
-    """Return readings of NVML and the kernel for a GPU that is idle, loaded, and idle again."""
+    """Return readings of NVML and the kernel before, during and after a load."""
     card.tell("loading GPU %d for some seconds" % card.index)
     with running(card.folder / "exporter") as series:
         return _loaded(card, series)
@@ -201,7 +201,7 @@ def _module(card: Card, tenant: dict[str, str]) -> dict[str, int]:
 
 
 def _in_container(card: Card, library: Path) -> dict[str, Any]:
-    """Measure memory in a container that has the mounts of a tenant's CDI specification."""
+    """Measure memory in a container with the mounts of a tenant's CDI specification."""
     engine = _engine(card)
     card.tell("allocating memory under a quota in a container of %s" % engine)
     options = container_options(card.folder / "container", card.uuid, library)
@@ -285,7 +285,7 @@ def _two_tenants(card: Card, library: Path) -> dict[str, Any]:
 
 
 def mps(card: Card) -> dict[str, Any]:
-    """Run a private MPS daemon with a limited client. Return how NVML lists the processes.
+    """Run a private MPS daemon with a client, and return how NVML lists them.
 
     The client has a limit of threads. NVML must distinguish the client from a program without MPS.
     """

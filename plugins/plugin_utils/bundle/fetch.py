@@ -61,7 +61,7 @@ def write(path: Path, content: bytes) -> bool:
 class Fetcher:
     """Fetches files.
 
-    Downloads are written to the folder `partial` first. `say` is called with lines about the progress.
+    Downloads are first written to the folder `partial`. `say` prints a line about the progress.
     """
 
     def __init__(self, partial: Path, say: Callable[[str], None] = lambda line: None) -> None:

@@ -133,8 +133,8 @@ def wheels(question: Question, folder: Path, what: str) -> list[Item]:
 def collection(root: Path, folder: Path, bundle: Path) -> Item:
     """Build the archive of the collection for ansible-galaxy in an empty folder.
 
-    Two archives of the same files have different bytes. So if the archive in the bundle contains the same files, that archive
-    is kept. Raises BundleError if the archive cannot be built.
+    Two archives of the same files have different bytes. An archive in the bundle that contains the same files is therefore kept.
+    Raises BundleError if the archive cannot be built.
     """
     folder.mkdir(parents=True)
     if (root / "galaxy.yml").exists():

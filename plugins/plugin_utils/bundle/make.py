@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Make a bundle: read all indexes, fetch the files, and write the texts.
 
-It can be run again at any time.
+Repeat it at any time to complete or update the bundle.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Outcome:
 def make(order: Order, say: Callable[[str], None] = lambda line: None) -> Outcome:
     """Make or update a bundle.
 
-    Raises BundleError. In this case, the previous bundle stays complete.
+    Raises BundleError. The previous bundle then stays complete.
     """
     wants = collect(order.hosts, order.catalogue, order.parts)
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:

@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read one repository: its key, its signed index, and the packages to mirror.
 
-Nothing is written to the bundle here.
+This module does not write to the bundle.
 
-The index is not changed, so that hosts can verify the vendor's signature. So it also lists packages that are not mirrored.
+The index is not changed, so that hosts can verify the vendor's signature. The index therefore also lists packages that are not
+mirrored.
 """
 
 from __future__ import annotations

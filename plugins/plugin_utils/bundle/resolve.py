@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Choose the packages to mirror from a repository. Pure.
 
-These are the requested packages and their dependencies in the repository. Other dependencies must come from the distribution. A
-dependency is also mirrored if both the repository and the distribution may provide it. The host's package manager then chooses
-one.
+The requested packages and their dependencies in the repository are mirrored. Other dependencies must come from the distribution.
+A dependency is also mirrored if the distribution may provide it too. The host's package manager then chooses between both.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Verify signatures in the same way as the package managers of hosts.
 
-They use gpgv with one key that has a trusted fingerprint. gpgv uses only the given keyring and no web of trust (gpgv(1)).
+Package managers use gpgv with one key that has a trusted fingerprint. gpgv uses only the given keyring and no web of trust
+(gpgv(1)).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _verify(files: dict[str, bytes], key: bytes, trusted: Sequence[str], where: 
 
 
 def judge(status: str, trusted: Sequence[str]) -> str:
-    """Return the problem with a signature, or an empty text if it is valid and trusted.
+    """Return the problem with a signature, or "" if it is valid and trusted.
 
     `status` has the status lines of gpgv. Signatures by unknown keys are ignored.
     """

@@ -21,7 +21,7 @@ LEAST_COVERED_RATIO = 0.9
 
 
 class Rhythm:
-    """Calculates quiet times from calls of `works` and `gap` in the order of time.
+    """Calculates quiet times from calls of `works` and `gap` in order of time.
 
     `longest_seconds` is the longest quiet time that has ended, or 0. `excluded` has spans that do not count as quiet, for
     example holidays.
@@ -35,11 +35,11 @@ class Rhythm:
         self._since = began_seconds
 
     def works(self, start: float, end: float) -> None:
-        """Add a span in which there was work."""
+        """Add a span in which the holder worked."""
         self._end_part(start)
         first: float | None = None
         for begin, stop in self._ended:
-            # There was work right before or after the gap, so the gap does not count as quiet.
+            # The holder worked right before or after the gap, so the gap does not count as quiet.
             if stop <= begin:
                 first = None
                 continue
@@ -56,7 +56,7 @@ class Rhythm:
     def quiet_seconds(self, now: float) -> float:
         """Return the current quiet time in seconds, up to `now`.
 
-        It reaches back as long as samples cover at least LEAST_COVERED_RATIO of it. It is 0 if there is work now.
+        The time reaches back as long as samples cover at least LEAST_COVERED_RATIO of it. It is 0 if the holder works now.
         """
         parts = [*self._ended, (self._since, max(now, self._since))]
         covered, found = 0.0, 0.0

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The idle rule of audit, reclaim, right-sizing and the benchmark. Pure.
 
-No fixed limit is right for services at night, notebooks at lunch and weekly jobs. So the quiet time of an idle holder must
-reach a grace period, and also exceed the holder's own earlier pauses by a factor.
+No fixed limit is right for services at night, notebooks at lunch and weekly jobs. A holder is therefore idle only if its quiet
+time reaches a grace period, and exceeds the holder's own earlier pauses by a factor.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Policy:
 
     `grace_seconds`: minimum quiet time of any holder.
     `rhythm_factor`: minimum quiet time as a multiple of the holder's longest earlier quiet time.
-    `night_seconds`: length of an earlier pause from which a holder may also pause for a weekend.
+    `night_seconds`: minimum earlier pause of a holder that may also pause for a weekend.
     `weekend_ratio`: minimum quiet time of such a holder, as a multiple of the grace. The default is 64 hours, a weekend.
-    `new_seconds`: length of a history that is too short to contain weekends and weekly jobs.
+    `new_seconds`: minimum length of a history that contains weekends and weekly jobs.
     `new_threshold_seconds`: minimum quiet time of a holder with a shorter history. The default is a week, plus eight hours for
     a weekly job that starts late.
     `missing_signal_ratio`: share of the grace that is added for each group of signals that is not measured.

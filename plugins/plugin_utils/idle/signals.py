@@ -18,8 +18,8 @@ from typing import Collection
 class Signal:
     """A sign of work.
 
-    `name` is shown in reports. `series` is the name of the metric, or empty if hosts report the signal. It is enough if one
-    signal of each `group` is measured.
+    Reports show `name`. `series` is the name of the metric, or empty if hosts report the signal. One measured signal of a
+    `group` is enough.
     """
 
     name: str

@@ -56,7 +56,7 @@ class Losses:
 
 
 def tolerated(value: Any, hosts: int) -> int:
-    """Return the maximum number of lost hosts that is tolerated.
+    """Return how many hosts without a plan are tolerated.
 
     `value` is a number, or a percentage of `hosts`. The result is rounded down. Raises ValueError for any other value.
     """
@@ -171,7 +171,7 @@ def _decide(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str,
 
 
 def _shortened(hosts: Sequence[str]) -> str:
-    """Return the hosts as text. If there are many, the text has the number of the rest."""
+    """Return the hosts as text: the first _NAMED names, and the number of others."""
     named = list(hosts[:_NAMED])
     return ", ".join(named if len(hosts) <= _NAMED else [*named, "%d more" % (len(hosts) - _NAMED)])
 

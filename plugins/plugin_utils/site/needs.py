@@ -18,8 +18,7 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
 
     `gpus`: true if the layout has entries for GPUs. `cdi`: true if it has CDI devices. `tenants`: names of the tenants.
     `problems`: errors in the layout.
-    If the layout has errors, `gpus` is true, but there are no other needs. So such a layout cannot block the removal of the
-    collection.
+    If the layout has errors, `gpus` is true and all other needs are empty, so that the collection can still be removed.
     """
     try:
         layout = parse_layout(layout_data)

@@ -101,16 +101,16 @@ def lacking(roles: set[str], plans: Mapping[str, Any], inventory: Mapping[str, A
 
     def need(role: str, other: str, reason: str) -> None:
         if role in roles and other not in roles:
-            sentences.append("The tag %s needs %s too: %s." % (role, other, reason))
+            sentences.append("The tag %s also needs the tag %s: %s." % (role, other, reason))
 
     if driver_changes:
         need("gpu_layout", "nvidia_driver", "the driver of the plan is not installed")
-        need("nvidia_driver", "gpu_layout", "a new driver loses the layout until it is applied again")
+        need("nvidia_driver", "gpu_layout", "a new driver removes the layout until the layout is applied again")
     if inventory["simulated"] and not layout.get("driver_present", False):
-        need("gpu_layout", "gpu_simulator", "the host has no GPUs without it")
+        need("gpu_layout", "gpu_simulator", "without the simulator, the host has no GPUs")
     if inventory["tenants"] and changes:
-        need("gpu_layout", "vgpu_limiter", "tenants have no limits without it")
+        need("gpu_layout", "vgpu_limiter", "without the limiter, tenants have no limits")
     if inventory["kubernetes"] and changes:
         need("gpu_layout", "gpu_kubernetes", "the layout changes what the node offers")
-        need("gpu_kubernetes", "gpu_layout", "the node would offer a layout that is not applied")
+        need("gpu_kubernetes", "gpu_layout", "the node would offer devices that the layout has not created yet")
     return sentences

@@ -211,7 +211,7 @@ def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
 def missing(name: str, misspelt: str | None = None) -> Problem:
     """Return the problem that a host does not have a required variable.
 
-    `misspelt` is a variable of the host that may be a misspelling of it, or None.
+    `misspelt` is a variable of the host that may be a misspelling of the required name, or None.
     """
     cure = _MISSING.get(name, _SET_IT)
     if misspelt is not None:

@@ -87,7 +87,7 @@ def first_words() -> tuple[str, ...]:
 
 @lru_cache(maxsize=None)
 def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
-    """Return a mapping from patterns to the names of variables.
+    """Return names of variables by pattern.
 
     A pattern has the words of a name, with one word replaced by None.
     """
@@ -101,10 +101,7 @@ def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
 
 @lru_cache(maxsize=None)
 def by_missing_word() -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return a mapping from words to names of variables.
-
-    The words are those of a name without one of its words.
-    """
+    """Return names of variables by the words of the name without one word."""
     shortened: dict[tuple[str, ...], tuple[str, ...]] = {}
     for pattern, names in by_words_around().items():
         words = tuple(word for word in pattern if word is not None)

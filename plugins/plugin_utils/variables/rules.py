@@ -46,7 +46,7 @@ def bounds_of(name: str) -> tuple[int, int]:
 
 def waves(value: Any, name: str) -> None:
     """Check the sizes of waves. The format is that of `serial` in a play."""
-    cure = 'Write numbers of hosts from 1 and percentages from 1%% to 100%%: %s: [1, "25%%", "100%%"].' % name
+    cure = 'Use numbers of hosts from 1, and percentages from 1%% to 100%%: %s: [1, "25%%", "100%%"].' % name
     sizes = value if isinstance(value, (list, tuple)) else [value]
     if not sizes:
         raise Refused(Problem(name, "the list is empty", cure))
@@ -58,7 +58,7 @@ def waves(value: Any, name: str) -> None:
         if isinstance(size, bool) or not (percent or count):
             problems.append(Problem("%s[%d]" % (name, number), "invalid wave size %s" % quoted(size), cure))
         elif count and int(text) < 1:
-            problem = "a wave of %s hosts would be all hosts at once, without a canary" % text
+            problem = "a wave of %s hosts would change all hosts at once, without a canary" % text
             problems.append(Problem("%s[%d]" % (name, number), problem, cure))
         elif percent and not 1 <= int(percent.group(1)) <= 100:
             problems.append(Problem("%s[%d]" % (name, number), "%s is out of range" % text, cure))

@@ -1,6 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build an archive of Python packages on the controller: make_archive.py FILE MACHINE [WHEELS]
+"""Build an archive of Python packages on the controller.
+
+usage: make_archive.py FILE MACHINE [WHEELS]
 
 The archive contains the packages of the embedded exporter: only pure Python wheels, and wheels for the stable ABI from
 Python 3.8 on and glibc 2.17 or later. So any host of the architecture can use the archive. Fails if the hash of a wheel

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the dashboards into roles/gpu_monitoring/files/dashboards, from the files in this directory.
+"""Write the dashboards of this directory to roles/gpu_monitoring/files/dashboards.
 
 usage: python roles/gpu_monitoring/dashboards/build.py [--check]
 

@@ -15,7 +15,7 @@ def cost():
     works = q.of_workload("gpu:busy_ratio")
     priced = (
         "Needs prices in the inventory (gpu_monitoring_prices). A MIG instance costs its share of the GPU by memory. "
-        "Memory that is in no instance is not carved."
+        "Memory outside of instances is shown as not carved."
     )
     return fill(
         board("cost", "GPU costs", "Cost of the fleet, and how much of it is wasted.", span="now-7d"),
@@ -69,7 +69,7 @@ def cost():
             ),
             rows(
                 "Idle cost by host in the time range",
-                "Cost of each host's idle GPUs and instances: held ones, all, and memory that is not carved.",
+                "Cost of each host's idle GPUs and instances, of those that are held, and of memory that is not carved.",
                 MONEY,
                 [
                     q.over_range(f"sum by (host) ({held})"),

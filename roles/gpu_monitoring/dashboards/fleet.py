@@ -32,7 +32,7 @@ def fleet():
             ),
             number(
                 "Held, idle",
-                "GPUs and MIG instances that are held but idle now. Look here first for capacity.",
+                "GPUs and MIG instances that are held but idle now. Free these first if you need capacity.",
                 "none",
                 f"sum({q.held_idle()})",
                 ((None, GREEN), (1, ORANGE)),
@@ -47,7 +47,7 @@ def fleet():
             ),
             number(
                 "Exporters down",
-                "Exporters that do not answer. Nothing is known about their hosts.",
+                "Exporters that do not answer. The state of their hosts is unknown.",
                 "none",
                 f"sum({q.DOWN})",
                 ALARM,

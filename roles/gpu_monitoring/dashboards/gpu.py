@@ -90,7 +90,7 @@ def gpu():
             ),
             rows(
                 "Total errors",
-                "Error counters of the driver. Volatile counters start when it is loaded.",
+                "Error counters of the driver. Volatile counters start when the driver is loaded.",
                 "none",
                 [errors],
                 [("gpu_index", "GPU", "string"), ("kind", "Kind", "string"), ("Value", "Count", "none")],

@@ -38,7 +38,10 @@ def query(expression, legend="", now=False, letter="A", columns=False):
 
 
 def steps(*pairs):
-    """Return thresholds from pairs of lower bound and colour, for example (None, GREEN), (1, RED)."""
+    """Return thresholds from pairs of a lower bound and a colour.
+
+    Example: (None, GREEN), (1, RED).
+    """
     return (
         dashboard.ThresholdsConfig()
         .mode(models.ThresholdsMode.ABSOLUTE)

@@ -48,7 +48,10 @@ def busy(where=HOST):
 
 
 def holders(where=HOST):
-    """Return the number of holders per device (docs/holders.md). Empty if holders are unknown."""
+    """Return the query for the number of holders per device (docs/holders.md).
+
+    The query has no result for devices whose holders are unknown.
+    """
     return f'max by ({KEY}) ({{__name__=~"gpu:processes|gpu:held", {where}}})'
 
 
@@ -150,7 +153,10 @@ def size(where=HOST):
 
 
 def price(where=HOST):
-    """Return the price per hour of each device: its share of the GPU's price by memory."""
+    """Return the query for the price per hour of each device.
+
+    This is the device's share of the GPU's price, by memory.
+    """
     share = f"{device('gpu:memory_total_bytes', where)} / on (host, gpu_uuid) group_left () {size(where)}"
     return f"({share}) * on (host, gpu_uuid) group_left () {gpu_price(where)}"
 

@@ -88,7 +88,10 @@ def test_tag_that_needs_another_role_is_refused(fleet, tmp_path):
     }
     run = fleet.play({"one": LAYOUT}, "--tags", "gpu_layout", waves=[1])
     assert run.returncode != 0
-    message = "one: The tag gpu_layout needs gpu_simulator too: the host has no GPUs without it. Nothing was changed."
+    message = (
+        "one: The tag gpu_layout also needs the tag gpu_simulator: without the simulator, the host has no GPUs. "
+        "Nothing was changed."
+    )
     assert message in text_of(run), text_of(run)
 
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serve the metrics of this host's GPUs until NVML is gone: python3 -m openfleet_exporter CONFIG"""
+"""Serve the metrics of this host's GPUs until NVML fails.
+
+usage: python3 -m openfleet_exporter CONFIG
+"""
 
 from __future__ import annotations
 

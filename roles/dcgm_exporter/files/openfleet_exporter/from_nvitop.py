@@ -32,7 +32,10 @@ class FromNvitop:
     """
 
     def __init__(self, hostname: str, processes: str = "usage", links: bool = False) -> None:
-        """Set up the wrapper. `processes` is usage, none or commands (usage and command lines)."""
+        """Set up the wrapper.
+
+        `processes` is usage, none or commands (usage and command lines).
+        """
         self.hostname, self.processes, self.links = hostname, processes, links
         self.device_uuids: Optional[Tuple[str, ...]] = None
         self.registry = CollectorRegistry()

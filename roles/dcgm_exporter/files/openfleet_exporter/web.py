@@ -125,7 +125,10 @@ def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
 
 
 def metrics_only(application: Callable) -> Callable:
-    """Serve only /metrics, in the text format. Text files may not be valid OpenMetrics."""
+    """Serve only /metrics, in the text format.
+
+    OpenMetrics is not offered, because text files may not be valid OpenMetrics.
+    """
 
     def serve(environ: Dict[str, Any], start_response: Callable) -> Any:
         if environ.get("PATH_INFO") != "/metrics":
@@ -148,9 +151,9 @@ class Handler(WSGIRequestHandler):
 
 
 class Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Serve each client in its own thread, so that a silent client delays no other one.
+    """Serve each client in a separate thread, so that none delays the others.
 
-    The TLS handshake is also done in this thread.
+    The thread also does the TLS handshake.
     """
 
     daemon_threads = True

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Convert a host's configuration (JSON) to the text for gpusimCreate (src/gpusim.h).
+"""Convert a host's JSON configuration for gpusimCreate (src/gpusim.h).
 
     {"host": "gpu-17", "driver_version": "580.105.08", "cuda_version": "13.0",
      "gpus": [{"model": "H100-80GB", "count": 8}]}
@@ -70,7 +70,10 @@ def read(path: str) -> dict[str, Any]:
 
 
 def check(data: Any, where: str) -> dict[str, Any]:
-    """Return the configuration with defaults. Raises ConfigurationError with the field."""
+    """Return the configuration with defaults.
+
+    Raises ConfigurationError with the field.
+    """
 
     def fail(field: str, problem: str, cure: str) -> None:
         raise ConfigurationError(f"{where}: {field}" if field else where, problem, cure)
@@ -292,7 +295,10 @@ def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
 
 
 def _pairs(values: dict[str, Any]) -> Iterable[str]:
-    """Yield lines `key value`. Keys with None are omitted, so the library treats them as unknown."""
+    """Return lines `key value`.
+
+    Keys with None are omitted, so the library treats their values as unknown.
+    """
     return [f"{key} {value}" for key, value in values.items() if value is not None]
 
 

@@ -52,7 +52,7 @@ def instance_minor(gpu_minor: int, gpu_instance: int, compute_instance: int | No
 
 @functools.lru_cache(maxsize=None)
 def mig_minors() -> str:
-    """Return mig-minors: all possible capabilities, including those of missing instances."""
+    """Return mig-minors: all possible capabilities, also of missing instances."""
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]
     for gpu in range(GPUS):
         for instance in range(GPU_INSTANCES):
@@ -87,7 +87,7 @@ def proc_files(state: dict[str, Any]) -> dict[str, str]:
 
 
 def pci_address(gpu: dict[str, Any]) -> str:
-    """Return a GPU's address in the kernel's format: a domain of four digits, lower case."""
+    """Return a GPU's address in the kernel's format: four-digit domain, lower case."""
     return gpu["pci_address"][-12:].lower()
 
 

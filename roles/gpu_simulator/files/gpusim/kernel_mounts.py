@@ -175,7 +175,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
-    """Create the nodes of existing capabilities. Return what was omitted, with reasons.
+    """Create the nodes of existing capabilities. Return omitted nodes with reasons.
 
     Opening a node fails, because no driver has its number.
     """

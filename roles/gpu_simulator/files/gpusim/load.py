@@ -30,7 +30,10 @@ class LoadError(FleetError):
 def pattern_text(
     pattern: str, utilization: str | None, memory: str | None, power: str | None, period: float | None
 ) -> str:
-    """Return the text of a constant, square or sine load. Values are `HIGH` or `LOW..HIGH`."""
+    """Return the text of a constant, square or sine load.
+
+    Values are `HIGH` or `LOW..HIGH`.
+    """
     lines = [f"pattern {pattern}"]
     if period is not None:
         lines.append(f"period_seconds {period:g}")

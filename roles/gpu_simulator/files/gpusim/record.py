@@ -46,7 +46,7 @@ _PROFILE_LINES = (
 
 
 def read_report(path: str, gpu: int) -> tuple[Readings, str]:
-    """Return the readings of one GPU in a gpu-check.json, and a line with their source.
+    """Return one GPU's readings from a gpu-check.json, and a line with their source.
 
     Raises FleetError.
     """
@@ -81,7 +81,10 @@ def read_report(path: str, gpu: int) -> tuple[Readings, str]:
 
 
 def model_text(key: str, readings: Readings, source: str, models: dict[str, Model]) -> str:
-    """Return the text of the model file. Raises FleetError if the catalogue cannot read it."""
+    """Return the text of the model file.
+
+    Raises FleetError if the catalogue cannot read the file.
+    """
     fields = fields_of(readings)
     unconfirmed: dict[str, str] = {}
     values: dict[str, Any] = {}

@@ -46,7 +46,7 @@ def _fault(fault: dict[str, Any]) -> str:
 def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
     yield f"GPU {gpu['index']}: {gpu['name']}  {gpu['uuid']}  {gpu['pci_address']}"
     if gpu["lost"]:
-        yield "  LOST: fallen off the bus; gpusim restore brings it back"
+        yield "  LOST: fallen off the bus. Recover it with gpusim restore"
     persistence, limit = SWITCH[gpu["persistence_mode"]], gpu["power_limit_mw"] / 1000
     yield f"  MIG {_mig(gpu)}, compute mode {_words(gpu['compute_mode'])}, persistence {persistence}, limit {limit:.0f} W"
     memory = gpu["memory"]
