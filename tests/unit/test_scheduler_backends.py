@@ -40,9 +40,15 @@ def test_each_key_of_the_registry_has_a_class_with_that_key(key):
     assert registry.backend(key).key == key
 
 
-def test_another_key_has_no_backend():
+@pytest.mark.parametrize("key", registry.ALL_KEYS)
+def test_each_backend_of_any_scheduler_has_its_key(key):
+    assert registry.any_backend(key).key == key
+
+
+@pytest.mark.parametrize("key", ["no_such_backend", "slurm"])
+def test_another_key_has_no_backend_for_kubernetes(key):
     with pytest.raises(KeyError):
-        registry.backend("no_such_backend")
+        registry.backend(key)
 
 
 def test_the_filter_describes_a_backend_that_writes_to_the_cluster():

@@ -13,6 +13,7 @@ offers      entry point: the offer of a backend, and alternatives for refused en
 request     result of the filter `kubernetes_mapping`
 text        lines of a plan for an offer
 kubernetes  code that all backends for Kubernetes share
+slurm       backend for Slurm
 
 Each backend has a folder with the code of its offer.
 """

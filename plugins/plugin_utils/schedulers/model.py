@@ -105,12 +105,13 @@ class NodeGpu:
 class Node:
     """The input of a backend: the GPUs of a host, and the node name of that host.
 
-    `mig_strategy` is one of MIG_STRATEGIES.
+    `mig_strategy` is one of MIG_STRATEGIES. `version` is the version of the scheduler, or None if it is unknown.
     """
 
     gpus: tuple[NodeGpu, ...]
     name: str = ""
     mig_strategy: str = MIXED
+    version: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,29 @@ from ...module_utils.layout.types import Layout
 from ...module_utils.model import Gpu
 from .model import MIXED, Node, Offer
 from .node import node_gpus
-from .registry import KEYS, backend
+from .registry import KEYS, any_backend
 
 
-def offer_node(layout: Layout, gpus: Sequence[Gpu], key: str, name: str = "", mig_strategy: str = MIXED) -> Offer:
+def offer_node(
+    layout: Layout,
+    gpus: Sequence[Gpu],
+    key: str,
+    name: str = "",
+    mig_strategy: str = MIXED,
+    version: tuple[int, ...] | None = None,
+) -> Offer:
     """Return the offer of a node's GPUs by one backend.
 
-    `key` is the key of the backend (one of registry.KEYS). `name` is the node name. `mig_strategy` (one of MIG_STRATEGIES)
-    applies only to the device plugin. Each refusal lists the other backends that can offer all GPUs of its entry.
+    `key` is the key of the backend (one of registry.ALL_KEYS). `name` is the node name. `mig_strategy` (one of
+    MIG_STRATEGIES) applies only to the device plugin, and `version` only to Slurm. Each refusal lists the other backends for
+    Kubernetes that can offer all GPUs of its entry.
     Raises SelectorError if a selector matches nothing or if a GPU is selected twice.
     """
     desired = node_gpus(layout, gpus)
-    offer = backend(key).offer(Node(desired, name, mig_strategy))
+    offer = any_backend(key).offer(Node(desired, name, mig_strategy, version))
     if not offer.refusals:
         return offer
-    alternatives = [backend(other).offer(Node(desired, name)) for other in KEYS if other != key]
+    alternatives = [any_backend(other).offer(Node(desired, name)) for other in KEYS if other != key]
     refusals = (
         dataclasses.replace(
             refused, backends=tuple(other.backend for other in alternatives if _offers(other, refused.where))

@@ -67,21 +67,28 @@ class Removal:
 class Backend(Protocol):
     """A component that offers the GPUs of a node to a scheduler.
 
-    key           value of `gpu_kubernetes_backend` that selects this backend
-    applies       true if the collection writes to the cluster. If false, the offer is only printed
+    key      key of the backend in registry.py
+    applies  true if the collection writes the offer. If false, the offer is only printed
+    """
+
+    key: str
+    applies: bool
+
+    def offer(self, node: Node) -> Offer:
+        """Return the offer of the node's GPUs, or the refused entries."""
+
+
+class ClusterBackend(Backend, Protocol):
+    """A backend for Kubernetes. Its key is a value of `gpu_kubernetes_backend`.
+
     config_label  node label that selects a key of the ConfigMap. Empty if the backend has no such label
     empty_config  ConfigMap content with which the plugin uses its defaults
 
     If `config_label` is empty, the role neither installs nor restarts the backend's plugin.
     """
 
-    key: str
-    applies: bool
     config_label: str
     empty_config: str
-
-    def offer(self, node: Node) -> Offer:
-        """Return the offer of the node's GPUs, or the refused entries."""
 
     def changes(self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place) -> Changes:
         """Return the changes that make a node of the cluster match an offer.

@@ -11,19 +11,37 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from .protocol import Backend
+from .protocol import Backend, ClusterBackend
 
-# The class of each backend by key. Messages and `choices` list the keys in this order.
-_CLASSES = {
+# The class of each backend for Kubernetes by key. Messages and `choices` list the keys in this order.
+_CLUSTER_CLASSES = {
     "nvidia_device_plugin": "DevicePlugin",
     "nvidia_dra": "Dra",
     "hami": "Hami",
     "volcano_vgpu": "VolcanoVgpu",
 }
-KEYS = tuple(_CLASSES)
+# The class of each other backend by key.
+_OTHER_CLASSES = {"slurm": "Slurm"}
+#: Values of `gpu_kubernetes_backend`, and the keys of all backends.
+KEYS = tuple(_CLUSTER_CLASSES)
+ALL_KEYS = (*KEYS, *_OTHER_CLASSES)
 
 
-def backend(key: str) -> Backend:
-    """Return the backend with this key. Raises KeyError if the key is unknown."""
-    name = _CLASSES[key]
+def backend(key: str) -> ClusterBackend:
+    """Return the backend for Kubernetes with this key.
+
+    Raises KeyError if the key is unknown.
+    """
+    return cast(ClusterBackend, _new(key, _CLUSTER_CLASSES[key]))
+
+
+def any_backend(key: str) -> Backend:
+    """Return the backend with this key, for any scheduler.
+
+    Raises KeyError if the key is unknown.
+    """
+    return _new(key, {**_CLUSTER_CLASSES, **_OTHER_CLASSES}[key])
+
+
+def _new(key: str, name: str) -> Backend:
     return cast(Backend, getattr(import_module(".%s.backend" % key, __package__), name)())

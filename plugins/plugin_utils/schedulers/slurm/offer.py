@@ -1,0 +1,190 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Offer the GPUs of a node as Slurm's generic resources (GRES).
+
+Sources: https://slurm.schedmd.com/gres.html, https://slurm.schedmd.com/gres.conf.html, and tests with Slurm 22.05 and 24.11.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Sequence
+
+from ...techniques.access import Clients, Turns
+from ..model import Node, NodeGpu, Offer, Refusal, Request, by_entry, gpus_text, refusal
+from .devices import desired, gpu_types
+from .gres import GPU, MPS, SHARD, Gres, joined
+
+KEY = "slurm"
+# gres/mps counts percent of the SMs of the GPU (gres.html, "MPS Management").
+PERCENT = 100
+# First release in which shards on a node do not split the files of MIG devices (NEWS of 23.02.7: "gpu/nvml - Fix issue that
+# resulted in the wrong MIG devices being constrained to a job"). In 22.05, jobs on such a node run without a GPU.
+SHARDS_BESIDE_MIG = (23, 2, 7)
+_CURE = "Change the entry."
+
+
+def offer(node: Node) -> Offer:
+    """Return the GRES of the node, or the refused entries."""
+    refusals = [*_refuse_others(node), *_refuse_nameless(node), *_refuse_mps(node), *_refuse_shards(node)]
+    if refusals:
+        return Offer(KEY, refusals=tuple(refusals))
+    gres = node_gres(node.gpus)
+    names = list(dict.fromkeys(each.name for each in gres))
+    config = {
+        "Gres": joined(gres),
+        "GresTypes": names,
+        "AccountingStorageTRES": [
+            *("gres/%s" % name for name in names),
+            *("gres/%s" % each.kind for each in gres if each.type),
+        ],
+    }
+    return Offer(
+        KEY,
+        {each.kind: each.count for each in gres},
+        config if gres else {},
+        requests=tuple(_requests(node.gpus)),
+        notes=tuple(_notes(node.gpus)),
+    )
+
+
+def node_gres(gpus: Sequence[NodeGpu]) -> list[Gres]:
+    """Return the GRES of the layout in the order of the node's `Gres=`."""
+    counts = Counter(device.type for device in desired(gpus))
+    gres = [Gres(GPU, kind, count) for kind, count in counts.items()]
+    shards = sum(replicas(each) for each in gpus)
+    if shards:
+        gres.append(Gres(SHARD, "", shards))
+    if any(isinstance(each.access, Clients) for each in gpus):
+        gres.append(Gres(MPS, "", PERCENT))
+    return gres
+
+
+def replicas(each: NodeGpu) -> int:
+    """Return the number of shards of a GPU, or 0 if jobs do not share it."""
+    return each.access.pods if isinstance(each.access, Turns) and each.access.pods > 1 else 0
+
+
+def _refuse_others(node: Node) -> list[Refusal]:
+    """Refuse the techniques that have no GRES. For example, shards have no quotas."""
+    found = []
+    for group in by_entry(node.gpus):
+        here = group[0]
+        if here.technique is not None and here.access is None:
+            found.append(refusal(group, "Slurm does not support %s" % here.technique.title, _CURE))
+        inside = next(
+            (part for part in here.instances or () if part.technique and not isinstance(part.access, Clients)), None
+        )
+        if inside is not None and inside.technique is not None:
+            found.append(refusal(group, "Slurm has no %s inside MIG instances" % inside.technique.title, _CURE))
+    return found
+
+
+def _refuse_nameless(node: Node) -> list[Refusal]:
+    """Refuse GPUs without a name.
+
+    Slurm refuses a node with typed and untyped GRES of one name.
+    """
+    types = gpu_types(each.gpu for each in node.gpus)
+    nameless = [each for each in node.gpus if each.instances is None and not types[each.gpu.uuid]]
+    problem = "the driver reports no model of the GPU, and Slurm refuses GRES without a type beside GRES with types"
+    return [refusal(group, problem, "Check the GPU with nvidia-smi -L.") for group in by_entry(nameless)]
+
+
+def _refuse_mps(node: Node) -> list[Refusal]:
+    found = []
+    served = [each for each in node.gpus if isinstance(each.access, Clients)]
+    partitioned = [each.gpu.index for each in node.gpus if each.instances is not None]
+    sharded = [each.gpu.index for each in node.gpus if replicas(each)]
+    for group in by_entry(served):
+        access = group[0].access
+        assert isinstance(access, Clients)
+        if len(served) > 1:
+            gpus = gpus_text([each.gpu.index for each in served])
+            found.append(
+                refusal(group, "Slurm has gres/mps on one GPU of a node, and the layout has it on %s" % gpus, _CURE)
+            )
+        if partitioned:
+            problem = "Slurm has no gres/mps on a node with MIG, and %s in MIG mode" % _are(partitioned)
+            found.append(refusal(group, problem, _CURE))
+        if sharded:
+            # Slurm 22.05 and 24.11 then set no CUDA_VISIBLE_DEVICES for shards, and 0 percent for MPS. Each of the two plugins
+            # sets the environment, and the last one in GresTypes wins.
+            problem = (
+                "Slurm sets wrong devices for jobs if gres/mps and gres/shard are used together, and %s shards"
+                % (_have(sharded))
+            )
+            found.append(refusal(group, problem, _CURE))
+        share, clients = access.sm_percent, access.pods
+        if share * clients > PERCENT:
+            problem = "Slurm divides 100 percent of the SMs, and %d clients with %d percent need more" % (
+                clients,
+                share,
+            )
+            found.append(refusal(group, problem, _CURE))
+    return found
+
+
+def _refuse_shards(node: Node) -> list[Refusal]:
+    partitioned = [each.gpu.index for each in node.gpus if each.instances is not None]
+    if not partitioned or (node.version is not None and node.version >= SHARDS_BESIDE_MIG):
+        return []
+    shown = "an unknown version" if node.version is None else version_text(node.version)
+    problem = (
+        "Slurm before %s gives jobs wrong devices if a node has shards and MIG, %s in MIG mode, and the node runs %s"
+        % (
+            version_text(SHARDS_BESIDE_MIG),
+            _are(partitioned),
+            shown,
+        )
+    )
+    cure = "Update Slurm, or change the entry."
+    return [refusal(group, problem, cure) for group in by_entry([each for each in node.gpus if replicas(each)])]
+
+
+def version_text(version: Sequence[int]) -> str:
+    """Return a version as Slurm writes it: 23.02.7."""
+    return ".".join("%02d" % part if place < 2 else str(part) for place, part in enumerate(version))
+
+
+def _requests(gpus: Sequence[NodeGpu]) -> list[Request]:
+    found = []
+    for group in by_entry(gpus):
+        access = group[0].access
+        if isinstance(access, Clients):
+            found.append(Request(group[0].where, access.name, {MPS: access.sm_percent}))
+        elif replicas(group[0]):
+            found.append(Request(group[0].where, SHARD, {SHARD: 1}))
+    return found
+
+
+def _notes(gpus: Sequence[NodeGpu]) -> list[str]:
+    notes = []
+    empty = [each.gpu.index for each in gpus if each.instances == ()]
+    if empty:
+        notes.append(
+            "%s no MIG instance, so Slurm cannot allocate %s." % (_have(empty), "them" if len(empty) > 1 else "it")
+        )
+    inside = [each.gpu.index for each in gpus if any(isinstance(part.access, Clients) for part in each.instances or ())]
+    if inside:
+        notes.append(
+            "%s: Slurm gives an instance with MPS to one job. A TaskProlog connects the job to the daemon (docs/mps.md)."
+            % gpus_text(inside)
+        )
+    if any(isinstance(each.access, Clients) for each in gpus):
+        notes.append(
+            "Jobs with gres/mps use the layout's MPS daemon. Remove the MPS daemons of Slurm's example Prolog."
+        )
+    unlisted = [each.gpu.index for each in gpus if each.entry is None]
+    if unlisted:
+        notes.append("No entry lists %s, so Slurm gets the current state." % gpus_text(unlisted))
+    return notes
+
+
+def _are(indexes: Sequence[int]) -> str:
+    return "%s %s" % (gpus_text(indexes), "are" if len(indexes) > 1 else "is")
+
+
+def _have(indexes: Sequence[int]) -> str:
+    return "%s %s" % (gpus_text(indexes), "have" if len(indexes) > 1 else "has")

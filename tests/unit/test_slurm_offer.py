@@ -1,0 +1,420 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The GRES of a layout on a Slurm node, and the entries that Slurm cannot express."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.model import Node
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.node import node_gpus
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.offers import offer_node
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.devices import gpu_types
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.gres import (
+    Gres,
+    GresError,
+    joined,
+    parse,
+    totals,
+)
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.gres_conf import (
+    DeviceNodes,
+    GresConfError,
+    lines,
+    uuids,
+)
+
+H100 = assumed_gpus(["H100-80GB"] * 8)
+NEW, OLD = (24, 11, 5), (22, 5, 8)
+
+EXCLUSIVE, SHARED = {"sharing": "exclusive"}, {"sharing": "shared"}
+MIG = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
+SEVENTHS = {"sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}
+MEDIA = {"sharing": "mig", "mig": [{"profile": "1g.10gb+me"}]}
+SPLIT = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}]}
+NO_INSTANCES = {"sharing": "mig", "mig": []}
+DAEMON = {"name": "inference", "clients": 4, "active_thread_percentage": 25}
+MPS = {"sharing": "mps", "mps": DAEMON}
+MPS_INSIDE = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "mps": dict(DAEMON, name="inside")}]}
+SLICED = {"sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 4}}
+ONE_REPLICA = {"sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 1}}
+TENANTS = {"sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "8GiB", "sm_percent": 30}]}}
+ENTRIES = [
+    None, EXCLUSIVE, SHARED, MIG, SEVENTHS, MEDIA, SPLIT, NO_INSTANCES, MPS, MPS_INSIDE, SLICED, ONE_REPLICA, TENANTS,
+]  # fmt: skip
+REFUSED_ALONE = [TENANTS]
+PARTITIONED = [MIG, SEVENTHS, MEDIA, SPLIT, NO_INSTANCES, MPS_INSIDE]
+
+
+def layout(*entries):
+    """Return a layout with one entry per GPU, by index. None omits a GPU."""
+    return parse_layout([dict(entry, gpus=[index]) for index, entry in enumerate(entries) if entry])
+
+
+def gpus(number):
+    """Return GPUs with UUIDs, as a driver reports them."""
+    return [dataclasses.replace(gpu, uuid="GPU-%08x" % gpu.index) for gpu in H100[:number]]
+
+
+def offered(*entries, version=NEW):
+    return offer_node(layout(*entries), gpus(len(entries)), "slurm", "h100-01", version=version)
+
+
+def with_instances(gpu, *instances):
+    """Return the GPU in MIG mode with instances.
+
+    Each instance is (id, profile, start, compute slices of its parts).
+    """
+    made = []
+    for number, profile, start, *slices in instances:
+        parts = slices or [int(profile[0])]
+        computes = [
+            ComputeInstance(place, size, Placement(place, size), "MIG-%d-%d-%d" % (gpu.index, number, place))
+            for place, size in enumerate(parts)
+        ]
+        made.append(GpuInstance(number, profile, Placement(start, 1), tuple(computes)))
+    return gpu.with_instances(tuple(made), True)
+
+
+# -- One GPU of each kind --
+
+
+@pytest.mark.parametrize(
+    ("entry", "gres"),
+    [
+        (None, "gpu:h100:1"),
+        (EXCLUSIVE, "gpu:h100:1"),
+        (SHARED, "gpu:h100:1"),
+        (MIG, "gpu:3g.40gb:2"),
+        (SEVENTHS, "gpu:1g.10gb:7"),
+        (MEDIA, "gpu:1g.10gb.me:1"),
+        (SPLIT, "gpu:2c.3g.40gb:1,gpu:1c.3g.40gb:1"),
+        (MPS, "gpu:h100_mps:1,mps:100"),
+        (MPS_INSIDE, "gpu:3g.40gb:1"),
+        (SLICED, "gpu:h100:1,shard:4"),
+        (ONE_REPLICA, "gpu:h100:1"),
+    ],
+)
+def test_gres_of_one_gpu(entry, gres):
+    assert offered(entry).config["Gres"] == gres
+
+
+def test_each_sharing_has_a_case():
+    assert {entry["sharing"] for entry in ENTRIES if entry} == set(SHARINGS)
+
+
+def test_split_gpu_beside_seven_whole_ones():
+    found = offered(MIG, *[EXCLUSIVE] * 7)
+    assert found.config == {
+        "Gres": "gpu:3g.40gb:2,gpu:h100:7",
+        "GresTypes": ["gpu"],
+        "AccountingStorageTRES": ["gres/gpu", "gres/gpu:3g.40gb", "gres/gpu:h100"],
+    }
+    assert found.resources == {"gpu:3g.40gb": 2, "gpu:h100": 7}
+
+
+def test_types_of_several_gpus_are_counted_together():
+    mixed = {"sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}, {"profile": "3g.40gb"}]}
+    assert offered(EXCLUSIVE, mixed, mixed, EXCLUSIVE).config["Gres"] == "gpu:h100:2,gpu:3g.40gb:2,gpu:1g.10gb:4"
+
+
+def test_shards_of_gpus_are_added_up():
+    two = {"sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}}
+    assert offered(SLICED, two, EXCLUSIVE).config["Gres"] == "gpu:h100:3,shard:6"
+    assert offered(SLICED).config["GresTypes"] == ["gpu", "shard"]
+
+
+def test_node_without_devices_has_no_gres():
+    found = offered(NO_INSTANCES)
+    assert (found.resources, found.config, found.refusals) == ({}, {}, ())
+    assert found.notes == ("gpu 0 has no MIG instance, so Slurm cannot allocate it.",)
+
+
+def test_job_of_an_mps_client_requests_its_share():
+    (request,) = offered(MPS).requests
+    assert (request.where, request.name, request.limits) == ("gpu_layout[0]", "inference", {"mps": 25})
+
+
+def test_notes_name_the_gpus():
+    notes = " ".join(offered(MPS_INSIDE, None).notes)
+    assert "gpu 0: Slurm gives an instance with MPS to one job." in notes
+    assert "No entry lists gpu 1" in notes
+
+
+# -- Types --
+
+
+def test_type_of_each_model_is_a_part_of_its_detected_name():
+    # AutoDetect=nvml accepts a type only if it is a part of the name. slurmd replaces spaces by underscores.
+    for model in load_models().values():
+        for board in model.boards:
+            (gpu,) = gpus(1)
+            (kind,) = gpu_types([dataclasses.replace(gpu, name=board.name)]).values()
+            assert re.fullmatch(r"[a-z0-9._-]+", kind), board.name
+            assert kind in board.name.lower().replace(" ", "_"), board.name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000"),
+        ("NVIDIA GeForce RTX 4090", "rtx_4090"),
+        ("NVIDIA Thor", "thor"),
+    ],
+)
+def test_short_name_of_a_model(name, kind):
+    (gpu,) = gpus(1)
+    assert list(gpu_types([dataclasses.replace(gpu, name=name)]).values()) == [kind]
+
+
+def test_two_models_with_the_same_short_name_have_full_names():
+    names = ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"]
+    host = [dataclasses.replace(gpu, name=name) for gpu, name in zip(gpus(3), names)]
+    assert list(gpu_types(host).values()) == ["a100-sxm4-40gb", "a100-sxm4-80gb", "h100"]
+
+
+# -- Refusals --
+
+
+@pytest.mark.parametrize(
+    ("entries", "where", "problem", "backends"),
+    [
+        ([EXCLUSIVE, TENANTS], "gpu_layout[1]", "Slurm does not support tenants with quotas", ("hami", "volcano_vgpu")),
+        (
+            [MIG, MPS],
+            "gpu_layout[1]",
+            "Slurm has no gres/mps on a node with MIG, and gpu 0 is in MIG mode",
+            ("nvidia_dra",),
+        ),
+        (
+            [MPS, dict(MPS, mps=dict(DAEMON, name="second"))],
+            "gpu_layout[0]",
+            "Slurm has gres/mps on one GPU of a node, and the layout has it on gpus 0, 1",
+            ("nvidia_device_plugin", "nvidia_dra"),
+        ),
+        (
+            [MPS, SLICED],
+            "gpu_layout[0]",
+            "wrong devices for jobs if gres/mps and gres/shard are used together, and gpu 1 has shards",
+            ("nvidia_dra",),
+        ),
+        (
+            [{"sharing": "mps", "mps": dict(DAEMON, clients=3, active_thread_percentage=50, oversubscribe=True)}],
+            "gpu_layout[0]",
+            "3 clients with 50 percent need more",
+            ("nvidia_dra",),
+        ),
+    ],
+)
+def test_refusal_names_entry_reason_and_capable_backends(entries, where, problem, backends):
+    refused = offered(*entries).refusals[0]
+    assert (refused.where, refused.backends) == (where, backends)
+    assert problem in refused.problem
+    assert str(refused).endswith("%s can express it (gpu_kubernetes_backend)." % " or ".join(backends))
+
+
+@pytest.mark.parametrize(
+    ("version", "is_refused"),
+    [(None, True), ((22, 5, 8), True), ((23, 2, 6), True), ((23, 2, 7), False), ((23, 11, 0), False), (NEW, False)],
+)
+def test_shards_beside_mig_need_a_mended_release(version, is_refused):
+    found = offered(MIG, SLICED, version=version)
+    assert bool(found.refusals) == is_refused
+    if is_refused:
+        assert "Slurm before 23.02.7" in str(found.refusals[0])
+        assert found.refusals[0].where == "gpu_layout[1]"
+
+
+def test_shards_without_mig_need_no_version():
+    assert not offered(SLICED, version=None).refusals
+
+
+def test_gpu_without_a_model_is_refused():
+    host = [dataclasses.replace(gpu, name="") for gpu in gpus(1)]
+    (refused,) = offer_node(layout(EXCLUSIVE), host, "slurm", "n", version=NEW).refusals
+    assert "GRES without a type" in refused.problem
+
+
+@pytest.mark.parametrize("version", [None, OLD, NEW])
+def test_layout_is_offered_completely_or_refused(version):
+    # Two entries cannot name the same daemon.
+    equal = [(entry, entry) for entry in ENTRIES if entry not in (MPS, MPS_INSIDE, TENANTS)]
+    for pair in [*itertools.permutations(ENTRIES, 2), *equal]:
+        found = offered(*pair, version=version)
+        must_refuse = (
+            any(entry in REFUSED_ALONE for entry in pair)
+            or (MPS in pair and (SLICED in pair or any(e in PARTITIONED for e in pair)))
+            or (SLICED in pair and any(e in PARTITIONED for e in pair) and version != NEW)
+        )
+        assert bool(found.refusals) == must_refuse, pair
+        if found.refusals:
+            assert not (found.resources or found.config or found.requests or found.notes), pair
+        else:
+            gres, _others = parse(found.config.get("Gres", ""), "n")
+            assert {each.kind: each.count for each in gres} == found.resources, pair
+            # Slurm refuses a node with typed and untyped GRES of one name.
+            assert all(bool(each.type) == (each.name == "gpu") for each in gres), pair
+            assert len({each.kind for each in gres}) == len(gres), pair
+
+
+def test_kubernetes_backends_do_not_name_slurm():
+    # The variable gpu_kubernetes_backend cannot select Slurm.
+    refused = offer_node(layout(MIG, MPS), gpus(2), "nvidia_device_plugin").refusals[0]
+    assert refused.backends == ("nvidia_dra",)
+
+
+# -- GRES as text --
+
+
+@pytest.mark.parametrize(
+    ("text", "gres", "others"),
+    [
+        ("gpu:h100:8(S:0-1)", [Gres("gpu", "h100", 8)], []),
+        ("gpu:3g.40gb:2(S:0),gpu:h100:7,nic:ib:2", [Gres("gpu", "3g.40gb", 2), Gres("gpu", "h100", 7)], ["nic:ib:2"]),
+        ("gpu:1c.3g.40gb", [Gres("gpu", "1c.3g.40gb", 1)], []),
+        ("gpu:8,shard:32,mps:200", [Gres("gpu", "", 8), Gres("shard", "", 32), Gres("mps", "", 200)], []),
+        ("gpu", [Gres("gpu", "", 1)], []),
+        ("gpu:rtx_4090:2", [Gres("gpu", "rtx_4090", 2)], []),
+        ("gpu:h100:2,shard:h100:4,shard:a100:2,mps:h100:0", [Gres("gpu", "h100", 2), Gres("shard", "", 6)], []),
+        ("(null)", [], []),
+        ("", [], []),
+    ],
+)
+def test_gres_of_a_node_are_parsed(text, gres, others):
+    assert parse(text, "node n") == (tuple(gres), tuple(others))
+
+
+@pytest.mark.parametrize("text", ["gpu:h100:2K", "gpu:a:b:2"])
+def test_gres_without_a_valid_count_is_an_error(text):
+    with pytest.raises(GresError, match=r"node n.*NAME\[:TYPE\]\[:COUNT\]"):
+        parse(text, "node n")
+
+
+KINDS = st.text("abcdefghij0123456789._-", min_size=1, max_size=12).filter(lambda kind: not kind[0].isdigit())
+
+
+GRES = st.builds(Gres, st.just("gpu"), KINDS | st.just(""), st.integers(1, 10**8)) | st.builds(
+    Gres, st.sampled_from(["shard", "mps"]), st.just(""), st.integers(1, 10**8)
+)
+
+
+@given(st.lists(GRES, unique_by=lambda each: each.kind))
+def test_formatted_gres_are_parsed_to_the_same_values(gres):
+    assert parse(joined(gres), "n") == (tuple(gres), ())
+    assert sum(totals(gres).values()) == sum(each.count for each in gres)
+
+
+# -- gres.conf --
+
+NODES = DeviceNodes(
+    {"GPU-%08x" % index: index for index in range(8)},
+    {
+        name: number
+        for gpu in range(8)
+        for gi in range(15)
+        for name, number in [
+            ("gpu%d/gi%d/access" % (gpu, gi), 3 + 135 * gpu + 9 * gi),
+            *(("gpu%d/gi%d/ci%d/access" % (gpu, gi, ci), 4 + 135 * gpu + 9 * gi + ci) for ci in range(8)),
+        ]
+    },
+)
+
+
+def node(host, *entries):
+    return Node(node_gpus(layout(*entries), host), "h100-01", version=NEW)
+
+
+def test_lines_name_the_current_device_nodes():
+    host = gpus(3)
+    host[0] = with_instances(host[0], (2, "3g.40gb", 0), (1, "3g.40gb", 4))
+    found = lines(node(host, MIG, SLICED, EXCLUSIVE), NODES)
+    line = "NodeName=h100-01 AutoDetect=off Name="
+    caps = "/dev/nvidia-caps/nvidia-cap"
+    assert found == [
+        line + "gpu Type=3g.40gb MultipleFiles=/dev/nvidia0,%s21,%s22" % (caps, caps),
+        line + "gpu Type=3g.40gb MultipleFiles=/dev/nvidia0,%s12,%s13" % (caps, caps),
+        line + "gpu Type=h100 File=/dev/nvidia1",
+        line + "gpu Type=h100 File=/dev/nvidia2",
+        line + "shard File=/dev/nvidia1 Count=4",
+    ]
+    assert uuids(node(host, MIG, SLICED, EXCLUSIVE)) == ["MIG-0-2-0", "MIG-0-1-0", "GPU-00000001", "GPU-00000002"]
+
+
+def test_parts_of_a_split_instance_are_devices():
+    host = [with_instances(gpus(1)[0], (1, "3g.40gb", 0, 1, 2))]
+    found = [text.partition("Type=")[2] for text in lines(node(host, SPLIT), NODES)]
+    caps = "/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap"
+    assert found == ["2c.3g.40gb MultipleFiles=%s14" % caps, "1c.3g.40gb MultipleFiles=%s13" % caps]
+
+
+def test_mps_is_on_the_gpu_of_its_entry():
+    found = lines(node(gpus(2), EXCLUSIVE, MPS), NODES)
+    assert found[-1].endswith("Name=mps File=/dev/nvidia1 Count=100")
+
+
+def test_minor_may_differ_from_the_index():
+    nodes = DeviceNodes({"GPU-00000000": 1, "GPU-00000001": 0}, NODES.capabilities)
+    assert [text.split("=")[-1] for text in lines(node(gpus(2), None, None), nodes)] == ["/dev/nvidia1", "/dev/nvidia0"]
+
+
+@pytest.mark.parametrize(
+    ("host", "nodes", "problem"),
+    [
+        (
+            gpus(1),
+            NODES,
+            r"h100-01: gpu 0 .*GPU-00000000\): its MIG instances differ from the layout. Apply the layout first.",
+        ),
+        (
+            [with_instances(gpus(1)[0], (2, "3g.40gb", 0), (1, "3g.40gb", 4))],
+            DeviceNodes(NODES.minors, {}),
+            "no capability gpu0/gi2/access",
+        ),
+        (
+            [with_instances(gpus(1)[0], (2, "3g.40gb", 0), (1, "3g.40gb", 4))],
+            DeviceNodes({}, NODES.capabilities),
+            "no device node of the GPU",
+        ),
+    ],
+)
+def test_missing_device_is_an_error(host, nodes, problem):
+    with pytest.raises(GresConfError, match=problem):
+        lines(node(host, MIG), nodes)
+
+
+@given(st.lists(st.sampled_from([EXCLUSIVE, MIG, SEVENTHS, SPLIT, SLICED]), min_size=1, max_size=8))
+def test_lines_and_node_agree(entries):
+    """slurmd ends or drains the node if gres.conf and the node's line differ."""
+    made = {
+        id(MIG): [(2, "3g.40gb", 0), (1, "3g.40gb", 4)],
+        id(SEVENTHS): [(number + 7, "1g.10gb", number) for number in range(7)],
+        id(SPLIT): [(1, "3g.40gb", 0, 1, 2)],
+    }
+    host = [
+        with_instances(gpu, *made[id(entry)]) if id(entry) in made else gpu
+        for gpu, entry in zip(gpus(len(entries)), entries)
+    ]
+    found = lines(node(host, *entries), NODES)
+    gres, _others = parse(offer_node(layout(*entries), host, "slurm", version=NEW).config["Gres"], "n")
+    types = re.findall(r"Name=gpu Type=(\S+)", "\n".join(found))
+    counted = [Gres("gpu", kind, types.count(kind)) for kind in dict.fromkeys(types)]
+    # The numbers of devices follow the types of the node first, so both must have one order.
+    assert counted == [each for each in gres if each.name == "gpu"]
+    assert types == [each.type for each in counted for _number in range(each.count)]
+    shards = sum(map(int, re.findall(r"Name=shard File=\S+ Count=(\d+)", "\n".join(found))))
+    assert shards == sum(each.count for each in gres if each.name == "shard")
+    devices = uuids(node(host, *entries))
+    assert len(devices) == len(set(devices)) == len(types)
