@@ -77,6 +77,7 @@ def test_the_walk_reaches_the_tasks_of_every_role_in_the_plan():
         "nvidia_driver",
         "container_toolkit",
         "gpu_kubernetes",
+        "gpu_slurm",
     }
 
 

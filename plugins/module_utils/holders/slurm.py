@@ -44,7 +44,7 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _GIVEN = re.compile(r"\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES(?:_IDX)?=(\S*))?")
 _NO_INDEX = sys.maxsize
 #: A node name (slurm.conf(5)) that cannot be mistaken for an option.
-_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 #: (name, count, indexes). The indexes are None if they are unknown.
 Resource = "tuple[str, int, tuple[int, ...] | None]"
 
@@ -62,7 +62,7 @@ def slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline
         for daemon in processes.named(SLURM_DAEMON)
         if processes.is_roots(daemon.pid, SLURM_DAEMON) and not processes.in_container(daemon.pid)
     ]
-    nodes = sorted(filter(_NODE_NAME.match, {_node_name(processes.arguments(daemon)) for daemon in daemons}))
+    nodes = sorted(filter(NODE_NAME.match, {_node_name(processes.arguments(daemon)) for daemon in daemons}))
     return [holder for node in nodes for holder in _of_node(host, devices, processes, node, _Until(run, deadline))]
 
 
@@ -84,10 +84,7 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
         used = sum(count for _name, count, _indexes in resources(fields(record).get("GresUsed", "")))
         if not used:
             return []
-        listed = _query(
-            run, "squeue", "--all", "--noheader", "--nodelist", node, "--states", _JOB_STATES, "--format", "%A %u"
-        )
-        users = dict(line.split(" ", 1) for line in listed.splitlines() if " " in line)
+        users = _listed(run, node)
         records = {job: _record(run, job) for job in sorted(users)}
         jobs = [Job(job, users[job], name_of(run, job), record) for job, record in records.items() if record]
     except FileNotFoundError as error:
@@ -182,6 +179,27 @@ def _query(run: Run, *command: str) -> str:
 def first_line(name: str) -> str:
     """Return the first line of a name, for messages."""
     return name.split("\n", 1)[0]
+
+
+def job_gres(run: Run, node: str) -> list[tuple[str, str, Any]]:
+    """Return (id, user, resources) of each job with GPU resources on a node.
+
+    The resources are None if they are unknown. Raises NoAnswerError, and FileNotFoundError if Slurm's tools are missing.
+    """
+    found = []
+    for job, user in sorted(_listed(run, node).items()):
+        record = _record(run, job)
+        given = Job(job, user, name_of(run, job), record).given_on(node) if record else []
+        if given is None or given:
+            found.append((job, user, given))
+    return found
+
+
+def _listed(run: Run, node: str) -> dict[str, str]:
+    """Return the users of the jobs on a node, by job id."""
+    command = ("squeue", "--all", "--noheader", "--nodelist", node, "--states", _JOB_STATES, "--format", "%A %u")
+    listed = _query(run, *command)
+    return dict(line.split(" ", 1) for line in listed.splitlines() if " " in line)
 
 
 def name_of(run: Run, job: str) -> str:

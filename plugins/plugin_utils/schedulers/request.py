@@ -46,16 +46,43 @@ class Request:
     lost: str = FAIL
 
 
+@dataclasses.dataclass(frozen=True)
+class Offered:
+    """The offer of a layout, with its input.
+
+    `gpus` is empty if the GPUs are unknown. `problems` lists the refused entries and invalid input.
+    """
+
+    offer: Offer
+    layout: Layout | None = None
+    gpus: Sequence[Gpu] = ()
+    warnings: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    checked: bool = True
+
+
 def answer(request: Request) -> dict[str, Any]:
     """Return the resources, configuration, labels, problems and plan of the node.
 
     Invalid input does not raise an error. It is reported in the problems.
     """
+    found = offered(request, KEYS)
+    given = as_data(found)
+    if found.gpus and not found.problems:
+        given["plan"] = [*lines(found.offer, request.node or "this host"), *found.warnings]
+    return given
+
+
+def offered(request: Request, keys: Sequence[str], version: tuple[int, ...] | None = None) -> Offered:
+    """Return the offer of a layout by one of the backends `keys`.
+
+    `version` is the version of the scheduler. Invalid input does not raise an error. It is reported in the problems.
+    """
     name, backend, state = request.node or "this host", request.backend, request.state or {}
     warnings: Sequence[str] = ()
     gpus: Sequence[Gpu]
     try:
-        _check_word("backend", backend, KEYS)
+        _check_word("backend", backend, keys)
         _check_word("mig_strategy", request.mig_strategy, MIG_STRATEGIES)
         _check_word("lost", request.lost, POLICIES)
         layout = parse_layout(request.layout)
@@ -65,15 +92,19 @@ def answer(request: Request) -> dict[str, Any]:
             layout, warnings, gpus = answers.layout, answers.warnings, host.gpus
         else:
             gpus = _gpus(name, layout, request.expected_gpus, request.pci_gpus)
-        offer = offer_node(layout, gpus, backend, request.node, request.mig_strategy) if gpus else Offer(backend)
+        offer = Offer(backend)
+        if gpus:
+            offer = offer_node(layout, gpus, backend, request.node, request.mig_strategy, version)
     except LayoutError as error:
-        return _answer(Offer(backend), [str(problem) for problem in error.problems], checked=True)
+        return Offered(Offer(backend), problems=[str(problem) for problem in error.problems])
     except FleetError as error:
-        return _answer(Offer(backend), [str(error)], checked=True)
-    given = _answer(offer, list(map(str, offer.refusals)), checked=bool(gpus))
-    if gpus and not offer.refusals:
-        given["plan"] = [*lines(offer, name), *warnings]
-    return given
+        return Offered(Offer(backend), problems=[str(error)])
+    return Offered(offer, layout, gpus, warnings, list(map(str, offer.refusals)), checked=bool(gpus))
+
+
+def as_data(found: Offered) -> dict[str, Any]:
+    """Return an offer as plain data, with an empty plan."""
+    return dict(to_data(found.offer), problems=list(found.problems), checked=found.checked, plan=[])
 
 
 def _host(name: str, state: dict[str, Any]) -> Host:
@@ -99,7 +130,3 @@ def _gpus(name: str, layout: Layout, expected_gpus: Sequence[str], pci_gpus: Seq
 def _check_word(option: str, word: str, words: Sequence[str]) -> None:
     if word not in words:
         raise FleetError(option, '"%.60s" is not a value of this option' % word, "Use one of %s." % ", ".join(words))
-
-
-def _answer(offer: Offer, problems: list[str], checked: bool) -> dict[str, Any]:
-    return dict(to_data(offer), problems=problems, checked=checked, plan=[])

@@ -72,7 +72,7 @@ _PAGES = (
             *("bundle.yml", "export.yml", "check_gpu.yml", "accept.yml"),
         ),
     ),
-    ("variables-kubernetes.md", "Kubernetes", ("gpu_kubernetes",)),
+    ("variables-kubernetes.md", "Kubernetes, Slurm", ("gpu_kubernetes", "gpu_slurm")),
     ("variables-monitoring.md", "metrics and monitoring", ("dcgm_exporter", "gpu_monitoring")),
     ("variables-audit.md", "audit and right-sizing", ("gpu_audit", "audit.yml", "rightsize.yml")),
 )

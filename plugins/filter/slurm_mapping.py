@@ -1,0 +1,104 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Map a GPU layout to the GRES of a Slurm node."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+DOCUMENTATION = r"""
+name: slurm_mapping
+short_description: Map a GPU layout to the GRES of a Slurm node
+version_added: "0.1.0"
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+description:
+  - Returns C(Gres=) of the node, the lines of C(gres.conf), and the running jobs that must end before the change. It contacts
+    neither Slurm nor a host, and writes no file.
+  - If Slurm cannot express an entry, C(refusals) has the reason, and lists the backends for Kubernetes that can express it.
+  - Returns problems instead of failing, so that the caller can add the host to the message.
+options:
+  _input:
+    description: The variable C(gpu_layout).
+    type: raw
+    required: true
+  slurm:
+    description: >-
+      Result of M(openfleet.gpu.slurm_info) for the host. Without it, only the GRES are returned. Shards beside MIG are then
+      refused, because the version of Slurm is unknown.
+    type: dict
+    default: {}
+  state:
+    description: Result of M(openfleet.gpu.gpu_info) for the host. It takes precedence over O(expected_gpus) and O(pci_gpus).
+    type: dict
+    default: {}
+  lost:
+    description: How to handle lost GPUs (off the bus) in the layout. V(fail) returns a problem, V(skip) maps the other GPUs.
+    type: str
+    choices: [fail, skip]
+    default: fail
+  expected_gpus:
+    description:
+      - Catalogue keys of the host's GPUs in index order, for example C(H100-80GB), for hosts whose driver does not answer.
+    type: list
+    elements: str
+    default: []
+  pci_gpus:
+    description: GPUs on the PCI bus, as in RV(openfleet.gpu.layout#module:pci_gpus). Used if O(expected_gpus) is empty.
+    type: list
+    elements: dict
+    default: []
+  node:
+    description: Name of the host in messages. O(slurm) has the name of the node.
+    type: str
+    default: ""
+seealso:
+  - module: openfleet.gpu.slurm_info
+  - plugin: openfleet.gpu.kubernetes_mapping
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: Show the GRES of a host with one partitioned GPU
+  ansible.builtin.debug:
+    msg: >-
+      {{ ([{'gpus': [0], 'sharing': 'mig', 'mig': [{'profile': '3g.40gb', 'count': 2}]}]
+          | openfleet.gpu.slurm_mapping(expected_gpus=['H100-80GB'] * 8)).gres }}
+# gpu:3g.40gb:2,gpu:h100:7
+"""
+
+RETURN = r"""
+_value:
+  description:
+    - C(problems) lists messages, and is empty if the layout can be mapped. C(checked) is true if the GPUs were known. If not,
+      only the syntax of the layout was checked. C(plan) has lines to print.
+    - C(gres) is the value of C(Gres=) for the node, including GRES that are not GPUs. C(resources) is the number of each GRES by
+      name. C(config) has C(Gres), C(GresTypes) and C(AccountingStorageTRES).
+    - C(gres_conf) lists the lines of C(gres.conf). C(devices) lists UUIDs by their number in C(CUDA_VISIBLE_DEVICES) of a job.
+      Both are empty without O(slurm), while the MIG instances of a GPU differ from the layout, and while a device node is
+      missing.
+    - C(change) has C(way) (V(nothing), V(in place), V(affected jobs) or V(all jobs)), C(jobs) (jobs that must end first) and
+      C(restart) (whether slurmctld and slurmd must be restarted, because C(scontrol reconfigure) does not apply the change).
+      It is empty without O(slurm).
+    - C(requests) describes how jobs request shares of a GPU. C(notes) lists sentences.
+    - C(refusals) lists entries that Slurm cannot express, each with C(where), C(gpus), C(problem), C(cure) and C(backends).
+  type: dict
+"""
+
+
+def slurm_mapping(layout_data: object, slurm: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """See DOCUMENTATION."""
+    # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
+    from ..plugin_utils.schedulers.request import Request
+    from ..plugin_utils.schedulers.slurm.answer import answer
+    from ..plugin_utils.schedulers.slurm.offer import KEY
+
+    return answer(Request(layout_data, KEY, **options), slurm)
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {"slurm_mapping": slurm_mapping}

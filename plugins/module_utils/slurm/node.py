@@ -1,0 +1,108 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read this host's Slurm node: its version, its GRES and the jobs that hold them.
+
+The values are those of slurmctld. The device nodes of the GPUs are read from files of the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Iterator
+
+from ..drain.slurm import Slurm
+from ..errors import FleetError
+from ..holders.slurm import NODE_NAME, NoAnswerError, fields, job_gres
+from ..processes.command import Run, ask, run_tool
+
+_CONFIGURED = re.compile(r"^(SLURM_VERSION|GresTypes)\s*=\s*(\S+)\s*$", re.MULTILINE)
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,4})\s*$", re.MULTILINE)
+_CAPABILITY = re.compile(r"^(gpu[0-9]+/gi[0-9]+/(?:ci[0-9]+/)?access) ([0-9]{1,9})$", re.MULTILINE)
+_NAME_CURE = "Set gpu_slurm_node to Slurm's name of this host (scontrol show nodes)."
+
+
+class SlurmError(FleetError):
+    """Slurm does not report the node of this host."""
+
+    host_fault = True
+
+
+def read_node(name: str, run: Run = run_tool, proc: str = "/proc", dev: str = "/dev") -> dict[str, Any]:
+    """Return the Slurm node of this host as data.
+
+    If `name` is empty, slurmd provides it. Without slurmd, it is the short host name. Raises SlurmError if slurmctld
+    does not respond or has no such node, or if Slurm's commands are not installed.
+    """
+    if name and not NODE_NAME.match(name):
+        raise SlurmError("gpu_slurm_node", "%r is not a valid name of a Slurm node" % name[:100], _NAME_CURE)
+    name = name or Slurm(run).name_from_slurmd() or os.uname().nodename.partition(".")[0]
+    where = "Slurm node %s" % name
+    record = _answer(run, where, "scontrol", "--oneliner", "show", "node", name)
+    configured = dict(_CONFIGURED.findall(_answer(run, where, "scontrol", "show", "config")))
+    try:
+        jobs = job_gres(run, name)
+    except NoAnswerError as error:
+        raise SlurmError(where, str(error), "Check that slurmctld responds on this host (scontrol ping).") from error
+    values = fields(record)
+    return {
+        "node": name,
+        "version": configured.get("SLURM_VERSION", ""),
+        "node_version": values.get("Version") or None,
+        "gres": values.get("Gres", ""),
+        "gres_types": configured.get("GresTypes", ""),
+        "jobs": [
+            {
+                "id": job,
+                "user": user,
+                "gres": None
+                if given is None
+                else [{"name": kind, "count": count, "numbers": numbers} for kind, count, numbers in given],
+            }
+            for job, user, given in jobs
+        ],
+        "minors": list(_minors(Path(proc, "driver/nvidia/gpus"))),
+        "capabilities": list(_capabilities(Path(proc, "driver/nvidia-caps/mig-minors"), Path(dev, "nvidia-caps"))),
+    }
+
+
+def _minors(folder: Path) -> Iterator[dict[str, Any]]:
+    """Read the UUID of each GPU and its device minor (/dev/nvidiaN)."""
+    for path in sorted(folder.glob("*/information")):
+        text = _text(path)
+        uuid, minor = _UUID.search(text), _MINOR.search(text)
+        if uuid and minor:
+            yield {"uuid": uuid.group(1), "minor": int(minor.group(1))}
+
+
+def _capabilities(listed: Path, nodes: Path) -> Iterator[dict[str, Any]]:
+    """Read the names and numbers of the MIG capabilities that have a device node.
+
+    slurmd ends if a file in gres.conf does not exist.
+    """
+    for name, number in _CAPABILITY.findall(_text(listed)):
+        if (nodes / ("nvidia-cap%s" % number)).exists():
+            yield {"name": name, "number": int(number)}
+
+
+def _answer(run: Run, where: str, *command: str) -> str:
+    try:
+        text, problem = ask(run, list(command))
+    except FileNotFoundError:
+        raise SlurmError("this host", "%s is not installed" % command[0], "Install Slurm's client commands.") from None
+    if text is not None:
+        return text
+    cure = "Check that slurmctld responds on this host (scontrol ping)."
+    if "not found" in problem:
+        cure = _NAME_CURE
+    raise SlurmError(where, problem, cure)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

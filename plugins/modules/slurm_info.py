@@ -1,0 +1,105 @@
+#!/usr/bin/python
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: slurm_info
+short_description: Report the GRES of a host's Slurm node, and the jobs that hold them
+version_added: "0.1.0"
+description:
+  - Asks C(slurmctld) for the node of this host, with C(scontrol) and C(squeue). It changes nothing.
+  - The filter P(openfleet.gpu.slurm_mapping#filter) compares the result with a layout.
+author:
+  - openfleet.gpu contributors (!UNKNOWN)
+requirements:
+  - root, or a Slurm operator
+  - C(scontrol) and C(squeue) of Slurm on the host
+options:
+  node:
+    description: Slurm's name of this host. If empty, slurmd provides it. Without slurmd, it is the short host name.
+    type: str
+    default: ""
+extends_documentation_fragment:
+  - openfleet.gpu.errors
+  - ansible.builtin.action_common_attributes
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+  platform:
+    platforms: linux
+seealso:
+  - plugin: openfleet.gpu.slurm_mapping
+    plugin_type: filter
+  - module: openfleet.gpu.drain
+"""
+
+EXAMPLES = r"""
+- name: Read the Slurm node of the host
+  openfleet.gpu.slurm_info:
+  register: slurm_node
+"""
+
+RETURN = r"""
+node:
+  description: Slurm's name of the host.
+  returned: success
+  type: str
+  sample: h100-01
+version:
+  description: Version of slurmctld.
+  returned: success
+  type: str
+  sample: 24.11.5
+node_version:
+  description: Version of slurmd, as slurmctld reports it. Null if the node has not registered yet.
+  returned: success
+  type: str
+  sample: 24.11.5
+gres:
+  description: Current GRES of the node, with sockets and types of shards as in C(scontrol show node).
+  returned: success
+  type: str
+  sample: gpu:h100:8(S:0-1)
+gres_types:
+  description: C(GresTypes) of the cluster.
+  returned: success
+  type: str
+  sample: gpu,shard
+jobs:
+  description: >-
+    Jobs with GRES for GPUs on this node. Each has C(id), C(user) and C(gres), a list of C(name), C(count) and C(numbers)
+    (numbers of its devices on the node, or null if they are unknown). C(gres) is null if the record of the job is ambiguous.
+  returned: success
+  type: list
+  elements: dict
+minors:
+  description: C(uuid) and C(minor) of each GPU, from C(/proc/driver/nvidia). C(/dev/nvidia0) has the minor 0.
+  returned: success
+  type: list
+  elements: dict
+capabilities:
+  description: C(name) and C(number) of each MIG capability with a device node, such as C(gpu0/gi2/access) and 21.
+  returned: success
+  type: list
+  elements: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.runner import run
+from ..module_utils.slurm.node import read_node
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule({"node": {"type": "str", "default": ""}}, supports_check_mode=True)
+    run(module, lambda: dict(read_node(module.params["node"]), changed=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Build the result of the filter slurm_mapping.
+
+It is the GRES of a layout, compared with the current node in Slurm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Mapping, Sequence
+
+from ....module_utils.errors import FleetError
+from ...host_values import Reader
+from ..model import Node, Offer
+from ..node import node_gpus
+from ..request import Offered, Request, as_data, offered
+from .change import Current, Job, change
+from .devices import current as current_devices
+from .devices import desired as desired_devices
+from .devices import matches_layout
+from .gres import GPU, MPS, SHARD, Gres, joined, parse
+from .gres_conf import DeviceNodes, GresConfError, lines, uuids
+from .offer import KEY, node_gres
+
+# Format of a result of slurm_info, with generous limits for one node.
+_SLURM_INFO = {
+    "node!": "name",
+    "version!": "version",
+    "node_version": "version?",
+    "gres!": "text",
+    "gres_types!": "text",
+    "jobs!": [
+        {
+            "id!": "name",
+            "gres": [{"name!": "name", "count!": "count", "numbers": ["small", 1024]}, 16],
+        },
+        4096,
+    ],
+    "minors!": [{"uuid!": "gpu_uuid", "minor!": "small"}, 64],
+    "capabilities!": [{"name!": "text", "number!": "count"}, 16384],
+}
+_VERSION = re.compile(r"([0-9]{2})\.([0-9]{2})(?:\.([0-9]{1,3}))?")
+_NOTHING: dict[str, Any] = {"gres": "", "gres_conf": [], "devices": [], "change": {}}
+
+
+def answer(request: Request, node: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the GRES, the lines of gres.conf and the pending change of a node.
+
+    `node` is a result of slurm_info, or None if Slurm was not asked. Invalid input does not raise an error. It is reported in
+    the problems.
+    """
+    name = request.node or "this host"
+    try:
+        info = Reader(name).read("slurm_info", node, _SLURM_INFO) if node else None
+        current = _current(info) if info else None
+    except FleetError as error:
+        return {**as_data(Offered(Offer(KEY), problems=[str(error)])), **_NOTHING}
+    found = offered(dataclasses.replace(request, backend=KEY), (KEY,), _version(info) if info else None)
+    given = {**as_data(found), **_NOTHING}
+    if found.problems or not found.gpus or found.layout is None:
+        return given
+    desired = node_gpus(found.layout, found.gpus)
+    gres = node_gres(desired)
+    given["gres"] = joined(gres)
+    if info is None or current is None:
+        given["plan"] = ["node %s: gres %s" % (name, given["gres"] or "none"), *found.offer.notes, *found.warnings]
+        return given
+    name = info["node"]
+    refused = _shared_types(name, gres, info["gres_types"])
+    if refused:
+        return {**given, **_NOTHING, "problems": [refused]}
+    missing: list[str] = []
+    if all(map(matches_layout, desired)):
+        whole = Node(desired, name)
+        try:
+            given.update(gres_conf=lines(whole, _device_nodes(info)), devices=uuids(whole))
+        except GresConfError as error:
+            # The driver creates the nodes of capabilities on demand, so this blocks gres.conf, and not the layout.
+            missing = [str(error)]
+    current = dataclasses.replace(current, devices=tuple(current_devices(found.gpus, desired)))
+    pending = change(name, gres, desired_devices(desired), current)
+    line = pending.line or "node %s: gres %s (no change)" % (name, joined(gres) or "none")
+    given.update(
+        gres=pending.gres,
+        change={"way": pending.way, "jobs": list(pending.jobs), "restart": pending.restart},
+        plan=[line, *missing, *found.offer.notes, *found.warnings],
+    )
+    return given
+
+
+def _current(info: Mapping[str, Any]) -> Current:
+    gres, others = parse(info["gres"], "node %s" % info["node"])
+    jobs = tuple(Job(job["id"], _job_gres(job.get("gres"))) for job in info["jobs"])
+    return Current(gres, others, jobs=jobs, version=_version(info))
+
+
+def _job_gres(rows: Sequence[Mapping[str, Any]] | None) -> tuple[tuple[str, int, tuple[int, ...] | None], ...]:
+    """Return the GRES of a job. If they are unknown, return one GPU of unknown number."""
+    if rows is None:
+        return ((GPU, 1, None),)
+    return tuple((row["name"], row["count"], tuple(row["numbers"]) if row.get("numbers") else None) for row in rows)
+
+
+def _version(info: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the older version of slurmctld and slurmd.
+
+    Returns None if one of them is unknown.
+
+    A node that has not registered yet has the version of slurmctld.
+    """
+    texts = [info["version"], info.get("node_version") or info["version"]]
+    matches = [_VERSION.match(text) for text in texts]
+    versions = [tuple(int(part or 0) for part in match.groups()) for match in matches if match]
+    return min(versions) if len(versions) == len(texts) else None
+
+
+def _device_nodes(info: Mapping[str, Any]) -> DeviceNodes:
+    return DeviceNodes(
+        {row["uuid"]: row["minor"] for row in info["minors"]},
+        {row["name"]: row["number"] for row in info["capabilities"]},
+    )
+
+
+def _shared_types(name: str, gres: Sequence[Gres], types: str) -> str:
+    """Return a problem if the cluster has shards and gres/mps.
+
+    Then Slurm 22.05 and 24.11 set no CUDA_VISIBLE_DEVICES for jobs on shards, and 0 percent for jobs with gres/mps.
+    """
+    configured = types.split(",")
+    for used, other in ((SHARD, MPS), (MPS, SHARD)):
+        if other in configured and any(each.name == used for each in gres):
+            return (
+                "node %s: the layout needs gres/%s, and Slurm sets wrong devices for its jobs while GresTypes also has %s. "
+                "Remove %s from GresTypes in slurm.conf." % (name, used, other, other)
+            )
+    return ""

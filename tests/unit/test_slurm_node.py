@@ -1,0 +1,97 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The host's Slurm node as the module slurm_info reads it.
+
+The answers are those of Slurm 22.05 and 24.11.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.node import SlurmError, read_node
+
+NODE = "NodeName=gpu-a Arch=x86_64 NodeHostName=one Version=22.05.8 Gres=gpu:h100:4(S:0) State=MIXED Partitions=main"
+CONFIG = "ClusterName             = lab\nGresTypes               = gpu,shard\nSLURM_VERSION           = 24.11.5\n"
+JOB = (
+    "JobId=%s JobName=train UserId=alice(1000) GroupId=g(1) JobState=RUNNING JOB_GRES=gpu:h100:1 "
+    "Nodes=gpu-a CPU_IDs=0 Mem=0 GRES=%s MinCPUsNode=1 WorkDir=/"
+)
+
+
+class Tools:
+    """Answers of Slurm's tools, by the first words of a command."""
+
+    def __init__(self, **answers):
+        self.answers = {"slurmd": "Hostname                 = gpu-a\n", "node": NODE, "config": CONFIG, **answers}
+
+    def __call__(self, command, **_options):
+        if command[0] == "squeue":
+            key = "name" if "%j" in command else "squeue"
+        else:
+            key = command[command.index("show") + 1]
+            key += command[-1] if key == "job" else ""
+        answer = self.answers.get(key, "")
+        if isinstance(answer, Exception):
+            raise answer
+        failed = answer.startswith("error")
+        return subprocess.CompletedProcess(command, int(failed), "" if failed else answer, answer if failed else "")
+
+
+def test_jobs_have_the_numbers_of_their_devices():
+    tools = Tools(
+        squeue="7 alice\n8 bob\n9 eve\n", name="train\n", job7=JOB % (7, "gpu:h100:2(IDX:0,3)"), job8=JOB % (8, ""),
+        job9=JOB % (9, "gpu:h100:1(IDX:1)") + " JobState=RUNNING MinCPUsNode=1 Nodes=gpu-a",
+    )  # fmt: skip
+    found = read_node("", tools, proc="/nonexistent")
+    assert found == {
+        "node": "gpu-a", "version": "24.11.5", "node_version": "22.05.8", "gres": "gpu:h100:4(S:0)", "gres_types": "gpu,shard",
+        "jobs": [
+            {"id": "7", "user": "alice", "gres": [{"name": "gpu", "count": 2, "numbers": (0, 3)}]},
+            {"id": "9", "user": "eve", "gres": None},
+        ],
+        "minors": [], "capabilities": [],
+    }  # fmt: skip
+
+
+def test_node_that_has_not_registered_has_no_version():
+    node = "NodeName=gpu-a NodeHostName=one Gres=(null) State=UNKNOWN*"
+    found = read_node("gpu-a", Tools(node=node), proc="/nonexistent")
+    assert (found["node_version"], found["gres"], found["jobs"]) == (None, "(null)", [])
+
+
+def test_capabilities_without_a_device_node_are_left_out(tmp_path):
+    # slurmd ends if a file in gres.conf does not exist.
+    gpu = tmp_path / "proc/driver/nvidia/gpus/0000:1a:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-1\nDevice Minor: \t 2\n")
+    listed = tmp_path / "proc/driver/nvidia-caps"
+    listed.mkdir()
+    (listed / "mig-minors").write_text(
+        "config 1\nmonitor 2\ngpu2/gi1/access 282\ngpu2/gi1/ci0/access 283\ngpu2/gi2/access 291\n"
+    )
+    (tmp_path / "dev/nvidia-caps").mkdir(parents=True)
+    for number in (1, 2, 282, 283):
+        (tmp_path / "dev/nvidia-caps" / f"nvidia-cap{number}").touch()
+    found = read_node("gpu-a", Tools(), str(tmp_path / "proc"), str(tmp_path / "dev"))
+    assert found["minors"] == [{"uuid": "GPU-1", "minor": 2}]
+    names = [(row["name"], row["number"]) for row in found["capabilities"]]
+    assert names == [("gpu2/gi1/access", 282), ("gpu2/gi1/ci0/access", 283)]
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "problem"),
+    [
+        ("-x", {}, "gpu_slurm_node: '-x' is not a valid name"),
+        ("gpu-b", {"node": "error: Node gpu-b not found"}, "Slurm node gpu-b: .* Set gpu_slurm_node"),
+        ("gpu-a", {"node": "error: Unable to contact slurm controller"}, "Slurm node gpu-a: .*scontrol ping"),
+        ("gpu-a", {"config": "error: Unable to contact slurm controller"}, "Slurm node gpu-a: .*scontrol ping"),
+        ("gpu-a", {"squeue": "error: slurm_load_jobs"}, "Slurm node gpu-a: .*scontrol ping"),
+        ("gpu-a", {"node": FileNotFoundError(2, "", "scontrol")}, "this host: scontrol is not installed"),
+    ],
+)
+def test_error_names_the_node_and_the_fix(name, answers, problem):
+    with pytest.raises(SlurmError, match=problem):
+        read_node(name, Tools(**answers), proc="/nonexistent")
