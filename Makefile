@@ -247,6 +247,7 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 #leg vgpu               vGPU tenants on a lab host with systemd and Podman
 #leg unit               unit tests
 #leg gpu_drain          the role gpu_drain with systemd and Slurm
+#leg gpu_slurm          GRES of a layout with a real Slurm: devices of jobs, and jobs that survive a change
 #leg adversary          attacks by users, tenants and hosts
 #leg figures            each group of make bench with the smallest input
 #leg lint               style, types, language, ansible-lint, and the collection's tarball
@@ -265,9 +266,9 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 # The legs of `make test`. The longest legs come first, so that no long leg runs alone at the end. The number of
 # concurrent legs is the number of cores plus one, because a leg waits for its hosts an eighth of its time. `make
 # test-mig` installs what the leg `mig` needs and runs the leg. `make leg-mig` only runs it.
-scenarios := mig default container_toolkit monitoring gpu_drain sharing nvidia_driver audit vgpu bundle rpm
+scenarios := mig default container_toolkit monitoring gpu_drain gpu_slurm sharing nvidia_driver audit vgpu bundle rpm
 legs := modules commands kubernetes default kubernetes-api container_toolkit audit-reports audit sharing nvidia_driver rpm monitoring mig \
-    limiter unit gpu_drain adversary vgpu figures lint simulator alert-rules oldest-python oldest-core newest-core bundle holders
+    limiter unit gpu_drain gpu_slurm adversary vgpu figures lint simulator alert-rules oldest-python oldest-core newest-core bundle holders
 # The thorough run also includes all long tests (tests/thorough.py) and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
@@ -283,6 +284,7 @@ needs_rpm := image-rpm
 needs_monitoring := image-monitoring
 needs_audit := image-monitoring
 needs_gpu_drain := image-slurm
+needs_gpu_slurm := image-slurm
 needs_sharing := image-sharing
 needs_vgpu := image-sharing
 needs_commands := image
@@ -305,6 +307,7 @@ hosts_bundle := 1
 hosts_container_toolkit := 3
 hosts_figures := 1
 hosts_gpu_drain := 2
+hosts_gpu_slurm := 1
 hosts_kubernetes := 2
 hosts_mig := 4
 hosts_monitoring := 3
