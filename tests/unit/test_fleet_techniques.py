@@ -34,6 +34,7 @@ OWN = {"techniques/registry.py", *("techniques/%s.py" % key for key in KEYS)}
 EXCEPTIONS = {
     "schedulers/nvidia_device_plugin/offer.py": "the plugin's own settings and folder for MPS",
     "schedulers/kubernetes/hami_core.py": "HAMi-core enforces the quotas of vGPU tenants, so it reads all their settings",
+    "schedulers/slurm/gres.py": "Slurm's names of its resources",
     "schedulers/volcano_vgpu/backend.py": "Volcano's names of its resources",
 }
 MOST_FILES = 8
@@ -42,10 +43,10 @@ MOST_FILES = 8
 def named(text: str) -> set[str]:
     """Return the techniques that a file names in code, comments and docstrings.
 
-    A key is a whole word, or the first part of a name, as in `vgpu_of` and `mps_daemons`. Names of the role vgpu_limiter are
-    left out.
+    A key is a whole word, or the first part of a name, as in `vgpu_of` and `mps_daemons`. Names of the role vgpu_limiter, of
+    pages and of Slurm's resource gres/mps are left out.
     """
-    text = re.sub(r"vgpu_limiter\w*", "", text)
+    text = re.sub(r"vgpu_limiter\w*|docs/\w+\.md|\bgres/mps\b", "", text)
     return {key for key in KEYS if re.search(r"(?<![A-Za-z0-9_])_*%s(?![A-Za-z0-9])" % key, text)}
 
 
@@ -72,6 +73,7 @@ def test_only_the_files_of_a_technique_name_it():
         ("def _vgpu(standing):", {"vgpu"}),
         ("json.dumps(value)", set()),
         ("from .volcano_vgpu import backend", set()),
+        ("gres/mps and a TaskProlog (docs/mps.md)", set()),
         ('"vgpu_limiter_services"', set()),
     ],
 )

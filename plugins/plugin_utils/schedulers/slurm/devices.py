@@ -17,6 +17,7 @@ from typing import Iterable, Mapping, Sequence
 from ....module_utils.model import ComputeInstance, Gpu, GpuInstance
 from ...techniques.access import Clients
 from ..model import NodeGpu, NodeInstance, profile_order
+from .gres import SERVED
 
 _BRANDS = ("nvidia", "tesla", "geforce", "quadro")
 
@@ -83,7 +84,7 @@ def desired(gpus: Sequence[NodeGpu]) -> list[Device]:
         kind = types[each.gpu.uuid]
         if each.instances is None:
             # A GPU with an MPS daemon accepts only MPS clients, so jobs for whole GPUs must not get it.
-            found.append(Device(kind + "_mps" if isinstance(each.access, Clients) else kind, each.gpu, each.gpu.uuid))
+            found.append(Device(kind + SERVED if isinstance(each.access, Clients) else kind, each.gpu, each.gpu.uuid))
         elif matches_layout(each):
             found += _current_instances(each.gpu)
         else:
@@ -103,7 +104,7 @@ def current(gpus: Sequence[Gpu], layout_gpus: Sequence[NodeGpu]) -> list[Device]
         if gpu.mig.enabled:
             found += _current_instances(gpu)
         else:
-            found.append(Device(types[gpu.uuid] + "_mps" if gpu.uuid in served else types[gpu.uuid], gpu, gpu.uuid))
+            found.append(Device(types[gpu.uuid] + SERVED if gpu.uuid in served else types[gpu.uuid], gpu, gpu.uuid))
     return _in_order(found)
 
 

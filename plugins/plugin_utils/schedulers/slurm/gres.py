@@ -17,6 +17,8 @@ from typing import Iterable
 from ....module_utils.errors import FleetError
 
 GPU, SHARD, MPS = NAMES = ("gpu", "shard", "mps")
+# End of the type of a GPU whose jobs use an MPS daemon, as in gpu:h100_mps.
+SERVED = "_mps"
 # scontrol appends sockets and positions in parentheses, as in gpu:h100:8(S:0-1).
 _DETAILS = re.compile(r"\([^()]*\)")
 _COUNT = re.compile(r"[0-9]{1,9}")

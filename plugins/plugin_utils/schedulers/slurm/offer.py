@@ -27,7 +27,7 @@ _CURE = "Change the entry."
 
 def offer(node: Node) -> Offer:
     """Return the GRES of the node, or the refused entries."""
-    refusals = [*_refuse_others(node), *_refuse_nameless(node), *_refuse_mps(node), *_refuse_shards(node)]
+    refusals = [*_refuse_others(node), *_refuse_nameless(node), *_refuse_clients(node), *_refuse_shards(node)]
     if refusals:
         return Offer(KEY, refusals=tuple(refusals))
     gres = node_gres(node.gpus)
@@ -92,7 +92,7 @@ def _refuse_nameless(node: Node) -> list[Refusal]:
     return [refusal(group, problem, "Check the GPU with nvidia-smi -L.") for group in by_entry(nameless)]
 
 
-def _refuse_mps(node: Node) -> list[Refusal]:
+def _refuse_clients(node: Node) -> list[Refusal]:
     found = []
     served = [each for each in node.gpus if isinstance(each.access, Clients)]
     partitioned = [each.gpu.index for each in node.gpus if each.instances is not None]
