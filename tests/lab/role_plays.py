@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
@@ -36,6 +37,16 @@ class Ask:
     #: Shell commands before the run, and after it even if the run failed.
     first: str = ""
     then: str = ""
+
+    def __post_init__(self) -> None:
+        for text in (self.first, self.then):
+            if re.search(r"(?m)(^|[;{&|])\s*! ", text):
+                raise ValueError("the shell does not stop at a failed `!`, so use fail_if: %s" % text)
+
+
+def fail_if(command: str) -> str:
+    """Return a shell command that fails if `command` succeeds."""
+    return "if %s >&2; then exit 1; fi; " % command
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab import role_plays
-from tests.lab.role_plays import Ask
+from tests.lab.role_plays import Ask, fail_if
 
-__all__ = ["Ask"]
+__all__ = ["Ask", "fail_if"]
 
 SCENARIO = Path(__file__).resolve().parents[1]
 INVENTORY = SCENARIO / "inventory"

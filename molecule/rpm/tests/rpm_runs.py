@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab import role_plays
-from tests.lab.role_plays import Ask
+from tests.lab.role_plays import Ask, fail_if
 
-__all__ = ["Ask"]
+__all__ = ["Ask", "fail_if"]
 
 INVENTORY = Path(__file__).resolve().parents[1] / "inventory"
 

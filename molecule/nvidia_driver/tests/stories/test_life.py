@@ -12,7 +12,7 @@ import base64
 import dataclasses
 
 import pytest
-from driver_runs import LOOK, Ask, State, play
+from driver_runs import LOOK, Ask, State, fail_if, play
 from package_changes import differences, foretold
 
 from tests.lab.lab_fixtures import reboot
@@ -183,7 +183,7 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
         Ask(
             {"nvidia_driver_version": "590.44.01"},
             first=f"apt-get clean; mkdir /srv/gone; mv {mirror}/*_580.105.08-1_*.deb /srv/gone",
-            then=f"dkms status | grep -q 580.105.08; ! ls /var/lib/openfleet-gpu/driver.json; {SEE}",
+            then="dkms status | grep -q 580.105.08; " + fail_if("ls /var/lib/openfleet-gpu/driver.json") + SEE,
             fails=True,
         ),
         Ask(NEWER, first="mv /srv/gone/* /srv/mirror/cuda/repos/*/x86_64/"),
@@ -193,7 +193,7 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
             then=f"rm {hook} {program}; ls /var/lib/openfleet-gpu/driver.json >&2; {SEE}",
             fails=True,
         ),
-        Ask(newest, then=f"! ls /var/lib/openfleet-gpu/driver.json; {SEE}"),
+        Ask(newest, then=fail_if("ls /var/lib/openfleet-gpu/driver.json") + SEE),
         Ask(later, then=SEE),
     )
     assert "580.105.08 was restored" in broken.failed

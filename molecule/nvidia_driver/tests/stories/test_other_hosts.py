@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 import pytest
-from driver_runs import LOOK, Ask, State, play
+from driver_runs import LOOK, Ask, State, fail_if, play
 from package_changes import differences, foretold
 
 
@@ -63,7 +63,7 @@ def test_change_from_distribution_packages_to_the_runfile(lab_host):
     absent = {"nvidia_driver_state": "absent"}
     wrong = {**request, "nvidia_driver_runfile_sha256": "0" * 64}
     right = {**request, "nvidia_driver_runfile_sha256": hashlib.sha256(runfile.read_bytes()).hexdigest()}
-    uninstaller = "! ls /usr/bin/nvidia-uninstall"
+    uninstaller = fail_if("ls /usr/bin/nvidia-uninstall")
     right, gone, bad, brought, again, _gone = play(
         "pcie",
         Ask(),

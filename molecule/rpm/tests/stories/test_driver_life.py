@@ -7,7 +7,7 @@ The tests run in order, and each test starts with the state that the one before 
 
 from __future__ import annotations
 
-from rpm_runs import HOLD_THE_LOCK, LOOK, PARTS, RUNNING, Ask, State, differences, foretold, is_whole, play
+from rpm_runs import HOLD_THE_LOCK, LOOK, PARTS, RUNNING, Ask, State, differences, fail_if, foretold, is_whole, play
 
 from tests.thorough import THOROUGH
 
@@ -111,7 +111,7 @@ def test_upgrade_follows_the_dry_run_and_waits_for_another_dnf(lab_host):
 
 def test_failed_transaction_is_undone_and_enabled_stream_hides_no_version(lab_host):
     before = look(lab_host)
-    gone = "! ls /var/lib/openfleet-gpu/driver.json; "
+    gone = fail_if("ls /var/lib/openfleet-gpu/driver.json")
     stream = "dnf -q -y module enable nvidia-driver:580-dkms"
     unbuilt, failed, right, newest = play(
         HOST,

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from rpm_runs import HOLD_THE_LOCK, INVENTORY, Ask, kill_in
+from rpm_runs import HOLD_THE_LOCK, INVENTORY, Ask, fail_if, kill_in
 
 from tests.lab import role_plays
 
@@ -35,7 +35,7 @@ def play(*asks: Ask) -> list[role_plays.Done]:
 def test_the_exporter_is_installed_and_changed_by_dnf(lab_host):
     foreign = {"dcgm_exporter_repository_url": "http://127.0.0.1:8080/foreign/repos/rhel9/x86_64"}
     refused, first, again, failed, locked, upgraded, pinned = play(
-        Ask(foreign, then="! ls /etc/yum.repos.d | grep dcgm", fails=True),
+        Ask(foreign, then=fail_if("ls /etc/yum.repos.d | grep dcgm"), fails=True),
         Ask(OLD, first=STREAM, then=SEE),
         Ask(OLD),
         # DCGM is upgraded before the exporter's scriptlet fails.
@@ -60,6 +60,7 @@ def test_a_killed_change_is_completed_and_removal_leaves_what_others_need(lab_ho
     absent = {"dcgm_exporter_state": "absent"}
     tools = "dnf -q -y install site-dcgm-tools"
     gone = "dnf -q -y remove --noautoremove site-dcgm-tools >/dev/null; "
+    left = [*("rpm -q " + name for name in PACKAGES), "find /etc /var -name '*openfleet-dcgm*' | grep ."]
     killed, repaired, needed, removed, nothing = play(
         Ask(
             NEW,
@@ -69,7 +70,7 @@ def test_a_killed_change_is_completed_and_removal_leaves_what_others_need(lab_ho
         ),
         Ask(NEW, then=SEE),
         Ask(absent, first=tools, then=gone + SEE, fails=True),
-        Ask(absent, then="! rpm -q %s; ! find /etc /var -name '*openfleet-dcgm*' | grep ." % " ".join(PACKAGES)),
+        Ask(absent, then="".join(map(fail_if, left))),
         Ask(absent),
     )
     assert killed.seen.count(EXPORTER) == 2 and "restart-pending" in killed.seen

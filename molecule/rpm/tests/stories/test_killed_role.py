@@ -8,7 +8,7 @@ The role, DNF and its scriptlets are killed together.
 from __future__ import annotations
 
 import pytest
-from rpm_runs import KILL, LOOK, Ask, State, is_whole, kill_in, play, script
+from rpm_runs import KILL, LOOK, Ask, State, fail_if, is_whole, kill_in, play, script
 
 HOST = "el9"
 OLD, NEW = "580.95.05", "580.105.08"
@@ -38,14 +38,14 @@ COMMANDS = {
     "before the download": ("dnf", "--downloadonly"),
     "before the transaction": ("dnf", "--comment=openfleet-nvidia-driver"),
     "before the packages are locked": ("dnf", "versionlock add"),
-    "before clients start": ("systemctl", " start -- client"),
+    "before the reboot": ("systemd-run", "systemctl reboot"),
 }
 POINTS = {name: kill_in(*point) for name, point in SCRIPTLETS.items()}
 POINTS.update((name, kill_before(*point)) for name, point in COMMANDS.items())
 USUAL = ("the modules are installed",)
 # Both kinds of kills delete their file. A file that is left would kill a later run.
 REACHED = (
-    "for file in /run/scriptlet /usr/local/sbin/dnf /usr/local/sbin/systemctl; do "
+    "for file in /run/scriptlet /usr/local/sbin/dnf /usr/local/sbin/systemd-run; do "
     '[ ! -e $file ] || { rm $file; echo "the run did not reach $file" >&2; exit 1; }; done; '
 )
 
@@ -58,7 +58,7 @@ def test_the_next_run_completes_an_upgrade_that_was_killed(lab_host, name):
         HOST,
         Ask({"nvidia_driver_version": OLD}, then=LOOK),
         Ask({"nvidia_driver_version": NEW}, first=POINTS[name], then=REACHED + LOOK, fails=True),
-        Ask({"nvidia_driver_version": NEW}, then=f"! ls {JOURNAL}; {LOOK}"),
+        Ask({"nvidia_driver_version": NEW}, then=fail_if("ls " + JOURNAL) + LOOK),
     )
     is_whole(State.read(before.seen), OLD)
     torn = State.read(killed.seen)

@@ -7,7 +7,7 @@ The tests cover install, dry run, upgrade with its own locks, downgrade and remo
 
 from __future__ import annotations
 
-from rpm_runs import INVENTORY, Ask
+from rpm_runs import INVENTORY, Ask, fail_if
 
 from tests.lab import role_plays
 
@@ -33,7 +33,13 @@ def expected(version: str) -> list[str]:
 
 def test_dnf_installs_upgrades_and_removes_the_toolkit(lab_host):
     newer = {"container_toolkit_version": "1.18.2"}
-    gone = "! rpm -q nvidia-container-toolkit-base; ! grep container /etc/dnf/plugins/versionlock.list; ls /etc/yum.repos.d"
+    gone = "".join(
+        [
+            fail_if("rpm -q nvidia-container-toolkit-base"),
+            fail_if("grep container /etc/dnf/plugins/versionlock.list"),
+            "ls /etc/yum.repos.d",
+        ]
+    )
     first, right, foreign, upgraded, back, removed = role_plays.run_role(
         INVENTORY,
         "container_toolkit",
