@@ -133,8 +133,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.hardware.collect import collect
 from ..module_utils.hardware.dcgm import LEVELS, read_dcgm
-from ..module_utils.nvml.calls import driver_loaded, lend, respawn_with_pynvml
 from ..module_utils.runner import run
+from ..module_utils.vendors.nvidia.nvml.calls import driver_loaded, lend, respawn_with_pynvml
 
 
 def argspec():

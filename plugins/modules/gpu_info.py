@@ -303,10 +303,10 @@ from ansible.module_utils.basic import AnsibleModule
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders.find import find_holders, gpus
 from ..module_utils.model import to_data
-from ..module_utils.nvml.bounded_session import BoundedSession
-from ..module_utils.nvml.calls import respawn_with_pynvml
 from ..module_utils.runner import run
 from ..module_utils.techniques.service_views import SERVICE_VIEWS, reports
+from ..module_utils.vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..module_utils.vendors.nvidia.nvml.calls import respawn_with_pynvml
 
 
 def argspec():

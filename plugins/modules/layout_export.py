@@ -92,9 +92,9 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.errors import DriverAbsentError
 from ..module_utils.export.look import SELECT_BY, export_host
-from ..module_utils.nvml.calls import driver_loaded, lend, respawn_with_pynvml
 from ..module_utils.runner import run
 from ..module_utils.techniques.forms import layout_to_data
+from ..module_utils.vendors.nvidia.nvml.calls import driver_loaded, lend, respawn_with_pynvml
 
 
 def argspec():

@@ -212,11 +212,11 @@ from ..module_utils.errors import DriverAbsentError
 from ..module_utils.holders.find import find_holders
 from ..module_utils.keep import keeps, notices
 from ..module_utils.keep.server import SOCKET
-from ..module_utils.nvml.bounded_session import BoundedSession
-from ..module_utils.nvml.calls import respawn_with_pynvml
 from ..module_utils.plan.transaction import looking
 from ..module_utils.reclaim.stop import Policy, Tools, reclaim
 from ..module_utils.runner import run
+from ..module_utils.vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..module_utils.vendors.nvidia.nvml.calls import respawn_with_pynvml
 
 _HOLDER = {
     "kind": {"type": "str", "choices": ["unit", "container"], "required": True},

@@ -219,7 +219,7 @@ class Sweep:
 
         If the instances are not pinned, GPU 1 changes its compute mode in the same run.
         """
-        from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+        from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 
         with locked(self.directory, 0), Session() as session:
             context = apply_plan.Context(session, Journal(self.directory))
@@ -233,7 +233,7 @@ class Sweep:
             )
 
     def _recover(self) -> None:
-        from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+        from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 
         with locked(self.directory, 0), Session() as session:
             recovery.recover(apply_plan.Context(session, Journal(self.directory)))
@@ -294,7 +294,7 @@ def _tried(run: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def _read() -> Any:
-    from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+    from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 
     with Session() as session:
         gpus = session.observe().gpus

@@ -13,7 +13,7 @@ import yaml
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.yaml_text import layout_yaml
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import calls as nvml_calls
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import calls as nvml_calls
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import export_file, lent_pynvml, nvml_source
 
 SHARED = [{"gpus": "all", "sharing": "shared"}]

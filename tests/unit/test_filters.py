@@ -11,7 +11,7 @@ from ansible_collections.openfleet.gpu.plugins.filter.fleet_page import fleet_pa
 from ansible_collections.openfleet.gpu.plugins.filter.fleet_report import fleet_report
 from ansible_collections.openfleet.gpu.plugins.filter.gpu_models import gpu_models
 from ansible_collections.openfleet.gpu.plugins.filter.plan_without_driver import plan_without_driver
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.pci import nvidia_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.pci import nvidia_gpus
 
 pytestmark = pytest.mark.core
 

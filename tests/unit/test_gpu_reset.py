@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ResetRefusedError
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import reset
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import reset
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-000000000001"
 

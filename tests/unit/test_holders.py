@@ -21,7 +21,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.cgroup import Origin, parse_cgroup
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import blocking, find_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import hung_children
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.bounded_session import hung_children
 from tests.unit.holder_hosts import OPEN, Proc, gpu, host, instance, named, no_tools, opened
 
 # Daemons run under their real names, so other tests that scan /proc would find them.

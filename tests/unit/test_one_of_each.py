@@ -119,11 +119,13 @@ def test_one_session_calls_the_driver_with_time_limits():
     """A hanging call elsewhere would block a run, its pipes and the host's lock."""
     direct = {path for path, tree in trees() if {"Session"} & (taken(tree, "nvml.session") | taken(tree, "session"))}
     assert direct == {
-        "module_utils/nvml/bounded_session.py",
+        "module_utils/vendors/nvidia/nvml/bounded_session.py",
         # Runs within bounded.bounded, which limits its total time.
         "module_utils/hardware/asking.py",
     }
-    assert {path for path, tree in trees() if "Calls" in taken(tree, "calls")} == {"module_utils/nvml/session.py"}
+    assert {path for path, tree in trees() if "Calls" in taken(tree, "calls")} == {
+        "module_utils/vendors/nvidia/nvml/session.py"
+    }
 
 
 def test_one_template_is_the_base_of_all_pages():

@@ -10,9 +10,9 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import LostGpu
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import pci
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.calls import lost_error
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import pci
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.calls import lost_error
 
 ADDRESSES = ["0000:17:00.0", "0000:2a:00.0", "0000:3d:00.0"]
 GPUS = [

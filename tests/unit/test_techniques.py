@@ -16,7 +16,6 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import planne
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.apply_plan import Context
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import asked, targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS, parse_layout
@@ -28,6 +27,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry 
     technique_of,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.service_views import SERVICE_VIEWS
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 
 UTILS = Path(__file__).resolve().parents[2] / "plugins/module_utils"
 FOLDERS = sorted(path.parent for path in (UTILS / "techniques").glob("*/__init__.py"))
@@ -80,11 +80,11 @@ EXCEPTED = {
         "holders/*.py": {"mig", "MIG"},
         "change/prepare.py": {"mig"},
         "model.py": {"mig", "Mig"},
-        "nvml/session.py": {"mig", "Mig"},
+        "vendors/nvidia/nvml/session.py": {"mig", "Mig"},
     },
     "mps": {
         # A kind of process that NVML lists, and of holder: any MPS process of any user.
-        "nvml/session.py": {"mps"},
+        "vendors/nvidia/nvml/session.py": {"mps"},
         "holders/*.py": {"mps", "MPS"},
         "metrics/text.py": {"MPS"},
         # A vgpu provider whose tenants are clients of MPS daemons.

@@ -27,13 +27,17 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import (
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import BoundedSession
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.calls import IN_USE, NO_PERMISSION, NOT_SUPPORTED
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance, instance_text
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal, locked
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import SETTING
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.plan import current
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.bounded_session import BoundedSession
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.calls import (
+    IN_USE,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+)
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
     DIFFERS,
     HELD,

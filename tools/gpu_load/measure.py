@@ -24,7 +24,7 @@ from tenants import QUOTA_BYTES, Tenant, build, container_options, environment
 from ansible_collections.openfleet.gpu.plugins.module_utils.cdi import nvidia_ctk
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli.holders import look
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders, gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.bounded_session import BoundedSession
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.bounded_session import BoundedSession
 
 SHARES_PERCENT = (20, 50, 80)
 #: Number of kernels of 1 ms each, for the runs alone and with a share.

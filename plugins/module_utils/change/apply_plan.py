@@ -19,10 +19,6 @@ from ..errors import ApplyError, BusyError, FleetError, NvmlError, PlanError, Re
 from ..frozen import frozen
 from ..holders.model import UNKNOWN
 from ..model import Gpu, Holder, Host, LostGpu, Process, lost_of
-from ..nvml.bounded_session import BoundedSession
-from ..nvml.calls import IN_USE, lost_error
-from ..nvml.calls import UNKNOWN as UNKNOWN_CODE
-from ..nvml.reset import Reset, reset_gpu
 from ..plan.busy import can_be_ended, make_way
 from ..plan.disturbance import Disturbance
 from ..plan.gpu_plan import GpuPlan, Plan, Target
@@ -31,6 +27,10 @@ from ..plan.parts import GpuStep
 from ..plan.services import Change, Clear, Look
 from ..plan.transaction import Journal
 from ..techniques.registry import DIVIDER, technique_of
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..vendors.nvidia.nvml.calls import IN_USE, lost_error
+from ..vendors.nvidia.nvml.calls import UNKNOWN as UNKNOWN_CODE
+from ..vendors.nvidia.nvml.reset import Reset, reset_gpu
 from . import compute_mode, planner
 from .host_change import HostChange
 

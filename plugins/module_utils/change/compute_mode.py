@@ -13,10 +13,10 @@ from typing import ClassVar
 from ..errors import NvmlError, PlanError
 from ..frozen import frozen
 from ..model import Gpu
-from ..nvml.bounded_session import BoundedSession
-from ..nvml.calls import NO_PERMISSION, NOT_SUPPORTED
 from ..plan.gpu_plan import Target
 from ..plan.parts import GpuPart, GpuStep
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..vendors.nvidia.nvml.calls import NO_PERMISSION, NOT_SUPPORTED
 
 KEY = "gpu"
 _CURE = "Choose a sharing that keeps the default mode (sharing: shared), or set the mode on the host of this guest."

@@ -16,8 +16,6 @@ from ..errors import ApplyError, BusyError, FollowError, NvmlError, PlanError
 from ..frozen import frozen
 from ..layout.types import Layout
 from ..model import Host
-from ..nvml.bounded_session import BoundedSession
-from ..nvml.calls import IN_USE
 from ..plan.busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
 from ..plan.disturbance import Disturbance
 from ..plan.gpu_plan import Plan, instance_text
@@ -25,6 +23,8 @@ from ..plan.ownership import KEEP, Owned, Ownership, Record, owned_instance
 from ..plan.services import Change, Clear, Look, Pids, Service, merged
 from ..plan.transaction import Journal, locked
 from ..techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..vendors.nvidia.nvml.calls import IN_USE
 from . import lost_gpus
 from .lost_gpus import Answering, answering, newly_lost
 from .pending import PendingFollowUp, PendingReboot

@@ -13,13 +13,13 @@ from typing import Any, Sequence
 
 from ..errors import DriverAbsentError
 from ..model import Gpu, Host, to_data
-from ..nvml.calls import driver_loaded, installed_binding, lend, respawn_with_pynvml
-from ..nvml.pci import nvidia_gpus
 from ..plan import busy
 from ..plan.gpu_plan import Plan, gpu_line
 from ..plan.ownership import POLICIES, UNNAMED_POLICIES
 from ..plan.transaction import DIRECTORY
 from ..techniques.forms import parse_layout
+from ..vendors.nvidia.nvml.calls import driver_loaded, installed_binding, lend, respawn_with_pynvml
+from ..vendors.nvidia.nvml.pci import nvidia_gpus
 from . import lost_gpus
 from .converge import Request, Run, converge, predict
 from .pending import RESTARTED

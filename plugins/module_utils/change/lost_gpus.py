@@ -17,8 +17,8 @@ from ..frozen import frozen
 from ..layout.matching import matches
 from ..layout.types import Entry, Layout, Selector
 from ..model import Host, LostGpu
-from ..nvml.calls import lost_error
 from ..techniques.forms import FORMS
+from ..vendors.nvidia.nvml.calls import lost_error
 
 #: Policies for an entry that names a lost GPU: fail before anything changes, or skip the GPU.
 POLICIES = FAIL, SKIP = ("fail", "skip")

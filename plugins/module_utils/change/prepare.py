@@ -16,12 +16,12 @@ from ..holders.find import find_holders
 from ..holders.mark import mark
 from ..layout.types import Layout
 from ..model import Gpu, Host
-from ..nvml.bounded_session import BoundedSession
 from ..plan.gpu_plan import GpuPlan, Plan, Target
 from ..plan.ownership import Ownership
 from ..plan.parts import HostPart, NoPart
 from ..plan.services import PartRequest, Pids, Service, merged
 from ..techniques.registry import SERVING, SETTINGS
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
 from . import planner
 from .targets import targets
 

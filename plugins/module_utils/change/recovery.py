@@ -14,12 +14,12 @@ from typing import Sequence
 from .. import durable
 from ..errors import ApplyError, BusyError, FleetError, UnansweredCallError, attempt_all
 from ..model import Gpu, Host, lost_of
-from ..nvml.bounded_session import BoundedSession
 from ..plan.busy import can_be_ended
 from ..plan.gpu_plan import Plan, Target
 from ..plan.services import Service
 from ..plan.transaction import Entry, Journal
 from ..techniques.observers import OBSERVERS
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
 from . import planner
 from .apply_plan import Context, end_journal, expect, go_back, run_steps, settled, working
 

@@ -15,13 +15,13 @@ from typing import Any, Callable, Sequence
 from ..errors import BusyError, DriverAbsentError
 from ..layout.types import Layout
 from ..model import Host
-from ..nvml.bounded_session import BoundedSession
 from ..plan.busy import FAIL, FORCE, OnBusy, wait_until_free
 from ..plan.disturbance import Disturbance
 from ..plan.gpu_plan import Plan
 from ..plan.parts import HostPart
 from ..plan.services import PartRequest, Service
 from ..plan.transaction import locked
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
 from . import layout_module
 from .prepare import removal_of
 

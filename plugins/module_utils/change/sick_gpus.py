@@ -16,8 +16,8 @@ from typing import Any, Callable, Iterator, Sequence
 from ..errors import BusyError, FleetError, NvmlError, PlanError, SelectorError
 from ..frozen import frozen
 from ..model import Gpu, Host, LostGpu, Mig
-from ..nvml.bounded_session import BoundedSession
-from ..nvml.calls import UNKNOWN
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..vendors.nvidia.nvml.calls import UNKNOWN
 
 # First branch that reports MIG profiles while MIG mode is off.
 _PROFILES_WITHOUT_MIG = 550

@@ -23,10 +23,10 @@ from typing import Any, Iterator, Mapping, Sequence
 from ..errors import DriverAbsentError, FleetError
 from ..holders.find import find_holders, gpus
 from ..model import LostGpu, to_data
-from ..nvml.bounded_session import BoundedSession
 from ..plan.transaction import DIRECTORY, looking
 from ..processes.bounded import bounded
 from ..techniques.service_views import SERVICE_VIEWS
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
 
 #: The role writes this file if an account may run this command. Only root can open the file, so that no other user can
 #: take the lock on it.

@@ -73,9 +73,9 @@ def _holders(state_directory: str) -> Any:
     """
     from ..holders.containers import LIST_DOCKER
     from ..holders.find import find_holders
-    from ..nvml.bounded_session import BoundedSession
     from ..plan.transaction import looking
     from ..processes.command import run_tool
+    from ..vendors.nvidia.nvml.bounded_session import BoundedSession
 
     def run(command: list[str], **how: Any) -> Any:
         # Only the names of Docker containers are queried. Schedulers are not queried, because their allocations cannot

@@ -14,8 +14,8 @@ from typing import Any, Callable, TypeVar
 
 from ..errors import DriverAbsentError
 from ..model import Gpu, Host, lost_of, to_data
-from ..nvml.bounded_session import BoundedSession, start_ahead
 from ..techniques import observers
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession, start_ahead
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.2

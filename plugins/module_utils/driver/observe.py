@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Iterable, Sequence
 
 from .. import systemd
-from ..nvml.pci import DEVICES, nvidia_gpus
 from ..packages import keys
 from ..packages.host_files import read_text, read_texts
 from ..packages.registry import PackageManager
 from ..processes.command import Run, program, run_to_end
+from ..vendors.nvidia.nvml.pci import DEVICES, nvidia_gpus
 from .model import Gpu, Host, SecureBoot, Unit
 
 #: PCI ids of NVSwitches. They are NVIDIA bridges in the generations V100, A100 and H100

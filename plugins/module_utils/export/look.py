@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..nvml.bounded_session import BoundedSession
-from ..nvml.calls import lost_error
 from ..techniques.observers import OBSERVERS
 from ..techniques.service_views import SERVICE_VIEWS
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..vendors.nvidia.nvml.calls import lost_error
 from .layout import Exported, exported
 
 #: Kinds of selectors for GPUs.

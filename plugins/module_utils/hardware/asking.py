@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Callable
 
-from ..nvml.session import Session
+from ..vendors.nvidia.nvml.session import Session
 from . import getters
 
 Reading = dict

@@ -13,8 +13,8 @@ import os
 import time
 from typing import Any, Callable
 
-from ..nvml.calls import _binding
 from ..processes.bounded import bounded
+from ..vendors.nvidia.nvml.calls import _binding
 from .host_files import read_host
 from .nvidia_smi import read_nvidia_smi
 from .reader import HardwareReader

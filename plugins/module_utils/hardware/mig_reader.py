@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Iterator
 
 from ..errors import NvmlError
-from ..nvml.calls import INVALID_ARGUMENT, NOT_FOUND
+from ..vendors.nvidia.nvml.calls import INVALID_ARGUMENT, NOT_FOUND
 from . import getters
 from .asking import Asking, Reading, plain
 

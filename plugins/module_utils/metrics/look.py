@@ -20,12 +20,12 @@ from ..holders.find import find_holders
 from ..holders.mark import mark
 from ..layout.types import Layout
 from ..model import Holder, Host
-from ..nvml.bounded_session import BoundedSession, hung_children
-from ..nvml.calls import lost_error
 from ..plan.ownership import Ownership, Record
 from ..plan.services import Service, merged
 from ..plan.transaction import looking
 from ..techniques.registry import SERVING, observers_for
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession, hung_children
+from ..vendors.nvidia.nvml.calls import lost_error
 from .drift import GpuDrift, compare
 from .text import Snapshot
 

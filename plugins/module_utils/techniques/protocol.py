@@ -15,13 +15,13 @@ from typing import Any, Iterable, Protocol, Sequence
 from ..layout.form import Form
 from ..layout.types import Layout
 from ..model import Gpu
-from ..nvml.bounded_session import BoundedSession
-from ..nvml.reset import Reset
 from ..plan.disturbance import Disturbance
 from ..plan.gpu_plan import GpuPlan, Plan, Target
 from ..plan.ownership import Ownership
 from ..plan.parts import GpuPart, GpuStep
 from ..plan.services import Service
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..vendors.nvidia.nvml.reset import Reset
 from .observer import Observer
 
 

@@ -26,7 +26,7 @@ LAYOUT = [dict(HALVES, gpus=[0])]
 #: Runs a module with timeouts of two seconds.
 MODULE = """
 import runpy, sys
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import bounded_session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import bounded_session
 bounded_session.READ_SECONDS = bounded_session.START_SECONDS = bounded_session.CHANGE_SECONDS = 2.0
 sys.argv[1:] = []
 runpy.run_module("ansible_collections.openfleet.gpu.plugins.modules.%s", run_name="__main__", alter_sys=True)
@@ -170,7 +170,7 @@ def test_a_crash_of_the_library_is_reported_with_its_call(host):
     uuid = uuid_of(host, 1)
     code = """
 import os
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import bounded_session, session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import bounded_session, session
 first = session.Session._processes
 session.Session._processes = lambda self, handle: os.abort() if self._gpu_label.startswith("gpu 1 ") else first(self, handle)
 with bounded_session.BoundedSession() as opened:
@@ -191,7 +191,7 @@ def test_killed_run_leaves_no_child(host):
     hang(host, "nvmlDeviceGetMemoryInfo")
     code = """
 import os, signal, sys, time
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import bounded_session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import bounded_session
 opened = bounded_session.BoundedSession()
 opened.__enter__()
 print(opened._child, flush=True)
@@ -209,7 +209,7 @@ def test_an_interrupted_request_does_not_answer_the_next_one(host):
     host.create(H100)
     code = """
 import os, signal, threading, time
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import bounded_session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import bounded_session
 with bounded_session.BoundedSession() as opened:
     child = opened._child
     gpu = opened.observe().gpus[0].uuid
@@ -236,7 +236,7 @@ COMMANDS = {
 COMMAND = """
 import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli.main import main
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import bounded_session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import bounded_session
 bounded_session.READ_SECONDS = 2.0
 sys.argv[1:] = %r
 sys.exit(main())
@@ -295,7 +295,7 @@ def test_service_leaves_only_one_hung_child(host):
     code = """
 import os, signal
 from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import bounded_session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import bounded_session
 bounded_session.READ_SECONDS = 2.0
 child_process._REAP_SECONDS = 0.1
 kill, started = os.killpg, []

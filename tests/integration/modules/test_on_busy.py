@@ -80,7 +80,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyE
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import unknown
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 
 with Session() as session:
@@ -117,7 +117,7 @@ import atexit, subprocess, sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 
 with Session() as session:
@@ -151,7 +151,7 @@ def test_session_reads_one_gpu_again_and_keeps_the_others(host):
 
 ONE = """
 import subprocess, sys
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 
 def processes(host):
     return ",".join(str(len(gpu.processes)) for gpu in host.gpus)
@@ -196,7 +196,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 
 with Session() as session:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml import calls
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import calls
 from tests.integration.warm_ansible import interpreter
 from tests.lab import warm_playbook
 from tests.unit.wheel_files import wheel

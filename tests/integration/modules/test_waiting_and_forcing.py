@@ -191,7 +191,7 @@ import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.nvml.session import Session
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
 
 with Session() as session:

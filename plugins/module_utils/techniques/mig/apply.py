@@ -12,10 +12,10 @@ import contextlib
 from typing import Sequence
 
 from ...errors import ApplyError, FleetError, NvmlError, ResetRefusedError, UnansweredCallError
-from ...nvml.bounded_session import BoundedSession
-from ...nvml.calls import IN_USE, RESET_REQUIRED, SUCCESS
-from ...nvml.reset import Reset
 from ...plan.gpu_plan import GpuPlan
+from ...vendors.nvidia.nvml.bounded_session import BoundedSession
+from ...vendors.nvidia.nvml.calls import IN_USE, RESET_REQUIRED, SUCCESS
+from ...vendors.nvidia.nvml.reset import Reset
 from .steps import (
     CreateComputeInstance,
     CreateGpuInstance,

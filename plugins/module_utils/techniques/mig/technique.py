@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Iterable, Sequence
 
 from ...model import Gpu
-from ...nvml.bounded_session import BoundedSession
 from ...plan.disturbance import Disturbance
 from ...plan.gpu_plan import GpuPlan, Plan, Target
 from ...plan.ownership import Ownership
 from ...plan.parts import GpuStep
+from ...vendors.nvidia.nvml.bounded_session import BoundedSession
 from .form import MigForm
 
 if TYPE_CHECKING:
-    from ...nvml.reset import Reset
+    from ...vendors.nvidia.nvml.reset import Reset
 
 
 class MigTechnique(MigForm):

@@ -34,12 +34,12 @@ from ...durable import replacing
 from ...errors import FleetError, NvmlError, UnansweredCallError
 from ...frozen import frozen
 from ...holders.tasks import live_task
-from ...nvml.bounded_session import BoundedSession
 from ...plan.transaction import looking
 from ...processes import child_process
 from ...processes.file_worker import one_look
 from ...processes.log_limit import LimitedLog
 from ...processes.proc_files import link, read
+from ...vendors.nvidia.nvml.bounded_session import BoundedSession
 from . import files as vgpu_files
 from .host import VgpuHost
 from .model import MPS, VgpuTenant, region_path

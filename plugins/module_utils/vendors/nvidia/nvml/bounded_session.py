@@ -28,10 +28,10 @@ import struct
 import time
 from typing import Any, Callable, Iterator, Sequence
 
-from ..errors import DriverAbsentError, UnansweredCallError
-from ..model import Host
-from ..processes import child_process
-from ..processes.proc_files import read
+from ....errors import DriverAbsentError, UnansweredCallError
+from ....model import Host
+from ....processes import child_process
+from ....processes.proc_files import read
 from .calls import _binding
 from .session import Observer, Session
 

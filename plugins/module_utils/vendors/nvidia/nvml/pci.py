@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Sequence
 
-from ..model import Gpu, LostGpu
+from ....model import Gpu, LostGpu
 
 DEVICES = "/sys/bus/pci/devices"
 # The driver's information file for a GPU. It contains the UUID.

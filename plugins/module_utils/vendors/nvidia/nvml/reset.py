@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Callable
 
-from ..errors import ResetRefusedError
-from ..processes.command import TimeoutExpired, run_tool
+from ....errors import ResetRefusedError
+from ....processes.command import TimeoutExpired, run_tool
 
 # The GPUs of an 8-GPU baseboard take tens of seconds to reset. A reset that takes longer than this limit hangs.
 TIMEOUT_SECONDS = 300

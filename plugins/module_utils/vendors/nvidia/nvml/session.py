@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 from typing import Any, Protocol, Sequence
 
-from ..errors import NvmlError
-from ..model import (
+from ....errors import NvmlError
+from ....model import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -28,7 +28,7 @@ from ..model import (
     Process,
     Telemetry,
 )
-from ..printable import printable
+from ....printable import printable
 from .calls import INVALID_ARGUMENT, NO_PERMISSION, Calls
 from .pci import with_bus
 

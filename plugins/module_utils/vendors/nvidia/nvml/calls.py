@@ -16,8 +16,8 @@ import types
 from pathlib import Path
 from typing import Any, Iterator, Sequence, TypeVar
 
-from ..errors import DriverAbsentError, NvmlError
-from ..model import LostGpu
+from ....errors import DriverAbsentError, NvmlError
+from ....model import LostGpu
 
 # The role gpu_layout installs pynvml.py in this directory, for any interpreter.
 BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
