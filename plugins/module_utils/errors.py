@@ -85,13 +85,16 @@ class PlanError(FleetError):
     """A valid layout that cannot be applied to these GPUs."""
 
 
-class NvmlError(FleetError):
-    """An NVML call failed.
+class DeviceError(FleetError):
+    """A call to the driver failed.
 
-    `code` and `code_name` are NVML's error code and its name. `gpu` is the UUID or index of the GPU, or None.
+    `code` and `code_name` are the driver's error code and its name. `gpu` is the UUID or index of the GPU, or None.
     """
 
     host_fault = True
+    #: Codes of a GPU that is in use, and of an unknown failure. None if the driver has no such codes.
+    IN_USE: int | None = None
+    UNKNOWN: int | None = None
     #: Set by the code that calls NVML.
     code_name: str | None = None
 
@@ -109,6 +112,12 @@ class NvmlError(FleetError):
         self.call = call
         self.code = code
         self.gpu = gpu
+
+
+class NvmlError(DeviceError):
+    """An NVML call failed."""
+
+    IN_USE, UNKNOWN = 19, 999
 
 
 class DriverAbsentError(NvmlError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any, ClassVar, Mapping, Protocol, Sequence
 
 from .frozen import frozen
 
@@ -163,15 +163,26 @@ class GpuInstance:
     compute_placements: tuple[tuple[int, tuple[Placement, ...]], ...] = field(default=(), metadata=INTERNAL)
     held_by: tuple[Holder, ...] = _held_by()
 
+    @property
+    def start(self) -> int:
+        """Return the start of the placement."""
+        return self.placement.start
+
+    @property
+    def uuids(self) -> tuple[str | None, ...]:
+        """Return the UUIDs of its MIG devices."""
+        return tuple(compute.mig_uuid for compute in self.compute_instances)
+
 
 @frozen
 class Mig:
-    """The MIG state of a GPU. If `capable` is False, all other fields are empty.
+    """The MIG state of a GPU, and its division. If `capable` is False, all other fields are empty.
 
     While a mode change waits for a reset, `enabled` and `pending` differ. `profiles` is empty if the driver cannot list
     profiles while MIG mode is off. This is the case for driver 535.
     """
 
+    divider: ClassVar[str] = "mig"
     capable: bool = False
     enabled: bool = False
     pending: bool = False
@@ -216,15 +227,79 @@ class Setting:
     problem: str | None = None
 
 
+class Part(Protocol):
+    """A part of a divided device that has an identity, such as a MIG instance."""
+
+    #: The kind of the part, as in layouts.
+    profile: str
+
+    @property
+    def start(self) -> int:
+        """Return the position of the part on its device. Positions are unique."""
+
+    @property
+    def uuids(self) -> Sequence[str | None]:
+        """Return the identities of the part, which distinguish it from a later part at the same position."""
+
+
+class Division(Protocol):
+    """The current or desired division of one device.
+
+    The class belongs to a divider, and its values are frozen. A desired division is printed in plans and messages.
+    """
+
+    #: Key of the divider.
+    divider: str
+
+    @property
+    def instances(self) -> Sequence[Any]:
+        """Return the parts. Current parts are like `Part`. Desired parts have a profile and a start, or None."""
+
+
+class Device(Protocol):
+    """A GPU of any vendor. The values are frozen, and `dataclasses.replace` accepts them."""
+
+    #: Keys of the vendor, and of the divider that can divide the device.
+    vendor: str
+    divider: str
+    index: int
+    uuid: str
+    name: str
+    pci_address: str | None
+    numa_node: int | None
+    memory_total_bytes: int | None
+    processes: Sequence[Any]
+    #: Holders of the device, as set by `vendors.protocol.Vendor.with_holders`.
+    held_by: Sequence[Any]
+    settings: Mapping[str, Setting]
+
+    @property
+    def division(self) -> Division | None:
+        """Return the current division, or None if the device is whole."""
+
+    @property
+    def label(self) -> str:
+        """Return the name of the device for messages."""
+
+    @property
+    def short_label(self) -> str:
+        """Return the short name of the device, for lines about many devices."""
+
+    def setting(self, name: str) -> str | None:
+        """Return the value of a setting, or None if it was not read or has no value."""
+
+
 @frozen
 class Gpu:
-    """A physical GPU.
+    """A physical GPU of NVIDIA, as `Device`.
 
     `compute_mode` is "default", "exclusive_process" or "prohibited". It is None if MIG hides it. `pci_address` is None
     if the GPU is not on a PCI bus. `memory_total_bytes` is None if the GPU shares the memory of the CPU (GB10, Thor),
     because NVML then reports no value.
     """
 
+    vendor: ClassVar[str] = "nvidia"
+    divider: ClassVar[str] = Mig.divider
     index: int
     uuid: str
     name: str
@@ -251,6 +326,11 @@ class Gpu:
     def label(self) -> str:
         """Return the name of the GPU for messages."""
         return "gpu %d (%s, %s)" % (self.index, self.name, self.uuid)
+
+    @property
+    def division(self) -> Mig | None:
+        """Return the MIG state if the GPU has or may have instances, or None."""
+        return self.mig if self.mig.enabled or self.mig.instances else None
 
     def setting(self, name: str) -> str | None:
         """Return the value of a setting.
@@ -330,6 +410,11 @@ class Host:
     simulated: bool
     gpus: tuple[Gpu, ...]
     lost: tuple[LostGpu, ...] = ()
+
+
+def parts_of(device: Any) -> tuple[Any, ...]:
+    """Return the parts of a device, or the desired parts of a target. A whole device has none."""
+    return () if device.division is None else tuple(device.division.instances)
 
 
 def lost_of(host: Host, gpu_uuid: str) -> LostGpu | None:

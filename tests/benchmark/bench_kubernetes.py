@@ -26,7 +26,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import planne
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import KUBELET
 from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.pod_eviction import Options, pods_to_evict
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.steps import DestroyGpuInstance
 from tests.benchmark.amounts import amount
 from tests.benchmark.mig_cases import random_cases
 

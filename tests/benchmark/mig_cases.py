@@ -15,7 +15,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan import gpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig import steps as mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import (
+    MigDivision,
+    WantedInstance,
+)
 from tests.unit.mig_rules import least_destroyed, legal, with_instances
 
 MODELS = load_models()
@@ -85,13 +89,13 @@ def read_cases(path: str) -> Iterator[Case]:
 
 
 def _case(gpu, have, busy, names):
-    wanted = tuple(gpu_plan.WantedInstance(name) for name in names)
-    return Case(with_instances(gpu, have, busy), gpu_plan.Target(gpu.uuid, "gpu_layout[0]", "mig", True, wanted))
+    wanted = tuple(WantedInstance(name) for name in names)
+    return Case(with_instances(gpu, have, busy), gpu_plan.Target(gpu.uuid, "gpu_layout[0]", "mig", MigDivision(wanted)))
 
 
 def judge(case: Case) -> Outcome:
     """Plan the case and compare the plan with the best arrangement."""
     plan = planner.plan_gpu(*case)
     destroyed = sum(isinstance(step, mig_steps.DestroyGpuInstance) for step in plan.steps)
-    least_busy, least = least_destroyed(case.gpu, [wanted.profile for wanted in case.target.instances])
+    least_busy, least = least_destroyed(case.gpu, [wanted.profile for wanted in case.target.division.instances])
     return Outcome(destroyed, len(plan.disturbs), least, least_busy, len(case.gpu.mig.instances) if plan.steps else 0)

@@ -20,9 +20,14 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner, recovery
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.journal import Journal
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal, locked
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import locked
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import (
+    MigDivision,
+    WantedInstance,
+)
 from tests.integration.simulated_host import SIMULATOR, SimulatedHost
 
 sys.path.insert(0, str(SIMULATOR))
@@ -225,9 +230,11 @@ class Sweep:
             context = apply_plan.Context(session, Journal(self.directory))
             recovery.recover(context)
             gpus = session.observe().gpus
-            targets = [Target(gpus[0].uuid, "gpu_layout[0]", "mig", True, tuple(wanted))]
+            targets = [Target(gpus[0].uuid, "gpu_layout[0]", "mig", MigDivision(tuple(wanted)))]
             if any(instance.start is None for instance in wanted):
-                targets.append(Target(gpus[1].uuid, "gpu_layout[1]", "exclusive", False, (), "exclusive_process"))
+                targets.append(
+                    Target(gpus[1].uuid, "gpu_layout[1]", "exclusive", None, {"compute_mode": "exclusive_process"})
+                )
             apply_plan.apply(
                 context, planner.plan(gpus, targets[: 1 if all(w.start is not None for w in wanted) else 2])
             )

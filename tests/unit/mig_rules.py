@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig import steps as mig_steps
 
 
 class Illegal(AssertionError):

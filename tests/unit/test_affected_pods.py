@@ -13,8 +13,12 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig import steps as mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import (
+    MigDivision,
+    WantedInstance,
+)
 from tests.unit.mig_rules import legal, with_instances
 
 TRANSITIONS = 1000
@@ -61,9 +65,9 @@ def transition(number):
         kind = chance.choice(("mig", "mig", "mig", "shared", "none"))
         if kind == "mig":
             wanted = tuple(WantedInstance(name) for name in want)
-            targets.append(Target(gpu.uuid, "gpu_layout[0]", "mig", True, wanted))
+            targets.append(Target(gpu.uuid, "gpu_layout[0]", "mig", MigDivision(wanted)))
         elif kind == "shared":
-            targets.append(Target(gpu.uuid, "gpu_layout[0]", "shared", False, (), "default"))
+            targets.append(Target(gpu.uuid, "gpu_layout[0]", "shared", None, {"compute_mode": "default"}))
     host = mark(Host("n1", "570.0", "12", "12.8", tuple(gpus)), holders)
     return host.gpus, holders, targets
 

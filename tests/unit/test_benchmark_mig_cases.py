@@ -27,4 +27,4 @@ def test_invalid_line_of_a_case_is_named(tmp_path, line, told):
         list(mig_cases.read_cases(str(file)))
     file.write_text(GOOD)
     (case,) = mig_cases.read_cases(str(file))
-    assert [wanted.profile for wanted in case.target.instances] == ["1g.10gb"]
+    assert [wanted.profile for wanted in case.target.division.instances] == ["1g.10gb"]

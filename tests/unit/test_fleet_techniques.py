@@ -11,8 +11,8 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.types import WITHOUT_PART
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS, SHARINGS
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import DIVIDER
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.service_views import SERVICE_VIEWS
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.registry import DIVIDERS
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import host_results
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import model as packing
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import model as rightsize
@@ -82,9 +82,9 @@ def test_each_way_to_name_a_technique_is_detected(text, names):
 
 
 def test_each_technique_of_hosts_has_a_file_here():
-    assert sorted([*KEYS, DIVIDER.key]) == sorted(form.key for form in FORMS)
+    assert sorted([*KEYS, *DIVIDERS]) == sorted(form.key for form in FORMS)
     assert [technique_of(key) for key in KEYS] == list(TECHNIQUES)
-    assert all(technique_of(word) is None for word in (*WITHOUT_PART, DIVIDER.key, "unlisted", "", None))
+    assert all(technique_of(word) is None for word in (*WITHOUT_PART, *DIVIDERS, "unlisted", "", None))
     assert all(technique.title for technique in TECHNIQUES)
 
 

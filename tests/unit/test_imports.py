@@ -144,5 +144,5 @@ def test_modules_import_rarely_needed_code_lazily(module, most):
             "techniques.%s.%s" % (key, room) for key in ("mps", "vgpu") for room in ("service", "observe", "steps")
         }
         rare |= {"change.host_change", "change.terminate", "holders.kubelet", "holders.mps", "holders.mps_control"}
-        rooms |= {"techniques.mig.%s" % room for room in ("plan", "fit", "steps")}
+        rooms |= {"vendors.nvidia.mig.%s" % room for room in ("plan", "fit", "steps")}
     assert not loaded & (rare | rooms)

@@ -18,8 +18,12 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import planne
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Mig, Placement, Process
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig import steps as mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import (
+    MigDivision,
+    WantedInstance,
+)
 from tests.thorough import draws
 from tests.unit.mig_rules import Card, least_destroyed, legal, with_instances
 
@@ -33,13 +37,12 @@ def gpu_of(key):
 
 def mig(gpu, *names, where="gpu_layout[0]"):
     wanted = [WantedInstance(n, int(s) if s else None) for n, _, s in (name.partition("@") for name in names)]
-    return Target(gpu.uuid, where, "mig", True, tuple(wanted))
+    return Target(gpu.uuid, where, "mig", MigDivision(tuple(wanted)))
 
 
 def whole(gpu, sharing="shared"):
-    return Target(
-        gpu.uuid, "gpu_layout[0]", sharing, False, (), {"shared": "default", "exclusive": "exclusive_process"}[sharing]
-    )
+    mode = {"shared": "default", "exclusive": "exclusive_process"}[sharing]
+    return Target(gpu.uuid, "gpu_layout[0]", sharing, None, {"compute_mode": mode})
 
 
 @st.composite
@@ -152,7 +155,7 @@ def test_pending_mode_change_is_reverted():
 
 def test_splits_keep_usable_compute_instances():
     gpu = with_instances(gpu_of("H100-80GB"), [("3g.40gb", Placement(0, 4))])
-    split = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance("3g.40gb", None, (2, 1)),))
+    split = Target(gpu.uuid, "gpu_layout[0]", "mig", MigDivision((WantedInstance("3g.40gb", None, (2, 1)),)))
     plan = planner.plan_gpu(gpu, split)
     assert str(plan) == (
         "gpu 0: keep 3g.40gb@0, destroy 3c of 3g.40gb (instance 0), create 2c in 3g.40gb@0, create 1c in 3g.40gb@0"
@@ -160,7 +163,7 @@ def test_splits_keep_usable_compute_instances():
     assert plan.after() == "MIG on: 3g.40gb@0 [2c, 1c]"
     after = Card(gpu).run(plan.steps).observed()
     assert not planner.plan_gpu(after, split).steps
-    three = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance("3g.40gb", None, (1, 1, 1)),))
+    three = Target(gpu.uuid, "gpu_layout[0]", "mig", MigDivision((WantedInstance("3g.40gb", None, (1, 1, 1)),)))
     steps = planner.plan_gpu(after, three).steps
     assert [type(s).__name__ for s in steps] == [
         "DestroyComputeInstance",
@@ -212,7 +215,7 @@ def test_impossible_layout_is_refused_with_place_and_fix(key, wanted, problem, c
 )
 def test_a_split_of_a_new_instance_is_placed(profile, slices, starts):
     gpu = gpu_of("H100-80GB")
-    target = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance(profile, None, slices),))
+    target = Target(gpu.uuid, "gpu_layout[0]", "mig", MigDivision((WantedInstance(profile, None, slices),)))
     plan = planner.plan_gpu(gpu, target)
     made = {(s.compute_slices, s.start) for s in plan.steps if isinstance(s, mig_steps.CreateComputeInstance)}
     assert {size for size, _ in made} == {size for size, _ in starts}
@@ -224,7 +227,7 @@ def test_a_split_of_a_new_instance_is_placed(profile, slices, starts):
 @pytest.mark.parametrize(("profile", "slices"), [("4g.40gb", (3, 1)), ("3g.40gb", (2, 2)), ("2g.20gb", (4,))])
 def test_impossible_split_is_refused(profile, slices):
     gpu = gpu_of("H100-80GB")
-    target = Target(gpu.uuid, "gpu_layout[0]", "mig", True, (WantedInstance(profile, None, slices),))
+    target = Target(gpu.uuid, "gpu_layout[0]", "mig", MigDivision((WantedInstance(profile, None, slices),)))
     with pytest.raises(PlanError, match="cannot be split") as caught:
         planner.plan_gpu(gpu, target)
     assert "for compute instances of 1c, 2c" in caught.value.cure

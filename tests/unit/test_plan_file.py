@@ -21,7 +21,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import plan_f
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Host, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import (
+    MigDivision,
+    WantedInstance,
+)
 from tests.thorough import draws
 from tests.unit.mig_rules import Card, legal, with_instances
 
@@ -36,7 +40,7 @@ def host_of(*gpus):
 def target(gpu, *names, splits=()):
     wanted = [WantedInstance(name) for name in names]
     wanted += [WantedInstance(name, None, slices) for name, slices in splits]
-    return Target(gpu.uuid, "gpu_layout[0]", "mig", True, tuple(wanted))
+    return Target(gpu.uuid, "gpu_layout[0]", "mig", MigDivision(tuple(wanted)))
 
 
 def through_json(value):
@@ -111,7 +115,7 @@ def test_saved_placement_is_kept_if_the_planner_could_choose():
     _, saved = save(gpu, target(gpu, "1g.10gb", "3g.40gb"))
     back = restore(saved, gpu, target(gpu, "1g.10gb", "3g.40gb"))
     created = {(s.profile, s.placement.start) for s in back.gpus[0].steps if hasattr(s, "placement")}
-    assert {(i.profile, i.start) for i in back.gpus[0].target.instances} == created
+    assert {(i.profile, i.start) for i in back.gpus[0].target.division.instances} == created
 
 
 def test_each_moved_part_is_named():

@@ -239,7 +239,7 @@ def test_other_gpus_keep_their_entries(current, kept):
     found = merged(now(current), [NEW], {1})
     assert found == [*kept, NEW]
     plan, _lines = planned(found, GPUS, "580.65.06")
-    assert [gpu.gpu.index for gpu in plan.gpus if gpu.target.mig_enabled] == [1]
+    assert [gpu.gpu.index for gpu in plan.gpus if gpu.target.division is not None] == [1]
 
 
 def test_unpinned_tenants_stay_in_one_entry():

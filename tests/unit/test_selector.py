@@ -8,12 +8,13 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import COMPUTE_MODES, targets
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import SelectorError
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.matching import select
-from ansible_collections.openfleet.gpu.plugins.module_utils.layout.types import Selector
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.types import WITHOUT_PART, Selector
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS, SHARINGS, parse_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.compute_mode import ComputeMode
 
 UUID = "GPU-5c89d3fa-0000-4000-8000-00000000000%d"
 
@@ -104,11 +105,15 @@ def test_targets_of_each_kind_of_sharing(gpus):
         ]
     )
     mig, exclusive, shared = targets(layout, gpus)
-    assert (mig.mig_enabled, mig.compute_mode) == (True, None)
-    assert [(i.profile, i.start) for i in mig.instances] == [("1g.10gb", None), ("1g.10gb", None), ("3g.40gb", 4)]
+    assert mig.settings["compute_mode"] is None
+    assert [(i.profile, i.start) for i in mig.division.instances] == [
+        ("1g.10gb", None),
+        ("1g.10gb", None),
+        ("3g.40gb", 4),
+    ]
     assert str(mig) == "mig: 2x 1g.10gb, 1x 3g.40gb@4"
-    assert (exclusive.mig_enabled, exclusive.compute_mode) == (False, "exclusive_process")
-    assert (shared.mig_enabled, shared.compute_mode) == (False, "default")
+    assert (exclusive.division, exclusive.settings["compute_mode"]) == (None, "exclusive_process")
+    assert (shared.division, shared.settings["compute_mode"]) == (None, "default")
 
 
 def test_splits_become_compute_slices(gpus):
@@ -121,29 +126,30 @@ def test_splits_become_compute_slices(gpus):
             },
         ]
     )
-    assert targets(layout, gpus)[0].instances[0].compute_slices == (2, 1)
+    assert targets(layout, gpus)[0].division.instances[0].compute_slices == (2, 1)
 
 
 def test_mps_is_exclusive_and_time_slicing_has_its_slice(gpus):
     mps = {"gpus": [0], "sharing": "mps", "mps": {"name": "a", "clients": 2, "active_thread_percentage": 50}}
     sliced = {"gpus": [1], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 2}}
     first, second = targets(parse_layout([mps, sliced]), gpus)
-    assert (first.mig_enabled, first.compute_mode, first.settings) == (
-        False,
-        "exclusive_process",
-        {"time_slice": "default"},
-    )
-    assert (second.mig_enabled, second.compute_mode, second.settings) == (False, "default", {"time_slice": "long"})
+    assert first.division is None and second.division is None
+    assert first.settings == {"compute_mode": "exclusive_process", "time_slice": "default"}
+    assert second.settings == {"compute_mode": "default", "time_slice": "long"}
 
 
 def test_tenants_need_a_shared_gpu(gpus):
     entry = {"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "1GiB", "sm_percent": 10}]}}
     (target,) = targets(parse_layout([entry]), gpus)
-    assert (target.mig_enabled, target.compute_mode, target.settings) == (False, "default", {"time_slice": "default"})
+    assert target.division is None
+    assert target.settings == {"compute_mode": "default", "time_slice": "default"}
 
 
 def test_every_sharing_has_its_compute_mode():
-    assert set(COMPUTE_MODES) == set(SHARINGS)
+    modes = {form.key: ComputeMode().wanted(form.key, form) for form in FORMS}
+    modes.update((sharing, ComputeMode().wanted(sharing, None)) for sharing in WITHOUT_PART)
+    assert set(modes) == set(SHARINGS)
+    assert {sharing for sharing, mode in modes.items() if mode is None} == {"mig"}
 
 
 def test_unknown_index_may_be_octal(gpus):

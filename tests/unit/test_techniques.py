@@ -12,21 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner, recovery
+from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner, recovery
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.apply_plan import Context
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.journal import Journal
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import asked, targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import GpuPlan
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.parts import GpuStep
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS, parse_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import CreateGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import (
     SETTINGS,
     TECHNIQUES,
-    technique_of,
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.service_views import SERVICE_VIEWS
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import MigPart
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 
 UTILS = Path(__file__).resolve().parents[2] / "plugins/module_utils"
@@ -54,7 +55,8 @@ def imported(tree: ast.AST, path: str) -> set[str]:
 def words_of(tree: ast.AST) -> set[str]:
     """Return the names and strings in the code, without docstrings.
 
-    The code could branch on these words. The attribute `Gpu.mig` is skipped, because it is NVML's data.
+    The code could branch on these words. The attribute `gpu.mig` is skipped, because it is NVML's data. `test_vendors`
+    limits its use.
     """
     found = set()
     for node in ast.walk(tree):
@@ -78,9 +80,8 @@ EXCEPTED = {
         "cli/on_gpus.py": {"mig", "MIG"},
         "hardware/reader.py": {"mig", "MIG"},
         "holders/*.py": {"mig", "MIG"},
-        "change/prepare.py": {"mig"},
         "model.py": {"mig", "Mig"},
-        "vendors/nvidia/nvml/session.py": {"mig", "Mig"},
+        "vendors/nvidia/*.py": {"mig", "Mig"},
     },
     "mps": {
         # A kind of process that NVML lists, and of holder: any MPS process of any user.
@@ -212,5 +213,10 @@ def test_journal_with_an_unknown_setting_is_refused(tmp_path):
 
 
 def test_unknown_step_is_refused():
+    class OtherStep(GpuStep):
+        technique = "other"
+
+    part = MigPart(GPUS[0], False, (OtherStep(),))
+    plan = GpuPlan(GPUS[0], planner.target_of(GPUS[0]), part)
     with pytest.raises(TypeError, match="not a step"):
-        technique_of(CreateGpuInstance("1g.10gb", 19, None))
+        apply_plan.run_plans(Context(Session(), None), [plan], [])

@@ -140,8 +140,8 @@ def running(one, gpus):
 
 def planned(plan):
     """Return the GPU after its plan was applied."""
-    mode = plan.target.compute_mode or "default"
-    if not plan.target.mig_enabled:
+    mode = plan.target.settings.get("compute_mode") or "default"
+    if plan.target.division is None:
         return dataclasses.replace(plan.gpu.with_instances((), False), compute_mode=mode)
     return divided(plan.gpu, *((wanted.profile, wanted.start) for wanted in plan.planned()))
 
@@ -371,7 +371,7 @@ def test_release_keeps_foreign_instances_to_their_policy(machine, policy):
             machine.decide([], RELEASE)
         return
     (plan,) = machine.decide([], RELEASE).plan.gpus
-    assert plan.target.mig_enabled is (policy == "keep")
+    assert (plan.target.division is not None) is (policy == "keep")
     assert [i.profile for i in plan.left] == (["1g.10gb"] if policy == "keep" else [])
 
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from found import Original, Record
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
-from ansible_collections.openfleet.gpu.plugins.module_utils.change.compute_mode import DEFAULT, EXCLUSIVE_PROCESS
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.journal import Journal
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.prepare import observe
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import (
     ApplyError,
@@ -27,11 +27,20 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import (
 )
 from ansible_collections.openfleet.gpu.plugins.module_utils.hardware.model_readings import Readings
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance, instance_text
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal, locked
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, instance_text
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import locked
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.observers import OBSERVERS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.model import SETTING
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.time_slicing.plan import current
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.compute_mode import (
+    DEFAULT,
+    EXCLUSIVE_PROCESS,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.compute_mode import SETTING as MODE_SETTING
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import (
+    MigDivision,
+    WantedInstance,
+)
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.bounded_session import BoundedSession
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.calls import (
     IN_USE,
@@ -123,7 +132,11 @@ class _Change:
             return list(none(self._request.gpu, reason))
         target = planner.target_of(gpu)
         wanted, why_not = self._instances(gpu)
-        made = () if wanted is None else tuple((instance.profile, instance.start) for instance in wanted.instances)
+        made = (
+            ()
+            if wanted is None
+            else tuple((instance.profile, instance.start) for instance in wanted.division.instances)
+        )
         original = Original(target, made)
         try:
             self._record.begin(target, made)
@@ -178,14 +191,14 @@ class _Change:
             name, most = smallest.name, smallest.max_instances
         reason = ""
         for count in range(most, -1, -1):
-            target = Target(gpu.uuid, WHERE, "mig", True, (WantedInstance(name),) * count)
+            target = Target(gpu.uuid, WHERE, "mig", MigDivision((WantedInstance(name),) * count))
             try:
                 plan = planner.plan_gpu(gpu, target)
             except PlanError as error:
                 reason = str(error)
                 continue
             if count:
-                return Target(gpu.uuid, WHERE, "mig", True, plan.planned()), ""
+                return Target(gpu.uuid, WHERE, "mig", MigDivision(plan.planned())), ""
         return None, reason or "this GPU offers no profile"
 
     def _lost_by_reset(self, gpu: Gpu) -> str:
@@ -200,12 +213,13 @@ class _Change:
     # --- changes -------------------------------------------------------------------------------------------------------
 
     def _mig(self, gpu: Gpu, original: Original, wanted: Target) -> list[Check]:
-        what = "%d instances of %s" % (len(wanted.instances), wanted.instances[0].profile)
+        wanted_instances = wanted.division.instances
+        what = "%d instances of %s" % (len(wanted_instances), wanted_instances[0].profile)
         self._tell("GPU %d: MIG mode and %s" % (gpu.index, what))
         result: list[Check] = []
 
         def made(now: Gpu) -> list[Check]:
-            expected = ["%s@%d" % (instance.profile, instance.start) for instance in wanted.instances]
+            expected = ["%s@%d" % (instance.profile, instance.start) for instance in wanted_instances]
             return [
                 compared(MIG, gpu.index, "MIG mode enabled and pending", [True, True], [now.mig.enabled, now.mig.pending]),
                 compared(MIG, gpu.index, what, expected, list(map(instance_text, now.mig.instances))),
@@ -217,21 +231,21 @@ class _Change:
             result += self._request.look(gpu.index)
         if result[0].outcome == HELD:
             # The time slice may be unreadable in MIG mode, so it is restored later.
-            before = dataclasses.replace(original.target, settings={})
+            before = _without_time_slice(original.target)
             result += self._applied(MIG, "remove them", gpu, original, before, lambda now: [
-                compared(MIG, gpu.index, "MIG mode afterwards", original.target.mig_enabled, now.mig.enabled),
+                compared(MIG, gpu.index, "MIG mode afterwards", original.target.division is not None, now.mig.enabled),
                 compared(MIG, gpu.index, "instances afterwards", [], list(map(instance_text, now.mig.instances))),
             ])  # fmt: skip
         return result
 
     def _compute_mode(self, gpu: Gpu, original: Original) -> list[Check]:
-        before = original.target.compute_mode
+        before = original.target.settings.get(MODE_SETTING)
         if before is None:
             reason = "in MIG mode each instance has its own" if gpu.mig.enabled else "it is unknown"
             return [not_run(COMPUTE_MODE, gpu.index, "all", reason)]
         other = EXCLUSIVE_PROCESS if before == DEFAULT else DEFAULT
         self._tell("GPU %d: compute mode %s" % (gpu.index, other))
-        return self._set_and_restore(COMPUTE_MODE, gpu, original, Target(gpu.uuid, WHERE, "as before", False, (), other),
+        return self._set_and_restore(COMPUTE_MODE, gpu, original, _with(gpu, MODE_SETTING, other),
                                      lambda now: now.compute_mode)  # fmt: skip
 
     def _time_slice(self, gpu: Gpu, original: Original) -> list[Check]:
@@ -244,8 +258,7 @@ class _Change:
             return [not_run(TIME_SLICE, gpu.index, "all", reason)]
         other = "short" if before != "short" else "long"
         self._tell("GPU %d: time slice %s" % (gpu.index, other))
-        target = Target(gpu.uuid, WHERE, "as before", False, (), None, {SETTING: other})
-        return self._set_and_restore(TIME_SLICE, gpu, original, target, current)
+        return self._set_and_restore(TIME_SLICE, gpu, original, _with(gpu, SETTING, other), current)
 
     def _set_and_restore(
         self, area: str, gpu: Gpu, original: Original, other: Target, read: Callable[[Gpu], str | None]
@@ -253,7 +266,7 @@ class _Change:
         """Set another value and the original value. Return checks that each was applied."""
 
         def seen(target: Target) -> Callable[[Gpu], list[Check]]:
-            wanted = target.settings.get(SETTING) if area == TIME_SLICE else target.compute_mode
+            wanted = target.settings.get(SETTING if area == TIME_SLICE else MODE_SETTING)
             return lambda now: [compared(area, gpu.index, "read back: %s" % wanted, wanted, read(now))]
 
         result = self._applied(area, "set another value", gpu, original, other, seen(other))
@@ -306,7 +319,7 @@ class _Change:
         now = _of(self._observe(), original.target.gpu_uuid)
         original.refuse_foreign(now)
         # Restore the MIG mode first, because the time slice may be unreadable in MIG mode.
-        for target in (dataclasses.replace(original.target, settings={}), original.target):
+        for target in (_without_time_slice(original.target), original.target):
             host = apply_plan.go_back(self._context(), [target], apply_plan.is_known)
         self._record.end()
         seen = planner.plan_gpu(_of(host, original.target.gpu_uuid), original.target).before()
@@ -345,3 +358,13 @@ def _refusal(gpu: Gpu) -> str:
 
 def _mig_uuids(gpu: Gpu) -> set[str]:
     return {c.mig_uuid for i in gpu.mig.instances for c in i.compute_instances if c.mig_uuid}
+
+
+def _with(gpu: Gpu, setting: str, value: str) -> Target:
+    return Target(gpu.uuid, WHERE, "as before", None, {setting: value})
+
+
+def _without_time_slice(target: Target) -> Target:
+    return dataclasses.replace(
+        target, settings={name: value for name, value in target.settings.items() if name != SETTING}
+    )

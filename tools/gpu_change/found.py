@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Sequence
 
 from ansible_collections.openfleet.gpu.plugins.module_utils import durable
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.journal import Journal
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, instance_text
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.registry import target_data, target_from_data
 
 SCHEMA = 1
 
@@ -64,7 +65,9 @@ class Record:
 
     def begin(self, target: Target, made: Sequence[tuple[str, int]]) -> None:
         """Write the record to disk before the first change. Raises ApplyError."""
-        durable.write(self.path, {"schema": SCHEMA, "found": target.to_data(), "made": [list(each) for each in made]})
+        durable.write(
+            self.path, {"schema": SCHEMA, "found": target_data(target), "made": [list(each) for each in made]}
+        )
 
     def read(self) -> Original | None:
         """Return the record of an interrupted run, or None.
@@ -76,7 +79,7 @@ class Record:
             return None
         try:
             made = tuple((str(profile), int(start)) for profile, start in data["made"])
-            return Original(Target.from_data(data["found"]), made)
+            return Original(target_from_data(data["found"]), made)
         except (KeyError, TypeError, ValueError):
             raise durable.damaged(self.path) from None
 

@@ -12,35 +12,33 @@ first completes the interrupted run (see `recovery`).
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from .. import durable
-from ..errors import ApplyError, BusyError, FleetError, NvmlError, PlanError, ResetRefusedError, UnansweredCallError
+from ..errors import ApplyError, BusyError, DeviceError, FleetError, PlanError, ResetRefusedError, UnansweredCallError
 from ..frozen import frozen
 from ..holders.model import UNKNOWN
-from ..model import Gpu, Holder, Host, LostGpu, Process, lost_of
+from ..model import Device, Holder, Host, LostGpu, Process, lost_of
 from ..plan.busy import can_be_ended, make_way
 from ..plan.disturbance import Disturbance
 from ..plan.gpu_plan import GpuPlan, Plan, Target
 from ..plan.ownership import Ownership, Record
-from ..plan.parts import GpuStep
+from ..plan.parts import RELOAD, RESET, GpuStep
 from ..plan.services import Change, Clear, Look
-from ..plan.transaction import Journal
-from ..techniques.registry import DIVIDER, technique_of
-from ..vendors.nvidia.nvml.bounded_session import BoundedSession
-from ..vendors.nvidia.nvml.calls import IN_USE, lost_error
-from ..vendors.nvidia.nvml.calls import UNKNOWN as UNKNOWN_CODE
-from ..vendors.nvidia.nvml.reset import Reset, reset_gpu
-from . import compute_mode, planner
+from ..vendors.registry import divider_of, vendor_of, vendor_of_host
+from . import planner
 from .host_change import HostChange
+from .journal import Journal
 
 if TYPE_CHECKING:
+    from ..vendors.protocol import Session
     from .unnamed import AppliedRecord
 
 
 @frozen
 class Context:
-    """The dependencies of a change: the NVML session, the records and the callbacks.
+    """The dependencies of a change: the session, the records and the callbacks.
 
     `look` reads the host and the holders of its GPUs. It is called again for each GPU right before a step that could
     end a holder, because a job may have started after the plan was made.
@@ -52,12 +50,11 @@ class Context:
     updated at the same moment with the state that was applied to each GPU.
     """
 
-    session: BoundedSession
+    session: Session
     journal: Journal
     record: Record | None = None
     look: Look | None = None
     clear: Clear | None = None
-    reset: Reset = reset_gpu
     applied: AppliedRecord | None = None
 
     def observe(self) -> Host:
@@ -89,7 +86,7 @@ def apply(
     if context.clear is None:
         plan.refuse_disturbance()
     # Change the modes of GPUs first. A refused reset then fails the run before any other change.
-    changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not DIVIDER.mode_changes(gpu))
+    changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not gpu.needs(RESET))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     services = HostChange(changes)
     records = None
@@ -99,10 +96,7 @@ def apply(
     done: list[str] = []
     try:
         services.stop(done)
-        for gpu_plan in changed:
-            if context.look is not None:
-                _make_way(gpu_plan, context.look, context.clear)
-            run_steps(context, gpu_plan, done)
+        run_plans(context, changed, done, context.look)
         host = context.session.observe()
         for gpu_plan in changed:
             _require(host, gpu_plan.gpu)
@@ -155,52 +149,101 @@ def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
         # If a GPU cannot be read, its processes are unknown.
         _require(host, gpu_plan.gpu)
         now = next(gpu for gpu in host.gpus if gpu.uuid == gpu_plan.gpu.uuid)
-        return DIVIDER.disturbed(now, gpu_plan.steps)
+        return divider_of(now).disturbed(now, gpu_plan.steps)
 
     make_way(in_the_way, clear)
 
 
-def _require(host: Host, gpu: Gpu) -> None:
-    """Raise NvmlError if the GPU no longer works."""
+def _require(host: Host, gpu: Device) -> None:
+    """Raise DeviceError if the GPU no longer works."""
     sick = lost_of(host, gpu.uuid)
     if sick is not None:
-        raise lost_error(gpu.short_label, [sick])
+        raise vendor_of(gpu).lost_error(gpu.short_label, [sick])
     if gpu.uuid not in {each.uuid for each in host.gpus}:
-        raise NvmlError(gpu.short_label, "it is gone", "Check the kernel log.", gpu=gpu.uuid)
+        raise vendor_of(gpu).failure(gpu.short_label, "it is gone", "Check the kernel log.", gpu=gpu.uuid)
 
 
-def run_steps(context: Context, gpu_plan: GpuPlan, done: list[str]) -> None:
-    """Apply the steps of a GPU, and append each completed step to `done`."""
+def run_plans(
+    context: Context,
+    plans: Sequence[GpuPlan],
+    done: list[str],
+    look: Look | None = None,
+    failed: dict[str, DeviceError | PlanError] | None = None,
+) -> None:
+    """Apply the steps of these GPUs, and append each completed step to `done`.
+
+    If steps need a reload of the driver, it is reloaded once, after these steps of all GPUs and before the remaining
+    ones. If `look` is given, it reads the holders before each change, and they are refused or ended. If `failed` is given,
+    a GPU that fails is added to it and the other GPUs change. Otherwise the error is raised.
+    """
+    for gpu_plan in plans:
+        if look is not None:
+            _make_way(gpu_plan, look, context.clear)
+        _run_steps(context, gpu_plan, _around_reload(gpu_plan)[0], done, failed)
+    reloads = {each.gpu.divider: divider_of(each.gpu) for each in plans if each.needs(RELOAD)}
+    for divider in reloads.values():
+        if look is not None:
+            make_way(functools.partial(_of_reload, look), context.clear)
+        divider.reload(context.session)
+        done.append("reload the driver")
+    for gpu_plan in plans if reloads else ():
+        _run_steps(context, gpu_plan, _around_reload(gpu_plan)[1], done, failed)
+
+
+def _around_reload(gpu_plan: GpuPlan) -> tuple[Sequence[GpuStep], Sequence[GpuStep]]:
+    """Return the steps up to the last one that needs a reload of the driver, and the others."""
+    steps = gpu_plan.steps
+    count = max((n for n, step in enumerate(steps, 1) if step.needs == RELOAD), default=len(steps))
+    return steps[:count], steps[count:]
+
+
+def _of_reload(look: Look) -> Sequence[Disturbance]:
+    return planner.reload_disturbs(look().gpus)
+
+
+def _run_steps(
+    context: Context,
+    gpu_plan: GpuPlan,
+    steps: Sequence[GpuStep],
+    done: list[str],
+    failed: dict[str, DeviceError | PlanError] | None,
+) -> None:
+    """Apply these steps of a GPU. `run_plans` documents the other arguments."""
     gpu = gpu_plan.gpu
-    for step in gpu_plan.steps:
+    if failed is not None and gpu.uuid in failed:
+        return
+    for step in steps:
         try:
-            _step(context.session, gpu.uuid, step, context.reset)
-        except NvmlError as error:
+            _step(context.session, gpu, step)
+        except DeviceError as error:
             # Steps know only the UUID of a GPU. Messages also need its index.
             if error.where == "gpu %s" % gpu.uuid:
                 error.where = "gpu %d (%s)" % (gpu.index, gpu.uuid)
-            raise
-        done.append("gpu %d: %s" % (gpu_plan.gpu.index, step))
+            if failed is None:
+                raise
+            failed[gpu.uuid] = error
+            return
+        done.append("gpu %d: %s" % (gpu.index, step))
 
 
 def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner.ALL_OURS) -> None:
-    """Raise NvmlError if the current layout differs from the targets."""
+    """Raise DeviceError if the current layout differs from the targets."""
     left = planner.plan(host.gpus, targets, ownership)
     if left.changes:
-        raise NvmlError(
+        vendor = vendor_of_host()
+        raise vendor.failure(
             "this host",
-            "every step succeeded, yet NVML shows another layout: %s" % "; ".join(left.lines()),
-            "Check for another tool that partitions these GPUs (mig-parted, a GPU operator).",
+            "every step succeeded, yet %s shows another layout: %s" % (vendor.reader, "; ".join(left.lines())),
+            "Check for another tool that partitions these GPUs (%s)." % vendor.other_tools,
         )
 
 
-def _step(session: BoundedSession, gpu: str, step: GpuStep, reset: Reset) -> None:
-    if step.technique == compute_mode.KEY:
-        compute_mode.apply(session, gpu, step)
-    elif step.technique == DIVIDER.key:
-        DIVIDER.apply(session, gpu, step, reset)
-    else:
-        technique_of(step).apply(gpu, step)
+def _step(session: Session, gpu: Device, step: GpuStep) -> None:
+    for each in (divider_of(gpu), *planner.settings_of(gpu)):
+        if each.key == step.technique:
+            each.apply(session, gpu.uuid, step)
+            return
+    raise TypeError("not a step: %r" % (step,))
 
 
 def _undo(
@@ -236,7 +279,7 @@ def _undo(
         raise ApplyError(
             known.where,
             "%s; the rollback failed as well: %s" % (known.problem, error),
-            "Run again: the journal is kept. If that fails too, check the host with nvidia-smi.",
+            "Run again: the journal is kept. If that fails too, check the host with %s." % vendor_of_host().command,
             outcome="unknown",
             steps_done=done,
         ) from cause
@@ -270,26 +313,24 @@ def go_back(
     """Restore the layout before the run: plan from the current layout and apply.
 
     Returns the host. A GPU that cannot be restored counts as lost and does not block the other GPUs. Raises BusyError
-    if the plan would end a holder for which `counts` is true. Raises NvmlError or PlanError if a GPU that cannot be
+    if the plan would end a holder for which `counts` is true. Raises DeviceError or PlanError if a GPU that cannot be
     restored is in use, or if no working GPU remains.
     """
     host = context.observe()
     plans: list[GpuPlan] = []
-    failed: dict[str, NvmlError | PlanError] = {}
+    failed: dict[str, DeviceError | PlanError] = {}
     for target in working(before, host):
         try:
             plans += planner.plan(host.gpus, [target]).gpus
         except PlanError as error:
             failed[target.gpu_uuid] = error
-    disturbs = [disturbance for disturbance in Plan(tuple(plans)).disturbs if any(map(counts, disturbance.who))]
+    of_reload = planner.reload_disturbs(host.gpus) if any(each.needs(RELOAD) for each in plans) else ()
+    plan = Plan(tuple(plans), reload_disturbs=of_reload)
+    disturbs = [disturbance for disturbance in plan.disturbs if any(map(counts, disturbance.who))]
     if disturbs:
         problem = "the previous layout cannot be restored without ending these workloads"
         raise BusyError(disturbs, problem, "Stop it and run again.")
-    for gpu_plan in plans:
-        try:
-            run_steps(context, gpu_plan, [])
-        except NvmlError as error:
-            failed[gpu_plan.gpu.uuid] = error
+    run_plans(context, plans, [], failed=failed)
     host = context.session.observe()
     for target in working(before, host):
         try:
@@ -303,7 +344,7 @@ def go_back(
     return host
 
 
-def _give_up(session: BoundedSession, host: Host, failed: Mapping[str, NvmlError | PlanError]) -> None:
+def _give_up(session: Session, host: Host, failed: Mapping[str, DeviceError | PlanError]) -> None:
     """Mark these GPUs as lost.
 
     Raises the failure instead if the GPU is in use or missing, or if no working GPU would remain.
@@ -313,8 +354,9 @@ def _give_up(session: BoundedSession, host: Host, failed: Mapping[str, NvmlError
         if lost_of(host, uuid) is not None:
             continue
         if isinstance(error, PlanError):
-            error = NvmlError(error.where, error.problem, error.cure, call="plan", code=UNKNOWN_CODE, gpu=uuid)
-        if uuid not in seen or error.code in (None, IN_USE) or not seen - set(failed):
+            kind = vendor_of_host().failure
+            error = kind(error.where, error.problem, error.cure, call="plan", code=kind.UNKNOWN, gpu=uuid)
+        if uuid not in seen or error.code in (None, error.IN_USE) or not seen - set(failed):
             raise failed[uuid]
         session.give_up(uuid, error)
 

@@ -12,25 +12,27 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from ..errors import ApplyError, BusyError, FollowError, NvmlError, PlanError
+from ..errors import ApplyError, BusyError, DeviceError, FollowError, PlanError
 from ..frozen import frozen
 from ..layout.types import Layout
-from ..model import Host
+from ..model import Host, parts_of
 from ..plan.busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
 from ..plan.disturbance import Disturbance
 from ..plan.gpu_plan import Plan, instance_text
 from ..plan.ownership import KEEP, Owned, Ownership, Record, owned_instance
+from ..plan.parts import RESET
 from ..plan.services import Change, Clear, Look, Pids, Service, merged
-from ..plan.transaction import Journal, locked
-from ..techniques.registry import DIVIDER, SERVING, SETTINGS, observers_for
-from ..vendors.nvidia.nvml.bounded_session import BoundedSession
-from ..vendors.nvidia.nvml.calls import IN_USE
+from ..plan.transaction import locked
+from ..techniques.registry import SERVING, SETTINGS, observers_for
+from ..vendors.registry import divider_of, vendor_of_host
 from . import lost_gpus
+from .journal import Journal
 from .lost_gpus import Answering, answering, newly_lost
 from .pending import PendingFollowUp, PendingReboot
 from .prepare import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, removal_of, services_for, staying
 
 if TYPE_CHECKING:
+    from ..vendors.protocol import Session
     from .unnamed import Applied, AppliedRecord, Decision, Unmanaged
 
 
@@ -110,7 +112,7 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
     Needs no lock. Raises the errors of `converge` that can be predicted. If `installs` is true, the software that
     services need may be missing.
     """
-    with BoundedSession() as session:
+    with vendor_of_host().open() as session:
         applied = _applied(request)
         known = Layout((*request.layout.entries, *applied.known))
         session.observers = observers_for(known, request.directory, request.parts)
@@ -131,12 +133,8 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
             from ..cdi.follow import predict
 
             followed = predict(request.services, again=owed)
-        reboots: tuple[str, ...] = ()
-        switching = [each.gpu for each in plan.gpus if DIVIDER.mode_changes(each)]
-        if switching:
-            from ..holders.kernel import foreseen
-
-            reboots = tuple(filter(None, map(foreseen, switching)))
+        switching = [each.gpu for each in plan.gpus if each.needs(RESET)]
+        reboots = tuple(filter(None, (divider_of(gpu).reboot_line(gpu) for gpu in switching)))
         run = Run(plan, host, followed=followed, missing=missing, warnings=working.warnings, reboots=reboots)
         return dataclasses.replace(run, unmanaged=decision.unmanaged, not_restored=decision.warnings)
 
@@ -159,7 +157,7 @@ def converge(
     def attempt() -> Run:
         with contextlib.ExitStack() as held:
             held.enter_context(locked(request.directory, lock_timeout_seconds))
-            return work.attempt(held.enter_context(BoundedSession()))
+            return work.attempt(held.enter_context(vendor_of_host().open()))
 
     return wait_until_free(attempt, on_busy)
 
@@ -182,7 +180,7 @@ class _Attempts:
         self.restores = False
         self.not_restored = ""
 
-    def attempt(self, session: BoundedSession) -> Run:
+    def attempt(self, session: Session) -> Run:
         if self.owed is None:
             self.owed = self.follow_up.due()
         try:
@@ -199,7 +197,7 @@ class _Attempts:
             return run
         return dataclasses.replace(run, followed=self._follow(session))
 
-    def _without_new_sick(self, session: BoundedSession) -> Run:
+    def _without_new_sick(self, session: Session) -> Run:
         """Attempt the change. If GPUs that may be skipped fail, retry without them."""
         while True:
             try:
@@ -214,7 +212,7 @@ class _Attempts:
                 if not may_skip or error.outcome != "old" or not self._lost_more(session, error):
                     raise
 
-    def _lost_more(self, session: BoundedSession, error: ApplyError) -> bool:
+    def _lost_more(self, session: Session, error: ApplyError) -> bool:
         """Return whether a GPU was lost since the plan.
 
         A GPU whose step failed while others work is given up now.
@@ -223,14 +221,14 @@ class _Attempts:
         if len(host.lost) > self.lost:
             return True
         working = {gpu.uuid for gpu in host.gpus}
-        if not isinstance(cause, NvmlError) or error.reboot_needed or cause.code in (None, IN_USE):
+        if not isinstance(cause, DeviceError) or error.reboot_needed or cause.code in (None, cause.IN_USE):
             return False
         if cause.gpu not in working or len(working) == 1:
             return False
         session.give_up(cause.gpu, cause)
         return True
 
-    def _attempt(self, session: BoundedSession) -> Run:
+    def _attempt(self, session: Session) -> Run:
         own: Pids = {}
 
         def look_again(gpu: str | None = None) -> Host:
@@ -267,7 +265,7 @@ class _Attempts:
         own = staying(plan, services)
         if plan.changes and clear is None:
             plan.refuse_disturbance()
-        if self.leave_pending and any(map(DIVIDER.mode_changes, plan.gpus)):
+        if self.leave_pending and any(each.needs(RESET) for each in plan.gpus):
             # Clients of services that keep running count here, because the reboot would end them too.
             self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), decision)
             self._leave_pending(session, plan)
@@ -301,7 +299,7 @@ class _Attempts:
 
         return AppliedRecord(self.request.directory)
 
-    def _leave_pending(self, session: BoundedSession, plan: Plan) -> None:
+    def _leave_pending(self, session: Session, plan: Plan) -> None:
         """Leave the changed MIG modes pending, and mark this in the state directory.
 
         The mark is set before the first mode. If this process is killed in between, the next boot keeps the layout that
@@ -309,7 +307,8 @@ class _Attempts:
         """
         self.pending_reboot.begin()
         try:
-            DIVIDER.leave_pending(session, plan)
+            plans = [each for each in plan.gpus if each.needs(RESET)]
+            divider_of(plans[0].gpu).leave_pending(session, plans)
         except BaseException:
             self.pending_reboot.end()
             raise
@@ -334,7 +333,7 @@ class _Attempts:
         self.ended += ended
         return bool(ended)
 
-    def _follow(self, session: BoundedSession) -> tuple[str, ...]:
+    def _follow(self, session: Session) -> tuple[str, ...]:
         """Run the pending follow-up steps for changed devices.
 
         The devices were changed by this run, or by an earlier run that did not complete its follow-up steps.
@@ -365,8 +364,8 @@ class _Attempts:
         lost = [
             "%s: %s" % (gpu.short_label, instance_text(instance))
             for gpu in host.gpus
-            for instance in left.get(gpu.uuid, gpu.mig.instances)
-            if (instance.profile, instance.placement.start) not in decision.kept_places(gpu.uuid)
+            for instance in left.get(gpu.uuid, parts_of(gpu))
+            if (instance.profile, instance.start) not in decision.kept_places(gpu.uuid)
         ]
         if lost and self.request.unlisted != "remove":
             raise ApplyError(
@@ -461,11 +460,11 @@ def _owned(directory: str, host: Host) -> frozenset[Owned]:
     if entry is None:
         return owned
     targets = (*entry.before, *entry.after)
-    named = {(target.gpu_uuid, wanted.profile) for target in targets for wanted in target.instances}
+    named = {(target.gpu_uuid, wanted.profile) for target in targets for wanted in parts_of(target)}
     made = {
         owned_instance(gpu, instance)
         for gpu in host.gpus
-        for instance in gpu.mig.instances
+        for instance in parts_of(gpu)
         if (gpu.uuid, instance.profile) in named
     }
     places = {(item.gpu_uuid, item.profile, item.start) for item in made}

@@ -12,14 +12,13 @@ import dataclasses
 from typing import Any, Sequence
 
 from ..errors import DriverAbsentError
-from ..model import Gpu, Host, to_data
+from ..model import Host, to_data
 from ..plan import busy
 from ..plan.gpu_plan import Plan, gpu_line
 from ..plan.ownership import POLICIES, UNNAMED_POLICIES
 from ..plan.transaction import DIRECTORY
 from ..techniques.forms import parse_layout
-from ..vendors.nvidia.nvml.calls import driver_loaded, installed_binding, lend, respawn_with_pynvml
-from ..vendors.nvidia.nvml.pci import nvidia_gpus
+from ..vendors.registry import divider_of, vendor_of_host
 from . import lost_gpus
 from .converge import Request, Run, converge, predict
 from .pending import RESTARTED
@@ -88,7 +87,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
     )
     also = _mig_manager(params, request)
     if check_mode and params.get("pynvml"):
-        lend(params["pynvml"])
+        vendor_of_host().lend(params["pynvml"])
     try:
         if check_mode:
             # In a check-mode run, an earlier task may plan to install it.
@@ -102,12 +101,11 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
             )
     except DriverAbsentError as error:
         if error.call == "import":
-            respawn_with_pynvml()
+            vendor_of_host().respawn()
         if request.saved is not None or not check_mode:
             raise
         msg = "%s Only the form of the layout was checked." % error
-        found = {"changed": True, "driver_present": False, "pci_gpus": nvidia_gpus(), "msg": msg}
-        return dict(found, pynvml_missing=True) if error.call == "import" and driver_loaded() else found
+        return {"changed": True, "driver_present": False, **vendor_of_host().without_driver(error), "msg": msg}
     done = _without_mig_manager(done, also, check_mode)
     plan = done.plan
     told = {
@@ -132,7 +130,7 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         from . import plan_file
 
         told["plan_data"] = plan_file.save(plan, done.host)
-        told["pynvml_sha256"] = installed_binding()
+        told.update(vendor_of_host().binding())
         if done.missing:
             told["missing"] = list(done.missing)
         told["reload_risk"] = _reload_risk(done.host)
@@ -189,7 +187,7 @@ def _without_mig_manager(done: Run, also: tuple[str, ...], check_mode: bool) -> 
     return dataclasses.replace(done, followed=(*done.followed, *also))
 
 
-def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
+def report(plan: Plan, observed: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the desired, previous and current state of each GPU."""
     return [
         {
@@ -201,17 +199,7 @@ def report(plan: Plan, observed: dict[str, Gpu]) -> list[dict[str, Any]]:
             "before": plan.before(gpu),
             "after": plan.after(gpu),
             "changed": plan.changed(gpu),
-            "placement_units": max(
-                (p.start + p.size for profile in gpu.gpu.mig.profiles for p in profile.placements), default=0
-            ),
-            "instances": [
-                {
-                    "profile": i.profile,
-                    "placement": to_data(i.placement),
-                    "mig_uuids": [c.mig_uuid for c in i.compute_instances],
-                }
-                for i in observed.get(gpu.gpu.uuid, gpu.gpu).mig.instances
-            ],
+            **divider_of(gpu.gpu).report(gpu.gpu, observed.get(gpu.gpu.uuid, gpu.gpu)),
         }
         for gpu in plan.gpus
     ]

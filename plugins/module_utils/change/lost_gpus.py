@@ -18,7 +18,7 @@ from ..layout.matching import matches
 from ..layout.types import Entry, Layout, Selector
 from ..model import Host, LostGpu
 from ..techniques.forms import FORMS
-from ..vendors.nvidia.nvml.calls import lost_error
+from ..vendors.registry import vendor_of_host
 
 #: Policies for an entry that names a lost GPU: fail before anything changes, or skip the GPU.
 POLICIES = FAIL, SKIP = ("fail", "skip")
@@ -36,7 +36,7 @@ def answering(layout: Layout, host: Host, policy: str) -> Answering:
     """Return the layout for the working GPUs.
 
     If an entry divides tenants or one MPS daemon between its GPUs, the whole entry is skipped and its GPUs do not
-    change. Raises NvmlError if the policy is FAIL and an entry names a lost GPU.
+    change. Raises DeviceError if the policy is FAIL and an entry names a lost GPU.
     """
     if not host.lost:
         return Answering(layout)
@@ -49,7 +49,7 @@ def answering(layout: Layout, host: Host, policy: str) -> Answering:
             continue
         if policy == FAIL:
             position, gpus = next(iter(named.items()))
-            raise lost_error("%s.gpus[%d]" % (entry.where, position), gpus)
+            raise vendor_of_host().lost_error("%s.gpus[%d]" % (entry.where, position), gpus)
         left = _without_lost(entry, host)
         for gpu in (gpu for gpus in named.values() for gpu in gpus):
             warnings[gpu] = (

@@ -16,10 +16,11 @@ import json
 from typing import Any, Iterable, Mapping, Sequence
 
 from ..errors import PlanError
-from ..model import Gpu, Host, to_data
-from ..plan.gpu_plan import GpuPlan, Plan, Target, WantedInstance
+from ..model import Device, Host, to_data
+from ..plan.gpu_plan import GpuPlan, Plan, Target
 from ..plan.ownership import Ownership
 from ..techniques.registry import SETTINGS
+from ..vendors.registry import divider_of, target_data
 from . import planner
 from .targets import asked
 
@@ -122,17 +123,15 @@ def _checked(data: Any) -> Mapping[str, Any]:
 
 
 def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ownership: Ownership) -> Plan:
-    other_layout = _asked_otherwise(saved, {gpu.uuid: gpu for gpu in host.gpus}, targets)
+    gpus = {gpu.uuid: gpu for gpu in host.gpus}
+    other_layout = _asked_otherwise(saved, gpus, targets)
     if other_layout:
         raise PlanError(_WHERE, "gpu_layout has changed: %s" % "; ".join(other_layout), _SAVE_AGAIN)
     moved = differences(saved, host)
-    if any(gpu["uuid"] not in {now.uuid for now in host.gpus} for gpu in saved["gpus"]):
+    if any(gpu["uuid"] not in gpus for gpu in saved["gpus"]):
         raise _moved(moved)
     planned = {gpu["uuid"]: gpu for gpu in saved["gpus"]}
-    pinned = [
-        dataclasses.replace(target, instances=tuple(_wanted(i) for i in planned[target.gpu_uuid]["planned"]))
-        for target in targets
-    ]
+    pinned = [_pinned(target, gpus[target.gpu_uuid], planned[target.gpu_uuid]["planned"]) for target in targets]
     if moved:
         if _reached(host, pinned, ownership):
             return planner.plan(host.gpus, pinned, ownership)
@@ -146,6 +145,10 @@ def _restore(saved: Mapping[str, Any], host: Host, targets: Sequence[Target], ow
     if other:
         raise PlanError(_WHERE, "the steps have changed: %s" % "; ".join(other), _SAVE_AGAIN)
     return plan
+
+
+def _pinned(target: Target, gpu: Device, planned: Any) -> Target:
+    return dataclasses.replace(target, division=divider_of(gpu).pinned(target.division, planned))
 
 
 def _reached(host: Host, pinned: Sequence[Target], ownership: Ownership) -> bool:
@@ -174,38 +177,22 @@ def differences(saved: Mapping[str, Any], host: Host) -> list[str]:
         if now is None:
             found.append("gpu %d (%s, %s) is gone" % (gpu["index"], gpu["name"], gpu["uuid"]))
         else:
-            found += ["gpu %d: %s" % (now.index, text) for text in _differences(gpu["observed"], _observed(now))]
+            found += ["gpu %d: %s" % (now.index, text) for text in _differences(gpu["observed"], now)]
     return found
 
 
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
-    for mode, name in (("mig_enabled", "MIG mode"), ("mig_pending", "the pending MIG mode")):
-        if then[mode] != now[mode]:
-            yield "%s was %s and is %s" % (name, *("on" if m[mode] else "off" for m in (then, now)))
-    if then["compute_mode"] != now["compute_mode"]:
-        yield "compute mode was %s and is %s" % (then["compute_mode"], now["compute_mode"])
-    for technique in SETTINGS:
-        found = technique.difference(then[technique.setting], now[technique.setting])
+def _differences(then: Mapping[str, Any], gpu: Device) -> Iterable[str]:
+    now = _observed(gpu)
+    of_device, of_parts = divider_of(gpu).differences(then, now)
+    yield from of_device
+    for each in planner.settings_of(gpu):
+        found = each.difference(then[each.setting], now[each.setting])
         if found is not None:
             yield found
-    old, new = ({(i["profile"], i["start"]): i for i in m["instances"]} for m in (then, now))
-    for place in sorted({*old, *new}, key=lambda place: (place[1], place[0])):
-        name = "%s@%d" % place
-        if place not in new:
-            yield "%s is gone" % name
-        elif place not in old:
-            yield "%s appeared" % name
-        elif old[place]["id"] != new[place]["id"]:
-            yield "%s was recreated (instance %d then, %d now)" % (name, old[place]["id"], new[place]["id"])
-        elif old[place] != new[place]:
-            yield "the compute instances of %s were %s and are %s" % (name, _compute(old[place]), _compute(new[place]))
+    yield from of_parts
 
 
-def _compute(instance: Mapping[str, Any]) -> str:
-    return ", ".join("%(compute_slices)dc@%(start)d" % c for c in instance["compute_instances"]) or "none"
-
-
-def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Gpu], targets: Sequence[Target]) -> list[str]:
+def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Device], targets: Sequence[Target]) -> list[str]:
     """Return the differences between the current layout and the saved one."""
     then = {gpu["uuid"]: gpu for gpu in saved["gpus"]}
     found = []
@@ -225,44 +212,26 @@ def _asked(target: Target) -> dict[str, Any]:
 
     Moving an entry within the layout does not change the desired state.
     """
-    data = target.to_data()
+    data = target_data(target)
     del data["gpu_uuid"], data["where"]
     for technique in SETTINGS:
         if data.get(technique.setting) in (None, technique.default):
             # If a run does not read a setting, the setting counts as the default.
             data.pop(technique.setting, None)
-    data["instances"].sort(key=lambda i: json.dumps(i, sort_keys=True))
+    for value in data.values():
+        if isinstance(value, list):
+            value.sort(key=lambda item: json.dumps(item, sort_keys=True))
     return data
 
 
-def _observed(gpu: Gpu) -> dict[str, Any]:
+def _observed(gpu: Device) -> dict[str, Any]:
     """Return the part of a GPU's state that a plan depends on.
 
     Holders are left out because they are read again when a plan is made.
     """
-    return {
-        "mig_enabled": gpu.mig.enabled,
-        "mig_pending": gpu.mig.pending,
-        "compute_mode": gpu.compute_mode,
-        **{technique.setting: gpu.setting(technique.setting) for technique in SETTINGS},
-        "instances": [
-            {
-                "id": instance.id,
-                "profile": instance.profile,
-                "start": instance.placement.start,
-                "compute_instances": [
-                    {"id": c.id, "compute_slices": c.compute_slices, "start": c.placement.start}
-                    for c in instance.compute_instances
-                ],
-            }
-            for instance in gpu.mig.instances
-        ],
-    }
+    settings = {each.setting: each.observed(gpu) for each in planner.settings_of(gpu)}
+    return {**divider_of(gpu).observed_data(gpu), **settings}
 
 
 def _steps(gpu: GpuPlan) -> list[dict[str, Any]]:
     return [dict(to_data(step), step=type(step).__name__) for step in gpu.steps]
-
-
-def _wanted(data: Mapping[str, Any]) -> WantedInstance:
-    return WantedInstance(data["profile"], data["start"], tuple(data["compute_slices"]))

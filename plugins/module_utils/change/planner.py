@@ -9,22 +9,27 @@ technique plans its own part.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Iterable, Sequence
+from typing import TYPE_CHECKING, Iterable, Sequence
 
 from ..errors import PlanError
-from ..model import Gpu
-from ..plan.gpu_plan import GpuPlan, Plan, Target, WantedInstance
+from ..model import Device, parts_of
+from ..plan.disturbance import Disturbance
+from ..plan.gpu_plan import GpuPlan, Plan, Target
 from ..plan.ownership import Ownership
-from ..techniques.registry import DIVIDER, SETTINGS
-from . import compute_mode
+from ..plan.parts import RELOAD
+from ..techniques.forms import SHARINGS
+from ..techniques.registry import SETTINGS
+from ..vendors.registry import divider_of, vendor_of
+
+if TYPE_CHECKING:
+    from ..vendors.protocol import DeviceSetting
 
 #: An ownership under which every instance belongs to the collection. Used for rollbacks and for plans of GPUs that do
 #: not exist yet.
 ALL_OURS = Ownership("remove")
 
 
-def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = ALL_OURS) -> Plan:
+def plan(gpus: Sequence[Device], targets: Iterable[Target], ownership: Ownership = ALL_OURS) -> Plan:
     """Plan every target on the observed GPUs.
 
     Raises PlanError with the GPU and the entry if a target is impossible. Also raises PlanError if a target would
@@ -39,31 +44,41 @@ def plan(gpus: Sequence[Gpu], targets: Iterable[Target], ownership: Ownership = 
                 "gpu %s" % target.gpu_uuid, "it is gone", "Look at the kernel log; the GPU may have fallen off the bus."
             )
         plans.append(plan_gpu(by_uuid[target.gpu_uuid], target, ownership))
-    return Plan(tuple(sorted(plans, key=lambda p: p.gpu.index)))
+    disturbs = reload_disturbs(gpus) if any(each.needs(RELOAD) for each in plans) else ()
+    return Plan(tuple(sorted(plans, key=lambda p: p.gpu.index)), reload_disturbs=disturbs)
 
 
-def plan_gpu(gpu: Gpu, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
+def plan_gpu(gpu: Device, target: Target, ownership: Ownership = ALL_OURS) -> GpuPlan:
     """Plan one GPU. See `plan`."""
-    made = DIVIDER.plan(gpu, target, ownership)
-    settings = (each.plan(gpu, made.target.settings.get(each.setting), made.target.where) for each in SETTINGS)
-    return dataclasses.replace(made, parts=(compute_mode.plan(gpu, made.target), *settings))
+    divider = divider_of(gpu)
+    undivided = [sharing for sharing in SHARINGS if sharing != divider.key]
+    division = divider.plan(gpu, target, ownership, undivided)
+    return GpuPlan(gpu, target, division, tuple(each.plan(gpu, target) for each in settings_of(gpu)))
 
 
-def target_of(gpu: Gpu) -> Target:
+def reload_disturbs(gpus: Sequence[Device]) -> tuple[Disturbance, ...]:
+    """Return the holders of all GPUs of a host. A reload of the driver ends all of them."""
+    found = []
+    for gpu in gpus:
+        who = gpu.held_by or gpu.processes
+        who = (*who, *(h for part in parts_of(gpu) for h in (part.held_by or part.processes) if h not in who))
+        if who:
+            found.append(Disturbance("%s, whose driver would be reloaded," % gpu.short_label, who))
+    return tuple(found)
+
+
+def settings_of(gpu: Device) -> tuple[DeviceSetting, ...]:
+    """Return the settings of the GPU's vendor, and then those of techniques."""
+    return (*vendor_of(gpu).settings, *SETTINGS)
+
+
+def target_of(gpu: Device) -> Target:
     """Return a rollback target: the current state of a GPU, with pinned placements."""
+    division = divider_of(gpu).current(gpu)
     return Target(
         gpu_uuid=gpu.uuid,
         where="the state before this run",
-        sharing=DIVIDER.key if gpu.mig.enabled else "as before",
-        mig_enabled=gpu.mig.enabled,
-        instances=tuple(
-            WantedInstance(
-                i.profile,
-                i.placement.start,
-                tuple(sorted((c.compute_slices for c in i.compute_instances), reverse=True)),
-            )
-            for i in gpu.mig.instances
-        ),
-        compute_mode=None if gpu.mig.enabled else gpu.compute_mode,
-        settings={technique.setting: technique.current(gpu) for technique in SETTINGS},
+        sharing="as before" if division is None else division.divider,
+        division=division,
+        settings={each.setting: each.current(gpu) for each in settings_of(gpu)},
     )

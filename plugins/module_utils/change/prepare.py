@@ -9,23 +9,24 @@ The host is read with its GPUs, their holders and settings, and the services.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ..frozen import frozen
-from ..holders.find import find_holders
-from ..holders.mark import mark
 from ..layout.types import Layout
-from ..model import Gpu, Host
+from ..model import Host
 from ..plan.gpu_plan import GpuPlan, Plan, Target
 from ..plan.ownership import Ownership
 from ..plan.parts import HostPart, NoPart
 from ..plan.services import PartRequest, Pids, Service, merged
 from ..techniques.registry import SERVING, SETTINGS
-from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..vendors.registry import vendor_of, vendor_of_host
+
+if TYPE_CHECKING:
+    from ..vendors.protocol import Session
 from . import planner
 from .targets import targets
 
-#: The part for MIG and compute modes. ALL_PARTS also has a part for each technique, named by its key.
+#: The part for divisions and the vendor's settings. ALL_PARTS also has a part for each technique, named by its key.
 GPUS = "gpus"
 ALL_PARTS = (GPUS, *(technique.key for technique in (*SETTINGS, *SERVING)))
 
@@ -56,7 +57,7 @@ def services_for(parts: Sequence[str], layout: Layout, private: bool) -> tuple[S
     return tuple(each.service(private) for each in about if each.used(layout, private))
 
 
-def look(session: BoundedSession, services: Sequence[Service]) -> Host:
+def look(session: Session, services: Sequence[Service]) -> Host:
     """Read the services and the GPUs. Return the host with the GPUs' holders.
 
     The processes that belong to a service are not holders.
@@ -69,17 +70,13 @@ def look(session: BoundedSession, services: Sequence[Service]) -> Host:
     return host
 
 
-def observe(session: BoundedSession, own: Pids | None = None, only: str | None = None) -> Host:
+def observe(session: Session, own: Pids | None = None, only: str | None = None) -> Host:
     """Return the host with all holders of its GPUs and instances.
 
     `own` are the processes of services by GPU UUID. They are not holders. `only` is the UUID of the GPU to read, as in
-    `BoundedSession.observe`. Holders of all GPUs are read in any case.
+    `protocol.Session.observe`. Holders of all GPUs are read in any case.
     """
-    host, own = session.observe(only=only), own or {}
-    holders = [h for h in find_holders(host) if h.pid not in own.get(h.gpu_uuid, ())]
-    if own:
-        host = dataclasses.replace(host, gpus=tuple(_without(gpu, own.get(gpu.uuid, frozenset())) for gpu in host.gpus))
-    return mark(host, holders)
+    return vendor_of_host().with_holders(session.observe(only=only), own or {})
 
 
 def staying(plan: Plan, services: Sequence[Service]) -> Pids:
@@ -108,8 +105,8 @@ def make_plan(
 
         plan = plan_file.restore(saved, host, wanted, ownership)
     if GPUS not in parts:
-        # A run without the part GPUS also leaves a pending MIG mode unchanged.
-        plan = dataclasses.replace(plan, gpus=tuple(_of_settings_only(gpu) for gpu in plan.gpus))
+        # A run without the part GPUS also leaves a pending division unchanged.
+        plan = dataclasses.replace(plan, gpus=tuple(map(_of_settings_only, plan.gpus)), reload_disturbs=())
     by_key = {service.key: service for service in services}
     for each in SERVING:
         part: HostPart = NoPart(each.key)
@@ -129,27 +126,14 @@ def make_plan(
 def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
     """Return the target, but keep the current state for all parts outside of the run."""
     if GPUS not in parts:
-        now = planner.target_of(next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid))
-        target = dataclasses.replace(now, where=target.where, sharing=target.sharing, settings=target.settings)
+        gpu = next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid)
+        now = planner.target_of(gpu)
+        kept = {each.setting: now.settings[each.setting] for each in vendor_of(gpu).settings}
+        settings = {**target.settings, **kept}
+        target = dataclasses.replace(now, where=target.where, sharing=target.sharing, settings=settings)
     others = {technique.setting: None for technique in SETTINGS if technique.key not in parts}
     return dataclasses.replace(target, settings={**target.settings, **others})
 
 
 def _of_settings_only(plan: GpuPlan) -> GpuPlan:
-    return dataclasses.replace(plan, instance_steps=(), disturbs=())
-
-
-def _without(gpu: Gpu, pids: frozenset[int]) -> Gpu:
-    instances = tuple(
-        dataclasses.replace(
-            instance,
-            processes=tuple(p for p in instance.processes if p.pid not in pids),
-            compute_instances=tuple(
-                dataclasses.replace(c, processes=tuple(p for p in c.processes if p.pid not in pids))
-                for c in instance.compute_instances
-            ),
-        )
-        for instance in gpu.mig.instances
-    )
-    mig = dataclasses.replace(gpu.mig, instances=instances)
-    return dataclasses.replace(gpu, mig=mig, processes=tuple(p for p in gpu.processes if p.pid not in pids))
+    return dataclasses.replace(plan, division=dataclasses.replace(plan.division, steps=(), disturbs=()))

@@ -9,19 +9,22 @@ Restore the old layout. If this would end holders, apply the new layout instead.
 from __future__ import annotations
 
 import functools
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from .. import durable
 from ..errors import ApplyError, BusyError, FleetError, UnansweredCallError, attempt_all
-from ..model import Gpu, Host, lost_of
+from ..model import Device, Host, lost_of, parts_of
 from ..plan.busy import can_be_ended
 from ..plan.gpu_plan import Plan, Target
 from ..plan.services import Service
-from ..plan.transaction import Entry, Journal
 from ..techniques.observers import OBSERVERS
-from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..vendors.registry import VENDORS
 from . import planner
-from .apply_plan import Context, end_journal, expect, go_back, run_steps, settled, working
+from .apply_plan import Context, end_journal, expect, go_back, run_plans, settled, working
+from .journal import Entry, Journal
+
+if TYPE_CHECKING:
+    from ..vendors.protocol import Session
 
 
 def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
@@ -77,20 +80,23 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
         if record is not None and reached is None:
             record.renew(host.gpus)
         elif record is not None:
-            record.adopt((gpu.gpu, [i for i in gpu.gpu.mig.instances if i not in gpu.kept]) for gpu in reached.gpus)
+            record.adopt(
+                (gpu.gpu, [i for i in parts_of(gpu.gpu) if i not in gpu.division.kept]) for gpu in reached.gpus
+            )
         if context.applied is not None and entry.applied:
             context.applied.write(entry.applied[outcome])
         end_journal(journal, host, entry.before, entry.after)
     return outcome
 
 
-def _observe_settings(session: BoundedSession, journal: Journal, entry: Entry) -> None:
+def _observe_settings(session: Session, journal: Journal, entry: Entry) -> None:
     """Make the session read every setting that the journal contains.
 
     The current values are compared with the old and the new values, even if this run does not manage the setting.
     """
     settings = [setting for target in (*entry.before, *entry.after) for setting in target.settings.items()]
-    if not {name for name, _value in settings}.issubset(observer.setting for observer in OBSERVERS):
+    known = {each.setting for each in (*OBSERVERS, *(own for vendor in VENDORS for own in vendor.settings))}
+    if not {name for name, _value in settings}.issubset(known):
         raise durable.damaged(journal.path)
     named = {name for name, value in settings if value}
     session.observers = tuple(observer for observer in OBSERVERS if observer.setting in named)
@@ -113,15 +119,14 @@ def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Targ
                 raise
             context.clear(busy.disturbs)
             return go_back(context, before, can_be_ended), None
-    for gpu_plan in on.gpus:
-        run_steps(context, gpu_plan, [])
+    run_plans(context, on.gpus, [])
     host = context.session.observe()
     after = working(after, host)
     expect(host, after)
     return host, _reached(host.gpus, after)
 
 
-def _reached(gpus: Sequence[Gpu], targets: Sequence[Target]) -> Plan | None:
+def _reached(gpus: Sequence[Device], targets: Sequence[Target]) -> Plan | None:
     """Return the plan for these targets if it has no steps, otherwise None."""
     try:
         plan = planner.plan(gpus, targets)

@@ -21,7 +21,7 @@ from ..plan.gpu_plan import Plan
 from ..plan.parts import HostPart
 from ..plan.services import PartRequest, Service
 from ..plan.transaction import locked
-from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from ..vendors.registry import vendor_of_host
 from . import layout_module
 from .prepare import removal_of
 
@@ -54,7 +54,7 @@ def serve(
         # On a host with real GPUs, the environment variable is not set. The GPUs are then not read again.
         private = "GPUSIM_STATE" in os.environ
         if private:
-            with BoundedSession() as session:
+            with vendor_of_host().open() as session:
                 private = session.private
         return dict(told, **{name: report(private)})
     return dict(_remove(service, params, check_mode), driver_present=False) if absent else told

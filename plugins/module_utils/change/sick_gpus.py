@@ -3,49 +3,22 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Distinguish a sick GPU from a mistake in the layout. Pure.
 
-Some NVML codes, such as NOT_SUPPORTED, also mean that a healthy driver or model lacks a feature. A GPU that fails with such a
-code is read without an error and lacks a value. A refusal is due to the GPU if it disappears with the value of another GPU of
-its model.
+Some error codes also mean that a healthy driver or model lacks a feature. A GPU that fails with such a code is read
+without an error and lacks a value. The vendor finds these gaps (`vendors.protocol.Gap`). A refusal is due to the GPU if it
+disappears with the value of another GPU of its model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
-from ..errors import BusyError, FleetError, NvmlError, PlanError, SelectorError
-from ..frozen import frozen
-from ..model import Gpu, Host, LostGpu, Mig
-from ..vendors.nvidia.nvml.bounded_session import BoundedSession
-from ..vendors.nvidia.nvml.calls import UNKNOWN
+from ..errors import BusyError, FleetError, PlanError, SelectorError
+from ..model import Host, LostGpu
+from ..vendors.registry import vendor_of_host
 
-# First branch that reports MIG profiles while MIG mode is off.
-_PROFILES_WITHOUT_MIG = 550
-
-
-@frozen
-class _Gap:
-    """A value that a GPU does not report, the NVML call, and the GPU with it.
-
-    `completed` is None if no other GPU has the value, and the GPU cannot work without it.
-    """
-
-    gpu: Gpu
-    call: str
-    problem: str
-    completed: Gpu | None
-
-    def lost(self) -> LostGpu:
-        """Return the GPU as a lost one."""
-        gpu, call = self.gpu, self.call
-        return LostGpu(gpu.index, self.problem, gpu.uuid, gpu.pci_address, gpu.name, call, UNKNOWN, "Unknown")
-
-    def without(self, host: Host) -> Host:
-        """Return the host without the gap."""
-        if self.completed is None:
-            return without(host, [self.lost()])
-        gpus = tuple(self.completed if gpu.uuid == self.gpu.uuid else gpu for gpu in host.gpus)
-        return dataclasses.replace(host, gpus=gpus)
+if TYPE_CHECKING:
+    from ..vendors.protocol import Gap, Session
 
 
 def sick_gpus(host: Host, error: FleetError, plan: Callable[[Host], Any]) -> tuple[LostGpu, ...]:
@@ -55,8 +28,8 @@ def sick_gpus(host: Host, error: FleetError, plan: Callable[[Host], Any]) -> tup
     """
     sick: dict[str, LostGpu] = {}
     while True:
-        for gap in _gaps(host):
-            trial = gap.without(host)
+        for gap in vendor_of_host().gaps(host):
+            trial = _without_gap(host, gap)
             refusal = _refusal(plan, trial)
             if refusal is None or (refusal.where, refusal.problem) != (error.where, error.problem):
                 break
@@ -68,6 +41,13 @@ def sick_gpus(host: Host, error: FleetError, plan: Callable[[Host], Any]) -> tup
         host, error = trial, refusal
 
 
+def _without_gap(host: Host, gap: Gap) -> Host:
+    if gap.completed is None:
+        return without(host, [gap.lost()])
+    gpus = tuple(gap.completed if gpu.uuid == gap.gpu.uuid else gpu for gpu in host.gpus)
+    return dataclasses.replace(host, gpus=gpus)
+
+
 def without(host: Host, sick: Sequence[LostGpu]) -> Host:
     """Return the host with these GPUs as lost ones."""
     uuids = {gpu.uuid for gpu in sick}
@@ -75,10 +55,10 @@ def without(host: Host, sick: Sequence[LostGpu]) -> Host:
     return dataclasses.replace(host, gpus=tuple(g for g in host.gpus if g.uuid not in uuids), lost=tuple(lost))
 
 
-def give_up(session: BoundedSession, sick: Sequence[LostGpu]) -> None:
+def give_up(session: Session, sick: Sequence[LostGpu]) -> None:
     """Count these GPUs as lost for the rest of the session."""
     for gpu in sick:
-        error = NvmlError("", gpu.problem, call=gpu.call, code=gpu.code, gpu=gpu.uuid)
+        error = vendor_of_host().failure("", gpu.problem, call=gpu.call, code=gpu.code, gpu=gpu.uuid)
         error.code_name = gpu.code_name
         session.give_up(str(gpu.uuid), error)
 
@@ -89,63 +69,3 @@ def _refusal(plan: Callable[[Host], Any], host: Host) -> FleetError | None:
     except (PlanError, BusyError, SelectorError) as error:
         return error
     return None
-
-
-def _gaps(host: Host) -> Iterator[_Gap]:
-    """Yield values that a GPU does not report, unlike others of its model."""
-    for gpu in host.gpus:
-        peers = [peer for peer in host.gpus if peer.name == gpu.name and peer is not gpu]
-        mig = gpu.mig
-        profiles = max((peer.mig.profiles for peer in peers), key=len, default=())
-        call = "nvmlDeviceGetGpuInstanceProfileInfo"
-        if not mig.capable and any(peer.mig.capable for peer in peers):
-            completed = dataclasses.replace(gpu, mig=Mig(True, profiles=profiles))
-            yield _Gap(gpu, "nvmlDeviceGetMigMode", "it reports no MIG, unlike other GPUs of its model", completed)
-        elif mig.capable and set(mig.profiles) < set(profiles):
-            completed = dataclasses.replace(gpu, mig=dataclasses.replace(mig, profiles=profiles))
-            problem = "it reports fewer MIG profiles than other GPUs of its model"
-            yield _Gap(gpu, call, problem + _advice(host, gpu), completed)
-        elif mig.capable and not mig.profiles and not _advice(host, gpu):
-            yield _Gap(gpu, call, "it reports no MIG profiles", None)
-        sizes = [peer.memory_total_bytes for peer in peers if peer.memory_total_bytes is not None]
-        if gpu.memory_total_bytes is None and sizes:
-            completed = dataclasses.replace(gpu, memory_total_bytes=sizes[0])
-            problem = "it reports no memory size, unlike other GPUs of its model"
-            yield _Gap(gpu, "nvmlDeviceGetMemoryInfo", problem, completed)
-        if gpu.compute_mode_fixed and any(not peer.compute_mode_fixed for peer in peers):
-            mode = gpu.compute_mode or "default"
-            completed = dataclasses.replace(gpu, compute_mode=mode, compute_mode_fixed=None)
-            problem = "%s, unlike other GPUs of its model" % gpu.compute_mode_fixed
-            yield _Gap(gpu, "nvmlDeviceGetComputeMode", problem, completed)
-        if _unlisted(gpu) and any(not _unlisted(peer) for peer in peers):
-            problem = "NVML does not list its processes, unlike those of other GPUs of its model"
-            yield _Gap(gpu, "nvmlDeviceGetComputeRunningProcesses", problem, _listed(gpu))
-
-
-def _advice(host: Host, gpu: Gpu) -> str:
-    """Return the fix if the driver lists no MIG profiles in this mode, or ""."""
-    if gpu.mig.enabled or gpu.mig.profiles or int(host.driver_version.partition(".")[0]) >= _PROFILES_WITHOUT_MIG:
-        return ""
-    text = " (a driver before %d lists none while MIG mode is off: upgrade it, or run nvidia-smi -i %s -mig 1 once)"
-    return text % (_PROFILES_WITHOUT_MIG, gpu.uuid)
-
-
-def _unlisted(gpu: Gpu) -> bool:
-    """Return whether a placeholder (pid 0) replaces unlisted processes."""
-    return any(process.pid == 0 for process in gpu.processes)
-
-
-def _listed(gpu: Gpu) -> Gpu:
-    """Return the GPU without that placeholder."""
-
-    def listed(part: Any) -> Any:
-        kept = {name: tuple(each for each in getattr(part, name) if each.pid != 0) for name in ("processes", "held_by")}
-        return dataclasses.replace(part, **kept)
-
-    instances = tuple(
-        dataclasses.replace(listed(each), compute_instances=tuple(map(listed, each.compute_instances)))
-        for each in gpu.mig.instances
-    )
-    mig = dataclasses.replace(gpu.mig, instances=instances)
-    whole: Gpu = listed(gpu)
-    return dataclasses.replace(whole, mig=mig)

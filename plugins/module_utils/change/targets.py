@@ -12,22 +12,15 @@ from typing import Sequence
 
 from ..errors import Problem, SelectorError
 from ..layout.matching import select
-from ..layout.types import Entry, Layout, MigInstance
-from ..model import Gpu
-from ..plan.gpu_plan import Target, WantedInstance
+from ..layout.types import Entry, Layout
+from ..model import Device
+from ..plan.gpu_plan import Target
 from ..techniques.forms import FORMS
-from ..techniques.registry import DIVIDER, SETTINGS
-from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS
-
-#: Compute mode of a GPU for each value of `sharing`. None if the mode is set on the instances.
-COMPUTE_MODES = {
-    "exclusive": EXCLUSIVE_PROCESS,
-    "shared": DEFAULT,
-    **{form.key: form.compute_mode for form in FORMS},
-}
+from ..techniques.registry import SETTINGS
+from ..vendors.registry import divider_of, vendor_of
 
 
-def resolved(layout: Layout, gpus: Sequence[Gpu]) -> dict[str, Entry]:
+def resolved(layout: Layout, gpus: Sequence[Device]) -> dict[str, Entry]:
     """Return the layout entry for each selected GPU, by GPU UUID.
 
     Raises SelectorError with all problems if a selector matches nothing or if two selectors match the same GPU.
@@ -54,7 +47,7 @@ def resolved(layout: Layout, gpus: Sequence[Gpu]) -> dict[str, Entry]:
     return {uuid: entry for uuid, (_where, entry) in named.items()}
 
 
-def targets(layout: Layout, gpus: Sequence[Gpu]) -> tuple[Target, ...]:
+def targets(layout: Layout, gpus: Sequence[Device]) -> tuple[Target, ...]:
     """Return a target for each GPU that the layout selects, in the order of the GPUs.
 
     Raises SelectorError like `resolved`.
@@ -71,14 +64,12 @@ def asked(target: Target) -> str:
     return str(target)
 
 
-def _target(gpu: Gpu, entry: Entry) -> Target:
-    where = entry.where
-    wanted = [each for instance in entry.instances for each in _wanted(instance)]
-    settings = {each.setting: each.wanted(entry.part if each.key == entry.sharing else None) for each in SETTINGS}
-    mode = COMPUTE_MODES[entry.sharing]
-    return Target(gpu.uuid, where, entry.sharing, entry.sharing == DIVIDER.key, tuple(wanted), mode, settings)
-
-
-def _wanted(instance: MigInstance) -> list[WantedInstance]:
-    slices = tuple(sorted(instance.compute_slices, reverse=True)) or None
-    return [WantedInstance(instance.profile, instance.placement, slices)] * instance.count
+def _target(gpu: Device, entry: Entry) -> Target:
+    divider = divider_of(gpu)
+    division = None
+    if entry.sharing == divider.key:
+        division = divider.wanted(entry.part)
+    form = next((each for each in FORMS if each.key == entry.sharing), None)
+    settings = {each.setting: each.wanted(entry.sharing, form) for each in vendor_of(gpu).settings}
+    of_techniques = {each.setting: each.wanted(entry.part if each.key == entry.sharing else None) for each in SETTINGS}
+    return Target(gpu.uuid, entry.where, entry.sharing, division, {**settings, **of_techniques})

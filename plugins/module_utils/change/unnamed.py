@@ -21,17 +21,15 @@ from ..errors import LayoutError, PlanError, SelectorError
 from ..frozen import frozen
 from ..layout.form import Form, Seen
 from ..layout.types import WITHOUT_PART, Entry, Layout, Selector
-from ..model import ComputeInstance, Gpu, GpuInstance, Host, Placement, Setting, lost_of
-from ..plan.gpu_plan import GpuPlan, Plan, Target
+from ..model import Device, Host, lost_of, parts_of
+from ..plan.gpu_plan import Plan, Target
 from ..plan.ownership import KEEP, Ownership
 from ..techniques.forms import FORMS, INSIDE, layout_to_data, parse_layout
-from ..techniques.registry import DIVIDER, SETTINGS
-from .compute_mode import DEFAULT, EXCLUSIVE_PROCESS
+from ..vendors.registry import DIVIDERS, divider_of, vendor_of
+from . import planner
 from .targets import resolved, targets
 
 SCHEMA = 1
-#: Value of `sharing` for a GPU that has lost its daemon or tenants, by compute mode.
-_WITHOUT_PART = {DEFAULT: "shared", EXCLUSIVE_PROCESS: "exclusive"}
 
 
 @frozen
@@ -228,12 +226,12 @@ def describe(entry: Entry) -> str:
         split = " [%s]" % ", ".join(instance.compute_instances) if instance.compute_instances else ""
         words.append("%s%s%s%s" % (instance.profile, place, split, "".join(inside)))
     words += [name for form in FORMS if form.key == entry.sharing for name in form.names(entry.part)]
-    if entry.sharing == DIVIDER.key and not words:
+    if entry.sharing in DIVIDERS and not words:
         words = ["no instances"]
     return "%s (%s)" % (entry.sharing, ", ".join(words)) if words else entry.sharing
 
 
-def state(gpu: Gpu, services_seen: Seen) -> str:
+def state(gpu: Device, services_seen: Seen) -> str:
     """Return the current state of a GPU in the format of `describe`."""
     entries = _exported([gpu], services_seen)
     return describe(entries[0]) if entries else "a state that no layout describes"
@@ -301,13 +299,13 @@ def _release(situation: Situation, named: Collection[str], kept: Sequence[Entry]
     return Decision(plan, _record((*new, *lost)), tuple(unmanaged))
 
 
-def _released(gpu: Gpu, ownership: Ownership) -> Entry:
+def _released(gpu: Device, ownership: Ownership) -> Entry:
     """Return the entry that removes the collection's state from the GPU."""
     label = "the released gpu %d" % gpu.index
     selectors = (Selector("uuid", gpu.uuid),)
-    if ownership.policy == "keep" and any(ownership.foreign(gpu, instance) for instance in gpu.mig.instances):
-        # Keep MIG mode on, because instances of other owners need it.
-        return Entry(0, selectors, DIVIDER.key, (), label)
+    if ownership.policy == "keep" and any(ownership.foreign(gpu, part) for part in parts_of(gpu)):
+        # Keep the GPU divided, because parts of other owners need it.
+        return Entry(0, selectors, divider_of(gpu).key, (), label)
     return Entry(0, selectors, "shared", None, label)
 
 
@@ -328,7 +326,7 @@ def _restorable_parts(entry: Entry, host: Host) -> list[Entry]:
     ]
 
 
-def _unmanaged(gpu: Gpu, entry: Entry, action: str, problem: str, seen: Seen) -> Unmanaged:
+def _unmanaged(gpu: Device, entry: Entry, action: str, problem: str, seen: Seen) -> Unmanaged:
     current, recorded = state(gpu, seen), describe(entry)
     text = "unmanaged, without an entry: "
     if action == "release":
@@ -346,18 +344,13 @@ def _unmanaged(gpu: Gpu, entry: Entry, action: str, problem: str, seen: Seen) ->
     return Unmanaged(gpu.index, gpu.uuid, gpu.name, action, recorded, current, text, services)
 
 
-def _untouched(gpu: Gpu, target: Target) -> bool:
+def _untouched(gpu: Device, target: Target) -> bool:
     """Return False if another tool changed the GPU.
 
     Each part of the GPU's state must be as in the target or as after a boot.
     """
-    has = sorted((i.profile, i.placement.start) for i in gpu.mig.instances)
-    if has and has != sorted((i.profile, i.start or 0) for i in target.instances):
-        return False
-    if not gpu.mig.enabled and gpu.compute_mode not in (None, DEFAULT, target.compute_mode):
-        return False
-    return all(
-        gpu.setting(each.setting) in (None, each.default, target.settings.get(each.setting)) for each in SETTINGS
+    return divider_of(gpu).untouched(gpu, target.division) and all(
+        each.untouched(gpu, target.settings.get(each.setting)) for each in planner.settings_of(gpu)
     )
 
 
@@ -369,15 +362,17 @@ def _adopted(situation: Situation, named: Collection[str]) -> list[Entry]:
     gpus = []
     for gpu in situation.host.gpus:
         if gpu.uuid.lower() not in named:
-            own = tuple(i for i in gpu.mig.instances if not situation.ownership.foreign(gpu, i))
-            gpus.append(gpu.with_instances(own, gpu.mig.enabled))
+            own = [part for part in parts_of(gpu) if not situation.ownership.foreign(gpu, part)]
+            gpus.append(divider_of(gpu).only(gpu, own))
     exported = _exported(gpus, situation.services_seen)
     return [entry for entry in exported if entry.sharing not in WITHOUT_PART and entry.part != ()]
 
 
 def _applied(plan: Plan) -> tuple[Entry, ...]:
     """Return entries with the state of the plan's GPUs after the plan is applied."""
-    return _exported([_planned_gpu(each) for each in plan.gpus], {part.key: part.planned() for part in plan.parts})
+    return _exported(
+        [vendor_of(each.gpu).after(each) for each in plan.gpus], {part.key: part.planned() for part in plan.parts}
+    )
 
 
 def _record(entries: Iterable[Entry]) -> Applied:
@@ -395,31 +390,12 @@ def _record(entries: Iterable[Entry]) -> Applied:
     return Applied(tuple(readable))
 
 
-def _exported(gpus: Sequence[Gpu], seen: Seen) -> tuple[Entry, ...]:
+def _exported(gpus: Sequence[Device], seen: Seen) -> tuple[Entry, ...]:
     from ..export.layout import exported
 
+    # Layouts cannot express the parts of a divider without a form.
+    gpus = [gpu for gpu in gpus if any(form.key == gpu.divider for form in FORMS)]
     return exported(gpus, pin_placements=True, select_by="uuid", seen=seen, whole=False).layout.entries
-
-
-def _planned_gpu(plan: GpuPlan) -> Gpu:
-    """Return the state of the GPU after its plan is applied.
-
-    Instances of other owners are left out.
-    """
-    gpu, target = plan.gpu, plan.target
-    instances = tuple(
-        GpuInstance(
-            number,
-            each.profile,
-            Placement(each.start or 0, 0),
-            tuple(ComputeInstance(n, size, Placement(0, size)) for n, size in enumerate(each.compute_slices or ())),
-        )
-        for number, each in enumerate(plan.planned() if target.mig_enabled else ())
-    )
-    settings = {name: Setting(value) for name, value in target.settings.items() if value is not None}
-    mode = target.compute_mode or gpu.compute_mode
-    result = gpu.with_instances(instances, target.mig_enabled)
-    return dataclasses.replace(result, compute_mode=mode, settings={**gpu.settings, **settings})
 
 
 def _taken(entries: Iterable[Entry]) -> dict[str, set[str]]:
@@ -438,10 +414,10 @@ def _parts(entry: Entry) -> list[tuple[Form, Any]]:
 
 def _restricted(entry: Entry, uuids: Collection[str], cut: bool, taken: Mapping[str, Collection[str]]) -> Entry:
     for form in FORMS:
-        if form.key == entry.sharing and entry.sharing != DIVIDER.key:
+        if form.key == entry.sharing and entry.sharing not in DIVIDERS:
             part = form.restricted(entry.part, uuids, cut, taken.get(form.key, ()))
             if part is None:
-                return dataclasses.replace(entry, sharing=_WITHOUT_PART[form.compute_mode or DEFAULT], part=None)
+                return dataclasses.replace(entry, sharing=form.without_part, part=None)
             return dataclasses.replace(entry, part=part)
     if not entry.instances:
         return entry

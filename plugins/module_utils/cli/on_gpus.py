@@ -73,7 +73,7 @@ def plan(options: Namespace) -> int:
     """Print the plan that apply would run."""
     start_ahead()
     from ..change.converge import Request, predict
-    from ..plan.transaction import Journal
+    from ..change.journal import Journal
     from ..techniques.forms import parse_layout
     from .files import read_layout
     from .main import EXIT_CHANGES

@@ -16,8 +16,8 @@ from ..change import planner
 from ..errors import FleetError, PlanError
 from ..layout.profile_name import ProfileNameError, parse_profile_name
 from ..plan.assumed import assumed_gpus
-from ..plan.gpu_plan import Target, WantedInstance, listing
-from ..techniques.registry import DIVIDER
+from ..plan.gpu_plan import Target, listing
+from ..vendors.nvidia.mig.divider import MigDivider, MigDivision, WantedInstance
 
 _PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")
 
@@ -31,7 +31,7 @@ def fits(options: Namespace) -> int:
     model = _model(options.model, models)
     gpu = assumed_gpus([model.key], models)[0]
     wanted = [instance for text in options.profiles for instance in _wanted(text)]
-    target = Target(gpu.uuid, model.key, DIVIDER.key, True, tuple(wanted))
+    target = Target(gpu.uuid, model.key, MigDivider.key, MigDivision(tuple(wanted)))
     unconfirmed = _unconfirmed(model, {instance.profile for instance in wanted})
     try:
         placed = planner.plan_gpu(gpu, target).planned()
@@ -39,7 +39,7 @@ def fits(options: Namespace) -> int:
         # Replace the planner's place, which names a GPU of a host. No host is involved here.
         refused = PlanError(model.key, error.problem, error.cure)
         if options.json:
-            part = DIVIDER.largest_part(gpu, [instance.profile for instance in wanted])
+            part = MigDivider().largest_part(gpu, [instance.profile for instance in wanted])
             _print(model, False, unconfirmed, problem=refused.problem, cure=refused.cure, largest_part=part)
         else:
             print(refused)

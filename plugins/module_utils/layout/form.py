@@ -49,6 +49,11 @@ class Form(Protocol):
         Values that equal a default are left out.
         """
 
+    @property
+    def without_part(self) -> str:
+        """Return the value of `sharing` for a GPU that has lost its part."""
+        return "exclusive" if self.compute_mode == "exclusive_process" else "shared"
+
     def divides(self, part: Any) -> bool:
         """Return whether the part is divided between the GPUs of its entry.
 

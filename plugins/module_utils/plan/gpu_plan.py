@@ -8,31 +8,14 @@ Check mode, diff, reports and apply use the same object. `change.planner` create
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from dataclasses import field
 from typing import Any, Mapping, Sequence
 
 from ..errors import BusyError
 from ..frozen import frozen
-from ..model import Gpu, GpuInstance, to_data
+from ..model import Device, Division
 from .disturbance import Disturbance
-from .parts import GpuPart, GpuStep, HostPart, Instances
-
-
-@frozen
-class WantedInstance:
-    """A desired GPU instance.
-
-    `start` pins the instance to a placement. `compute_slices` are the sizes of its compute instances, largest first.
-    """
-
-    profile: str
-    start: int | None = None
-    #: None means one compute instance that fills the GPU instance. An empty tuple means no compute instance.
-    compute_slices: tuple[int, ...] | None = None
-
-    def __str__(self) -> str:
-        split = "" if self.compute_slices is None else _split_text(self.compute_slices)
-        return self.profile + ("" if self.start is None else "@%d" % self.start) + split
+from .parts import DivisionPart, GpuPart, GpuStep, HostPart
 
 
 @frozen
@@ -45,74 +28,57 @@ class Target:
     gpu_uuid: str
     where: str
     sharing: str
-    mig_enabled: bool
-    instances: tuple[WantedInstance, ...] = ()
-    #: "default", "exclusive_process", or None for no change. It is always None with MIG, because the mode is set on the
-    #: instances.
-    compute_mode: str | None = None
-    #: Settings of techniques by name. The value None means no change.
+    #: The desired division. None means a whole GPU.
+    division: Division | None = None
+    #: Settings of the vendor and of techniques, by name. The value None means no change.
     settings: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        if not self.mig_enabled:
-            return self.sharing
-        return "%s: %s" % (self.sharing, listing([str(instance) for instance in self.instances]))
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the target in the format of journals and saved plans.
-
-        Each setting is a top-level key.
-        """
-        data = to_data(self)
-        settings = data.pop("settings")
-        return {**data, **settings}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Target:
-        """Return the target from data that `to_data` created.
-
-        Raises KeyError, TypeError or ValueError if the data is invalid.
-        """
-        instances = tuple(map(_wanted_instance, data["instances"]))
-        own = {each.name for each in fields(cls)} - {"settings"}
-        known = {name: value for name, value in data.items() if name in own}
-        settings = {name: value for name, value in data.items() if name not in own}
-        return cls(**dict(known, instances=instances, settings=settings))
+        return self.sharing if self.division is None else "%s: %s" % (self.sharing, self.division)
 
 
 @frozen
 class GpuPlan:
-    """The steps for one GPU, and the instances that are kept.
+    """The steps for one GPU, and the parts of it that are kept."""
 
-    `instance_steps` change the MIG mode and the instances of the GPU.
-    """
-
-    gpu: Gpu
+    gpu: Device
     target: Target
-    instance_steps: tuple[GpuStep, ...] = ()
-    kept: tuple[GpuInstance, ...] = ()
-    disturbs: tuple[Disturbance, ...] = ()
-    #: Instances of other owners that have no layout entry. They are not changed.
-    left: tuple[GpuInstance, ...] = ()
-    #: The part for the compute mode, and then the parts for settings in the registry's order of the techniques.
+    #: The steps of the divider.
+    division: DivisionPart
+    #: The parts for settings of the vendor, and then those for settings of techniques in the registry's order.
     parts: tuple[GpuPart, ...] = ()
 
     @property
     def steps(self) -> tuple[GpuStep, ...]:
         """Return all steps in order.
 
-        If MIG will be enabled, settings are removed before the instance steps. Otherwise settings are set after the
-        instance steps.
+        If the GPU will be divided, settings are removed before the steps of the divider. Otherwise settings are set
+        after them.
         """
         of_parts = [step for part in self.parts for step in part.steps]
-        return (*of_parts, *self.instance_steps) if self.target.mig_enabled else (*self.instance_steps, *of_parts)
+        of_division = self.division.steps
+        return (*of_division, *of_parts) if self.target.division is None else (*of_parts, *of_division)
+
+    @property
+    def disturbs(self) -> tuple[Disturbance, ...]:
+        """Return everything on the GPU that the steps would interrupt."""
+        return self.division.disturbs
+
+    @property
+    def left(self) -> Sequence[Any]:
+        """Return the parts of other owners that have no layout entry. They are not changed."""
+        return self.division.left
+
+    def needs(self, *effects: str) -> bool:
+        """Return whether a step needs one of these effects, such as a reset of the GPU."""
+        return any(step.needs in effects for step in self.division.steps)
 
     def __str__(self) -> str:
         return gpu_line(self.gpu, self.words())
 
     def words(self) -> str:
-        """Return the kept instances and the steps as text, without the GPU's name."""
-        words = ["keep %s" % instance_text(instance) for instance in self.kept]
+        """Return the kept parts and the steps as text, without the GPU's name."""
+        words = ["keep %s" % instance_text(instance) for instance in self.division.kept]
         words += ["leave %s" % instance_text(instance) for instance in self.left]
         words += [str(step) for step in self.shown_steps]
         return ", ".join(words) or "nothing to do"
@@ -120,36 +86,19 @@ class GpuPlan:
     @property
     def shown_steps(self) -> tuple[GpuStep, ...]:
         """Return the steps, except those that other steps imply."""
-        return tuple(step for step in self.steps if not step.implied(self.instance_steps))
+        return tuple(step for step in self.steps if not step.implied(self.division.steps))
 
-    def planned(self) -> tuple[WantedInstance, ...]:
-        """Return the kept and the new instances, each pinned to its placement."""
-        instances = self._instances(self.kept)
-        return tuple(
-            WantedInstance(profile, start, tuple(sorted(slices, reverse=True)))
-            for start, (profile, slices) in sorted(instances.items())
-        )
-
-    def _instances(self, kept: Sequence[GpuInstance]) -> Instances:
-        """Return the instances after all steps. `kept` are those that no step removes."""
-        instances: Instances = {i.placement.start: (i.profile, _slices(i)) for i in kept}
-        starts = {i.id: i.placement.start for i in self.kept}
-        for step in self.instance_steps:
-            step.change(instances, starts)
-        return instances
+    def planned(self) -> Sequence[Any]:
+        """Return the kept and the new parts, each pinned to its position."""
+        return self.division.planned()
 
     def before(self) -> str:
         """Return the observed state of the GPU as text."""
-        instances = [
-            "%s@%d%s" % (i.profile, i.placement.start, _split_text(_slices(i))) for i in self.gpu.mig.instances
-        ]
-        return _state(self.gpu.mig.enabled, instances, [part.before for part in self.parts])
+        return ", ".join(filter(None, [self.division.before(), *(part.before for part in self.parts)]))
 
     def after(self) -> str:
         """Return the state of the GPU after all steps, in the format of `before`."""
-        planned = sorted(self._instances(self.kept + self.left).items())
-        instances = ["%s@%d%s" % (profile, start, _split_text(slices)) for start, (profile, slices) in planned]
-        return _state(self.target.mig_enabled, instances, [part.after for part in self.parts])
+        return ", ".join(filter(None, [self.division.after(), *(part.after for part in self.parts)]))
 
 
 @frozen
@@ -162,6 +111,8 @@ class Plan:
     gpus: tuple[GpuPlan, ...] = ()
     #: The changes to services, in the registry's order of the techniques.
     parts: tuple[HostPart, ...] = ()
+    #: Everything that a reload of the driver would interrupt, on all GPUs of the host.
+    reload_disturbs: tuple[Disturbance, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -176,7 +127,8 @@ class Plan:
     @property
     def disturbs(self) -> tuple[Disturbance, ...]:
         """Return everything that the steps would interrupt, with the holders."""
-        return tuple(disturbance for each in (*self.gpus, *self.parts) for disturbance in each.disturbs)
+        of_parts = (disturbance for each in (*self.gpus, *self.parts) for disturbance in each.disturbs)
+        return (*of_parts, *self.reload_disturbs)
 
     def refuse_disturbance(self) -> None:
         """Raise BusyError with the holders if the plan would interrupt any."""
@@ -226,45 +178,24 @@ class Plan:
         return {
             "create": counted.count("create"),
             "destroy": counted.count("destroy"),
-            "keep": sum(len(gpu.kept) for gpu in self.gpus),
+            "keep": sum(len(gpu.division.kept) for gpu in self.gpus),
             "gpus_changed": sum(self.changed(gpu) for gpu in self.gpus),
         }
 
 
-def _wanted_instance(data: Mapping[str, Any]) -> WantedInstance:
-    slices = data["compute_slices"]
-    return WantedInstance(data["profile"], data["start"], None if slices is None else tuple(slices))
-
-
-def gpu_line(gpu: Gpu, text: str) -> str:
+def gpu_line(gpu: Device, text: str) -> str:
     """Return the line for a GPU in a plan."""
     return "gpu %d: %s" % (gpu.index, text)
 
 
-def instance_text(instance: GpuInstance) -> str:
-    """Return an instance as text, with the number of processes in it."""
+def instance_text(instance: Any) -> str:
+    """Return a part of a GPU as text, with the number of processes in it."""
     count = len(instance.processes)
     return "%s@%d%s" % (
         instance.profile,
-        instance.placement.start,
+        instance.start,
         " (%d process%s)" % (count, "" if count == 1 else "es") if count else "",
     )
-
-
-def _state(mig_enabled: bool, instances: Sequence[str], parts: Sequence[str]) -> str:
-    mode = "MIG on: %s" % (", ".join(instances) or "no instances") if mig_enabled else "MIG off"
-    return ", ".join([mode, *filter(None, parts)])
-
-
-def _slices(instance: GpuInstance) -> list[int]:
-    return [compute.compute_slices for compute in instance.compute_instances]
-
-
-def _split_text(slices: Sequence[int]) -> str:
-    """Return the compute instances as text, or "" if there is only one."""
-    if len(slices) == 1:
-        return ""
-    return " [%s]" % ", ".join("%dc" % n for n in sorted(slices, reverse=True))
 
 
 def listing(names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Iterable, Sequence
 
 from .. import durable
 from ..frozen import frozen
-from ..model import Gpu, GpuInstance, to_data
+from ..model import Device, Part, parts_of, to_data
 
 SCHEMA = 1
 
@@ -42,11 +42,11 @@ class Ownership:
     policy: str
     owned: frozenset[Owned] = frozenset()
 
-    def foreign(self, gpu: Gpu, instance: GpuInstance) -> bool:
+    def foreign(self, gpu: Device, instance: Part) -> bool:
         """Return whether an instance belongs to another owner."""
-        uuids = {c.mig_uuid for c in instance.compute_instances}
+        uuids = set(instance.uuids)
         for ours in self.owned:
-            if (ours.gpu_uuid, ours.profile, ours.start) == (gpu.uuid, instance.profile, instance.placement.start):
+            if (ours.gpu_uuid, ours.profile, ours.start) == (gpu.uuid, instance.profile, instance.start):
                 # Without compute instances, there is no UUID to compare, and no process can run in the instance.
                 return bool(uuids) and not uuids.intersection(ours.mig_uuids)
         return True
@@ -67,7 +67,7 @@ class Record:
         items = [] if data is None else data["instances"]
         return frozenset(Owned(**dict(item, mig_uuids=tuple(item["mig_uuids"]))) for item in items)
 
-    def adopt(self, seen: Iterable[tuple[Gpu, Sequence[GpuInstance]]]) -> None:
+    def adopt(self, seen: Iterable[tuple[Device, Sequence[Part]]]) -> None:
         """Record the instances of these GPUs as owned.
 
         Each GPU comes with the instances of other owners, which are not recorded. Records of all other GPUs are kept.
@@ -76,21 +76,18 @@ class Record:
         named = {gpu.uuid for gpu, _ in seen}
         ours = {item for item in self.read() if item.gpu_uuid not in named}
         for gpu, left in seen:
-            places = {instance.placement for instance in left}
-            ours.update(owned_instance(gpu, i) for i in gpu.mig.instances if i.placement not in places)
+            starts = {instance.start for instance in left}
+            ours.update(owned_instance(gpu, i) for i in parts_of(gpu) if i.start not in starts)
         self._write(ours)
 
-    def renew(self, gpus: Iterable[Gpu]) -> None:
+    def renew(self, gpus: Iterable[Device]) -> None:
         """Record the new UUIDs of owned instances that were recreated.
 
         If an instance has no compute instances, its recorded UUIDs are kept, because a failing driver may hide compute
         instances for a while.
         """
         current = {
-            (gpu.uuid, i.profile, i.placement.start): owned_instance(gpu, i)
-            for gpu in gpus
-            for i in gpu.mig.instances
-            if i.compute_instances
+            (gpu.uuid, i.profile, i.start): owned_instance(gpu, i) for gpu in gpus for i in parts_of(gpu) if i.uuids
         }
         self._write({current.get((item.gpu_uuid, item.profile, item.start), item) for item in self.read()})
 
@@ -103,7 +100,7 @@ class Record:
             durable.write(self.path, data)
 
 
-def owned_instance(gpu: Gpu, instance: GpuInstance) -> Owned:
+def owned_instance(gpu: Device, instance: Part) -> Owned:
     """Return the record of an owned instance."""
-    uuids = tuple(sorted(c.mig_uuid for c in instance.compute_instances if c.mig_uuid))
-    return Owned(gpu.uuid, instance.profile, instance.placement.start, uuids)
+    uuids = tuple(sorted(uuid for uuid in instance.uuids if uuid))
+    return Owned(gpu.uuid, instance.profile, instance.start, uuids)

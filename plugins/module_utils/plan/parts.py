@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, List, Mapping, Protocol, Sequence, Tuple
+from typing import Any, ClassVar, Protocol, Sequence
 
 from ..frozen import frozen
-from ..model import Gpu
 from .disturbance import Disturbance
 
-#: (profile, compute slices) of a GPU's instances, by start, while steps are simulated.
-Instances = Dict[int, Tuple[str, List[int]]]
+#: What completes a step: a reset of its GPU, or a reload of the driver for all GPUs of the host. If a reset is refused, a
+#: reboot of the host completes the step.
+RESET, RELOAD = "reset", "reload"
 
 
 class GpuStep:
@@ -29,21 +29,17 @@ class GpuStep:
     changes_devices: ClassVar[bool] = False
     #: Whether the step ends workloads in an instance or on the GPU.
     ends: ClassVar[bool] = False
+    #: RESET or RELOAD if the step is complete only after that, or "".
+    needs: ClassVar[str] = ""
 
     @property
     def ended_instance(self) -> int | None:
         """Return the id of the GPU instance in which the step destroys something."""
         return None
 
-    def switches(self, gpu: Gpu) -> bool:
+    def switches(self, gpu: Any) -> bool:
         """Return whether the step turns the whole GPU into another device."""
         return False
-
-    def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
-        """Simulate the step on `instances`.
-
-        `starts` maps the id of each current instance to its start.
-        """
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
         """Return whether other steps on the GPU imply this step."""
@@ -57,6 +53,26 @@ class GpuPart:
     steps: tuple[GpuStep, ...] = ()
     before: str = ""
     after: str = ""
+
+
+class DivisionPart(Protocol):
+    """A divider's steps on one GPU. A frozen dataclass with these fields."""
+
+    steps: tuple[GpuStep, ...]
+    #: The parts of the GPU that stay, and those of other owners that have no layout entry.
+    kept: Sequence[Any]
+    left: Sequence[Any]
+    #: Everything that the steps would interrupt on the GPU, with the holders. Without a reload of the driver.
+    disturbs: tuple[Disturbance, ...]
+
+    def planned(self) -> Sequence[Any]:
+        """Return the kept and the new parts, each pinned to its position."""
+
+    def before(self) -> str:
+        """Return the observed division as text."""
+
+    def after(self) -> str:
+        """Return the division after all steps as text."""
 
 
 @frozen

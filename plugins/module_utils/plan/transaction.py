@@ -1,30 +1,26 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a change of a host's layout atomic with a lock and a journal.
+"""Lock a host for a change of its layout.
 
-The change is atomic even after kill -9 or a power loss. Both files are in one directory. The lock is a flock. The
-kernel releases it when the process that holds it ends. The journal is written before the first step and removed after
-the last one. If a run finds a journal, an earlier run was interrupted.
+The lock is a flock. The kernel releases it when the process that holds it ends, even after kill -9 or a power loss.
+`change.journal` makes an interrupted change complete.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator
 
 from .. import durable
 from ..errors import ApplyError
-from ..frozen import frozen
 from ..holders.processes import started_ticks_of
-from .gpu_plan import Target
 
 DIRECTORY = "/var/lib/openfleet-gpu"
 SCHEMA = 5
@@ -57,7 +53,7 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
                     raise _taken(file, folder / "lock") from None
                 time.sleep(_POLL_SECONDS)
         file.truncate(0)
-        json.dump(dict(_this_run(), schema=SCHEMA), file)
+        json.dump(dict(this_run(), schema=SCHEMA), file)
         file.flush()
         try:
             yield
@@ -100,7 +96,7 @@ def _taken(file: Any, path: Path) -> ApplyError:
         # The name of an earlier run would be more misleading than no name.
         if run.get("start") is not None and started_ticks_of(run["pid"]) != run["start"]:
             raise ValueError("this run has ended")
-        who = _name(run)
+        who = run_name(run)
     except (ValueError, KeyError, TypeError, AttributeError):
         # The run holds the lock but has not written its name yet, or another release wrote the name in another format.
         who = "an unknown process (see: fuser %s)" % path
@@ -109,7 +105,8 @@ def _taken(file: Any, path: Path) -> ApplyError:
     )
 
 
-def _this_run() -> dict[str, Any]:
+def this_run() -> dict[str, Any]:
+    """Return this process as data for the lock and the journal."""
     words = "a run of Ansible, such as site.yml" if _of_ansible() else " ".join(sys.argv)
     return {"pid": os.getpid(), "command": words, "since": time.time(), "start": started_ticks_of(os.getpid())}
 
@@ -122,69 +119,7 @@ def _of_ansible() -> bool:
     return "ansible.module_utils.basic" in sys.modules
 
 
-def _name(run: dict[str, Any]) -> str:
+def run_name(run: dict[str, Any]) -> str:
+    """Return the name of a run, from `this_run`, for messages."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(run["since"]))
     return "pid %d (%s) since %s UTC" % (run["pid"], run["command"], since)
-
-
-@frozen
-class Entry:
-    """The content of a journal: the run, and the targets for the old and new layout."""
-
-    before: tuple[Target, ...]
-    after: tuple[Target, ...]
-    run: str | None = None
-    #: Journal data of the changes of services (`services.Change`), by key of the technique.
-    beside: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    #: Contents of `unnamed.AppliedRecord` for the old and the new layout. Empty if the run does not change the record.
-    applied: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-
-    def interrupted(self) -> str:
-        """Return the text at the beginning of each message about this journal."""
-        return "a run was interrupted%s" % (" (%s)" % self.run if self.run else "")
-
-
-class Journal:
-    """The journal of a host."""
-
-    def __init__(self, directory: str) -> None:
-        self.path = Path(directory) / "journal.json"
-
-    def begin(
-        self,
-        before: Sequence[Target],
-        after: Sequence[Target],
-        beside: Mapping[str, Mapping[str, Any]] | None = None,
-        applied: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        """Write the journal to disk. Call this before anything changes."""
-        content = {
-            "schema": SCHEMA,
-            "run": _this_run(),
-            "before": [target.to_data() for target in before],
-            "after": [target.to_data() for target in after],
-            "beside": dict(beside or {}),
-            # Earlier releases neither write nor read this key.
-            **({"applied": dict(applied)} if applied else {}),
-        }
-        durable.write(self.path, content)
-
-    def end(self) -> None:
-        """Remove the journal after the old or the new layout is complete."""
-        durable.remove(self.path)
-
-    def read(self) -> Entry | None:
-        """Return the journal of an interrupted run, or None.
-
-        Raises ApplyError if this release cannot read the journal.
-        """
-        data = durable.read(self.path, SCHEMA)
-        if data is None:
-            return None
-        try:
-            run = data["run"]
-            who = None if run is None else _name(run)
-            before, after = (tuple(map(Target.from_data, data[name])) for name in ("before", "after"))
-            return Entry(before, after, who, {**data["beside"]}, {**data.get("applied", {})})
-        except (KeyError, TypeError, ValueError):
-            raise durable.damaged(self.path) from None

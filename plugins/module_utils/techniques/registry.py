@@ -11,28 +11,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Sequence
 
 from .forms import INSIDE, PARTS
-from .mig.technique import MigTechnique
+from .mig.form import MigForm
 from .mps.technique import MpsTechnique
 from .time_slicing.technique import TimeSlicingTechnique
 from .vgpu.technique import VgpuTechnique
 
 if TYPE_CHECKING:
     from ..layout.types import Layout
-    from ..plan.parts import GpuStep
     from ..plan.services import Service
     from .observer import Observer
-    from .protocol import DividingTechnique, SettingTechnique, Technique
+    from .protocol import SettingTechnique, Technique
 
-#: The technique that divides a GPU into instances.
-DIVIDER: DividingTechnique = MigTechnique(INSIDE)
-
-#: Techniques in the order of a GPU's steps and of the start of services. `GpuPlan.steps` sets the position of the
+#: Techniques in the order of a GPU's steps and of the start of services. `GpuPlan.steps` sets the position of a
 #: divider's steps. Services stop in reverse order.
 TECHNIQUES: tuple[Technique, ...] = (
     TimeSlicingTechnique(),
     MpsTechnique(),
     VgpuTechnique(),
-    DIVIDER,
+    MigForm(INSIDE),
 )
 
 #: Techniques that set a value on each whole GPU.
@@ -62,14 +58,3 @@ def observed_services(private: bool) -> tuple[Service, ...]:
         service.observe()
         service.observe_on(())
     return services
-
-
-def technique_of(step: GpuStep) -> SettingTechnique:
-    """Return the technique of a step.
-
-    Raises TypeError if the object is not a step of a setting.
-    """
-    for technique in SETTINGS:
-        if technique.key == getattr(step, "technique", None):
-            return technique
-    raise TypeError("not a step: %r" % (step,))

@@ -18,7 +18,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanEr
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, Gpu, GpuInstance, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan import gpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig import steps as mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig import steps as mig_steps
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import (
+    MigDivision,
+    WantedInstance,
+)
 
 from ..techniques.protocol import Size
 from .model import FleetGpu, Packing, Problem, Standing, Workload
@@ -56,10 +60,11 @@ class Planner:
         Raises PlanError if the planner refuses the layout.
         """
         wanted = tuple(
-            gpu_plan.WantedInstance(s.shape.profile, s.start if pinned else None) for s in then if s.shape.kind == "mig"
+            WantedInstance(s.shape.profile, s.start if pinned else None) for s in then if s.shape.kind == "mig"
         )
         observed = self.observed(gpu, today)
-        target = gpu_plan.Target(observed.uuid, "packing", "mig" if wanted else "shared", bool(wanted), wanted)
+        division = MigDivision(wanted) if wanted else None
+        target = gpu_plan.Target(observed.uuid, "packing", "mig" if wanted else "shared", division)
         plan = planner.plan_gpu(observed, target)
         return sum(isinstance(step, mig_steps.DestroyGpuInstance) for step in plan.steps)
 

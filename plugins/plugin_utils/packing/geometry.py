@@ -15,7 +15,7 @@ from typing import NamedTuple, Sequence, Tuple
 from ansible_collections.openfleet.gpu.plugins.module_utils import catalogue
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.fit import Capacity, Want, arrange
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.fit import Capacity, Want, arrange
 
 from ..techniques.registry import PROPOSED
 from .model import Shape

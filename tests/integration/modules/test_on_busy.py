@@ -16,7 +16,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import CONTAINER, DEVICE_HANDLE, PROCESS
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import (
+    MigDivision,
+    WantedInstance,
+)
 from tests.unit.mig_rules import with_instances
 
 
@@ -28,7 +32,9 @@ def gpu():
 def disturbs(gpu, holders, *profiles):
     marked = mark(Host("1", "1", None, True, (gpu,)), holders).gpus[0]
     wanted = tuple(WantedInstance(profile) for profile in profiles)
-    return [str(found) for found in plan_gpu(marked, Target(gpu.uuid, "gpu_layout[0]", "mig", True, wanted)).disturbs]
+    return [
+        str(found) for found in plan_gpu(marked, Target(gpu.uuid, "gpu_layout[0]", "mig", MigDivision(wanted))).disturbs
+    ]
 
 
 def test_container_with_an_instance_holds_only_that_instance(gpu):
@@ -47,7 +53,7 @@ def test_monitoring_blocks_only_mode_changes(gpu):
     watcher = Holder(gpu.uuid, None, DEVICE_HANDLE, "nvidia-persistenced", watches=True)
     assert disturbs(gpu, [watcher], "7g.80gb") == []
     off = mark(Host("1", "1", None, True, (gpu,)), [watcher]).gpus[0]
-    plan = plan_gpu(off, Target(gpu.uuid, "gpu_layout[0]", "shared", False, (), "default"))
+    plan = plan_gpu(off, Target(gpu.uuid, "gpu_layout[0]", "shared", None, {"compute_mode": "default"}))
     assert [str(found) for found in plan.disturbs] == [
         "%s, whose MIG mode would change, is in use by nvidia-persistenced" % gpu.short_label
     ]
@@ -79,14 +85,15 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.model import unknown
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import MigDivision, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.journal import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
     halves = (WantedInstance("3g.40gb"),) * 2
-    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, halves) for g in gpus])
+    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", MigDivision(halves)) for g in gpus])
     looks = []
     def look(gpu=None):
         host = session.observe()
@@ -116,13 +123,14 @@ LATE = """
 import atexit, subprocess, sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import MigDivision, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.journal import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
-    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
+    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", MigDivision((WantedInstance("3g.40gb"),))) for g in gpus])
     looks = []
     def look(gpu=None):
         # At the second scan the first GPU has its new layout, and a job has started on the other one.
@@ -193,15 +201,16 @@ import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.mark import mark
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
-from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mig.steps import DestroyGpuInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import MigDivision, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.steps import DestroyGpuInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.journal import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
-    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("1g.10gb"),)) for g in gpus])
+    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", MigDivision((WantedInstance("1g.10gb"),))) for g in gpus])
     (doomed,) = [s.gpu_instance_id for s in plan.gpus[0].steps if isinstance(s, DestroyGpuInstance)]
     def look(gpu=None):
         host = session.observe()

@@ -190,13 +190,14 @@ COMES_BACK = """
 import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import apply_plan, planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import BusyError
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target, WantedInstance
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.gpu_plan import Target
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.divider import MigDivision, WantedInstance
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
-from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import Journal
+from ansible_collections.openfleet.gpu.plugins.module_utils.change.journal import Journal
 
 with Session() as session:
     gpus = session.observe().gpus
-    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", True, (WantedInstance("3g.40gb"),)) for g in gpus])
+    plan = planner.plan(gpus, [Target(g.uuid, "", "mig", MigDivision((WantedInstance("3g.40gb"),))) for g in gpus])
     try:
         clear = lambda disturbs: print("ended") is None
         apply_plan.apply(apply_plan.Context(session, Journal(sys.argv[1]), None, session.observe, clear), plan)

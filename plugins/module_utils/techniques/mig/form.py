@@ -12,7 +12,9 @@ from ...layout.form import Form
 from ...layout.reader import Key, Node
 from ...layout.types import MigInstance, Selector
 from ...model import Gpu
-from .model import KEY
+
+#: Value in `gpu_layout`.
+KEY = "mig"
 
 
 class MigForm(Form):
@@ -22,6 +24,8 @@ class MigForm(Form):
     """
 
     key = KEY
+    setting = None
+    service = None
     example = Key("mig: [{profile: 3g.40gb}]")
     #: The compute mode is set on the instances, not on the GPU.
     compute_mode = None

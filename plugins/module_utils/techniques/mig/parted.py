@@ -28,7 +28,7 @@ from ...errors import FleetError
 from ...frozen import frozen
 from ...layout.profile_name import ProfileName, ProfileNameError, parse_profile_name
 from ...layout.reader import is_integer
-from .model import KEY
+from .form import KEY
 
 VERSION = "v1"
 _VENDOR = "10de"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ...errors import PlanError
 from ...model import Gpu
+from ...plan.gpu_plan import Target
 from ...plan.parts import GpuPart
 from .model import DEFAULT, SETTING, TIME_SLICES, TimeSlicing, describe, time_slice_of
 from .steps import SetTimeSlice
@@ -29,18 +30,18 @@ def current(gpu: Gpu) -> str | None:
     return now if now in TIME_SLICES else None
 
 
-def plan(gpu: Gpu, time_slice: str | None, where: str) -> GpuPart:
-    """Return the step that sets the time slice. None changes nothing.
+def plan(gpu: Gpu, target: Target) -> GpuPart:
+    """Return the step that sets the time slice of the target. None changes nothing.
 
     A time slice that was not read counts as the driver's default. Raises PlanError if the GPU has no time slices.
     """
-    now = time_slice_of(gpu)
+    now, time_slice = time_slice_of(gpu), target.settings.get(SETTING)
     if time_slice in (None, now) or (now is None and time_slice == DEFAULT):
         return GpuPart(before=describe(now), after=describe(now))
     problem = gpu.settings[SETTING].problem if SETTING in gpu.settings else None
     if problem is not None:
         raise PlanError(
-            "%s on %s" % (where, gpu.label),
+            "%s on %s" % (target.where, gpu.label),
             "its time slice cannot be set: %s" % problem,
             "Write slice: default, or choose another sharing for it.",
         )

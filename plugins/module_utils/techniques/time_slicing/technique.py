@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ...model import Gpu
 from .form import TimeSlicingForm
 from .model import DEFAULT, SETTING
 from .observe import OBSERVER
@@ -27,7 +30,15 @@ class TimeSlicingTechnique(TimeSlicingForm):
     difference = staticmethod(difference)
     record = staticmethod(record)
 
-    def apply(self, gpu_uuid: str, step: SetTimeSlice) -> None:
+    def observed(self, gpu: Gpu) -> str | None:
+        """Return the time slice as read."""
+        return gpu.setting(SETTING)
+
+    def untouched(self, gpu: Gpu, wanted: str | None) -> bool:
+        """Return whether the time slice is as wanted or as after a boot."""
+        return gpu.setting(SETTING) in (None, DEFAULT, wanted)
+
+    def apply(self, session: Any, gpu_uuid: str, step: SetTimeSlice) -> None:
         """Apply a step."""
         from .apply import apply
 

@@ -5,19 +5,27 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Mapping, Sequence
+from typing import ClassVar, Dict, List, Mapping, Sequence, Tuple
 
-from ...frozen import frozen
-from ...model import Gpu, Placement
-from ...plan.parts import GpuStep, Instances
-from .model import KEY
+from ....frozen import frozen
+from ....model import Gpu, Placement
+from ....plan.parts import RESET, GpuStep
+
+#: (profile, compute slices) of a GPU's instances, by start, while steps are simulated.
+Instances = Dict[int, Tuple[str, List[int]]]
 
 
 class MigStep(GpuStep):
     """A MIG step. Every MIG step adds or removes devices."""
 
-    technique: ClassVar[str] = KEY
+    technique: ClassVar[str] = Gpu.divider
     changes_devices: ClassVar[bool] = True
+
+    def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
+        """Simulate the step on `instances`.
+
+        `starts` maps the id of each current instance to its start.
+        """
 
 
 @frozen
@@ -25,6 +33,7 @@ class SetMigMode(MigStep):
     """Turn MIG mode on or off. The executor resets the GPU if needed."""
 
     ends: ClassVar[bool] = True
+    needs: ClassVar[str] = RESET
     enabled: bool
 
     def __str__(self) -> str:

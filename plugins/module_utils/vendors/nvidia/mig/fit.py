@@ -22,8 +22,8 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any, Callable, Iterable, Sequence, Tuple
 
-from ...frozen import frozen
-from ...model import Gpu, GpuInstanceProfile, Placement
+from ....frozen import frozen
+from ....model import Gpu, GpuInstanceProfile, Placement
 
 #: A score for a placement. Greater is better. All scores of a search have the same length and are added element by
 #: element.

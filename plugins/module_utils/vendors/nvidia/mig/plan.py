@@ -15,16 +15,15 @@ import dataclasses
 import re
 from typing import Iterable, Sequence
 
-from ...errors import PlanError
-from ...layout.profile_name import nearest_profile
-from ...model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
-from ...plan.disturbance import Disturbance
-from ...plan.gpu_plan import GpuPlan, Target, WantedInstance, instance_text, listing
-from ...plan.ownership import Ownership
-from ...plan.parts import GpuStep
-from ..forms import SHARINGS
+from ....errors import PlanError
+from ....layout.profile_name import nearest_profile
+from ....model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
+from ....plan.disturbance import Disturbance
+from ....plan.gpu_plan import Target, instance_text, listing
+from ....plan.ownership import Ownership
+from ....plan.parts import GpuStep
+from .divider import MigDivision, MigPart, WantedInstance
 from .fit import Capacity, Want, arrange
-from .model import KEY
 from .steps import CreateComputeInstance, CreateGpuInstance, DestroyComputeInstance, DestroyGpuInstance, SetMigMode
 
 #: Possible starts of compute instances: {compute slices of the GPU instance: {slices of the compute instance: starts}}.
@@ -41,23 +40,28 @@ COMPUTE_STARTS = {
 # Boards with display outputs support MIG only in the display mode "compute":
 # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/getting-started-with-mig.html
 _DISPLAY_BOARD = re.compile(r"RTX PRO [56]000 Blackwell(?!.*Server)")
-_WITHOUT_MIG = tuple(sharing for sharing in SHARINGS if sharing != KEY)
 
 
-def plan(gpu: Gpu, target: Target, ownership: Ownership) -> GpuPlan:
-    """Return the plan of one GPU, without the parts of other techniques.
+def plan(gpu: Gpu, target: Target, ownership: Ownership, undivided: Sequence[str] = ()) -> MigPart:
+    """Return the part for one GPU. `undivided` are the other values of `sharing`.
 
     Raises the same errors as `planner.plan`.
     """
+    wanted = target.division
+    if wanted is not None and not isinstance(wanted, MigDivision):
+        raise TypeError("not a division into MIG instances: %r" % (wanted,))
     foreign: tuple[GpuInstance, ...] = ()
     if ownership.policy != "remove":
         foreign = tuple(instance for instance in gpu.mig.instances if ownership.foreign(gpu, instance))
-    if not target.mig_enabled:
+    if wanted is None:
         _spare(gpu, target, foreign)
-        return _plan_whole(gpu, target)
+        return _plan_whole(gpu)
+    where = "%s on %s" % (target.where, gpu.label)
+    _refuse_without_mig(gpu, where, undivided)
     if ownership.policy == "keep":
-        return dataclasses.replace(_plan_mig(gpu, *_beside(gpu, target, foreign)), target=target)
-    made = _plan_mig(gpu, target)
+        instances, left = _beside(gpu, wanted.instances, foreign)
+        return _plan_mig(gpu, where, instances, left)
+    made = _plan_mig(gpu, where, wanted.instances)
     _spare(gpu, target, [instance for instance in foreign if instance not in made.kept])
     return made
 
@@ -74,19 +78,21 @@ def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
         "%s on %s" % (target.where, gpu.label),
         "it has instances that are not in the layout and that this collection did not create: %s" % names,
         "Add them to gpu_layout, or set gpu_layout_unlisted to remove%s."
-        % (" or keep" if target.mig_enabled else ". They cannot stay on a GPU without MIG mode"),
+        % (" or keep" if target.division else ". They cannot stay on a GPU without MIG mode"),
     )
 
 
-def _beside(gpu: Gpu, target: Target, foreign: Sequence[GpuInstance]) -> tuple[Target, tuple[GpuInstance, ...]]:
-    """Return the target that includes the foreign instances in the layout.
+def _beside(
+    gpu: Gpu, instances: Sequence[WantedInstance], foreign: Sequence[GpuInstance]
+) -> tuple[tuple[WantedInstance, ...], tuple[GpuInstance, ...]]:
+    """Return the desired instances, with the foreign instances that the layout has.
 
     Also returns the foreign instances that are not in the layout. They stay unchanged.
 
     A foreign instance is adopted if the layout has an equal instance and the collection owns too few of them.
     """
     own = [i.profile for i in gpu.mig.instances if i not in foreign]
-    wanted: list[WantedInstance] = list(target.instances)
+    wanted: list[WantedInstance] = list(instances)
     adopted: list[WantedInstance] = []
     left = []
     for instance in foreign:
@@ -99,24 +105,24 @@ def _beside(gpu: Gpu, target: Target, foreign: Sequence[GpuInstance]) -> tuple[T
         chosen = (here or anywhere)[0]
         wanted.remove(chosen)
         adopted.append(dataclasses.replace(chosen, start=start))
-    return dataclasses.replace(target, instances=(*wanted, *adopted)), tuple(left)
+    return (*wanted, *adopted), tuple(left)
 
 
-def _plan_whole(gpu: Gpu, target: Target) -> GpuPlan:
+def _plan_whole(gpu: Gpu) -> MigPart:
     steps: list[GpuStep] = []
     for instance in gpu.mig.instances:
         steps += _destroy(instance)
     if gpu.mig.enabled or gpu.mig.pending:
         # If MIG mode is off but pending, this only reverts the pending change.
         steps.append(SetMigMode(False))
-    return GpuPlan(gpu, target, tuple(steps), (), disturbed(gpu, steps))
+    return MigPart(gpu, False, tuple(steps), (), disturbed(gpu, steps))
 
 
-def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> GpuPlan:
-    """Plan the target without changing the instances in `left`."""
-    capacity = _capacity(gpu, target)
+def _plan_mig(gpu: Gpu, where: str, instances: Sequence[WantedInstance], left: tuple[GpuInstance, ...] = ()) -> MigPart:
+    """Plan the instances without changing those in `left`."""
+    capacity = _capacity(gpu, where, instances)
     present = tuple(i for i in gpu.mig.instances if i not in left) if gpu.mig.enabled else ()
-    placed = _place(gpu, target, capacity, present, left)
+    placed = _place(gpu, where, instances, capacity, present, left)
 
     at = {(instance.profile, instance.placement): instance for instance in present}
     kept: list[GpuInstance] = []
@@ -144,7 +150,7 @@ def _plan_mig(gpu: Gpu, target: Target, left: tuple[GpuInstance, ...] = ()) -> G
         mode.append(SetMigMode(True))
     kept.sort(key=lambda instance: instance.placement)
     steps = mode + destroy + create
-    return GpuPlan(gpu, target, tuple(steps), tuple(kept), disturbed(gpu, steps), left)
+    return MigPart(gpu, True, tuple(steps), tuple(kept), disturbed(gpu, steps), left)
 
 
 def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
@@ -175,8 +181,8 @@ def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
     return tuple(found)
 
 
-def _capacity(gpu: Gpu, target: Target) -> Capacity:
-    where = "%s on %s" % (target.where, gpu.label)
+def _refuse_without_mig(gpu: Gpu, where: str, undivided: Sequence[str]) -> None:
+    """Raise PlanError if the GPU has no MIG or reports no profiles."""
     if not gpu.mig.capable and _DISPLAY_BOARD.search(gpu.name):
         raise PlanError(
             where,
@@ -190,7 +196,7 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
         raise PlanError(
             where,
             "this GPU has no MIG",
-            "Choose another sharing for it (%s or %s)." % (", ".join(_WITHOUT_MIG[:-1]), _WITHOUT_MIG[-1]),
+            "Choose another sharing for it (%s)." % " or ".join([", ".join(undivided[:-1]), *undivided[-1:]]),
         )
     if not gpu.mig.profiles:
         raise PlanError(
@@ -199,8 +205,12 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
             "Upgrade the driver to 550 or later, or enable MIG mode once by hand (nvidia-smi -i %s -mig 1) and run again."
             % gpu.uuid,
         )
+
+
+def _capacity(gpu: Gpu, where: str, instances: Sequence[WantedInstance]) -> Capacity:
+    """Return the capacity of the GPU. Raises PlanError if it does not have the profiles."""
     capacity = Capacity(gpu.mig.profiles)
-    unknown = sorted({wanted.profile for wanted in target.instances} - set(capacity.profiles))
+    unknown = sorted({wanted.profile for wanted in instances} - set(capacity.profiles))
     if unknown:
         near = dict.fromkeys(filter(None, (nearest_profile(name, capacity.profiles) for name in unknown)))
         meant = "Did you mean %s? " % " and ".join(near) if near else ""
@@ -209,7 +219,7 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
             "there is no profile %s" % " or ".join(unknown),
             "%sThis GPU has: %s." % (meant, ", ".join(sorted(capacity.profiles))),
         )
-    for wanted in target.instances:
+    for wanted in instances:
         profile = capacity.profiles[wanted.profile]
         if wanted.start is not None and all(p.start != wanted.start for p in profile.placements):
             starts = ", ".join(str(p.start) for p in profile.placements)
@@ -231,7 +241,12 @@ def _capacity(gpu: Gpu, target: Target) -> Capacity:
 
 
 def _place(
-    gpu: Gpu, target: Target, capacity: Capacity, present: Sequence[GpuInstance], left: Sequence[GpuInstance]
+    gpu: Gpu,
+    where: str,
+    instances: Sequence[WantedInstance],
+    capacity: Capacity,
+    present: Sequence[GpuInstance],
+    left: Sequence[GpuInstance],
 ) -> list[tuple[WantedInstance, Placement]]:
     """Return a placement for each desired instance.
 
@@ -253,36 +268,36 @@ def _place(
         spared = bool(_holders(instance)) and not any(_holders(compute) for compute in gone)
         return (int(spared), 1, -len(gone))
 
-    names = [wanted.profile for wanted in target.instances]
+    names = [wanted.profile for wanted in instances]
     shortage = capacity.shortage(names + [instance.profile for instance in left])
     # Equal instances are interchangeable, so the instance is its own `kind`.
-    wants = [Want(wanted, open_to(wanted)) for wanted in target.instances]
+    wants = [Want(wanted, open_to(wanted)) for wanted in instances]
     fixed = [Want(WantedInstance(i.profile, i.placement.start), (i.placement,)) for i in left]
     found = None if shortage else arrange(wants + fixed, gain, capacity.outlook)
     if found is None:
         if left and capacity.fits(names):
             raise PlanError(
-                "%s on %s" % (target.where, gpu.label),
+                where,
                 "%s do not fit beside instances that are not in the layout: %s"
                 % (listing(names), ", ".join(map(instance_text, left))),
                 "Add these instances to gpu_layout, or set gpu_layout_unlisted to remove.",
             )
-        pinned = any(wanted.start is not None for wanted in target.instances)
+        pinned = any(wanted.start is not None for wanted in instances)
         part = capacity.largest_part(names)
         if shortage is None:
             shortage = "their placements overlap"
             if pinned and capacity.fits(names):
                 raise PlanError(
-                    "%s on %s" % (target.where, gpu.label),
+                    where,
                     "%s do not fit with these placements" % listing(names),
                     "Without `placement` they would fit.",
                 )
         raise PlanError(
-            "%s on %s" % (target.where, gpu.label),
+            where,
             "%s do not fit together: %s" % (listing(names), shortage),
             "The largest part that fits is: %s." % listing(part),
         )
-    return list(zip(target.instances, found))
+    return list(zip(instances, found))
 
 
 def _slices(wanted: WantedInstance, profile: GpuInstanceProfile) -> tuple[int, ...]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 from typing import Sequence
 
-from ...errors import ApplyError, FleetError, NvmlError, ResetRefusedError, UnansweredCallError
-from ...plan.gpu_plan import GpuPlan
-from ...vendors.nvidia.nvml.bounded_session import BoundedSession
-from ...vendors.nvidia.nvml.calls import IN_USE, RESET_REQUIRED, SUCCESS
-from ...vendors.nvidia.nvml.reset import Reset
+from ....errors import ApplyError, FleetError, NvmlError, ResetRefusedError, UnansweredCallError
+from ....plan.gpu_plan import GpuPlan
+from ..nvml.bounded_session import BoundedSession
+from ..nvml.calls import IN_USE, RESET_REQUIRED, SUCCESS
+from ..nvml.reset import reset_gpu
 from .steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -29,13 +29,13 @@ from .steps import (
 _NAMED = 5
 
 
-def apply(session: BoundedSession, gpu_uuid: str, step: MigStep, reset: Reset) -> None:
+def apply(session: BoundedSession, gpu_uuid: str, step: MigStep) -> None:
     """Apply a step.
 
     Raises NvmlError, or ResetRefusedError if the GPU refuses the reset that a mode change needs.
     """
     if isinstance(step, SetMigMode):
-        _set_mig_mode(session, gpu_uuid, step.enabled, reset)
+        _set_mig_mode(session, gpu_uuid, step.enabled)
     elif isinstance(step, DestroyComputeInstance):
         session.destroy_compute_instance(gpu_uuid, step.gpu_instance_id, step.compute_instance_id)
     elif isinstance(step, DestroyGpuInstance):
@@ -59,9 +59,10 @@ def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
     set_so_far: list[str] = []
     try:
         for gpu_plan in plans:
+            wanted = gpu_plan.target.division is not None
             set_so_far.append(gpu_plan.gpu.uuid)
-            session.set_mig_mode(gpu_plan.gpu.uuid, gpu_plan.target.mig_enabled)
-            if session.mig_mode(gpu_plan.gpu.uuid)[1] != gpu_plan.target.mig_enabled:
+            session.set_mig_mode(gpu_plan.gpu.uuid, wanted)
+            if session.mig_mode(gpu_plan.gpu.uuid)[1] != wanted:
                 problem = "the driver does not keep the MIG mode pending, so a reboot would not activate it"
                 raise NvmlError(gpu_plan.gpu.label, problem, "Check the kernel log.", gpu=gpu_plan.gpu.uuid)
     except BaseException as error:
@@ -74,7 +75,7 @@ def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
         raise ApplyError(error.where, error.problem, error.cure, outcome=outcome) from error
 
 
-def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool, reset: Reset) -> None:
+def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool) -> None:
     """Set the MIG mode and verify that it is active.
 
     NVML's call also succeeds if the mode stays pending, so its activation status is checked.
@@ -90,7 +91,7 @@ def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool, reset: Reset
         if session.mig_mode(gpu)[0] != enabled:
             try:
                 with session.suspended():
-                    reset(gpu, session.simulated)
+                    reset_gpu(gpu, session.simulated)
             except ResetRefusedError as error:
                 _name_holders(session, gpu, error)
                 raise
@@ -110,8 +111,8 @@ def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
     If no process uses the GPU, a holder inside the kernel uses it. In this case the fix is a reboot, unless the pending
     mode is lost in the reboot.
     """
-    from ...holders.find import blocking, find_holders
-    from ...holders.kernel import holders_in_kernel, listing, survives_reboot, without_reboot
+    from ....holders.find import blocking, find_holders
+    from ....holders.kernel import holders_in_kernel, listing, survives_reboot, without_reboot
 
     host = session.observe(only=gpu)
     holders = blocking(find_holders(host), gpu)
@@ -127,7 +128,7 @@ def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
 
 def _name_holders(session: BoundedSession, gpu: str, error: ResetRefusedError) -> None:
     """Add the holders of the GPU inside the kernel to a refused reset's error."""
-    from ...holders.kernel import holders_in_kernel, listing, without_reboot
+    from ....holders.kernel import holders_in_kernel, listing, without_reboot
 
     for known in session.observe(only=gpu).gpus:
         holders = holders_in_kernel(known) if known.uuid == gpu else ()

@@ -1,9 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Name MIG as in layouts."""
-
-from __future__ import annotations
-
-#: Value in `gpu_layout`.
-KEY = "mig"
+"""Divide a GPU into MIG instances."""
