@@ -176,7 +176,9 @@ class GpuInstance:
 
 @frozen
 class Mig:
-    """The MIG state of a GPU, and its division. If `capable` is False, all other fields are empty.
+    """The MIG state of a GPU, and its division.
+
+    If `capable` is False, all other fields are empty.
 
     While a mode change waits for a reset, `enabled` and `pending` differ. `profiles` is empty if the driver cannot list
     profiles while MIG mode is off. This is the case for driver 535.
@@ -230,8 +232,9 @@ class Setting:
 class Part(Protocol):
     """A part of a divided device that has an identity, such as a MIG instance."""
 
-    #: The kind of the part, as in layouts.
-    profile: str
+    @property
+    def profile(self) -> str:
+        """Return the kind of the part, as in layouts."""
 
     @property
     def start(self) -> int:
@@ -239,7 +242,10 @@ class Part(Protocol):
 
     @property
     def uuids(self) -> Sequence[str | None]:
-        """Return the identities of the part, which distinguish it from a later part at the same position."""
+        """Return the identities of the part.
+
+        They distinguish the part from a later part at the same position.
+        """
 
 
 class Division(Protocol):
@@ -249,29 +255,61 @@ class Division(Protocol):
     """
 
     #: Key of the divider.
-    divider: str
+    divider: ClassVar[str]
 
     @property
     def instances(self) -> Sequence[Any]:
-        """Return the parts. Current parts are like `Part`. Desired parts have a profile and a start, or None."""
+        """Return the parts.
+
+        Current parts are like `Part`. Desired parts have a profile and a start, or None.
+        """
 
 
 class Device(Protocol):
-    """A GPU of any vendor. The values are frozen, and `dataclasses.replace` accepts them."""
+    """A GPU of any vendor.
+
+    The values are frozen, and `dataclasses.replace` accepts them.
+    """
 
     #: Keys of the vendor, and of the divider that can divide the device.
-    vendor: str
-    divider: str
-    index: int
-    uuid: str
-    name: str
-    pci_address: str | None
-    numa_node: int | None
-    memory_total_bytes: int | None
-    processes: Sequence[Any]
-    #: Holders of the device, as set by `vendors.protocol.Vendor.with_holders`.
-    held_by: Sequence[Any]
-    settings: Mapping[str, Setting]
+    vendor: ClassVar[str]
+    divider: ClassVar[str]
+
+    @property
+    def index(self) -> int:
+        """Return the number of the device in the driver."""
+
+    @property
+    def uuid(self) -> str:
+        """Return the identity of the device."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the model."""
+
+    @property
+    def pci_address(self) -> str | None:
+        """Return the PCI address, or None if the device is not on a PCI bus."""
+
+    @property
+    def numa_node(self) -> int | None:
+        """Return the nearest NUMA node, or None if it is unknown."""
+
+    @property
+    def memory_total_bytes(self) -> int | None:
+        """Return the size of the memory, or None if it is unknown."""
+
+    @property
+    def processes(self) -> Sequence[Any]:
+        """Return the processes that the driver reports."""
+
+    @property
+    def held_by(self) -> Sequence[Any]:
+        """Return the holders, as set by `Vendor.with_holders`."""
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """Return the settings that observers read."""
 
     @property
     def division(self) -> Division | None:
@@ -413,7 +451,10 @@ class Host:
 
 
 def parts_of(device: Any) -> tuple[Any, ...]:
-    """Return the parts of a device, or the desired parts of a target. A whole device has none."""
+    """Return the parts of a device, or the desired parts of a target.
+
+    A whole device has none.
+    """
     return () if device.division is None else tuple(device.division.instances)
 
 

@@ -55,7 +55,7 @@ def imported(tree: ast.AST, path: str) -> set[str]:
 def words_of(tree: ast.AST) -> set[str]:
     """Return the names and strings in the code, without docstrings.
 
-    The code could branch on these words. The attribute `gpu.mig` is skipped, because it is NVML's data. `test_vendors`
+    The code could branch on these words. The attribute `Gpu.mig` is skipped, because it is NVML's data. `test_vendors`
     limits its use.
     """
     found = set()

@@ -191,7 +191,7 @@ def run_plans(
 
 
 def _around_reload(gpu_plan: GpuPlan) -> tuple[Sequence[GpuStep], Sequence[GpuStep]]:
-    """Return the steps up to the last one that needs a reload of the driver, and the others."""
+    """Return the steps up to the last one that needs a reload, and the others."""
     steps = gpu_plan.steps
     count = max((n for n, step in enumerate(steps, 1) if step.needs == RELOAD), default=len(steps))
     return steps[:count], steps[count:]

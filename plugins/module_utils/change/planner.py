@@ -57,7 +57,10 @@ def plan_gpu(gpu: Device, target: Target, ownership: Ownership = ALL_OURS) -> Gp
 
 
 def reload_disturbs(gpus: Sequence[Device]) -> tuple[Disturbance, ...]:
-    """Return the holders of all GPUs of a host. A reload of the driver ends all of them."""
+    """Return the holders of all GPUs of a host.
+
+    A reload of the driver ends all of them.
+    """
     found = []
     for gpu in gpus:
         who = gpu.held_by or gpu.processes

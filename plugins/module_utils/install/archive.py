@@ -66,8 +66,8 @@ os._exit(status)
 # Patterns for the files of the command below module_utils. They include the modules `layout` and `layout_boot`.
 PATTERNS = (
     *("*.py", "models/*.json", "techniques/*.py", "techniques/*/*.py"),
-    *("%s/*.py" % name for name in ("cdi", "change", "cli", "export", "holders", "keep", "layout", "metrics", "nvml")),
-    *("%s/*.py" % name for name in ("plan", "processes")),
+    *("%s/*.py" % name for name in ("cdi", "change", "cli", "export", "holders", "keep", "layout", "metrics")),
+    *("%s/*.py" % name for name in ("plan", "processes", "vendors", "vendors/*", "vendors/*/*")),
     *("install/%s.py" % name for name in ("__init__", "archive", "files", "layout_boot", "sources")),
 )
 # Files that match the patterns but are not needed by the command.

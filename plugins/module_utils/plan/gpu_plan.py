@@ -66,7 +66,10 @@ class GpuPlan:
 
     @property
     def left(self) -> Sequence[Any]:
-        """Return the parts of other owners that have no layout entry. They are not changed."""
+        """Return the parts of other owners that have no layout entry.
+
+        They are not changed.
+        """
         return self.division.left
 
     def needs(self, *effects: str) -> bool:

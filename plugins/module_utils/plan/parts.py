@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol, Sequence
 from ..frozen import frozen
 from .disturbance import Disturbance
 
-#: What completes a step: a reset of its GPU, or a reload of the driver for all GPUs of the host. If a reset is refused, a
-#: reboot of the host completes the step.
+#: Effects that complete a step: a reset of its GPU, or a reload of the driver for all GPUs of the host. If a reset is
+#: refused, a reboot of the host completes the step.
 RESET, RELOAD = "reset", "reload"
 
 
@@ -56,14 +56,29 @@ class GpuPart:
 
 
 class DivisionPart(Protocol):
-    """A divider's steps on one GPU. A frozen dataclass with these fields."""
+    """A divider's steps on one GPU. It is a frozen dataclass."""
 
-    steps: tuple[GpuStep, ...]
-    #: The parts of the GPU that stay, and those of other owners that have no layout entry.
-    kept: Sequence[Any]
-    left: Sequence[Any]
-    #: Everything that the steps would interrupt on the GPU, with the holders. Without a reload of the driver.
-    disturbs: tuple[Disturbance, ...]
+    @property
+    def steps(self) -> tuple[GpuStep, ...]:
+        """Return the steps."""
+
+    @property
+    def kept(self) -> Sequence[Any]:
+        """Return the parts of the GPU that stay."""
+
+    @property
+    def left(self) -> Sequence[Any]:
+        """Return the parts of other owners that have no layout entry.
+
+        They are not changed.
+        """
+
+    @property
+    def disturbs(self) -> tuple[Disturbance, ...]:
+        """Return everything that the steps would interrupt on the GPU, with the holders.
+
+        A reload of the driver is not included.
+        """
 
     def planned(self) -> Sequence[Any]:
         """Return the kept and the new parts, each pinned to its position."""

@@ -26,9 +26,16 @@ if TYPE_CHECKING:
 class Gap(Protocol):
     """A value that a device does not report, unlike others of its model."""
 
-    gpu: Any
-    #: The device with the value. None if no other device has the value, and the device cannot work without it.
-    completed: Any
+    @property
+    def gpu(self) -> Any:
+        """Return the device."""
+
+    @property
+    def completed(self) -> Any:
+        """Return the device with the value.
+
+        None if no other device has the value, and the device cannot work without it.
+        """
 
     def lost(self) -> LostGpu:
         """Return the device as a lost one."""
@@ -78,19 +85,22 @@ class Divider(Protocol):
         """Return the holders that the steps would disturb on the device as read now."""
 
     def apply(self, session: Any, gpu_uuid: str, step: GpuStep) -> None:
-        """Apply a step. If the step needs a reset, reset the device. Raises DeviceError if the step has no effect."""
+        """Apply a step.
+
+        If the step needs a reset, reset the device. Raises DeviceError if the step has no effect.
+        """
 
     def reload(self, session: Any) -> None:
         """Reload the driver, which completes steps that need this. Raises DeviceError."""
 
     def leave_pending(self, session: Any, plans: Sequence[GpuPlan]) -> None:
-        """Request the steps that need a reset, and leave them pending until the host reboots.
+        """Leave the steps that need a reset pending until the host reboots.
 
         If one of them fails, all are reverted and ApplyError is raised.
         """
 
     def reboot_line(self, device: Any) -> str:
-        """Return a sentence if the step that needs a reset may need a reboot of the host instead, or ""."""
+        """Return a sentence if a reset may be refused, so that a reboot is needed, or ""."""
 
     def untouched(self, device: Any, wanted: Division | None) -> bool:
         """Return whether the division is as wanted or as after a boot."""
@@ -123,7 +133,10 @@ class Divider(Protocol):
         """Return the observed division in the format of saved plans."""
 
     def differences(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Return the differences between two values of `observed_data`: of the device, and of its parts."""
+        """Return the differences between two values of `observed_data`.
+
+        The first list is about the device, and the second about its parts.
+        """
 
 
 class DeviceSetting(Protocol):
@@ -135,7 +148,10 @@ class DeviceSetting(Protocol):
     setting: str
 
     def current(self, gpu: Any) -> str | None:
-        """Return the value that restores the observed state, or None if the value must not be changed."""
+        """Return the value that restores the observed state.
+
+        Returns None if the value must not be changed.
+        """
 
     def observed(self, gpu: Any) -> str | None:
         """Return the observed value, for saved plans."""
@@ -170,14 +186,20 @@ class Vendor(Protocol):
     """A vendor of GPUs."""
 
     key: str
-    dividers: Sequence[Divider]
-    settings: Sequence[VendorSetting]
     #: The class of errors about devices.
-    failure: type[DeviceError]
+    failure: type[Any]
     #: Names in messages: what reads the devices, the command that shows them, and other tools that divide them.
     reader: str
     command: str
     other_tools: str
+
+    @property
+    def dividers(self) -> Sequence[Any]:
+        """Return the dividers, as `Divider`."""
+
+    @property
+    def settings(self) -> Sequence[VendorSetting]:
+        """Return the settings, in the order of their steps."""
 
     def present(self) -> bool:
         """Return whether the host has GPUs of this vendor."""
@@ -197,16 +219,19 @@ class Vendor(Protocol):
     def lost_error(self, where: str, gpus: Sequence[LostGpu]) -> DeviceError:
         """Return the error for these lost devices, with the fix."""
 
-    def after(self, plan: GpuPlan) -> Any:
+    def after(self, plan: Any) -> Any:
         """Return the device after its plan is applied. Parts of other owners are left out."""
 
     def lend(self, source: str) -> None:
-        """Use this text of the driver's Python binding in this process, if the host has no binding."""
+        """Use this text of the driver's binding if the host has no binding."""
 
     def respawn(self) -> None:
-        """Restart the module with an interpreter that has the driver's Python binding, if there is one."""
+        """Restart the module with an interpreter that has the driver's binding.
 
-    def without_driver(self, error: DeviceError) -> dict[str, Any]:
+        If there is no such interpreter, return.
+        """
+
+    def without_driver(self, error: Any) -> dict[str, Any]:
         """Return what check mode reports about a host whose driver or binding is missing."""
 
     def binding(self) -> dict[str, Any]:

@@ -21,7 +21,10 @@ DIVIDERS: dict[str, Divider] = {divider.key: divider for vendor in VENDORS for d
 
 
 def vendor_of_host() -> Vendor:
-    """Return the vendor of the host's GPUs. It is the first vendor if no other is present."""
+    """Return the vendor of the host's GPUs.
+
+    It is the first vendor if no other is present.
+    """
     return next((vendor for vendor in VENDORS[1:] if vendor.present()), VENDORS[0])
 
 

@@ -294,7 +294,7 @@ def test_service_leaves_only_one_hung_child(host):
     hang(host, "nvmlDeviceGetMemoryInfo")
     code = """
 import os, signal
-from ansible_collections.openfleet.gpu.plugins.module_utils import child_process
+from ansible_collections.openfleet.gpu.plugins.module_utils.processes import child_process
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import bounded_session
 bounded_session.READ_SECONDS = 2.0
 child_process._REAP_SECONDS = 0.1

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.registry import target_data, target_from_data
+
 RECORDED = Path(__file__).with_name("recorded")
 OLD = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]},
@@ -100,3 +102,11 @@ def test_recorded_saved_plan_is_applied(host):
     done = run(host, NEW, plan=json.loads((RECORDED / "applied" / "plan.json").read_text()))
     assert not done.get("failed"), done
     assert host.seen() == NEW_SEEN
+
+
+@pytest.mark.parametrize("kill", sorted(KILLS))
+def test_recorded_targets_are_written_in_the_same_form(kill):
+    """Compare the forms, so that an earlier release can read the journal of this one."""
+    data = json.loads((RECORDED / kill / "journal.json").read_text())
+    for target in (*data["before"], *data["after"]):
+        assert target_data(target_from_data(target)) == target

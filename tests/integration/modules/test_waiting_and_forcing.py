@@ -157,7 +157,7 @@ def test_force_never_ends_the_run(whole):
 
 FORCE = """
 import sys
-from ansible_collections.openfleet.gpu.plugins.module_utils import busy
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan import busy
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import converge
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout

@@ -40,7 +40,10 @@ class ComputeMode:
     setting = SETTING
 
     def wanted(self, sharing: str, form: Form | None) -> str | None:
-        """Return the compute mode for a kind of sharing. It is None for MIG, because the instances have the mode."""
+        """Return the compute mode for a kind of sharing.
+
+        It is None for MIG, because the instances have the mode.
+        """
         if form is not None:
             return form.compute_mode
         return EXCLUSIVE_PROCESS if sharing == "exclusive" else DEFAULT

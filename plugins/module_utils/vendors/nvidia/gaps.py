@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find values that a GPU does not report, unlike others of its model. Pure functions.
+"""Find values that a GPU does not report, unlike others of its model.
+
+Pure functions.
 
 Some NVML codes, such as NOT_SUPPORTED, also mean that a healthy driver or model lacks a feature. A GPU that fails with
 such a code lacks a value.

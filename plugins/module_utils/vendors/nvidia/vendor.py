@@ -14,7 +14,6 @@ from . import compute_mode
 from .mig.divider import MigDivider
 
 if TYPE_CHECKING:
-    from ...plan.gpu_plan import GpuPlan
     from ...plan.services import Pids
     from .gaps import Gap
     from .nvml.bounded_session import BoundedSession
@@ -66,8 +65,8 @@ class NvidiaVendor:
 
         return lost_error(where, gpus)
 
-    def after(self, plan: GpuPlan) -> Gpu:
-        """Return the GPU after its plan is applied."""
+    def after(self, plan: Any) -> Gpu:
+        """Return the GPU after its plan is applied. `plan` is a `GpuPlan`."""
         target = plan.target
         divided = self.dividers[0].with_planned(plan.gpu, plan.division, target.division)
         settings = dict(target.settings)

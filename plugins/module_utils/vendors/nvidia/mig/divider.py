@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ....plan.ownership import Ownership
     from ....plan.parts import GpuStep
     from ..nvml.bounded_session import BoundedSession
-    from .steps import Instances
+    from .steps import Instances, MigStep
 
 
 @frozen
@@ -51,11 +51,14 @@ class MigDivision:
 
 @frozen
 class MigPart:
-    """The steps for the MIG mode and the instances of a GPU. `plan_parts.DivisionPart` documents the members."""
+    """The steps for the MIG mode and the instances of a GPU.
+
+    `parts.DivisionPart` documents the members.
+    """
 
     gpu: Gpu
     enabled: bool
-    steps: tuple[GpuStep, ...] = ()
+    steps: tuple[MigStep, ...] = ()
     kept: tuple[GpuInstance, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
     left: tuple[GpuInstance, ...] = ()
@@ -169,7 +172,10 @@ class MigDivider:
         return gpu.with_instances(tuple(parts), gpu.mig.enabled)
 
     def with_planned(self, gpu: Gpu, part: MigPart, division: MigDivision | None) -> Gpu:
-        """Return the GPU with the planned instances. Instances of other owners are left out."""
+        """Return the GPU with the planned instances.
+
+        Instances of other owners are left out.
+        """
         instances = tuple(
             GpuInstance(
                 number,

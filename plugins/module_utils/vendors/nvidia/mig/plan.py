@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Iterable, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from ....errors import PlanError
 from ....layout.profile_name import nearest_profile
@@ -24,12 +24,19 @@ from ....plan.ownership import Ownership
 from ....plan.parts import GpuStep
 from .divider import MigDivision, MigPart, WantedInstance
 from .fit import Capacity, Want, arrange
-from .steps import CreateComputeInstance, CreateGpuInstance, DestroyComputeInstance, DestroyGpuInstance, SetMigMode
+from .steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    MigStep,
+    SetMigMode,
+)
 
 #: Possible starts of compute instances: {compute slices of the GPU instance: {slices of the compute instance: starts}}.
 #: Sources: the compute-instance tables in NVIDIA's MIG User Guide (supported-mig-profiles), and the mock A100 and H100
 #: of go-nvml. The starts were not verified on hardware.
-COMPUTE_STARTS = {
+COMPUTE_STARTS: Mapping[int, Mapping[int, tuple[int, ...]]] = {
     1: {1: (0,)},
     2: {1: (0, 1), 2: (0,)},
     3: {1: (0, 1, 2), 2: (0,), 3: (0,)},
@@ -109,7 +116,7 @@ def _beside(
 
 
 def _plan_whole(gpu: Gpu) -> MigPart:
-    steps: list[GpuStep] = []
+    steps: list[MigStep] = []
     for instance in gpu.mig.instances:
         steps += _destroy(instance)
     if gpu.mig.enabled or gpu.mig.pending:
@@ -126,8 +133,8 @@ def _plan_mig(gpu: Gpu, where: str, instances: Sequence[WantedInstance], left: t
 
     at = {(instance.profile, instance.placement): instance for instance in present}
     kept: list[GpuInstance] = []
-    destroy: list[GpuStep] = []
-    create: list[GpuStep] = []
+    destroy: list[MigStep] = []
+    create: list[MigStep] = []
     for wanted, placement in sorted(placed, key=lambda pair: pair[1]):
         instance = at.pop((wanted.profile, placement), None)
         profile = capacity.profiles[wanted.profile]
@@ -145,7 +152,7 @@ def _plan_mig(gpu: Gpu, where: str, instances: Sequence[WantedInstance], left: t
     for instance in at.values():
         destroy += _destroy(instance)
 
-    mode: list[GpuStep] = []
+    mode: list[MigStep] = []
     if not (gpu.mig.enabled and gpu.mig.pending):
         mode.append(SetMigMode(True))
     kept.sort(key=lambda instance: instance.placement)
@@ -208,7 +215,10 @@ def _refuse_without_mig(gpu: Gpu, where: str, undivided: Sequence[str]) -> None:
 
 
 def _capacity(gpu: Gpu, where: str, instances: Sequence[WantedInstance]) -> Capacity:
-    """Return the capacity of the GPU. Raises PlanError if it does not have the profiles."""
+    """Return the capacity of the GPU.
+
+    Raises PlanError if it does not have the profiles.
+    """
     capacity = Capacity(gpu.mig.profiles)
     unknown = sorted({wanted.profile for wanted in instances} - set(capacity.profiles))
     if unknown:
@@ -317,7 +327,8 @@ def _compute_placements(gpu: Gpu, profile: GpuInstanceProfile) -> dict[int, tupl
     for instance in gpu.mig.instances:
         if instance.profile == profile.name and instance.compute_placements:
             return dict(instance.compute_placements)
-    starts = COMPUTE_STARTS.get(profile.compute_slices, {profile.compute_slices: (0,)})
+    whole: Mapping[int, tuple[int, ...]] = {profile.compute_slices: (0,)}
+    starts = COMPUTE_STARTS.get(profile.compute_slices, whole)
     return {size: tuple(Placement(start, size) for start in at) for size, at in starts.items()}
 
 
@@ -334,7 +345,9 @@ def _split(gpu: Gpu, profile: GpuInstanceProfile, slices: Sequence[int]) -> list
     return [(size, placement.start) for size, placement in zip(slices, placements)]
 
 
-def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
+def _replan_compute(
+    instance: GpuInstance, slices: Sequence[int]
+) -> tuple[tuple[ComputeInstance, ...], list[tuple[int, int | None]]]:
     """Return the changes to the compute instances of a kept GPU instance.
 
     Returns the compute instances to remove, and (slices, start) of each compute instance to create.
@@ -354,23 +367,23 @@ def _replan_compute(instance: GpuInstance, slices: Sequence[int]):
         if have == sorted(slices):
             return (), []
         return instance.compute_instances, [(n, None) for n in sorted(slices, reverse=True)]
-    new = []
+    new: list[tuple[int, int | None]] = []
     for n, placement in zip(slices, found):
         if at.pop((n, placement.start), None) is None:
             new.append((n, placement.start))
     return tuple(at.values()), new
 
 
-def _destroy(instance: GpuInstance) -> list[GpuStep]:
+def _destroy(instance: GpuInstance) -> list[MigStep]:
     """Return the steps that remove a GPU instance.
 
     Its compute instances are removed first.
     """
-    steps: list[GpuStep] = [_destroy_compute(instance, compute) for compute in instance.compute_instances]
+    steps: list[MigStep] = [_destroy_compute(instance, compute) for compute in instance.compute_instances]
     return [*steps, DestroyGpuInstance(instance.profile, instance.id, instance.placement)]
 
 
-def _destroy_compute(instance: GpuInstance, compute) -> DestroyComputeInstance:
+def _destroy_compute(instance: GpuInstance, compute: ComputeInstance) -> DestroyComputeInstance:
     return DestroyComputeInstance(
         instance.profile, instance.id, compute.id, compute.compute_slices, compute.placement.start
     )
