@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from .. import durable
@@ -212,18 +213,15 @@ def _run_steps(
     gpu = gpu_plan.gpu
     if failed is not None and gpu.uuid in failed:
         return
-    for step in steps:
-        try:
-            _step(context.session, gpu, step)
-        except DeviceError as error:
-            # Steps know only the UUID of a GPU. Messages also need its index.
-            if error.where == "gpu %s" % gpu.uuid:
-                error.where = "gpu %d (%s)" % (gpu.index, gpu.uuid)
-            if failed is None:
-                raise
-            failed[gpu.uuid] = error
-            return
-        done.append("gpu %d: %s" % (gpu.index, step))
+    try:
+        _apply(context.session, gpu, steps, lambda step: done.append("gpu %d: %s" % (gpu.index, step)))
+    except DeviceError as error:
+        # Steps know only the UUID of a GPU. Messages also need its index.
+        if error.where == "gpu %s" % gpu.uuid:
+            error.where = "gpu %d (%s)" % (gpu.index, gpu.uuid)
+        if failed is None:
+            raise
+        failed[gpu.uuid] = error
 
 
 def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner.ALL_OURS) -> None:
@@ -238,12 +236,18 @@ def expect(host: Host, targets: Sequence[Target], ownership: Ownership = planner
         )
 
 
-def _step(session: Session, gpu: Device, step: GpuStep) -> None:
-    for each in (divider_of(gpu), *planner.settings_of(gpu)):
-        if each.key == step.technique:
-            each.apply(session, gpu.uuid, step)
-            return
-    raise TypeError("not a step: %r" % (step,))
+def _apply(session: Session, gpu: Device, steps: Sequence[GpuStep], done: Callable[[GpuStep], None]) -> None:
+    divider = divider_of(gpu)
+    settings = {each.key: each for each in planner.settings_of(gpu)}
+    for key, group in itertools.groupby(steps, lambda step: step.technique):
+        if key == divider.key:
+            divider.apply(session, gpu.uuid, list(group), done)
+            continue
+        for step in group:
+            if key not in settings:
+                raise TypeError("not a step: %r" % (step,))
+            settings[key].apply(session, gpu.uuid, step)
+            done(step)
 
 
 def _undo(

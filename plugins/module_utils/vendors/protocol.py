@@ -10,7 +10,7 @@ value for each whole device.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ContextManager, Iterable, Iterator, Mapping, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Mapping, Protocol, Sequence
 
 if TYPE_CHECKING:
     from ..errors import DeviceError
@@ -84,10 +84,10 @@ class Divider(Protocol):
     def disturbed(self, device: Any, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
         """Return the holders that the steps would disturb on the device as read now."""
 
-    def apply(self, session: Any, gpu_uuid: str, step: GpuStep) -> None:
-        """Apply a step.
+    def apply(self, session: Any, gpu_uuid: str, steps: Sequence[GpuStep], done: Callable[[GpuStep], None]) -> None:
+        """Apply steps in this order, and call `done` for each completed one.
 
-        If the step needs a reset, reset the device. Raises DeviceError if the step has no effect.
+        If a step needs a reset, reset the device. Raises DeviceError if a step has no effect.
         """
 
     def reload(self, session: Any) -> None:

@@ -81,11 +81,13 @@ class SlicesDivider:
         # Only the reload ends programs.
         return ()
 
-    def apply(self, session, gpu_uuid, step):
-        device = next(each for each in read() if each.uuid == gpu_uuid)
-        pass_point("before request %d" % device.index)
-        write(device, requested=step.count)
-        pass_point("after request %d" % device.index)
+    def apply(self, session, gpu_uuid, steps, done):
+        for step in steps:
+            device = next(each for each in read() if each.uuid == gpu_uuid)
+            pass_point("before request %d" % device.index)
+            write(device, requested=step.count)
+            pass_point("after request %d" % device.index)
+            done(step)
 
     def reload(self, session):
         pass_point("before reload")

@@ -9,7 +9,8 @@ A pending mode takes effect when the host reboots.
 from __future__ import annotations
 
 import contextlib
-from typing import Sequence
+import itertools
+from typing import Any, Callable, Sequence
 
 from ....errors import ApplyError, FleetError, NvmlError, ResetRefusedError, UnansweredCallError
 from ....plan.gpu_plan import GpuPlan
@@ -29,25 +30,40 @@ from .steps import (
 _NAMED = 5
 
 
-def apply(session: BoundedSession, gpu_uuid: str, step: MigStep) -> None:
-    """Apply a step.
+def apply(session: BoundedSession, gpu_uuid: str, steps: Sequence[MigStep], done: Callable[[MigStep], None]) -> None:
+    """Apply steps, and call `done` for each completed one.
 
-    Raises NvmlError, or ResetRefusedError if the GPU refuses the reset that a mode change needs.
+    All steps between two changes of the mode are one request to the session. Raises NvmlError, or ResetRefusedError if
+    the GPU refuses the reset that a mode change needs.
     """
-    if isinstance(step, SetMigMode):
-        _set_mig_mode(session, gpu_uuid, step.enabled)
-    elif isinstance(step, DestroyComputeInstance):
-        session.destroy_compute_instance(gpu_uuid, step.gpu_instance_id, step.compute_instance_id)
-    elif isinstance(step, DestroyGpuInstance):
-        session.destroy_gpu_instance(gpu_uuid, step.gpu_instance_id)
-    elif isinstance(step, CreateGpuInstance):
-        session.create_gpu_instance(gpu_uuid, step.profile_id, step.placement)
-    elif isinstance(step, CreateComputeInstance):
-        session.create_compute_instance(
-            gpu_uuid, step.profile_id, step.gpu_instance_start, step.compute_slices, step.start
-        )
-    else:
-        raise TypeError("not a step: %r" % (step,))
+    for _is_mode, group in itertools.groupby(steps, lambda step: isinstance(step, SetMigMode)):
+        changes = list(group)
+        modes = [step for step in changes if isinstance(step, SetMigMode)]
+        for mode in modes:
+            _set_mig_mode(session, gpu_uuid, mode.enabled)
+            done(mode)
+        if modes:
+            continue
+        requests = [_request(gpu_uuid, step) for step in changes]
+        try:
+            session.change(requests)
+        finally:
+            for step in changes[: session.completed]:
+                done(step)
+
+
+def _request(gpu: str, step: MigStep) -> tuple[str, tuple[Any, ...]]:
+    """Return the session's method for a step, and its arguments."""
+    if isinstance(step, DestroyComputeInstance):
+        return "destroy_compute_instance", (gpu, step.gpu_instance_id, step.compute_instance_id)
+    if isinstance(step, DestroyGpuInstance):
+        return "destroy_gpu_instance", (gpu, step.gpu_instance_id)
+    if isinstance(step, CreateGpuInstance):
+        return "create_gpu_instance", (gpu, step.profile_id, step.placement)
+    if isinstance(step, CreateComputeInstance):
+        place = (step.gpu_instance_start, step.compute_slices, step.start)
+        return "create_compute_instance", (gpu, step.profile_id, *place)
+    raise TypeError("not a step: %r" % (step,))
 
 
 def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:

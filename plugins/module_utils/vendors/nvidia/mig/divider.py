@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping, Sequence
 
 from ....frozen import frozen
 from ....layout.types import MigInstance
@@ -140,11 +140,11 @@ class MigDivider:
 
         return largest_part(gpu, profiles)
 
-    def apply(self, session: BoundedSession, gpu_uuid: str, step: Any) -> None:
-        """Apply a step."""
+    def apply(self, session: BoundedSession, gpu_uuid: str, steps: Sequence[Any], done: Callable[[Any], None]) -> None:
+        """Apply steps."""
         from .apply import apply
 
-        apply(session, gpu_uuid, step)
+        apply(session, gpu_uuid, steps, done)
 
     def reload(self, session: BoundedSession) -> None:
         """Raise NotImplementedError, because no step needs this."""

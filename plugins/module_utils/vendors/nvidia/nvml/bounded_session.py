@@ -53,8 +53,8 @@ _OF_A_GPU = ("nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance")
 # Calls that affect the host, although they are named like calls for a GPU.
 _OF_THE_HOST = ("nvmlDeviceGetCount",)
 # Layout of the shared memory: start of the call in seconds of time.monotonic(), and a text with the call's name and the
-# GPU's label.
-_NOTE, _TEXT_BYTES = struct.Struct("=d256s"), 256
+# GPU's label. Then the number of completed changes of the current batch.
+_NOTE, _TEXT_BYTES, _COUNT = struct.Struct("=d256s"), 256, struct.Struct("=Q")
 # Header of a message: number of the request, and length of the content.
 _HEADER = struct.Struct("=QQ")
 _CHUNK_BYTES = 1 << 18
@@ -91,7 +91,7 @@ class CallNote:
     """Shared memory with the current NVML call of the child process."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _NOTE.size)
+        self._memory = mmap.mmap(-1, _NOTE.size + _COUNT.size)
 
     def write(self, call: str, where: str) -> None:
         """Record the call that is about to start, and the label of its GPU or host.
@@ -108,6 +108,15 @@ class CallNote:
         began, text = _NOTE.unpack(self._memory[: _NOTE.size])
         call, _, where = text.rstrip(b"\0").decode(errors="replace").partition("\t")
         return call, where or "this host", began
+
+    @property
+    def completed(self) -> int:
+        """Return the number of completed changes of the current batch."""
+        return int(_COUNT.unpack_from(self._memory, _NOTE.size)[0])
+
+    @completed.setter
+    def completed(self, number: int) -> None:
+        _COUNT.pack_into(self._memory, _NOTE.size, number)
 
 
 def _start() -> tuple[CallNote, socket.socket, int]:
@@ -152,10 +161,6 @@ class BoundedSession:
     mig_mode = _forwarded(Session.mig_mode)
     set_mig_mode = _forwarded(Session.set_mig_mode)
     set_compute_mode = _forwarded(Session.set_compute_mode)
-    create_gpu_instance = _forwarded(Session.create_gpu_instance)
-    destroy_gpu_instance = _forwarded(Session.destroy_gpu_instance)
-    create_compute_instance = _forwarded(Session.create_compute_instance)
-    destroy_compute_instance = _forwarded(Session.destroy_compute_instance)
 
     def __init__(self) -> None:
         if not _ahead:
@@ -180,6 +185,14 @@ class BoundedSession:
         Services and containers do not see such GPUs (docs/simulator.md).
         """
         return self.simulated and "GPUSIM_STATE" in os.environ
+
+    @property
+    def completed(self) -> int:
+        """Return the number of completed changes of the last `change`.
+
+        It is also known if the child hangs or has ended.
+        """
+        return self._note.completed
 
     def __enter__(self) -> BoundedSession:
         for child, failure in list(_hanging.items()):
@@ -214,6 +227,12 @@ class BoundedSession:
             gpus = observer.observe(gpus)
         return dataclasses.replace(host, gpus=gpus)
 
+    def change(self, changes: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        """Call `Session.change` in the child, with one message for all changes."""
+        # The child may not get as far as the first change.
+        self._note.completed = 0
+        self._ask("change", changes)
+
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """Close all GPUs while the block runs, as in `Session.suspended`."""
@@ -229,7 +248,7 @@ class BoundedSession:
         """Call a method in the child. Return its result or raise its error."""
         if self._failure is not None:
             raise self._failure
-        self._changes = self._changes or method.startswith(("set_", "create_", "destroy_"))
+        self._changes = self._changes or method.startswith(("set_", "change"))
         self._number += 1
         content = pickle.dumps((method, args, named), 4)
         self._waits = True
@@ -306,10 +325,18 @@ class _ChildSession(Session):
     """The session in the child. It records each call in the note first."""
 
     def __init__(self, note: CallNote) -> None:
-        super().__init__()
         self._note = note
+        super().__init__()
         self._gpu_label = "this host"
         self._suspension: Any = None
+
+    @property
+    def completed(self) -> int:
+        return self._note.completed
+
+    @completed.setter
+    def completed(self, number: int) -> None:
+        self._note.completed = number
 
     def _noted(self, call: str, gpu: str | None = None) -> None:
         """Record the next call in the note.

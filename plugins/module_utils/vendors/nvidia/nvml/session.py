@@ -66,6 +66,8 @@ class Session(Calls):
         #: Whether NO_PERMISSION affects one GPU only, as in a container without its device node. For users other than
         #: root, it affects all GPUs.
         self.denied_is_lost = os.geteuid() == 0
+        #: Number of completed changes of the last `change`.
+        self.completed = 0
         #: By model: each reported list of MIG profiles, and the UUIDs of the GPUs that reported it.
         self._profiles: dict[tuple[str, int], dict[tuple[GpuInstanceProfile, ...], set[str]]] = {}
         #: GPUs as last read, by UUID.
@@ -481,6 +483,16 @@ class Session(Calls):
     def set_compute_mode(self, gpu: str, mode: str) -> None:
         codes = {name: code for code, name in _COMPUTE_MODES.items()}
         self._call("nvmlDeviceSetComputeMode", self._handle(gpu), codes[mode], gpu=gpu)
+
+    def change(self, changes: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        """Create and destroy instances in this order. `completed` counts them.
+
+        Each change is the name of a method below with its arguments. Raises NvmlError at the first one that fails.
+        """
+        self.completed = 0
+        for name, arguments in changes:
+            getattr(self, name)(*arguments)
+            self.completed += 1
 
     def create_gpu_instance(self, gpu: str, profile_id: int, placement: Placement) -> None:
         where = self._nvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
