@@ -20,6 +20,7 @@ from ..plugin_utils.audit.options import access, holidays, prices, seconds, thre
 from ..plugin_utils.controller_action import ControllerAction
 from ..plugin_utils.host_results import gpu_info_of_all
 from ..plugin_utils.plain import plain
+from ..plugin_utils.rightsize.wishes import wishes
 
 display = Display()
 
@@ -40,7 +41,6 @@ class ActionModule(ControllerAction):
     ) -> dict[str, Any]:
         # Only this module needs NumPy, and not every controller has NumPy.
         from ..plugin_utils.rightsize import make, options, sums, write
-        from ..plugin_utils.rightsize.wishes import wishes
 
         pods_by_host, unknown = pods.look_up(states, pods.places(args["kubernetes"]))
         grace_seconds = seconds(args["reclaim_grace"]) if args["reclaim_grace"] else None

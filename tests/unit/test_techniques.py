@@ -77,7 +77,7 @@ EXCEPTED = {
     "mig": {
         "plan/assumed.py": {"mig", "Mig"},
         "cli/holders.py": {"mig", "MIG"},
-        "cli/on_gpus.py": {"mig", "MIG"},
+        "cli/show.py": {"mig", "MIG"},
         "hardware/reader.py": {"mig", "MIG"},
         "holders/*.py": {"mig", "MIG"},
         "model.py": {"mig", "Mig"},

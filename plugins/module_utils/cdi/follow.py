@@ -10,15 +10,13 @@ documentation.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Sequence, Union
+from typing import Sequence, Union
 
 from .. import systemd
 from ..errors import FollowError, Problem
 from ..frozen import frozen
 from ..processes.command import Run, ask, run_tool
-
-if TYPE_CHECKING:
-    from . import nvidia_ctk
+from . import nvidia_ctk
 
 #: The service that writes /var/run/cdi/nvidia.yaml. It exists since release 1.18 of the container toolkit and does not
 #: react to MIG changes: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
@@ -153,8 +151,6 @@ def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem |
 
     Also returns the problem if systemd does not answer.
     """
-    from . import nvidia_ctk
-
     toolkit = True
     try:
         ask(run, [nvidia_ctk.TOOL, "--version"])
@@ -211,8 +207,6 @@ def _not_restarted(name: str, problem: str) -> Problem:
 
 
 def _renew(step: Renew, run: Run) -> tuple[str | None, Problem | None]:
-    from . import nvidia_ctk
-
     if not nvidia_ctk.unchanged(step.spec):
         return None, None
     changed, problem = nvidia_ctk.renew(step.spec, run)

@@ -19,6 +19,7 @@ from typing import Any, Sequence
 from ..errors import FleetError
 from ..runner import outline
 from ..techniques.commands import COMMANDS
+from ..vendors.nvidia.nvml.bounded_session import start_ahead
 
 LAYOUT = "/etc/openfleet-gpu/layout.json"
 STATE_DIRECTORY = "/var/lib/openfleet-gpu"
@@ -41,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # restored first.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     module, function = options.run
+    if options.command in _DRIVER_COMMANDS:
+        # The child loads pynvml while this process loads the code of the subcommand.
+        start_ahead()
     try:
         status: int = getattr(importlib.import_module(module, __package__), function)(options)
         if sys.stdout is not None:
@@ -274,11 +278,14 @@ def seconds(text: str) -> float:
     return seconds
 
 
+#: Subcommands that always open a session with the driver, and whose code takes time to load.
+_DRIVER_COMMANDS = ("plan", "apply", "export")
+
 #: Subcommands in the order of the help: function, help text, and the function that adds arguments.
 _COMMANDS = {
-    "show": (".on_gpus:show", "show the GPUs and their processes", _show),
-    "plan": (".on_gpus:plan", "show the changes of apply, and change nothing", _plan),
-    "apply": (".on_gpus:apply", "apply the layout to the GPUs", _apply),
+    "show": (".show:show", "show the GPUs and their processes", _show),
+    "plan": (".change:plan", "show the changes of apply, and change nothing", _plan),
+    "apply": (".change:apply", "apply the layout to the GPUs", _apply),
     "holders": (
         ".holders:holders",
         "list the holders of each GPU (for accounts without other rights)",
@@ -289,14 +296,14 @@ _COMMANDS = {
         "exempt your idle service, container or process from being stopped (without root)",
         _keep,
     ),
-    "keep-serve": (".keep:serve", "the service of keep (started by systemd)", _keep_serve),
+    "keep-serve": (".keep_serve:serve", "the service of keep (started by systemd)", _keep_serve),
     **{name: (run, text, _state_directory) for name, run, text in COMMANDS},
     "metrics": (
         ".metrics:metrics",
         "print the host's drift from its layout and its GPU holders for Prometheus",
         _metrics,
     ),
-    "export": (".on_gpus:export", "print the state of the GPUs as gpu_layout, in YAML", _export),
+    "export": (".export:export", "print the state of the GPUs as gpu_layout, in YAML", _export),
     "fits": (".without_gpus:fits", "check whether MIG profiles fit on a GPU model (without a GPU)", _fits),
     "import": (".without_gpus:import_", "convert a configuration of nvidia-mig-parted to gpu_layout", _import),
 }

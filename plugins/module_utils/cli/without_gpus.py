@@ -15,9 +15,12 @@ from .. import catalogue
 from ..change import planner
 from ..errors import FleetError, PlanError
 from ..layout.profile_name import ProfileNameError, parse_profile_name
+from ..layout.yaml_text import layout_yaml
 from ..plan.assumed import assumed_gpus
 from ..plan.gpu_plan import Target, listing
+from ..techniques.importers import MIG_PARTED
 from ..vendors.nvidia.mig.divider import MigDivider, MigDivision, WantedInstance
+from .files import read_configuration
 
 _PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")
 
@@ -61,10 +64,6 @@ def import_(options: Namespace) -> int:
 
     Also print the parts that no layout can express.
     """
-    from ..layout.yaml_text import layout_yaml
-    from ..techniques.importers import MIG_PARTED
-    from .files import read_configuration
-
     data = read_configuration(options.file, "mig-configs")
     found = MIG_PARTED(data, options.file, catalogue.load_models())
     if options.label is not None:

@@ -10,19 +10,21 @@ The bytecode of equal sources may differ, so archives are not compared byte by b
 comment that has two digests: one of its inputs and one of all bytes before the comment. If one of them differs, the
 command is replaced.
 
-Modules also run the code in the archive (installed.py) and are sent with this file. Imports for building are therefore
-local.
-
 In a checkout, `python3 plugins/module_utils/install/archive.py FILE` builds the command together with pynvml as one
 file, for hosts without Ansible. This file must therefore import only the standard library.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import io
 import os
+import py_compile
 import stat
 import sys
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -136,9 +138,6 @@ def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> b
     """
     members = {"__main__.py": MAIN, "%s/__init__.py" % PACKAGE: ""}
     members.update(("%s/%s" % (PACKAGE, path), text) for path, text in sources.items())
-    import io
-    import zipfile
-
     content = io.BytesIO()
     content.write(b"#!%s\n" % interpreter.encode())
     with zipfile.ZipFile(content, "a") as bundled:
@@ -158,16 +157,11 @@ def _seal(content: bytes) -> bytes:
 
 
 def _add(bundled: Any, path: str, content: bytes, deflated: bool = True) -> None:
-    import zipfile
-
     compression = zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
     bundled.writestr(zipfile.ZipInfo(path, (1980, 1, 1, 0, 0, 0)), content, compression)
 
 
 def _bytecode(path: str, text: str) -> bytes:
-    import py_compile
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="gpu-layout-") as folder:
         source, compiled = Path(folder, "source.py"), Path(folder, "compiled.pyc")
         source.write_text(text, encoding="utf-8")
@@ -187,8 +181,6 @@ def build(file: Path) -> None:
 
 
 def main() -> None:
-    import argparse
-
     parser = argparse.ArgumentParser(description="Build the command gpu-layout as one file that includes pynvml.")
     parser.add_argument("file", type=Path, metavar="FILE")
     build(parser.parse_args().file)

@@ -16,6 +16,7 @@ from .case import Case
 from .cells import Cells
 from .greedy import greedy
 from .model import WHOLE, Packing, Problem
+from .read import Reader, hint
 
 
 def pack(problem: Problem, solver: str = "auto") -> Packing:
@@ -42,8 +43,6 @@ def pack(problem: Problem, solver: str = "auto") -> Packing:
 
 
 def _search(case: Case, contents) -> Packing | None:
-    from .read import Reader, hint
-
     cells = Cells(case, contents)
     search = exact.Search(cells)
     solution = search.solve(hint(search, contents))

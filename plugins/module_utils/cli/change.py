@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the subcommands that use the driver: show, plan, apply and export."""
+"""Run the subcommands plan and apply."""
 
 from __future__ import annotations
 
@@ -12,72 +12,22 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
+from ..change.converge import Request, converge, predict
+from ..change.journal import Journal
+from ..change.trial import settle
 from ..errors import DriverAbsentError
-from ..model import Gpu, Host, lost_of, to_data
-from ..techniques import observers
-from ..vendors.nvidia.nvml.bounded_session import BoundedSession, start_ahead
+from ..model import Host, lost_of, to_data
+from ..plan.busy import OnBusy
+from ..techniques.forms import parse_layout
+from .files import read_layout
+from .main import EXIT_CHANGES
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.2
 
 
-def show(options: Namespace) -> int:
-    """Print the GPUs with their instances and processes."""
-    from ..techniques.registry import observed_services
-
-    with BoundedSession() as session:
-        session.observers = observers.recorded(options.state_directory)
-        host = session.observe(telemetry=options.telemetry)
-        services = observed_services(session.private)
-    unmanaged = _unmanaged(options, host, {service.key: service.seen for service in services})
-    if options.json:
-        data = dict(to_data(host), **{service.name: to_data(service.seen) for service in services})
-        data["unmanaged"] = [to_data(each) for each in unmanaged]
-        for gpu in data["gpus"]:
-            # The list of profiles is long, and only the planner needs it.
-            gpu["mig"].pop("profiles", None)
-            for instance in gpu["mig"]["instances"]:
-                instance.pop("compute_placements", None)
-        print(json.dumps(data, indent=2))
-        return 0
-    print(_headline(host))
-    for gpu in host.gpus:
-        print("\n".join(_described(gpu)))
-    for lost in host.lost:
-        print("%s  %s: %s" % (lost.label, lost.state.replace("is ", ""), lost.problem))
-    for service in services:
-        for line in service.describe(host):
-            print(line)
-    for each in unmanaged:
-        print(each.line())
-    return 0
-
-
-def _unmanaged(options: Namespace, host: Host, services_seen: Any) -> tuple[Any, ...]:
-    """Return the GPUs that the collection changed and that have no entry now.
-
-    Returns an empty tuple if the host has no layout.
-    """
-    from ..change.unnamed import AppliedRecord, unnamed_gpus
-
-    applied = AppliedRecord(options.state_directory).read()
-    if not applied.known or not Path(options.layout).exists():
-        return ()
-    from ..techniques.forms import parse_layout
-    from .files import read_layout
-
-    return unnamed_gpus(parse_layout(read_layout(options.layout)), host, applied, services_seen)
-
-
 def plan(options: Namespace) -> int:
     """Print the plan that apply would run."""
-    start_ahead()
-    from ..change.converge import Request, predict
-    from ..change.journal import Journal
-    from ..techniques.forms import parse_layout
-    from .files import read_layout
-    from .main import EXIT_CHANGES
-
     layout = parse_layout(read_layout(options.layout))
     request = Request(layout, options.state_directory, options.unlisted, lost=options.lost, unnamed=options.unnamed)
     run = predict(request, options.on_busy)
@@ -103,13 +53,6 @@ def _is_interrupted(entry: Any, host: Host) -> bool:
 
 def apply(options: Namespace) -> int:
     """Apply the layout, and print the plan that was applied."""
-    start_ahead()
-    from ..change.converge import Request, converge
-    from ..change.trial import settle
-    from ..plan.busy import OnBusy
-    from ..techniques.forms import parse_layout
-    from .files import read_layout
-
     if options.layout != "-" and settle(Path(options.layout), options.state_directory):
         _say("the previous layout was restored: a run ended before it left its MIG modes pending for a reboot")
         if not Path(options.layout).exists():
@@ -135,24 +78,6 @@ def apply(options: Namespace) -> int:
     for who in run.ended:
         print("ended: %s" % who)
     print("\n".join([*run.lines(), *run.followed, _done(run.plan.counts())]))
-    return 0
-
-
-def export(options: Namespace) -> int:
-    """Print the state of the GPUs as gpu_layout."""
-    start_ahead()
-    from ..export.look import export_host
-    from ..layout.yaml_text import layout_yaml
-    from ..techniques.forms import layout_to_data
-
-    found = export_host(options.pin_placements, options.select_by)
-    data = layout_to_data(found.layout)
-    if options.json:
-        print(json.dumps({"gpu_layout": data, "left_out": list(found.left_out)}, indent=2))
-    else:
-        print(layout_yaml(data), end="")
-    for sentence in found.left_out:
-        _say(sentence)
     return 0
 
 
@@ -217,37 +142,3 @@ def _done(counts: dict[str, int]) -> str:
 
 def _gpus(count: int) -> str:
     return "%d GPU%s" % (count, "" if count == 1 else "s")
-
-
-def _headline(host: Host) -> str:
-    return "NVIDIA driver %s, CUDA %s, %s%s" % (
-        host.driver_version,
-        host.cuda_version or "unknown",
-        _gpus(len(host.gpus)),
-        ", simulated" if host.simulated else "",
-    )
-
-
-def _described(gpu: Gpu) -> list[str]:
-    if gpu.mig.enabled:
-        state = "MIG on" + ("" if gpu.mig.instances else ", no instances")
-    else:
-        state = ("MIG off, " if gpu.mig.capable else "") + "compute mode %s" % (gpu.compute_mode or "unknown")
-    state = ", ".join([state, *filter(None, (observer.describe(gpu) for observer in observers.OBSERVERS))])
-    if gpu.mig.pending != gpu.mig.enabled:
-        state += ", MIG %s pending until a reset" % ("on" if gpu.mig.pending else "off")
-    lines = ["gpu %d  %s  %s  %s  %s" % (gpu.index, gpu.name, gpu.uuid, gpu.pci_address or "no PCI address", state)]
-    for instance in gpu.mig.instances:
-        for compute in instance.compute_instances:
-            part = "" if len(instance.compute_instances) == 1 else " %dc" % compute.compute_slices
-            line = "  %s@%d%s  %s" % (instance.profile, instance.placement.start, part, compute.mig_uuid or "no UUID")
-            lines.append(line + _users(compute.processes))
-        if not instance.compute_instances:
-            lines.append("  %s@%d  no compute instance" % (instance.profile, instance.placement.start))
-    if not gpu.mig.enabled and gpu.processes:
-        lines.append(" " + _users(gpu.processes))
-    return lines
-
-
-def _users(processes: Any) -> str:
-    return "".join("  pid %d%s" % (p.pid, " (%s)" % p.name if p.name else "") for p in processes)
