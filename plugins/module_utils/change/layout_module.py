@@ -9,6 +9,7 @@ These modules apply a layout or a part of a layout.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Sequence
 
 from ..errors import DriverAbsentError
@@ -17,6 +18,7 @@ from ..plan import busy
 from ..plan.gpu_plan import Plan, gpu_line
 from ..plan.ownership import POLICIES, UNNAMED_POLICIES
 from ..plan.transaction import DIRECTORY
+from ..processes.command import run_to_end
 from ..techniques.forms import parse_layout
 from ..vendors.registry import divider_of, vendor_of_host
 from . import lost_gpus
@@ -153,9 +155,6 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
 
 def _reload_risk(host: Host) -> bool:
     """Return whether a systemd reload would detach GPUs from containers."""
-    from pathlib import Path
-
-    from ..processes.command import run_to_end
     from ..techniques.detached import look
 
     return bool(look(Path("/"), [holder for gpu in host.gpus for holder in gpu.held_by], run_to_end))

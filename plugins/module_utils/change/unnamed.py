@@ -18,8 +18,10 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 
 from .. import durable
 from ..errors import LayoutError, PlanError, SelectorError
+from ..export.layout import exported
 from ..frozen import frozen
 from ..layout.form import Form, Seen
+from ..layout.matching import matches
 from ..layout.types import WITHOUT_PART, Entry, Layout, Selector
 from ..model import Device, Host, lost_of, parts_of
 from ..plan.gpu_plan import Plan, Target
@@ -172,7 +174,6 @@ def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Se
 
     Used for reports.
     """
-    from ..layout.matching import matches
 
     selectors = [selector for entry in layout.entries for selector in entry.selectors]
     named = {gpu.uuid.lower() for gpu in host.gpus if any(matches(each, gpu) for each in selectors)}
@@ -391,8 +392,6 @@ def _record(entries: Iterable[Entry]) -> Applied:
 
 
 def _exported(gpus: Sequence[Device], seen: Seen) -> tuple[Entry, ...]:
-    from ..export.layout import exported
-
     # Layouts cannot express the parts of a divider without a form.
     gpus = [gpu for gpu in gpus if any(form.key == gpu.divider for form in FORMS)]
     return exported(gpus, pin_placements=True, select_by="uuid", seen=seen, whole=False).layout.entries

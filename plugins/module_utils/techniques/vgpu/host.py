@@ -24,6 +24,7 @@ from ...holders.model import UNKNOWN
 from ...model import Gpu, Holder, Host
 from ...processes.command import Run, ask, run_tool
 from ...processes.file_worker import memory_or_none, one_look
+from ..detached import look
 from . import dmem as vgpu_dmem
 from . import files as vgpu_files
 from .agent_client import handed_out
@@ -185,8 +186,6 @@ class VgpuHost(Tenants):
         """
         if not self._reloads(part):
             return []
-        from ..detached import look
-
         return look(self._root, holders, self._run)
 
     def _reloads(self, part: VgpuPlan) -> bool:

@@ -13,6 +13,8 @@ import itertools
 from typing import Any, Callable, Sequence
 
 from ....errors import ApplyError, FleetError, NvmlError, ResetRefusedError, UnansweredCallError
+from ....holders.find import blocking, find_holders
+from ....holders.kernel import holders_in_kernel, listing, survives_reboot, without_reboot
 from ....plan.gpu_plan import GpuPlan
 from ..nvml.bounded_session import BoundedSession
 from ..nvml.calls import IN_USE, RESET_REQUIRED, SUCCESS
@@ -127,9 +129,6 @@ def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
     If no process uses the GPU, a holder inside the kernel uses it. In this case the fix is a reboot, unless the pending
     mode is lost in the reboot.
     """
-    from ....holders.find import blocking, find_holders
-    from ....holders.kernel import holders_in_kernel, listing, survives_reboot, without_reboot
-
     host = session.observe(only=gpu)
     holders = blocking(find_holders(host), gpu)
     known = [each for each in host.gpus if each.uuid == gpu]
@@ -144,8 +143,6 @@ def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
 
 def _name_holders(session: BoundedSession, gpu: str, error: ResetRefusedError) -> None:
     """Add the holders of the GPU inside the kernel to a refused reset's error."""
-    from ....holders.kernel import holders_in_kernel, listing, without_reboot
-
     for known in session.observe(only=gpu).gpus:
         holders = holders_in_kernel(known) if known.uuid == gpu else ()
         if holders:
