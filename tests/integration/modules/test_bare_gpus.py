@@ -62,19 +62,28 @@ def test_entry_that_needs_the_size_is_refused(unified, entry, where):
     assert modes(unified) == ["default", "default"]
 
 
-@pytest.mark.parametrize("answer", ["guest", "not told"])
+@pytest.mark.parametrize("answer", ["guest", "not told", "one not told"])
 def test_unsettable_compute_mode_is_refused_in_the_dry_run(host, answer):
     host.create([{"model": "L40S-48GB", "count": 2}])
     if answer == "guest":
         host.gpusim("set", "0", "virtualization_mode", "2")
     else:
-        host.gpusim("fail", "nvmlDeviceGetComputeMode", "--gpu", "0", "--code", "NOT_SUPPORTED", "--lasting")
-        host.gpusim("set", "0", "compute_mode_fixed", "on")
+        for gpu in ("0", "1") if answer == "not told" else ("0",):
+            host.gpusim("fail", "nvmlDeviceGetComputeMode", "--gpu", gpu, "--code", "NOT_SUPPORTED", "--lasting")
+            host.gpusim("set", gpu, "compute_mode_fixed", "on")
     layout = [{"gpus": [1], "sharing": "exclusive"}, {"gpus": [0], "sharing": "exclusive"}]
     for check in (True, False):
         failed = host.module("layout", check=check, layout=layout)
-        assert failed["failed"] and failed["where"].startswith("gpu_layout[1] on gpu 0"), failed
-        assert "compute mode cannot be set" in failed["problem"] and "sharing: shared" in failed["cure"]
+        if answer == "one not told":
+            # The other GPU of this model reports its mode, so this one is sick.
+            assert failed["where"] == "gpu_layout[1].gpus[0]", failed
+            assert "does not work: the driver" in failed["problem"] and "gpu_layout_lost: skip" in failed["cure"]
+        else:
+            assert failed["where"].startswith("gpu_layout[1] on gpu 0"), failed
+            assert "compute mode cannot be set" in failed["problem"] and "sharing: shared" in failed["cure"]
+    if answer == "not told":
+        assert not host.module("layout", layout=[{"gpus": "all", "sharing": "shared"}])["changed"]
+        return
     assert modes(host)[1] == "default"
     layout = [{"gpus": [1], "sharing": "exclusive"}, {"gpus": [0], "sharing": "shared"}]
     assert host.module("layout", layout=layout)["changed"]

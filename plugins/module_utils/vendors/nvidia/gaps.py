@@ -61,9 +61,9 @@ def gaps(host: Host) -> Iterator[Gap]:
             completed = dataclasses.replace(gpu, memory_total_bytes=sizes[0])
             problem = "it reports no memory size, unlike other GPUs of its model"
             yield Gap(gpu, "nvmlDeviceGetMemoryInfo", problem, completed)
-        if gpu.compute_mode_fixed and any(not peer.compute_mode_fixed for peer in peers):
-            mode = gpu.compute_mode or "default"
-            completed = dataclasses.replace(gpu, compute_mode=mode, compute_mode_fixed=None)
+        # A GPU in a guest reports its mode and refuses only to set it, which is a mistake in the layout.
+        if gpu.compute_mode is None and gpu.compute_mode_fixed and any(not peer.compute_mode_fixed for peer in peers):
+            completed = dataclasses.replace(gpu, compute_mode="default", compute_mode_fixed=None)
             problem = "%s, unlike other GPUs of its model" % gpu.compute_mode_fixed
             yield Gap(gpu, "nvmlDeviceGetComputeMode", problem, completed)
         if _unlisted(gpu) and any(not _unlisted(peer) for peer in peers):
