@@ -102,7 +102,7 @@ summary:
   description: Number of checks by outcome.
   returned: success
   type: dict
-  sample: {held: 279, differs: 0, "not run": 9}
+  sample: {passed: 279, differs: 0, "not run": 9}
 differences:
   description: A line for each difference. If the model file has to change, the new line for that file comes first.
   returned: success

@@ -466,7 +466,7 @@ JUDGED = {
     "accepted": True,
     "failures": [],
     "differences": [],
-    "summary": {"held": 1},
+    "summary": {"passed": 1},
     "paths": ["/etc/STOLEN"],
     "path": "/etc/STOLEN",
     "diff": {"before": "", "after": "STOLEN"},

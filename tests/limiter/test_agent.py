@@ -162,14 +162,14 @@ def test_vgpu_top_shows_what_the_memory_tells(world, agent, built):
     environment = dict(os.environ, OPENFLEET_VGPU_ROOT=str(worker.tenant.root))
     top = [str(built.library.parent / "vgpu-top"), "--json", "--interval", "0.01"]
 
-    def held_back() -> float:
+    def throttled_seconds() -> float:
         done = subprocess.run(top, env=environment, capture_output=True, text=True, check=True, timeout=DEADLINE)
         (gpu,) = json.loads(done.stdout)["tenants"][0]["gpus"]
-        assert gpu["had_percent"] is not None, "the shares are told from two looks of the agent"
-        return gpu["held_back_seconds"]
+        assert gpu["actual_percent"] is not None, "the shares are told from two looks of the agent"
+        return gpu["throttled_seconds"]
 
     # The agent publishes the change in its next scan.
-    wait_until(lambda: held_back() > 0.5, "what the memory tells is shown")
+    wait_until(lambda: throttled_seconds() > 0.5, "what the memory tells is shown")
 
 
 # --- starting and stopping tenants ---

@@ -68,7 +68,7 @@ def test_a_tenant_without_processes(top, tenant, card):
     gpu = shown["gpus"][0]
     assert (shown["name"], shown["policy"], shown["priority"], shown["problem"]) == ("tenant-a", "burst", 2, None)
     assert (gpu["uuid"], gpu["quota_bytes"], gpu["sm_percent"]) == (card.uuid(), 8 * GIB, 30)
-    assert (gpu["used_bytes"], gpu["peak_bytes"], gpu["had_percent"], gpu["held_back_seconds"]) == (0, 0, None, None)
+    assert (gpu["used_bytes"], gpu["peak_bytes"], gpu["actual_percent"], gpu["throttled_seconds"]) == (0, 0, None, None)
     assert shown["processes"] == []
 
 
@@ -164,14 +164,14 @@ def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
     deadline = time.monotonic() + DEADLINE
     try:
         # Repeat if the worker did not run between the two readings.
-        while (gpu := only(top("--json", "--interval", "0.2"))["gpus"][0])["had_percent"] == 0:
+        while (gpu := only(top("--json", "--interval", "0.2"))["gpus"][0])["actual_percent"] == 0:
             assert time.monotonic() < deadline
     finally:
         stop.set()
         worker.join()
-    assert gpu["had_percent"] > 0
+    assert gpu["actual_percent"] > 0
     assert gpu["busy_seconds"] > 0
-    assert only(top("--json"))["gpus"][0]["had_percent"] == 0
+    assert only(top("--json"))["gpus"][0]["actual_percent"] == 0
 
 
 def turnstile_of(name: str, percent: int) -> bytes:
@@ -188,9 +188,9 @@ def test_a_seat_of_another_tenant_is_not_taken_for_ones_own(top, tenant):
     tenant.quota(GIB, sm=30)
     path = next(tenant.gpus.iterdir())
     path.write_bytes(turnstile_of(tenant.name, 30))
-    assert only(top("--json"))["gpus"][0]["held_back_seconds"] == 2.5
+    assert only(top("--json"))["gpus"][0]["throttled_seconds"] == 2.5
     path.write_bytes(turnstile_of("tenant-b", 30))
-    assert only(top("--json"))["gpus"][0]["held_back_seconds"] is None
+    assert only(top("--json"))["gpus"][0]["throttled_seconds"] is None
 
 
 def test_files_that_are_not_right_are_named_with_what_is_wrong(top, tenant):

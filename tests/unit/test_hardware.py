@@ -114,7 +114,7 @@ def test_equal_nvidia_smi_output_has_no_differences():
     checks = list(host_checks.smi_checks(facts(), nvidia_smi.parse(XML)))
     assert differing(checks) == {}
     assert [check.what for check in checks if check.outcome == "not run"] == ["compute mode"]
-    assert len([check for check in checks if check.outcome == "held"]) == 11
+    assert len([check for check in checks if check.outcome == "passed"]) == 11
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_matching_kernel_files(kernel):
     assert {check.what: check.reason for check in checks if check.outcome == "not run"} == {
         "nodes of GPU instance 1": "not created yet: nvidia-cap687, nvidia-cap688"
     }
-    held = {check.what for check in checks if check.outcome == "held"}
+    passed = {check.what for check in checks if check.outcome == "passed"}
     assert {
         "UUID in /proc",
         "/dev/nvidia5",
@@ -212,13 +212,13 @@ def test_matching_kernel_files(kernel):
         "gpu5/gi1/ci0/access",
         "vendor and device",
         "NUMA node",
-    } <= held
+    } <= passed
 
 
 def test_vbios_is_compared_ignoring_case(kernel):
     """NVML of driver 580 prints upper case, and the open kernel module lower case."""
     file = kernel / "proc/driver/nvidia/gpus/0000:1a:00.0/information"
-    for inside, outcome in (("96.00.a5.00.1a", "held"), ("96.00.a5.00.1b", "differs")):
+    for inside, outcome in (("96.00.a5.00.1a", "passed"), ("96.00.a5.00.1b", "differs")):
         file.write_text(file.read_text().replace("96.00.99.00.01", inside).replace("96.00.a5.00.1a", inside))
         nvml = nvml_of_one()
         of_gpu(nvml, "nvmlDeviceGetVbiosVersion")["value"] = "96.00.A5.00.1A"
@@ -296,7 +296,7 @@ def test_page_escapes_texts_of_hosts():
         "reason": evil,
         "where": evil,
     }
-    summary = {"held": 0, "differs": 1, "not run": 0}
+    summary = {"passed": 0, "differs": 1, "not run": 0}
     made = {
         "made": evil, "host": evil, "simulated": False, "as_root": True, "driver_version": evil, "cuda_version": None,
         "kernel": evil, "pynvml": evil, "summary": summary, "checks": [check],
@@ -384,7 +384,7 @@ def test_unfilled_field_is_no_value():
     for name in (("NVML agrees", "min power limit: function and field"), ("model file", "module_power_watts.default")):
         assert found[name].outcome == "not run"
         assert "fills no value in" in found[name].reason
-    assert found["NVML agrees", "ECC errors, corrected volatile: function and field"].outcome == "held"
+    assert found["NVML agrees", "ECC errors, corrected volatile: function and field"].outcome == "passed"
     assert found["NVML", call].found == "2 values, 2 not filled in"
 
 
@@ -394,7 +394,7 @@ def test_maximum_of_instances_is_from_profiles_without_mig_mode():
     assert judged(reading)["model file", "max_gpu_instances"].outcome == "differs"
     of_gpu(reading["nvml"], "nvmlDeviceGetMigMode")["value"] = [0, 0]
     check = judged(reading)["model file", "max_gpu_instances"]
-    assert (check.outcome, check.found) == ("held", "7")
+    assert (check.outcome, check.found) == ("passed", "7")
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_recently_busy_gpu_is_not_checked_as_idle():
         assert check.outcome == "not run" and "its clock is the highest" in check.reason
 
 
-@pytest.mark.parametrize(("gpus", "outcome"), [(1, "held"), (2, "differs")])
+@pytest.mark.parametrize(("gpus", "outcome"), [(1, "passed"), (2, "differs")])
 def test_only_a_single_gpu_can_have_no_nearest(gpus, outcome):
     reading = whole_reading()
     of_gpu(reading["nvml"], "nvmlDeviceGetTopologyNearestGpus", "single").update(error="InvalidArgument", code=2)
@@ -477,7 +477,7 @@ def test_values_without_simulated_counterpart_are_skipped():
         of_gpu(reading["nvml"], call, of).pop("value", None)
         of_gpu(reading["nvml"], call, of).update(error="NotSupported", code=3)
         of_gpu(other["nvml"], call, of)["value"] = 1
-    for value, outcomes in (("0", ("differs", "differs")), ("1", ("held", "not run"))):
+    for value, outcomes in (("0", ("differs", "differs")), ("1", ("passed", "not run"))):
         reading["files"]["parameters"] = {"NvLinkDisable": value}
         found = {check.what: check for check in simulated.checks(reading, other, "")}
         assert (found[fields].outcome, found[state].outcome) == outcomes

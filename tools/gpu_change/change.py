@@ -49,7 +49,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
     DIFFERS,
-    HELD,
+    PASSED,
     Check,
     compared,
     not_run,
@@ -123,7 +123,7 @@ class _Change:
         if original is not None:
             self._tell("a run with --change was interrupted: restoring the GPU first")
             restored = self._restored(original, "state before an interrupted run")
-            return [restored, *(self._changed() if restored.outcome == HELD else none(restored.gpu, "see above"))]
+            return [restored, *(self._changed() if restored.outcome == PASSED else none(restored.gpu, "see above"))]
         return self._changed()
 
     def _changed(self) -> list[Check]:
@@ -227,9 +227,9 @@ class _Change:
             ]  # fmt: skip
 
         result += self._applied(MIG, "make %s" % what, gpu, original, wanted, made)
-        if result[-1].outcome == HELD:
+        if result[-1].outcome == PASSED:
             result += self._request.look(gpu.index)
-        if result[0].outcome == HELD:
+        if result[0].outcome == PASSED:
             # The time slice may be unreadable in MIG mode, so it is restored later.
             before = _without_time_slice(original.target)
             result += self._applied(MIG, "remove them", gpu, original, before, lambda now: [
@@ -270,7 +270,7 @@ class _Change:
             return lambda now: [compared(area, gpu.index, "read back: %s" % wanted, wanted, read(now))]
 
         result = self._applied(area, "set another value", gpu, original, other, seen(other))
-        if result[0].outcome == HELD:
+        if result[0].outcome == PASSED:
             result += self._applied(
                 area, "set the original value", gpu, original, original.target, seen(original.target)
             )
@@ -296,7 +296,7 @@ class _Change:
             if error.reboot_needed or (isinstance(cause, NvmlError) and cause.code in _REFUSALS):
                 return [not_run(area, gpu.index, what, str(error))]
             return [Check(area, gpu.index, what, DIFFERS, words, str(error))]
-        return [Check(area, gpu.index, what, HELD, words, "done"), *seen(_of(after, target.gpu_uuid))]
+        return [Check(area, gpu.index, what, PASSED, words, "done"), *seen(_of(after, target.gpu_uuid))]
 
     def _context(self) -> apply_plan.Context:
         return apply_plan.Context(self._session, self._record.journal, look=self._observe)
@@ -323,7 +323,7 @@ class _Change:
             host = apply_plan.go_back(self._context(), [target], apply_plan.is_known)
         self._record.end()
         seen = planner.plan_gpu(_of(host, original.target.gpu_uuid), original.target).before()
-        return Check(RESTORED, now.index, what, HELD, "restored", seen)
+        return Check(RESTORED, now.index, what, PASSED, "restored", seen)
 
     def _observe(self, gpu: str | None = None) -> Host:
         """Read the state of the host, or of one of its GPUs, with all holders.

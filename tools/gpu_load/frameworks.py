@@ -20,7 +20,7 @@ from tenants import Tenant, environment
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
     DIFFERS,
-    HELD,
+    PASSED,
     Check,
     not_run,
 )
@@ -164,7 +164,7 @@ def _judged_shares(index: int, name: str, shares: Mapping[str, Any]) -> Iterator
 
 
 def _share(percent: int, said: Mapping[str, float], bare: Mapping[str, float], busy: bool) -> tuple[bool, str, str]:
-    """Return (whether the share is held, the expected value, the measured value).
+    """Return (whether the work got its share, the expected value, the measured value).
 
     `busy` means that the work keeps the GPU busy all the time.
     """
@@ -204,4 +204,4 @@ def _judged_pair(index: int, policy: str, said: Any, bare: Mapping[str, float]) 
 
 
 def _check(index: int, what: str, holds: bool, expected: Any, found: Any) -> Check:
-    return Check(AREA, index, what, HELD if holds else DIFFERS, str(expected), str(found))
+    return Check(AREA, index, what, PASSED if holds else DIFFERS, str(expected), str(found))

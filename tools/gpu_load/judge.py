@@ -11,7 +11,7 @@ from exporter import PROCESSES, SIGNALS
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome import (
     DIFFERS,
-    HELD,
+    PASSED,
     Check,
     compared,
     not_run,
@@ -232,4 +232,4 @@ def _judged(index: int, what: str, said: Any, judge: Any) -> Check:
 
 
 def _within(area: str, index: int, what: str, holds: bool, expected: Any, found: Any) -> Check:
-    return Check(area, index, what, HELD if holds else DIFFERS, str(expected), str(found))
+    return Check(area, index, what, PASSED if holds else DIFFERS, str(expected), str(found))

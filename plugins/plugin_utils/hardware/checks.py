@@ -14,7 +14,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from ...module_utils.hardware.model_readings import Readings, is_filled, is_idle, why_links_are_off, with_parameters
 from . import model_file
 from .host_checks import kernel_checks, smi_checks
-from .outcome import DIFFERS, HELD, Check, compared, not_run, shown
+from .outcome import DIFFERS, PASSED, Check, compared, not_run, shown
 
 #: NVML errors that count as valid answers.
 _ANSWERS = {
@@ -112,7 +112,7 @@ def _answers(gpu: int | None, calls: Sequence[Mapping[str, Any]], alone: bool = 
             yield not_run("NVML", gpu, call, first.get("missing") or _NOT_ASKED[first["error"]])
         else:
             found = shown(values[0]["value"]) if len(readings) == len(values) == 1 else _counted(readings)
-            yield Check("NVML", gpu, call, HELD, "an answer", found[:80])
+            yield Check("NVML", gpu, call, PASSED, "an answer", found[:80])
 
 
 def _failed(reading: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ def _of_the_facts(facts: Mapping[str, Any]) -> Iterator[Check]:
     if problems:
         yield Check("gpu_info", None, what, DIFFERS, "all GPUs answer", "; ".join(problems))
     elif not facts["problems"]:
-        yield Check("gpu_info", None, what, HELD, "all GPUs answer", "%d GPUs" % len(facts["gpus"]))
+        yield Check("gpu_info", None, what, PASSED, "all GPUs answer", "%d GPUs" % len(facts["gpus"]))
 
 
 def _agreement(gpu: int, readings: Readings) -> Iterator[Check]:
@@ -189,7 +189,7 @@ def _both(area: str, gpu: int, what: str, first: Any, second: Any) -> Iterator[C
     if not first.known or not second.known:
         yield not_run(area, gpu, what, first.reason if not first.known else second.reason)
     elif first.value is None and second.value is None:
-        yield Check(area, gpu, what, HELD, "not supported", "not supported")
+        yield Check(area, gpu, what, PASSED, "not supported", "not supported")
     else:
         yield compared(area, gpu, what, first.value, second.value)
 
@@ -201,7 +201,7 @@ def _temperatures(area: str, gpu: int, readings: Readings) -> Iterator[Check]:
     if first.value is None or second.value is None:
         yield not_run(area, gpu, what, first.reason or second.reason)
         return
-    outcome = HELD if abs(first.value - second.value) <= _DEGREES else DIFFERS
+    outcome = PASSED if abs(first.value - second.value) <= _DEGREES else DIFFERS
     yield Check(area, gpu, what, outcome, "about %d" % first.value, shown(second.value))
 
 
@@ -224,12 +224,14 @@ def _links(gpu: int, readings: Readings) -> Iterator[Check]:
             "links",
             gpu,
             "speed of the NVLinks",
-            HELD if len(set(speeds)) == 1 else DIFFERS,
+            PASSED if len(set(speeds)) == 1 else DIFFERS,
             "the same for all",
             shown(sorted(set(speeds))),
         )
         errors = ["%s: %d" % (of, value) for of, value in readings.all("nvmlDeviceGetNvLinkErrorCounter") if value]
-        yield Check("links", gpu, "NVLink errors", DIFFERS if errors else HELD, "none", "; ".join(errors[:5]) or "none")
+        yield Check(
+            "links", gpu, "NVLink errors", DIFFERS if errors else PASSED, "none", "; ".join(errors[:5]) or "none"
+        )
     width, most = readings.field("nvmlDeviceGetCurrPcieLinkWidth"), readings.field("nvmlDeviceGetMaxPcieLinkWidth")
     if width.value is None or most.value is None:
         yield not_run("links", gpu, "PCIe width", width.reason or most.reason)
@@ -260,14 +262,14 @@ def _power_and_clocks(gpu: int, readings: Readings) -> Iterator[Check]:
         yield not_run(area, gpu, "power limit", limit.reason or bounds.reason)
     else:
         least, most = bounds.value
-        outcome = HELD if least <= limit.value <= most else DIFFERS
+        outcome = PASSED if least <= limit.value <= most else DIFFERS
         yield Check(area, gpu, "power limit", outcome, "%d to %d mW" % (least, most), "%d mW" % limit.value)
     for kind in ("graphics", "sm", "memory", "video"):
         now, most = readings.field("nvmlDeviceGetClockInfo", kind), readings.field("nvmlDeviceGetMaxClockInfo", kind)
         if now.value is None or most.value is None:
             yield not_run(area, gpu, "%s clock" % kind, now.reason or most.reason)
         else:
-            outcome = HELD if now.value <= most.value else DIFFERS
+            outcome = PASSED if now.value <= most.value else DIFFERS
             yield Check(area, gpu, "%s clock" % kind, outcome, "at most %d MHz" % most.value, "%d MHz" % now.value)
     mode = readings.field("nvmlDeviceGetEccMode")
     if mode.value is None:

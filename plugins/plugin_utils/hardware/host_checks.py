@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Iterator, Mapping
 
 from ...module_utils.hardware.model_readings import Readings
-from .outcome import DIFFERS, HELD, Check, compared, not_run
+from .outcome import DIFFERS, PASSED, Check, compared, not_run
 
 _SMI = "nvidia-smi"
 #: Names in /proc/devices under which the major numbers are listed: of the driver, and of its capabilities.
@@ -82,10 +82,15 @@ def kernel_checks(nvml: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator
         yield not_run("kernel", None, what, "this kernel lists no modules, and the simulator cannot add one")
     else:
         found = ", ".join(files["modules"]) or "none"
-        yield Check("kernel", None, what, HELD if loaded else DIFFERS, "loaded", found)
+        yield Check("kernel", None, what, PASSED if loaded else DIFFERS, "loaded", found)
     other = "nouveau" in files["modules"]
     yield Check(
-        "kernel", None, "module nouveau", DIFFERS if other else HELD, "not loaded", "loaded" if other else "not loaded"
+        "kernel",
+        None,
+        "module nouveau",
+        DIFFERS if other else PASSED,
+        "not loaded",
+        "loaded" if other else "not loaded",
     )
     yield from _device("nvidiactl", None, 255, files, nvml["simulated"])
     for gpu in nvml["gpus"]:
@@ -119,7 +124,7 @@ def _gpu_files(index: int, readings: Readings, nvml: Mapping[str, Any], files: M
                 check = compared("kernel", index, "%s in /proc" % what, expected, found)
                 # NVML reports the VBIOS version in upper case, and the open kernel module in lower case.
                 same = what == "VBIOS" and found.upper() == str(expected).upper()
-                yield replace(check, outcome=HELD) if same else check
+                yield replace(check, outcome=PASSED) if same else check
     if minor is not None:
         yield from _device("nvidia%d" % minor, index, minor, files, nvml["simulated"])
         yield from _capabilities(index, minor, fact, files)
@@ -170,7 +175,7 @@ def _capabilities(index: int, minor: int, fact: Mapping[str, Any], files: Mappin
                 "not created yet: %s" % ", ".join("nvidia-cap%d" % number for number in missing),
             )
         else:
-            yield Check("capabilities", index, what, HELD, "present", "present")
+            yield Check("capabilities", index, what, PASSED, "present", "present")
 
 
 def _pci(index: int, readings: Readings, fact: Mapping[str, Any], found: Mapping[str, str] | None) -> Iterator[Check]:

@@ -13,7 +13,7 @@ from typing import Any, Sequence
 
 from ...module_utils.catalogue import Model, parse_model
 from ...module_utils.hardware.model_readings import Field, Readings, fields_of, profile_names
-from .outcome import DIFFERS, HELD, Check, compared, not_run, shown
+from .outcome import DIFFERS, PASSED, Check, compared, not_run, shown
 
 MODELS = Path(__file__).resolve().parents[2] / "module_utils" / "models"
 #: Path of a model file as shown in reports.
@@ -142,7 +142,7 @@ def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated
             AREA,
             index,
             "which model it is",
-            HELD,
+            PASSED,
             file.model.key,
             "%s: %s" % (file.model.key, shown(fields["name"].value)),
         )
@@ -180,7 +180,7 @@ def _against(index: int, path: str, expected: Any, field: Field, where: str) -> 
     if not field.known:
         return not_run(AREA, index, path, field.reason)
     check = compared(AREA, index, path, expected, field.value, where)
-    return check if check.outcome == HELD else _of_a_board(index, path, expected, field) or check
+    return check if check.outcome == PASSED else _of_a_board(index, path, expected, field) or check
 
 
 def _of_a_board(index: int, path: str, expected: Any, field: Field) -> Check | None:
@@ -209,9 +209,9 @@ def _check(index: int, file: ModelFile, board: int, path: str, field: Field) -> 
     if path in _TOLERANCES and isinstance(expected, int) and isinstance(field.value, int):
         least, percent = _TOLERANCES[path]
         if abs(expected - field.value) <= max(least, expected * percent / 100):
-            return Check(AREA, index, path, HELD, "about %d" % expected, shown(field.value))
+            return Check(AREA, index, path, PASSED, "about %d" % expected, shown(field.value))
     check = compared(AREA, index, path, expected, field.value, file.where(path))
-    if check.outcome == HELD:
+    if check.outcome == PASSED:
         return check
     of_a_board = _of_a_board(index, path, expected, field)
     if of_a_board:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-HELD, DIFFERS, NOT_RUN = "held", "differs", "not run"
-OUTCOMES = (HELD, DIFFERS, NOT_RUN)
+PASSED, DIFFERS, NOT_RUN = "passed", "differs", "not run"
+OUTCOMES = (PASSED, DIFFERS, NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Check:
 
 def compared(area: str, gpu: int | None, what: str, expected: Any, found: Any, where: str = "") -> Check:
     """Return a check that holds if two values are equal."""
-    outcome = HELD if expected == found else DIFFERS
+    outcome = PASSED if expected == found else DIFFERS
     return Check(area, gpu, what, outcome, shown(expected), shown(found), where=where if outcome == DIFFERS else "")
 
 

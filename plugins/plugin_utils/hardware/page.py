@@ -15,14 +15,14 @@ from typing import Any, Mapping
 
 from ..audit.report_html import environment
 from .acceptance import FAIL, PASS
-from .outcome import DIFFERS, HELD, NOT_RUN
+from .outcome import DIFFERS, NOT_RUN, PASSED
 from .report import line
 
 _TEMPLATES = Path(__file__).parent / "templates"
 #: CSS classes of the outcomes.
-_CLASSES = {HELD: "held", DIFFERS: "differs", NOT_RUN: "not_run"}
+_CLASSES = {PASSED: "passed", DIFFERS: "differs", NOT_RUN: "not_run"}
 #: CSS classes of the verdicts.
-_VERDICTS = {PASS: "held", FAIL: "differs", NOT_RUN: "not_run"}
+_VERDICTS = {PASS: "passed", FAIL: "differs", NOT_RUN: "not_run"}
 
 
 def to_text(report: Mapping[str, Any]) -> str:

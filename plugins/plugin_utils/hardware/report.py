@@ -19,7 +19,7 @@ from ..host_values import is_a
 from .acceptance import FAIL, Limits, accepted, verdicts
 from .checks import judge
 from .model_file import AREA, ModelFile
-from .outcome import DIFFERS, HELD, OUTCOMES, Check
+from .outcome import DIFFERS, OUTCOMES, PASSED, Check
 
 SCHEMA = 1
 #: Valid serial numbers. Boards without a serial number report 0 or N/A. These must not match, because they also occur in other
@@ -83,7 +83,7 @@ def to_text(report: Mapping[str, Any]) -> str:
 def line(report: Mapping[str, Any]) -> str:
     """Return the summary in one line."""
     counted = report["summary"]
-    return "%d held, %d differ, %d not run" % tuple(counted[outcome] for outcome in OUTCOMES)
+    return "%d passed, %d differ, %d not run" % tuple(counted[outcome] for outcome in OUTCOMES)
 
 
 def masked(value: Any, names: Mapping[str, str]) -> Any:
@@ -135,7 +135,7 @@ def _gpu(gpu: Mapping[str, Any], checks: Sequence[Check]) -> dict[str, Any]:
         (
             check.expected
             for check in own
-            if check.area == AREA and check.outcome == HELD and check.what.startswith("which")
+            if check.area == AREA and check.outcome == PASSED and check.what.startswith("which")
         ),
         None,
     )

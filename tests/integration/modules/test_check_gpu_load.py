@@ -65,7 +65,7 @@ def test_tenant_gets_its_quota_and_stub_limits_are_not_run(run):
     assert not_run == {what for what in limiter if any(word in what for word in words)} and len(not_run) == 6
     # The cost of a launch depends on the load of this machine.
     others = {what: check for what, check in limiter.items() if what not in not_run and "cost" not in what}
-    assert [check for check in others.values() if check["outcome"] != "held"] == []
+    assert [check for check in others.values() if check["outcome"] != "passed"] == []
     assert {check["outcome"] for check in found["load"]} == {"not run"}
     assert [check["reason"] for check in found["MPS"]] == ["nvidia-cuda-mps-control is not installed"]
 
@@ -94,7 +94,7 @@ def test_shares_are_measured_in_the_time_of_the_card(built, tmp_path, monkeypatc
         took[percent] = {"took": measure._kernel_seconds(card, tenant)}
     found = measured(bare_seconds=took.pop(None), shares={str(percent): said for percent, said in took.items()})
     shares = {what: outcome for what, outcome in judged(found).items() if what.startswith("share of")}
-    assert shares == {"share of 20 percent": "held", "share of 80 percent": "held"}
+    assert shares == {"share of 20 percent": "passed", "share of 80 percent": "passed"}
 
 
 def test_holders_of_a_simulated_gpu_are_those_of_nvml(host):
@@ -148,7 +148,7 @@ def test_the_series_of_the_exporter_follow_a_simulated_load(host, tmp_path):
                 job.kill()
         reader.stdin.close()
     outcomes = [check.outcome for check in judge.series(1, found)]
-    assert outcomes == ["held"] * 10, list(judge.series(1, found))
+    assert outcomes == ["passed"] * 10, list(judge.series(1, found))
 
 
 # --- a tenant in a container --------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_a_tenant_in_a_container_gets_its_quota(engine, built):
     assert QUOTA - (2 << 20) < said["held"] <= QUOTA
     found = judged(measured(memory={"container: linear": said}))
     container = {what: outcome for what, outcome in found.items() if what.startswith("container: linear memory")}
-    assert len(container) == 4 and set(container.values()) == {"held"}, found
+    assert len(container) == 4 and set(container.values()) == {"passed"}, found
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def judged(found):
 def test_correct_card_passes():
     outcomes = judged(measured())
     # The outcomes for a card without GPM.
-    assert [what for what, outcome in outcomes.items() if outcome != "held"] == [
+    assert [what for what, outcome in outcomes.items() if outcome != "passed"] == [
         "openfleet_gpu_sm_active_ratio %s" % when for when in ("at rest", "under load", "afterwards")
     ]
 
@@ -393,7 +393,7 @@ def test_load_unseen_by_nvml_differs(change):
 @pytest.mark.parametrize(
     ("listed", "outcome"),
     [
-        ({"compute": [7, 8, 9], "mps": [7]}, "held"),
+        ({"compute": [7, 8, 9], "mps": [7]}, "passed"),
         ({"compute": [8, 9], "mps": [7]}, "differs"),
         ({"compute": [7, 8, 9], "mps": []}, "differs"),
         ({"compute": [7, 8, 9], "mps": [7, 8]}, "differs"),

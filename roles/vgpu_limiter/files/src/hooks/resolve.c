@@ -4,9 +4,10 @@
  *
  * Decide which function a program gets when it looks one up.
  *
- * dlsym and dlvsym: lookups of other names go to the C library by a tail call, so that RTLD_NEXT and RTLD_DEFAULT still
- * refer to the caller. For intercepted names, the C library's result is replaced only if it is the driver's function,
- * because another library may define the same name.
+ * dlsym and dlvsym: RTLD_NEXT and RTLD_DEFAULT depend on the caller, which the C library reads from the return address.
+ * A lookup of another name therefore ends in a tail call, which leaves the program's return address. For intercepted
+ * names, the C library's result is replaced only if it is the driver's function, because another library may define the
+ * same name.
  *
  * cuGetProcAddress: the driver is queried first. If its result is the address of an intercepted function, the result is
  * replaced. So versions and per-thread streams need no table.
@@ -73,8 +74,9 @@ static __attribute__((noinline)) void *dlsym_of_search(void *handle, const char 
 	return own_search(real_dlsym()(handle, symbol));
 }
 
-/* RTLD_NEXT: a tail call keeps the program as the caller. A library loaded before this one finds this library's
- * function. A library loaded after this one searches the libraries behind it. */
+/* RTLD_NEXT means the next definition after the caller's library. The tail call makes the program the caller instead of
+ * this library. So if the caller was loaded before this library, it finds this library's function. If it was loaded
+ * later, the search does not reach this library. */
 void *dlsym(void *handle, const char *symbol)
 {
 	if (handle != RTLD_NEXT) {

@@ -3,8 +3,8 @@
  * Copyright: (c) openfleet.gpu contributors
  *
  * Hooks of calls that wait for the GPU. During such a call, the driver releases pool memory above the release
- * threshold. The process may not make another call for a long time, so settle the pools at once for the tenant's other
- * processes.
+ * threshold. The process's next call may be much later, so settle the pools now, and let the tenant's other processes
+ * use the memory.
  */
 #include "account/pool_blocks.h"
 #include "driver/reals.h"

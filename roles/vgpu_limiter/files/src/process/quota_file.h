@@ -5,8 +5,8 @@
  * The quota of this process. Its file is checked once a second.
  *
  * Unknown keys are ignored, and a log line reports them. If the file is invalid, or if users other than root can write
- * it, the previous quota stays. Without a previous quota, a process with a mounted quota folder may not allocate any
- * memory. Other processes are not limited in this case.
+ * it, the previous quota stays. Without a previous quota, all allocations of a process with a mounted quota folder fail,
+ * and other processes are not limited.
  */
 #ifndef QUOTA_FILE_H
 #define QUOTA_FILE_H

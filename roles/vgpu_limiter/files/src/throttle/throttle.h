@@ -29,7 +29,8 @@ struct passage {
 struct passage throttle_enter(struct work, CUstream stream);
 void throttle_leave(const struct passage *, CUresult);
 
-/* Account for finished work before a context is destroyed. Work in flight stays charged with its estimate. */
+/* Account for finished work before a context is destroyed. For unfinished work, the tenant stays charged with the
+ * estimated duration. */
 void throttle_settle(void);
 /* Call this before a context is destroyed, or after a primary context was destroyed (the driver then reports it as
  * inactive). The events of the context are no longer valid. */

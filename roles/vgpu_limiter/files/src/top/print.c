@@ -52,15 +52,15 @@ static void put_gpu(const struct top_tenant *tenant, int i)
 {
 	const struct quota_gpu *quota = &tenant->quota.gpus[i];
 	const struct top_gpu *gpu = &tenant->gpus[i];
-	char used[16], limit[16], peak[16], had[16] = "-", held[16] = "-";
-	if (gpu->had_percent >= 0 && quota->sm_percent < 100)
-		snprintf(had, sizeof had, "%.1f%%", gpu->had_percent);
+	char used[16], limit[16], peak[16], actual[16] = "-", throttled[16] = "-";
+	if (gpu->actual_percent >= 0 && quota->sm_percent < 100)
+		snprintf(actual, sizeof actual, "%.1f%%", gpu->actual_percent);
 	if (gpu->seated)
-		snprintf(held, sizeof held, "%.1f s", (double)gpu->held_back_ns / 1e9);
+		snprintf(throttled, sizeof throttled, "%.1f s", (double)gpu->throttled_ns / 1e9);
 	put("%-20.20s %-12.12s %11s %11s %11s %7llu %5d%% %6s %10s  %-9s %4d %5d\n", i ? "" : tenant->name, quota->name,
 	    bytes(used, gpu->used), quota->memory_bytes ? bytes(limit, quota->memory_bytes) : "-", bytes(peak, gpu->peak),
-	    (unsigned long long)gpu->refused, quota->sm_percent, had, held, policy(&tenant->quota), tenant->quota.priority,
-	    tenant->process_count);
+	    (unsigned long long)gpu->refused, quota->sm_percent, actual, throttled, policy(&tenant->quota),
+	    tenant->quota.priority, tenant->process_count);
 }
 
 static void put_processes(const struct top_tenant *tenant)
@@ -84,7 +84,7 @@ void print_table(const struct top *top, const char *root, bool processes)
 		return;
 	}
 	put("%-20s %-12s %11s %11s %11s %7s %6s %6s %10s  %-9s %4s %5s\n", "TENANT", "GPU", "USED", "QUOTA", "PEAK", "REFUSED",
-	    "SHARE", "HAD", "HELD BACK", "POLICY", "PRIO", "PROCS");
+	    "SHARE", "ACTUAL", "THROTTLED", "POLICY", "PRIO", "PROCS");
 	for (int i = 0; i < top->tenant_count; i++) {
 		const struct top_tenant *tenant = &top->tenants[i];
 		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++)
@@ -128,11 +128,11 @@ static void put_json_tenant(const struct top_tenant *tenant)
 		put(", \"used_bytes\": %llu, \"quota_bytes\": %llu, \"peak_bytes\": %llu, \"refused\": %llu, \"sm_percent\": %d",
 		    (unsigned long long)gpu->used, (unsigned long long)quota->memory_bytes, (unsigned long long)gpu->peak,
 		    (unsigned long long)gpu->refused, quota->sm_percent);
-		gpu->had_percent >= 0 && quota->sm_percent < 100 ? put(", \"had_percent\": %.2f", gpu->had_percent)
-								 : put(", \"had_percent\": null");
-		gpu->seated ? put(", \"busy_seconds\": %.6f, \"held_back_seconds\": %.6f}", (double)gpu->busy_ns / 1e9,
-				  (double)gpu->held_back_ns / 1e9)
-			    : put(", \"busy_seconds\": null, \"held_back_seconds\": null}");
+		gpu->actual_percent >= 0 && quota->sm_percent < 100 ? put(", \"actual_percent\": %.2f", gpu->actual_percent)
+								    : put(", \"actual_percent\": null");
+		gpu->seated ? put(", \"busy_seconds\": %.6f, \"throttled_seconds\": %.6f}", (double)gpu->busy_ns / 1e9,
+				  (double)gpu->throttled_ns / 1e9)
+			    : put(", \"busy_seconds\": null, \"throttled_seconds\": null}");
 	}
 	put("], \"processes\": [");
 	for (int i = 0; i < tenant->process_count; i++) {

@@ -129,9 +129,9 @@ static void compare(struct top *now, const struct top *before)
 						continue;
 					if (shown->as_of_ns == then->as_of_ns)
 						/* The agent has not written since the earlier sample, so keep its percentage. */
-						shown->had_percent = then->had_percent;
+						shown->actual_percent = then->actual_percent;
 					else if (shown->busy_ns >= then->busy_ns && shown->as_of_ns > then->as_of_ns)
-						shown->had_percent = 100.0 * (double)(shown->busy_ns - then->busy_ns)
+						shown->actual_percent = 100.0 * (double)(shown->busy_ns - then->busy_ns)
 							/ (double)(shown->as_of_ns - then->as_of_ns);
 				}
 		}
@@ -205,7 +205,7 @@ struct top *top_read(const char *root, const struct top *before)
 	for (int i = 0; i < top->tenant_count; i++) {
 		struct top_tenant *tenant = &top->tenants[i];
 		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++) {
-			tenant->gpus[gpu].had_percent = -1;
+			tenant->gpus[gpu].actual_percent = -1;
 			read_turnstile(tenant, gpu, root, &seats, top->time_ns);
 		}
 		read_region(tenant, root);

@@ -91,7 +91,7 @@ void read_turnstile(struct top_tenant *tenant, int gpu, const char *root, const 
 		shown->seated = strncmp(seat->tenant, top_key_of(tenant), sizeof seat->tenant) == 0;
 		shown->as_of_ns = as_of_ns;
 		shown->busy_ns = atomic_load(&seat->used_ns);
-		shown->held_back_ns = atomic_load(&seat->throttled_ns);
+		shown->throttled_ns = atomic_load(&seat->throttled_ns);
 	}
 	free(t);
 }

@@ -26,8 +26,8 @@ struct top_gpu {
 	uint64_t used, peak, refused;	/* `used` is in bytes, for living processes */
 	bool seated;			/* the following fields are known, because the tenant has a seat at the turnstile */
 	int64_t as_of_ns;		/* time of the values, as read here or sampled by the agent */
-	uint64_t busy_ns, held_back_ns;
-	double had_percent;		/* share since the previous sample, below 0: unknown */
+	uint64_t busy_ns, throttled_ns;
+	double actual_percent;		/* share since the previous sample, below 0: unknown */
 };
 
 struct top_tenant {
