@@ -52,7 +52,7 @@ def can_make_namespace() -> bool:
 def enter_namespace(paths: Iterable[Path]) -> None:
     """Restart this command in a PID namespace.
 
-    Does nothing if the paths need no namespace or root may not make one.
+    Does nothing if the paths need no namespace or root has no permission to make one.
     """
     if not needs_namespace(paths) or not can_make_namespace():
         return

@@ -34,7 +34,7 @@ MODELS = ROOT / "plugins" / "module_utils" / "models"
 def module_path() -> str:
     """Return the PYTHONPATH for collection modules that run outside Ansible's archive.
 
-    The path has only those packages of the test environment that a host may have. The other packages may not support
+    The path has only those packages of the test environment that a host may have. The other packages do not always support
     the host's version of Python.
     """
     import ansible

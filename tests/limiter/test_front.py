@@ -174,7 +174,7 @@ def found_first(folder: Path, named: dict[str, Path]) -> str:
     return re.findall(r"^\s*libcuda\.so\.1 .*=> (\S+)$", shown, re.MULTILINE)[0]
 
 
-@pytest.mark.skipif(not can_mount(), reason="this user may not mount, not even in a namespace of its own")
+@pytest.mark.skipif(not can_mount(), reason="this user cannot mount, not even in a namespace of its own")
 def test_the_front_is_found_before_the_driver_and_after_a_compatibility_package(tenant: Tenant) -> None:
     """The names are those of nvidia-container-toolkit and of images.
 
@@ -192,7 +192,7 @@ def test_the_front_is_found_before_the_driver_and_after_a_compatibility_package(
         assert found_first(tenant.root / name, {**driver, name: compat}) == str(compat / FRONT)
 
 
-@pytest.mark.skipif(not can_mount(), reason="this user may not mount, not even in a namespace of its own")
+@pytest.mark.skipif(not can_mount(), reason="this user cannot mount, not even in a namespace of its own")
 @pytest.mark.parametrize("preload", [True, False])
 def test_a_program_of_a_container_finds_the_front(tenant: Tenant, preload: bool) -> None:
     """The program has no variables of the tenant, as with docker exec or env -i.

@@ -18,7 +18,7 @@ from tests.limiter.test_quota_file import until
 
 OUT_OF_MEMORY = 2
 
-pytestmark = pytest.mark.skipif(not can_mount(), reason="this user may not mount, not even in a namespace of its own")
+pytestmark = pytest.mark.skipif(not can_mount(), reason="this user cannot mount, not even in a namespace of its own")
 
 
 @pytest.fixture

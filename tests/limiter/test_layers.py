@@ -66,7 +66,7 @@ def circles(uses: dict[str, set[str]]) -> list[tuple[str, str]]:
 
 
 def upward(uses: dict[str, set[str]]) -> list[str]:
-    """Return uses of a layer that the user may not depend on."""
+    """Return the uses that break the order of the layers, as "user: used"."""
     return sorted(
         f"{name}: {other}"
         for name, used in uses.items()

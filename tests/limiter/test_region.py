@@ -216,7 +216,7 @@ def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str)
         assert tenant.region.read_bytes()[: len(before)] == before
 
 
-@pytest.mark.skipif(not can_mount(), reason="this user may not mount a tmpfs, not even in a namespace of its own")
+@pytest.mark.skipif(not can_mount(), reason="this user cannot mount a tmpfs, not even in a namespace of its own")
 @pytest.mark.parametrize(("room", "shared"), [("64k", False), ("8m", True)])
 @pytest.mark.parametrize("size", [0, SIZE])
 def test_a_full_run_ends_no_program(tenant: Tenant, tmp_path: Path, room: str, shared: bool, size: int) -> None:

@@ -351,7 +351,7 @@ NAMESPACE = (
 @pytest.mark.skipif(
     not shutil.which("unshare")
     or subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode != 0,
-    reason="this user may not make a pid namespace",
+    reason="this user cannot make a PID namespace",
 )
 def test_a_real_pid_namespace(tenant: Tenant, tmp_path: Path) -> None:
     tenant.quota(64 * MIB)

@@ -280,7 +280,7 @@ def test_jobs_and_pods_have_each_device_once(prometheus):
     assert {of: used / dashboard_fleet.GIB for of, used in fleet[2].items()} == pytest.approx(USED_ON)
     tenants = "openfleet-gpu-4-tenant"
     assert table(prometheus, tenants, "Busy", "workload") == pytest.approx(BUSY_OF)
-    used = table(prometheus, tenants, "Memory on GPUs of jobs and pods", "workload")
+    used = table(prometheus, tenants, "GPU memory used by jobs and pods", "workload")
     assert used == fleet[2]
 
 

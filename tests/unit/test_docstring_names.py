@@ -41,7 +41,7 @@ class Names:
         self.members: dict[str, set[str]] = {}
         #: All identifiers and words of short strings in the code, and all words of other files.
         self.words: set[str] = set()
-        #: Paths below the root and in strings of the code, and each end of such a path: `holders/mark.py`, `mark.py`.
+        #: Paths relative to the root, paths in strings of the code, and all their suffixes: `holders/mark.py`, `mark.py`.
         self.files: set[str] = set()
         #: Line and text of each docstring and comment, by file.
         self.texts: dict[Path, list[tuple[int, str]]] = {}

@@ -203,7 +203,7 @@ def device_node(path, major, minor):
     try:
         os.mknod(path, 0o20600, os.makedev(major, minor))
     except PermissionError:
-        pytest.skip("this user or container may not make device nodes")
+        pytest.skip("this user or container cannot make device nodes")
     return path
 
 

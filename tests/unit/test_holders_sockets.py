@@ -269,7 +269,7 @@ def test_slow_scan_is_unknown(machine, run, monkeypatch):
 
 @needs_root
 def test_unreadable_sockets_are_unknown(machine, run):
-    """The test runs as a user who may not read root's processes."""
+    """The test runs as a user without permission to read root's processes."""
     server = machine.add(run())
     server("listen", "127.0.0.1", 0)
     for folder in (machine.proc, machine.proc.parent, *list(machine.proc.parents)[:4]):

@@ -24,7 +24,7 @@ AT_LEAST = "at least this time has to pass, and more does no harm"
 NOTHING = "nothing is to happen meanwhile, and a machine that is late proves less"
 GRACE = "whether a workload ends by SIGTERM or by SIGKILL makes no difference to the test"
 #: Alerts wait for several missed scrapes (watched_fleet.py).
-SCRAPE = "it may not exceed the interval of scrapes, and a missed scrape is repeated"
+SCRAPE = "it must not exceed the interval of scrapes, and a missed scrape is repeated"
 SLOW = "it stands for a slow program"
 SERVER = "a pause between the bytes of a slow server"
 #: path: {source text of the limit: reason}.

@@ -180,8 +180,8 @@ class DriverChange(PackageChange):
         if now.on_disk != self.plan.version:
             raise ApplyError(
                 "kernel modules",
-                "after the installation there is %s for kernel %s, not %s"
-                % (now.on_disk or "none", now.kernel, self.plan.version),
+                "after the installation, the module for kernel %s has version %s instead of %s"
+                % (now.kernel, now.on_disk or "none", self.plan.version),
                 "Check that the headers of this kernel are installed, and read the build's log in /var/lib/dkms/nvidia.",
                 outcome="unknown",
             )

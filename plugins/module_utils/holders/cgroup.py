@@ -59,7 +59,7 @@ def parse_cgroup(text: str, inside: str | None = None) -> Origin:
     def first(name: str) -> str | None:
         return next((value for value in (getattr(origin, name) for origin in origins) if value), None)
 
-    # Any hierarchy may show the container. With cgroup v1, the hierarchy of systemd may not show it.
+    # Any hierarchy may show the container. With cgroup v1, the hierarchy of systemd sometimes does not.
     contained = [origin for origin in origins if origin.container_id]
     name = contained[0].unit_or_container if contained else first("unit_or_container")
     return Origin(name, first("container_id"), first("job"), first("pod"))

@@ -4,8 +4,8 @@
 """Find the holders of GPUs and instances: everything that counts as a user.
 
 NVML lists only processes that have a context. Other holders are jobs between two kernels, containers that have a GPU,
-and allocations of schedulers. Anything that cannot be determined is a holder too. A result is outdated at once, so scan
-again right before each destructive step.
+and allocations of schedulers. If the users of a GPU cannot be determined, it has a holder of kind `unknown`. A result is
+outdated at once, so scan again right before each destructive step.
 """
 
 from __future__ import annotations

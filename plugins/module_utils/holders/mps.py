@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the clients of root's MPS daemons.
 
-NVML may not list a client between two kernels, but the client's server does.
+NVML sometimes does not list a client between two kernels, but the client's server does.
 
 Root in a client's container has access to the pipe directory and can answer in place of the daemon. An answer is
 therefore only a hint. The kernel shows whether a server belongs to the daemon, and whether a client shares a GPU with

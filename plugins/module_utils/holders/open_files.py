@@ -49,7 +49,7 @@ _MODE, _DEVICE = struct.Struct("=H"), struct.Struct("=II")
 
 
 class RemoteMounts:
-    """Mounts whose server may not answer, by mount namespace.
+    """Mounts with a server that might not answer, by mount namespace.
 
     Files on these mounts are not queried.
     """
@@ -100,9 +100,9 @@ class Opened:
 def node_of(path: str, devices: Devices, remote: Mapping[str, str], opened: Opened | None = None) -> Node | None:
     """Return the node for an open file, or None.
 
-    Raises OSError if the file may not be read. A node may have any name, because of mount namespaces, removed mounts
-    and passed files. If there is a driver, the device number therefore decides. The name only identifies remote mounts,
-    which are not queried. Other relevant files are added to `opened`.
+    Raises OSError if the caller has no permission to read the file. A node may have any name, because of mount namespaces,
+    removed mounts and passed files. If there is a driver, the device number therefore decides. The name only identifies
+    remote mounts, which are not queried. Other relevant files are added to `opened`.
     """
     try:
         target = os.readlink(path)

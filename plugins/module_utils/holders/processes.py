@@ -76,7 +76,7 @@ class Times:
 class Processes:
     """All processes of the host.
 
-    `unreadable` are processes whose open files this caller may not read.
+    `unreadable` are processes whose open files this caller has no permission to read.
     """
 
     proc: str

@@ -214,7 +214,7 @@ def _mapped(names: list[str], proc: str = "/proc") -> set[str]:
     with one_look(time.monotonic() + _LOOK_SECONDS):
         for process in Path(proc).glob("[0-9]*"):
             if process.name == "1":
-                continue  # is never a tenant, and root in a container may not read it
+                continue  # is never a tenant, and root in a container has no permission to read it
             try:
                 # After the main thread has ended, its folder shows no mappings of the process.
                 folder = folder_of(proc, int(process.name), live_task(proc, int(process.name)))

@@ -79,25 +79,25 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
         Family(
             "openfleet_layout_drift",
             GAUGE,
-            "Whether the GPU differs from its gpu_layout.",
+            "Whether the state of the GPU differs from its entry in gpu_layout.",
             tuple(Sample(int(bool(each.differences)), labels) for labels, each in standing),
         ),
         Family(
             "openfleet_layout_differences",
             GAUGE,
-            "Number of differences from gpu_layout; gpu-layout plan lists them.",
+            "Number of differences between the GPU and its entry in gpu_layout. 'gpu-layout plan' lists them.",
             tuple(Sample(len(each.differences), labels) for labels, each in standing),
         ),
         Family(
             "openfleet_layout_sharing_info",
             GAUGE,
-            "Sharing of the GPU in its gpu_layout.",
+            "How the GPU is shared according to its entry in gpu_layout (label 'sharing').",
             tuple(Sample(1, dict(labels, sharing=each.sharing)) for labels, each in standing),
         ),
         Family(
             "openfleet_layout_unmanaged_info",
             GAUGE,
-            "A GPU that had an entry of gpu_layout and that no entry names any more: what it was given, and what it has.",
+            "A GPU that is no longer in gpu_layout: its former entry, and its current state.",
             tuple(
                 Sample(1, dict(labels_of(each.uuid, gpus), recorded=each.recorded, current=each.current))
                 for each in seen.unmanaged
@@ -112,7 +112,7 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
         Family(
             "openfleet_holders_cpu_seconds_total",
             COUNTER,
-            "CPU time so far of the processes that run on the GPU or GPU instance.",
+            "Total CPU time of the processes that use the GPU or GPU instance.",
             tuple(_cpu_seconds(seen.gpus, seen.holders)),
         ),
         *seen.service_families,

@@ -68,7 +68,7 @@ def looking(directory: str) -> Iterator[ApplyError | None]:
 
     If a run is changing the host, an error that names the run is yielded, otherwise None. Keep the block short: runs
     that change the host wait until the block ends, because a GPU refuses a reset while a process has it open. Raises
-    ApplyError if this user may not open the lock.
+    ApplyError if this user has no permission to open the lock.
     """
     try:
         file = (Path(directory) / "lock").open()

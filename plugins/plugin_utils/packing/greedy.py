@@ -4,7 +4,7 @@
 """Pack workloads with a heuristic. Pure.
 
 Workloads keep their current places if possible. The others are placed by best fit, the largest first. After that, the least
-loaded GPUs are emptied. The result obeys every rule, but may not be optimal.
+loaded GPUs are emptied. The result obeys every rule, but is not always optimal.
 """
 
 from __future__ import annotations

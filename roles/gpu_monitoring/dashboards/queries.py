@@ -97,7 +97,7 @@ def contradictions(where=HOST):
 
 
 def unknown(where=HOST):
-    """Return idle devices with unknown holders, because these may not be free."""
+    """Return idle devices with unknown holders. They are not necessarily free."""
     return f"({busy(where)} < {BUSY_FROM}) unless on ({KEY}) {holders(where)}"
 
 

@@ -106,7 +106,7 @@ def tenants():
                 most=1,
             ),
             lines(
-                "Memory on GPUs of jobs and pods",
+                "GPU memory used by jobs and pods",
                 "Used memory of the GPUs and instances of each job or pod, including other users' memory.",
                 "bytes",
                 [(f"sum by (workload) ({q.of_workload('gpu:memory_used_bytes')})", "{{workload}}")],

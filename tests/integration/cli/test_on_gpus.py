@@ -483,7 +483,7 @@ def test_boot_keeps_a_layout_with_pending_modes(host, on_trial):
 def test_refused_or_reverted_pending_modes_do_not_keep_the_layout(host, on_trial):
     layout, _unit = on_trial
     host.module("mig", layout=ALL_MIG, leave_pending=True)
-    # A later run that may not reboot reverts the pending modes.
+    # A later run without the permission to reboot reverts the pending modes.
     assert host.module("mig", layout=ALL_MIG)["reboot_required"]
     assert "was restored" in host("apply", "--layout", str(layout)).stderr
     assert "exclusive" in layout.read_text()

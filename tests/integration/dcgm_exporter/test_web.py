@@ -118,7 +118,7 @@ def test_exporter_listens_only_on_its_address(host, start):
 def test_answer_is_compressed_on_request_and_in_text_format(host, start):
     """Compress on request, and always answer in the Prometheus text format.
 
-    Prometheus prefers OpenMetrics, but textfiles of other programs may not be valid OpenMetrics.
+    Prometheus prefers OpenMetrics, but textfiles of other programs are not always valid OpenMetrics.
     """
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()

@@ -110,7 +110,7 @@ def test_gpu_info_lists_servers_on_request(host):
 
 def test_open_node_is_a_holder_without_nvml_process(host, tmp_path):
     if not can("unshare", "--mount", "true"):
-        pytest.skip("this container may not mount")
+        pytest.skip("this container has no permission to mount")
     host.create([{"model": "H100-80GB", "count": 2}])
     host.module("mig", layout=MIG)
     big, small = instances(host.module("gpu_info")["gpus"][0])

@@ -99,7 +99,7 @@ CAN_MOUNT = (
 )
 
 
-@pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount, not even in a private namespace")
+@pytest.mark.skipif(not CAN_MOUNT, reason="this user cannot mount, not even in a private namespace")
 def test_mounted_quota_is_used(tenants):
     """Refuse another tenant's name in a container.
 

@@ -65,7 +65,7 @@ def booted(target: Installation) -> bool:
 def systemctl(target: Installation, *arguments: str, unknown: bool = False) -> None:
     """Run systemctl and report it.
 
-    `unknown` is true if systemd may not know the unit.
+    `unknown` is true if it is uncertain whether systemd has the unit.
     """
     if target.doing("systemctl " + " ".join(arguments)):
         command = ["systemctl", *arguments]

@@ -124,7 +124,7 @@ def install(
 ) -> None:
     """Install the files and the unit.
 
-    `pending` is true if an interrupted run may not have restarted the service.
+    `pending` is true if an interrupted run possibly did not restart the service.
     """
     for path in sorted(set(files) - set(UNIT_FILES)):
         target.write(path, *files[path])

@@ -248,7 +248,7 @@ class MpsHost(Daemons):
         old = path.with_name(".%s.old" % name)
         try:
             _remove(old)
-            # The boot unit may not write elsewhere in /run. Skip the change if there is nothing to rename.
+            # The boot unit can write only to its own folders in /run. Skip the change if there is nothing to rename.
             if os.path.lexists(str(path)):
                 path.rename(old)
                 _remove(old)

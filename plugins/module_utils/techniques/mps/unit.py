@@ -41,8 +41,8 @@ StartLimitBurst=5
 EnvironmentFile=/etc/openfleet-gpu/mps/%i.env
 # In the foreground the daemon writes its log to the journal. Its log directory is for releases that write files as well.
 ExecStart=/usr/bin/nvidia-cuda-mps-control -f
-# The servers may not load modules or create device nodes, so this does it, for every GPU and MIG device. CUDA reports a missing
-# node. -u creates the nodes of nvidia-uvm.
+# This unit's servers have no permission to load kernel modules or to create device nodes, so this command does it for every
+# GPU and MIG device. Without a node, CUDA fails. -u creates the nodes of nvidia-uvm.
 ExecStartPre=-+/bin/sh -c 'make=/usr/bin/nvidia-modprobe; $$make -c 255; $$make -u -c 0; cd /proc/driver/nvidia || exit; \\
   sed -n "s/^Device Minor:[[:space:]]*//p" gpus/*/information | while read minor; do $$make -c $$minor; done; \\
   find $$PWD/capabilities -path "*/mig/gi*/access" -exec $$make -f {} ";"'

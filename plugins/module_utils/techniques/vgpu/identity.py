@@ -134,7 +134,7 @@ class Identities:
             with contextlib.ExitStack() as opened:
                 return self._maker(pid, opened)
         except OSError:
-            # The process has ended, or this process may not inspect it.
+            # The process has ended, or this process has no permission to inspect it.
             return _UNTRUSTED
 
     def _maker(self, pid: int, opened: contextlib.ExitStack) -> str:

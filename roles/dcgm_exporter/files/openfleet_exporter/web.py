@@ -127,7 +127,7 @@ def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
 def metrics_only(application: Callable) -> Callable:
     """Serve only /metrics, in the text format.
 
-    OpenMetrics is not offered, because text files may not be valid OpenMetrics.
+    OpenMetrics is not offered, because text files are not always valid OpenMetrics.
     """
 
     def serve(environ: Dict[str, Any], start_response: Callable) -> Any:

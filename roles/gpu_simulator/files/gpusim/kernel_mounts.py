@@ -203,7 +203,7 @@ def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
             # mknod applied the umask, so set the mode again.
             node.chmod(mode)
         except PermissionError:
-            left_out.append(f"{node}: device nodes may not be made here")
+            left_out.append(f"{node}: no permission to make device nodes here")
     return left_out
 
 

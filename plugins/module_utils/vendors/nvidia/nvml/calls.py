@@ -197,7 +197,7 @@ class Calls:
     def _optional(self, call: str, *args: Any, also: tuple[int, ...] = ()) -> Any:
         """Return the result of a call, or None if it is not supported.
 
-        The GPU, the driver or the caller may not support the call.
+        Not every GPU, driver and caller supports the call.
         """
         function = getattr(self._nvml, call, None)
         if function is None:
