@@ -22,7 +22,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Show why the device plugin does not run
+- name: Show why the device plugin is not running
   ansible.builtin.debug:
     msg: "{{ pods.resources | openfleet.gpu.pod_states }}"
 """

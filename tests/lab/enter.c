@@ -28,7 +28,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* podman prints "Error:" and exits with 125. Ansible's connection then knows that the host does not run (tests/lab/connection). */
+/* podman prints "Error:" and exits with 125. Ansible's connection then knows that the host is not running (tests/lab/connection). */
 static void die(int status, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -43,9 +43,9 @@ static char *contents(const char *path, size_t *length) {
     size_t size = 1 << 16, used = 0;
     char *text = malloc(size);
     int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0 || !text) die(125, "the container does not run: %s: %s", path, strerror(errno));
+    if (file < 0 || !text) die(125, "the container is not running: %s: %s", path, strerror(errno));
     for (ssize_t got; (got = read(file, text + used, size - used - 2)) != 0;) {
-        if (got < 0) die(125, "the container does not run: %s: %s", path, strerror(errno));
+        if (got < 0) die(125, "the container is not running: %s: %s", path, strerror(errno));
         used += got;
         if (used + 2 == size && !(text = realloc(text, size *= 2))) die(125, "no memory");
     }
@@ -57,7 +57,7 @@ static char *contents(const char *path, size_t *length) {
 
 static unsigned long long number_after(const char *text, const char *key, int base) {
     const char *found = strstr(text, key);
-    if (!found) die(125, "the container does not run: no %s", key);
+    if (!found) die(125, "the container is not running: no %s", key);
     return strtoull(found + strlen(key), NULL, base);
 }
 
@@ -156,18 +156,18 @@ int main(int count, char **words) {
 
     char *state = contents(words[1], NULL);
     int pid = (int)number_after(state, "\"init_process_pid\":", 10);
-    if (start_of(pid) != number_after(state, "\"init_process_start\":", 10)) die(125, "the container does not run");
+    if (start_of(pid) != number_after(state, "\"init_process_start\":", 10)) die(125, "the container is not running");
     char *id = strstr(state, "\"id\":\""), *id_end = id ? strchr(id += 6, '"') : NULL;
-    if (!id_end) die(125, "the container does not run: no id");
+    if (!id_end) die(125, "the container is not running: no id");
     *id_end = 0;
     group_count = open_groups(pid, id, groups, GROUPS);
     for (int i = 0; i < KINDS; i++) {
         snprintf(path, sizeof path, "/proc/%d/ns/%s", pid, kinds[i]);
-        if ((spaces[i] = open(path, O_RDONLY | O_CLOEXEC)) < 0) die(125, "the container does not run: %s", strerror(errno));
+        if ((spaces[i] = open(path, O_RDONLY | O_CLOEXEC)) < 0) die(125, "the container is not running: %s", strerror(errno));
     }
     for (int i = 0; i < LIMITS; i++) {
         if (prlimit(pid, limits[i].which, NULL, &limits[i].most) != 0)
-            die(125, "the container does not run: %s", strerror(errno));
+            die(125, "the container is not running: %s", strerror(errno));
         limits[i].most.rlim_cur = limits[i].most.rlim_max;
     }
     char **environment = environment_of(pid);
@@ -178,7 +178,7 @@ int main(int count, char **words) {
     sigprocmask(SIG_BLOCK, &all, &before);
     /* The child must never show this machine's /dev to processes of the container: they would take it for another container. */
     if (setns(spaces[KINDS - 1], CLONE_NEWNS) != 0 || setns(spaces[0], CLONE_NEWPID) != 0)
-        die(125, "the container does not run: %s", strerror(errno));
+        die(125, "the container is not running: %s", strerror(errno));
     pid_t child = fork();
     if (child < 0) die(125, "fork: %s", strerror(errno));
     if (child == 0) {

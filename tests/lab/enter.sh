@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # .lab/bin/podman sources this file before it runs `podman exec`. The command runs by enter.c, in 3 ms of CPU time.
-# runc's own exec needs 60 ms, and podman needs more. If the container does not run, or if there are options, this
+# runc's own exec needs 60 ms, and podman needs more. If the container is not running, or if there are options, this
 # function returns and podman runs the command.
 #
 # The caller defines `podman` (a function), `enter` (the program) and `ids` (a directory for the ids of containers).

@@ -130,7 +130,7 @@ def test_foreign_instances_differ_unless_kept():
 def test_stopped_daemon_is_no_drift_but_other_limits_are():
     layout, host, beside = made(SERVED, SHARED)
     first, second = beside.daemons
-    down = dataclasses.replace(first, running=False, active_thread_percentage=None, problem="it does not run")
+    down = dataclasses.replace(first, running=False, active_thread_percentage=None, problem="it is not running")
     silent = dataclasses.replace(first, active_thread_percentage=None, problem="it does not answer")
     for one in (down, silent):
         found, problems = differences(layout, host, dataclasses.replace(beside, daemons=(one, second)))

@@ -143,7 +143,7 @@ def test_daemon_is_up_on_each_of_its_devices():
     place = MpsPlace(SPLIT.uuid, "3g.40gb", 4)
     up = MpsSeen(MpsDaemon("up", (MpsPlace(WHOLE.uuid), MpsPlace("GPU-lost")), 2, 50), (), True, 7, (), (), 50.0)
     silent = MpsSeen(MpsDaemon("silent", (place,), 2, 50), (), True, 8, problem="it does not answer")
-    down = MpsSeen(MpsDaemon("down", (place,), 2, 50), (), False, problem="it does not run")
+    down = MpsSeen(MpsDaemon("down", (place,), 2, 50), (), False, problem="it is not running")
     coming = MpsSeen(MpsDaemon("coming", (place,), 2, 50), (), False)
     assert told(gpus=GPUS, daemons=(up, silent, down, coming))["openfleet_mps_daemon_up"] == {
         labels(WHOLE, daemon="up"): 1,
@@ -156,7 +156,7 @@ def test_daemon_is_up_on_each_of_its_devices():
 def test_deaths_of_servers_count_on_each_device_of_their_daemon():
     whole = MpsSeen(MpsDaemon("whole", (MpsPlace(WHOLE.uuid),), 2, 50), (), True, 7, (), (), 50.0)
     part = MpsSeen(
-        MpsDaemon("part", (MpsPlace(SPLIT.uuid, "3g.40gb", 4),), 2, 50), (), False, problem="it does not run"
+        MpsDaemon("part", (MpsPlace(SPLIT.uuid, "3g.40gb", 4),), 2, 50), (), False, problem="it is not running"
     )
     unread = MpsSeen(MpsDaemon("unread", (MpsPlace(WHOLE.uuid),), 2, 50), (), True, 7, (), (), 50.0)
     found = told(gpus=GPUS, daemons=(whole, part, unread), deaths={"whole": 3, "part": 0})

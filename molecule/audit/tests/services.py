@@ -122,4 +122,4 @@ def _runs(host: Any, name: str) -> None:
 def pid(service: Service, host: Any) -> str:
     """Return the pid of the service's program if it runs."""
     found = host.check_output("systemctl show --property=MainPID --value %s", service.name)
-    return found if host.run("kill -0 %s", found).rc == 0 else "none: it does not run"
+    return found if host.run("kill -0 %s", found).rc == 0 else "none: it is not running"

@@ -116,7 +116,7 @@ class Slurm:
         self.run = run
 
     def name_from_slurmd(self) -> str | None:
-        """Return this host's node name from slurmd, or None if slurmd does not run.
+        """Return this host's node name from slurmd, or None if slurmd is not running.
 
         Raises DrainError if the name is invalid.
         """

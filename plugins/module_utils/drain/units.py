@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@(?!\.)[A-Za-z0-9:_.\\-]+)?")
 # StopPropagatedFrom=.
 _DEPENDENTS = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Triggers", "TriggeredBy", "BusName", *_DEPENDENTS)
-# States of a unit that does not run.
+# States of a unit that is not running.
 _OFF = ("inactive", "failed", "maintenance")
 
 # Seconds to wait for a stop. If a stop takes longer, systemd continues it, and the drain waits as it does for jobs.

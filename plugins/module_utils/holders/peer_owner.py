@@ -75,7 +75,7 @@ class ContainerOwner(Owner):
         self.name = "%s container %s" % (engine, container)
         number = container_id(engine, container)
         if not number:
-            raise PeerError("%s does not run" % self.name)
+            raise PeerError("%s is not running" % self.name)
         self._origin = Origin("%s container %s" % (engine, number[:12]), number)
         self._inside = own_container()
 

@@ -249,7 +249,7 @@ def _install_services(target: Installation, services: Mapping[str, str]) -> None
     If systemd has not loaded the drop-in of a service, the service would start without a quota.
     """
     drop_ins = Installation(target.root, target.check, target.call)
-    # If systemd does not run, it reads the drop-ins when it starts.
+    # If systemd is not running, it reads the drop-ins when it starts.
     booted = systemd.booted(target.root)
     unread = booted and drop_ins.mark(UNREAD)
     _write_drop_ins(drop_ins, services)

@@ -281,7 +281,7 @@ def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
         return "it is not a service"
     unit, found = closure(name)
     if not unit.runs:
-        return "it does not run"
+        return "it is not running"
     if unit.bus_name:
         # Any user can pass an open file to the unit, which the unit then holds (essential_units.py).
         return "it is on D-Bus (%s), where users can pass files to others" % unit.bus_name

@@ -143,7 +143,7 @@ def engines(host: Host, request: Request) -> tuple[Engine, ...]:
 def takes_effect_by(engine: Engine, host: Host, policy: str, cdi_changed: bool) -> str:
     """Return how an engine applies a configuration.
 
-    The result is reload, restart, pending (a restart is not permitted now), or "" if the engine does not run.
+    The result is reload, restart, pending (a restart is not permitted now), or "" if the engine is not running.
 
     Docker applies runtimes at a reload, which ends no container
     (https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior). Docker applies CDI only when it

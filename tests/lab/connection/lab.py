@@ -59,7 +59,7 @@ class Connection(Podman):
     def exec_command(self, cmd, in_data=None, sudoable=False):
         """Run a command on the host, and return (status, stdout, stderr).
 
-        `in_data` (bytes) is the command's standard input. Raises AnsibleConnectionFailure if the host does not run.
+        `in_data` (bytes) is the command's standard input. Raises AnsibleConnectionFailure if the host is not running.
         """
         ConnectionBase.exec_command(self, cmd, in_data=in_data, sudoable=sudoable)
         user = ["--user", self.user] if self.user else []
@@ -68,7 +68,7 @@ class Connection(Podman):
         # Podman and runc print these texts if they ran no command, because the host is stopped, paused or missing.
         unreached = err.startswith((b"Error:", NOT_UP.encode())) or b"exec failed: " in err
         if status in (125, 255) and unreached:
-            raise AnsibleConnectionFailure(f"{self._container_id} does not run: {to_native(err).strip()}")
+            raise AnsibleConnectionFailure(f"{self._container_id} is not running: {to_native(err).strip()}")
         return status, out, err
 
     def put_file(self, in_path, out_path):

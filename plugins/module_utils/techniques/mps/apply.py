@@ -75,7 +75,7 @@ class MpsChange:
             if step.seen.running:
                 self._stopped.append(step.seen)
                 done.append("mps %s: stop" % step.name)
-            # A daemon that does not run may start soon, because systemd retries it or the host is booting.
+            # A daemon that is not running may start soon, because systemd retries it or the host is booting.
             self._host.stop(step.name)
 
     def start(self, host: Host, done: list[str]) -> None:

@@ -116,7 +116,7 @@ class MpsSeen:
     problem: str | None = None
     #: PIDs of servers that do not answer because they are starting, ending or hanging. Their limits may be outdated.
     silent_server_pids: tuple[int, ...] = ()
-    #: Whether the pipe directory has a file system of limited size. None if the daemon does not run.
+    #: Whether the pipe directory has a file system of limited size. None if the daemon is not running.
     pipe_directory_limited: bool | None = None
     #: PIDs of servers that are not children of the daemon according to the kernel. These servers count as ordinary
     #: holders.

@@ -113,7 +113,7 @@ class Daemons:
         unit = unit_of(daemon.name)
         limited = os.path.ismount(str(self._below(pipe_directory(daemon.name))))
         if state["ActiveState"] != "active":
-            problem: str | None = "it does not run (%s is %s, result %s); see journalctl --unit %s"
+            problem: str | None = "it is not running (%s is %s, result %s); see journalctl --unit %s"
             problem %= (unit, state["ActiveState"], state["Result"], unit)
             if boots and _comes(state):
                 problem = None

@@ -88,7 +88,7 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 
 def shown(root: Path) -> list[ShownSeat]:
-    """Return the public data of all seats, or [] if the agent does not run."""
+    """Return the public data of all seats, or [] if the agent is not running."""
     try:
         with (root / vgpu_files.SHOWN).open("rb") as file:
             content = file.read(_MOST_BYTES)
@@ -105,7 +105,7 @@ def shown(root: Path) -> list[ShownSeat]:
 def handed_out(root: Path) -> dict[str, bool]:
     """Return whether each GPU's pages are protected from other tenants.
 
-    The result maps GPU UUIDs to booleans. It is {} if the agent does not run.
+    The result maps GPU UUIDs to booleans. It is {} if the agent is not running.
     """
     return {seat.gpu_uuid: seat.immutable for seat in shown(root)}
 

@@ -39,7 +39,7 @@ def _state(pod: Mapping[str, Any]) -> str:
 
 
 def _container(status: Mapping[str, Any]) -> str:
-    """Return why a container does not run.
+    """Return why a container is not running.
 
     Returns an empty text if the container runs or has completed.
     """
