@@ -134,7 +134,7 @@ def test_bare_handle_does_not_spare_a_unit(elsewhere):
     ("stops", "why"),
     [
         (Stops(unit("y.service")), "this would also stop y.service"),
-        (Stops(active="inactive"), "it does not run"),
+        (Stops(active="inactive"), "it is not running"),
         (Stops(bus_name="org.example.Vendor"), "it is on D-Bus (org.example.Vendor)"),
     ],
 )

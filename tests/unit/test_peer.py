@@ -226,7 +226,7 @@ def test_exporter_container_is_recognized_by_engine_and_cgroup(processes, engine
 
 
 def test_stopped_container_owns_nothing(engines):
-    with pytest.raises(peer.PeerError, match="docker container notebook does not run"):
+    with pytest.raises(peer.PeerError, match="docker container notebook is not running"):
         ContainerOwner("docker", "notebook")
 
 
