@@ -94,7 +94,7 @@ def main() -> None:
             try:
                 systemd.tell(run_to_end, systemd_reload.RELOAD)
             except systemd.NoAnswerError as error:
-                raise ApplyError("systemd", str(error), "See systemctl status.") from error
+                raise ApplyError("systemd", str(error), "See `systemctl status`.") from error
         return {"changed": params["reload"]}
 
     run(module, body)

@@ -267,7 +267,7 @@ def test_invalid_result_of_gpu_info_is_an_error():
     ("missing", "words"),
     [
         ("", "It could be 1g.10gb, but that frees no GPU within the limits of changes."),
-        ("No module named 'ortools'", "OR-Tools is missing: pip install ortools for the optimum."),
+        ("No module named 'ortools'", "OR-Tools is missing: run `pip install ortools` to get the optimum."),
     ],
 )
 def test_unchanged_oversized_workload_has_a_reason(missing, words):

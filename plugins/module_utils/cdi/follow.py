@@ -202,7 +202,7 @@ def _not_restarted(name: str, problem: str) -> Problem:
     return Problem(
         name,
         "it was to be restarted, because its devices have changed: %s" % problem,
-        "See journalctl --unit %s, fix it and run again." % name,
+        "See `journalctl --unit %s`, fix it and run again." % name,
     )
 
 

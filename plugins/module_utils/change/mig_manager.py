@@ -33,7 +33,7 @@ def plan(policy: str, run: Run = run_tool, root: Path = Path("/")) -> tuple[str,
         raise PlanError(
             UNIT,
             "it is enabled, and would repartition the GPUs at the next boot after gpu-layout.service",
-            "Set gpu_layout_mig_manager: disable, or run systemctl disable %s." % UNIT,
+            "Set gpu_layout_mig_manager: disable, or run `systemctl disable %s`." % UNIT,
         )
     return ("disable %s" % UNIT,)
 
@@ -46,5 +46,5 @@ def disable(run: Run = run_tool) -> None:
     try:
         systemd.tell(run, ["systemctl", "disable", "--no-reload", "--quiet", UNIT])
     except (systemd.NoAnswerError, FileNotFoundError) as error:
-        cure = "Run systemctl disable %s on the host." % UNIT
+        cure = "Run `systemctl disable %s` on the host." % UNIT
         raise FollowError([Problem(UNIT, "it could not be disabled: %s" % error, cure)]) from error

@@ -52,7 +52,7 @@ def _request(options: Namespace) -> Mapping[str, Any]:
     """
     given = [options.list, options.end is not None, options.name is not None]
     if sum(given) != 1 or (options.name is None) != (options.duration is None):
-        cure = "Write: gpu-layout keep NAME 3d, gpu-layout keep --list or gpu-layout keep --end NAME."
+        cure = "Write `gpu-layout keep NAME 3d`, `gpu-layout keep --list` or `gpu-layout keep --end NAME`."
         raise KeepError("gpu-layout keep", "it needs a name and a length of time, --list or --end NAME", cure)
     if options.list:
         return {"op": "list"}
@@ -98,7 +98,7 @@ def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
         reply = None
     if not isinstance(reply, dict):
         raise KeepError(
-            "this host", "its service for keeps did not answer", "Try again, or see journalctl -u gpu-layout-keep."
+            "this host", "its service for keeps did not answer", "Try again, or see `journalctl -u gpu-layout-keep`."
         )
     return reply
 

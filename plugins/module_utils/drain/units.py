@@ -128,7 +128,7 @@ def show(names: Sequence[str]) -> list[Unit]:
     try:
         rows = systemd.show(run_tool, names, _PROPERTIES, timeout_seconds=STOP_SECONDS)
     except systemd.NoAnswerError as error:
-        raise DrainError("systemd", str(error), "Check: systemctl status.") from None
+        raise DrainError("systemd", str(error), "Check `systemctl status`.") from None
     except OSError as error:
         raise _no_systemctl(error) from None
     return [_unit(fields) for fields in rows]
@@ -158,7 +158,7 @@ def stop(name: str) -> None:
         return
     if done.returncode != 0:
         raise DrainError(
-            "unit %s" % name, "it cannot be stopped: %s" % _output(done), "Check: systemctl status %s." % name
+            "unit %s" % name, "it cannot be stopped: %s" % _output(done), "Check `systemctl status %s`." % name
         )
 
 

@@ -253,7 +253,7 @@ class DriverChange(PackageChange):
             units = [word for name in step.items for word in ("--unit", name)]
             journal = self.call(["journalctl", "--no-pager", "--output=cat", "--lines=10", *units])
             said = _last_words(done.stderr + journal.stdout)
-            self._driver_must(said, "could not %s" % step.text, "See systemctl status %s." % " ".join(step.items))
+            self._driver_must(said, "could not %s" % step.text, "See `systemctl status %s`." % " ".join(step.items))
 
     _enable = _start = _restart = _systemctl
 

@@ -55,7 +55,7 @@ def find(name: str, holders: Sequence[Holder]) -> Target:
         return _process(int(name), holders)
     named = {holder.unit_or_container: holder for holder in holders if holder.pid and _is_called(name, holder)}
     if not named:
-        cure = "Write the name of the service or container, or the pid of the process. Root can list them: gpu-layout holders."
+        cure = "Write the name of the service or container, or the pid of the process. `gpu-layout holders` lists them for root."
         raise KeepError(name, "no service or container of this name holds a GPU on this host", cure)
     if len(named) > 1:
         cure = 'Write one of: "%s".' % '", "'.join(sorted(map(str, named)))

@@ -118,7 +118,7 @@ def _end(
     if not administrator:
         ended = [keep for keep in ended if keep.uid == uid]
     if not ended:
-        raise KeepError(request.name, "you have no keep with this name", "List them: gpu-layout keep --list.")
+        raise KeepError(request.name, "you have no keep with this name", "List them with `gpu-layout keep --list`.")
     keeps.write(settings.state_directory, [keep for keep in current if keep not in ended])
     return {"ended": [to_row(keep) for keep in ended]}
 

@@ -212,18 +212,18 @@ def caller(connection: socket.socket) -> int:
             raise KeepError(
                 "this host",
                 "requests from a user namespace are refused",
-                "Run gpu-layout keep outside of containers and unshare.",
+                "Run `gpu-layout keep` outside of containers and unshare.",
             )
         if account_of_id(uid) != uid:
             # This id comes from a set-user-id file that was created in a user namespace.
             raise KeepError(
                 "this host",
                 "requests with a subordinate user id are refused",
-                "Run gpu-layout keep as the account itself.",
+                "Run `gpu-layout keep` as the account itself.",
             )
         if parse_cgroup(process.cgroup, own_container()).container_id:
             raise KeepError(
-                "this host", "requests from a container are refused", "Run gpu-layout keep on the host itself."
+                "this host", "requests from a container are refused", "Run `gpu-layout keep` on the host itself."
             )
     return uid
 

@@ -85,13 +85,13 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
         Family(
             "openfleet_layout_differences",
             GAUGE,
-            "Number of differences between the GPU and its entry in gpu_layout. 'gpu-layout plan' lists them.",
+            "Number of differences between the GPU and its entry in gpu_layout. `gpu-layout plan` lists them.",
             tuple(Sample(len(each.differences), labels) for labels, each in standing),
         ),
         Family(
             "openfleet_layout_sharing_info",
             GAUGE,
-            "How the GPU is shared according to its entry in gpu_layout (label 'sharing').",
+            "How the GPU is shared according to its entry in gpu_layout (label `sharing`).",
             tuple(Sample(1, dict(labels, sharing=each.sharing)) for labels, each in standing),
         ),
         Family(

@@ -299,7 +299,7 @@ def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
                 units.stop(one.name)
         (now,) = units.show([name])
         if not now.is_off:
-            raise ReclaimError("unit %s" % name, "it is %s" % now.active, "See: systemctl status %s." % name)
+            raise ReclaimError("unit %s" % name, "it is %s" % now.active, "See `systemctl status %s`." % name)
         return
     where, runtime = "container %s" % name, _runtime(item)
     try:

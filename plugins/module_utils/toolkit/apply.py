@@ -173,7 +173,7 @@ class ToolkitChange(PackageChange):
             if back.returncode == 0
             else "It does not start with its previous configuration either"
         )
-        cure = "%s. See journalctl --unit %s, fix the cause and run again." % (stands, engine.unit)
+        cure = "%s. See `journalctl --unit %s`, fix the cause and run again." % (stands, engine.unit)
         self._must(problem, engine.unit, "it does not start with its new configuration", cure)
 
     def _refused_by_docker(self, engine: Engine) -> str:
@@ -212,19 +212,19 @@ class ToolkitChange(PackageChange):
         if not problem and rules.REFRESH_PATH in step.items:
             started = self.call(["systemctl", "start", rules.REFRESH_PATH])
             problem = started.stderr.strip() if started.returncode else ""
-        self._must(problem, ", ".join(step.items), "not enabled", "See journalctl --unit %s." % step.items[0])
+        self._must(problem, ", ".join(step.items), "not enabled", "See `journalctl --unit %s`." % step.items[0])
 
     def _disable(self, step: Step) -> None:
         done = self.call(["systemctl", "disable", "--no-reload", "--now", "--quiet", *step.items])
         problem = done.stderr.strip() if done.returncode else ""
-        self._must(problem, ", ".join(step.items), "not disabled", "See journalctl --unit %s." % step.items[0])
+        self._must(problem, ", ".join(step.items), "not disabled", "See `journalctl --unit %s`." % step.items[0])
 
     def _specification(self, step: Step) -> None:
         """Regenerate the specification in the same way as after a change of MIG devices."""
         self._reload_units()
         follow(())
         if not any(nvidia_ctk.find_specs(Path("/") / place) for place in (nvidia_ctk.PASSING, nvidia_ctk.LASTING)):
-            cure = "See journalctl --unit %s." % rules.REFRESH_SERVICE
+            cure = "See `journalctl --unit %s`." % rules.REFRESH_SERVICE
             self._must("there is none", files.SPECIFICATION, "no specification was made", cure)
 
     def _publish(self, step: Step) -> None:

@@ -164,7 +164,9 @@ def _links(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
         # _missing_links reports this if other GPUs of the host have links.
         return
     down = [of for of, state in states if not state]
-    cure = "Reseat the module or the bridge, restart the fabric manager, and check nvidia-smi nvlink -s -i %d." % index
+    cure = (
+        "Reseat the module or the bridge, restart the fabric manager, and check `nvidia-smi nvlink -s -i %d`." % index
+    )
     found = "%s down" % ", ".join(down) if down else "all %d active" % len(states)
     yield _judged("NVLinks", index, not down, found, cure)
     errors = [

@@ -31,7 +31,7 @@ def pack(problem: Problem, solver: str = "auto") -> Packing:
     notes = () if within_bounds(case, first.score) else ("the heuristic found nothing within the limits of changes",)
     if solver == "heuristic" or exact.MISSING or not problem.gpus:
         if exact.MISSING and solver != "heuristic":
-            notes = (*notes, "OR-Tools is missing (%s): pip install ortools for the optimum" % exact.MISSING)
+            notes = (*notes, "OR-Tools is missing (%s): run `pip install ortools` to get the optimum" % exact.MISSING)
         return dataclasses.replace(first, notes=notes)
     packing = _search(case, contents)
     if packing is None:

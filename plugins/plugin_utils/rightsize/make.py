@@ -260,7 +260,7 @@ def why_unchanged(one: Occupant, decision: Decision, model: str, solver_missing:
         )
     if solver_missing:
         # The heuristic does not search all plans, so it may have missed a better one.
-        why = "but the best plan found does not change it. OR-Tools is missing: pip install ortools for the optimum."
+        why = "but the best plan found does not change it. OR-Tools is missing: run `pip install ortools` to get the optimum."
     else:
         why = "but that frees no GPU within the limits of changes."
     return "It could be %s, %s %s" % (could, why, decision.reason)

@@ -169,7 +169,7 @@ def test_daemon_that_fails_to_start_is_reported_with_its_log(mps):
     mps.ask(f"rm -rf {LOGS} && echo in the way >{LOGS}")
     told = mps.fails("start")
     assert f'the MPS daemon "{NAME}": it does not start' in told
-    assert "LOGS_DIRECTORY" in told and f"See journalctl --unit {UNIT}" in told
+    assert "LOGS_DIRECTORY" in told and f"See `journalctl --unit {UNIT}`" in told
     mps.ask(f"rm {LOGS}")
     mps.do("start")
 

@@ -291,7 +291,7 @@ class MpsHost(Daemons):
             last = " / ".join(line[:_JOURNAL_LETTERS] for line in lines[-_JOURNAL_LINES:])
             problem += ". End of its journal: %s" % printable(last)
         return ApplyError(
-            'the MPS daemon "%s"' % name, problem, "See journalctl --unit %s, fix the cause and run again." % unit
+            'the MPS daemon "%s"' % name, problem, "See `journalctl --unit %s`, fix the cause and run again." % unit
         )
 
     def _adjust_server(self, control: Control, server: int, daemon: MpsDaemon, deadline: float) -> None:

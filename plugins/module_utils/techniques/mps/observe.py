@@ -192,7 +192,7 @@ class Daemons:
         try:
             yield
         except (systemd.NoAnswerError, FileNotFoundError) as error:
-            raise ApplyError("systemd", str(error), "See: systemctl status.") from error
+            raise ApplyError("systemd", str(error), "See `systemctl status`.") from error
 
 
 def look(private: bool) -> tuple[MpsSeen, ...]:

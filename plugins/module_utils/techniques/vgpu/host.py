@@ -371,7 +371,7 @@ class VgpuHost(Tenants):
         try:
             systemd.tell(self._run, ["systemctl", *arguments])
         except (systemd.NoAnswerError, FileNotFoundError) as error:
-            cure = "Check systemctl status, then run systemctl %s." % " ".join(arguments)
+            cure = "Check `systemctl status`, then run `systemctl %s`." % " ".join(arguments)
             raise ApplyError("systemd", "%s: %s" % (problem, error), cure) from error
 
     def _is_right(self, file: vgpu_files.SharedFile) -> bool:

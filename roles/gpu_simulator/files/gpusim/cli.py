@@ -289,7 +289,8 @@ def _parser() -> argparse.ArgumentParser:
 
     child = command("set", _set, "set a switch or a fault of a GPU, or a switch of the host")
     words = (
-        "GPU KEY VALUE, for example 0 passthrough on, 0 held_by_kernel on or 0 throttle thermal; "
+        "GPU KEY VALUE, for example 0 passthrough on, 0 reset_refused on, 0 held_by_kernel on, 0 memory_info off, "
+        "0 compute_mode_fixed on or 0 throttle thermal; "
         "for the host KEY VALUE, for example driver_version 570.148.08"
     )
     child.add_argument("words", nargs="+", metavar="WORD", help=words)
