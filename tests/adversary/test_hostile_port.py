@@ -55,7 +55,7 @@ def test_scrape_password_is_not_sent_to_a_user_on_the_port(processes):
     said, heard = scraped(stranger, processes)
     assert heard == ["b''"]
     assert f"127.0.0.1 port {stranger.port}: the port is held by pid {stranger.process.pid} (" in said
-    assert "uid 65534" in said and "no process of dcgm-exporter.service; it was sent no password" in said
+    assert "uid 65534" in said and "not a process of dcgm-exporter.service; it was sent no password" in said
     assert "End the process that has the port, or set another dcgm_exporter_port" in said
 
 
@@ -72,7 +72,7 @@ def test_scrape_password_is_not_sent_under_the_exporters_certificate(processes, 
     """
     said, heard = scraped(Stranger(*certificate("tls")), processes, certificate("tls")[0])
     assert heard[0] == "b''" and "GET" not in "".join(heard)
-    assert "which is no process of dcgm-exporter.service" in said
+    assert "which is not a process of dcgm-exporter.service" in said
 
 
 def test_jupyter_token_is_not_sent_to_a_user_on_the_port(processes, tmp_path, monkeypatch):

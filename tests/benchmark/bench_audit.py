@@ -137,7 +137,10 @@ def _wave(variant, step):
 
 
 def audit(url, folder, days):
-    """Run an audit the way the action plugin does. Returns seconds, received bytes and peak memory."""
+    """Run an audit the way the action plugin does.
+
+    Returns seconds, received bytes and peak memory.
+    """
     import resource
 
     from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import prometheus, write

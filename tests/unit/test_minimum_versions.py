@@ -74,7 +74,9 @@ def test_site_chooses_the_reaction():
     assert judged("it is old", "warn", "x", "Ask for more.") == "it is old"
     assert judged("it is old", "accept", "x", "Ask for more.") == ""
     assert judged("", "refuse", "x", "Ask for more.") == ""
-    with pytest.raises(PlanError, match=r"^x: it is old\. Ask for more\. Or set it to warn.* Nothing was changed\.$"):
+    with pytest.raises(
+        PlanError, match=r"^x: it is old\. Ask for more\. Or set x: warn to get only a warning\. Nothing was changed\.$"
+    ):
         judged("it is old", "refuse", "x", "Ask for more.")
 
 

@@ -91,7 +91,7 @@ def test_other_process_is_refused_with_its_name(processes, stranger, cgroup):
     said = str(caught.value)
     assert "the port is held by pid %d (%s) of " % (stranger.process.pid, os.path.realpath(sys.executable)) in said
     assert "uid %d" % (65534 if os.geteuid() == 0 else os.geteuid()) in said
-    assert "which is no process of dcgm-exporter.service" in said
+    assert "which is not a process of dcgm-exporter.service" in said
 
 
 def test_scan_of_other_processes_is_limited(processes, stranger, monkeypatch):
@@ -240,7 +240,7 @@ def test_only_the_user_of_the_main_process_counts_for_a_unit(processes, engines,
     processes.add(stranger.process.pid, "/system.slice/" + unit)
     with connect(stranger.port) as client, pytest.raises(peer.PeerError) as caught:
         peer.check(client, UserOfUnitOwner(unit))
-    assert "no process of jupyter.service with the uid 0 of its main process" in str(caught.value)
+    assert "not a process of jupyter.service with the uid 0 of its main process" in str(caught.value)
     with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
         server, _ = listener.accept()
         with server:

@@ -206,7 +206,7 @@ class DriverChange(PackageChange):
         if problem or now.library != self.host.library or any(package.broken for package in now.packages):
             raise ApplyError(
                 error.where,
-                "%s; and the old driver could not be restored: %s" % (error.problem, problem or "it is incomplete"),
+                "%s, and the old driver could not be restored: %s" % (error.problem, problem or "it is incomplete"),
                 "Its packages are in %s. %s" % (self.kept, error.cure),
                 outcome="unknown",
                 steps_done=self.done,
@@ -264,7 +264,7 @@ def download(manager: PackageManager, transaction: Transaction) -> None:
     if problem:
         raise ApplyError(
             "packages",
-            "not all of them could be downloaded: %s" % problem,
+            "some packages could not be downloaded: %s" % problem,
             "Check that the repository is reachable, then run again.",
             outcome="old",
         )

@@ -181,8 +181,8 @@ def _refuse_boot(wanted: Wanted, transaction: Transaction) -> None:
         raise PlanError(
             "nvidia_driver_precompiled",
             "a reboot would start kernel %s, and no source has %s" % lacking[-1],
-            "Remove that kernel, ask for another version, say nvidia_driver_reboot: later and boot another kernel, or say false: "
-            "DKMS builds the modules. Nothing was changed.",
+            "Remove that kernel, request another version, set nvidia_driver_reboot: later and boot another kernel, or set "
+            "nvidia_driver_precompiled: false, so that DKMS builds the modules. Nothing was changed.",
         )
 
 

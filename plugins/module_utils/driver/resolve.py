@@ -114,9 +114,9 @@ def _with_modules(
             "nvidia_driver_precompiled",
             "no source has modules of %s for kernel %s (%s)"
             % (request.version, kernel, pattern.format(version=request.version)),
-            "Versions with such modules: %s. Boot another kernel, ask for another version or for other "
-            "nvidia_driver_kernel_modules, or say false: DKMS builds the modules. Nothing was changed."
-            % (", ".join(dict.fromkeys(map(rules.upstream, found))) or "none"),
+            "Versions with such modules: %s. Boot another kernel, request another version or other "
+            "nvidia_driver_kernel_modules, or set nvidia_driver_precompiled: false, so that DKMS builds the modules. "
+            "Nothing was changed." % (", ".join(dict.fromkeys(map(rules.upstream, found))) or "none"),
         )
     return found
 

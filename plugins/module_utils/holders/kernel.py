@@ -134,7 +134,7 @@ def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
     holders = display_holders(gpu, sys, proc)
     if not holders:
         return None
-    cure = "gpu_layout_reboot: true lets the run reboot the host for it. " if survives_reboot(gpu) else ""
+    cure = "gpu_layout_reboot: true lets the run reboot the host. " if survives_reboot(gpu) else ""
     needs = "may need a reboot of the host" if cure else "may be refused"
     return "gpu %d (%s): the change of MIG mode %s, because %s holds the GPU inside the kernel. %s%s" % (
         *(gpu.index, gpu.uuid, needs, listing(holders)),

@@ -221,7 +221,7 @@ def _refuse(target: Installation, directory: str, keep: Mapping[str, Any], accou
     wrong = [name for name in accounts if not ACCOUNT.fullmatch(name)]
     if wrong:
         raise InstallError(
-            "gpu_layout_readers", "%s is no name of an account (%s)" % (", ".join(map(repr, wrong)), ACCOUNT.pattern)
+            "gpu_layout_readers", "%s is not a valid account name (%s)" % (", ".join(map(repr, wrong)), ACCOUNT.pattern)
         )
     # In check mode, an earlier task may plan to install sudo or create the account.
     if accounts and not target.check:

@@ -162,8 +162,8 @@ def _binary(name: str, encoded: str) -> bytes:
     if content[:4] != b"\x7fELF" or int.from_bytes(content[18:20], "little") != MACHINES.get(machine):
         raise InstallError(
             "vgpu_limiter_files",
-            "%s is no program or library for %s, which this host is" % (name, machine),
-            "Build it on such a host, or set vgpu_limiter_source: host.",
+            "%s is not a program or library for this host (%s)" % (name, machine),
+            "Build it on a host with this architecture, or set vgpu_limiter_source: host.",
         )
     return content
 
@@ -313,7 +313,7 @@ def _refuse_selinux(target: Installation, given: Mapping[str, str]) -> None:
     if _lacks_module(target, given) and not program("semodule"):
         raise InstallError(
             "this host",
-            "SELinux is on, and there is no semodule to label the limiter's files",
+            "SELinux is enabled, but semodule, which labels the limiter's files, is not installed",
             "Install policycoreutils.",
         )
 

@@ -107,7 +107,9 @@ def judged(problem: str, policy: str, variable: str, cure: str) -> str:
     Raises PlanError if the policy is to refuse the version.
     """
     if problem and policy == REFUSE:
-        raise PlanError(variable, problem, "%s Or set it to warn to get only a warning. Nothing was changed." % cure)
+        raise PlanError(
+            variable, problem, "%s Or set %s: warn to get only a warning. Nothing was changed." % (cure, variable)
+        )
     return "" if policy == ACCEPT else problem
 
 

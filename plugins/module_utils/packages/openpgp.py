@@ -70,7 +70,7 @@ def fingerprints(content: bytes) -> tuple[str, ...]:
         elif not found:
             raise _wrong(tag, offset, "belongs to no key: no public key is before it")
     if not found:
-        raise KeyFormatError("there is no public key in it")
+        raise KeyFormatError("it contains no public key")
     return tuple(found)
 
 

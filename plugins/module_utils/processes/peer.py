@@ -197,7 +197,7 @@ def _problem(near: End, far: End, owner: Owner) -> str:
     if time.monotonic() > until and not stranger:
         raise PeerError("the process at the other end of the connection was not found within %d s" % LOOK_SECONDS)
     if stranger:
-        raise PeerError("the port is held by %s, which is no process of %s" % (stranger, owner.name))
+        raise PeerError("the port is held by %s, which is not a process of %s" % (stranger, owner.name))
     return "no visible process has the other end of the connection"
 
 

@@ -66,13 +66,13 @@ class Notice:
         notice = cls(**{name: str(value).strip() for name, value in given.items()})
         if bool(notice.url) == bool(notice.to):
             raise NotifyError(
-                "notify", "url or to is required, and not both", "Write {url: https://…} or {to: gpu@example.org}."
+                "notify", "exactly one of url and to is required", "Write {url: https://…} or {to: gpu@example.org}."
             )
         # The URL is often a secret, so the error message does not contain it.
         if notice.url and not re.fullmatch(r"https?://[!-~]+", notice.url):
             raise NotifyError("notify.url", "the URL of the web hook is invalid", "Write https://…, without spaces.")
         if USER in notice.to and not personal:
-            cure = "Write an address without it. Only gpu_rightsize_reclaim_tell may use it."
+            cure = "Write an address without %s. Only gpu_rightsize_reclaim_tell may use it." % USER
             raise NotifyError("notify.to", "%s has no value, because an audit is not about one user" % USER, cure)
         return notice
 

@@ -142,7 +142,7 @@ def _ecc(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
         if count.value is None:
             yield _unknown(rule, index, count)
             continue
-        cure = "Run dcgmi diag -r 3. If the count grows, ask the vendor for a replacement."
+        cure = "Run `dcgmi diag -r 3`. If the count grows, ask the vendor for a replacement."
         yield _judged(rule, index, count.value <= limits.ecc_errors, "%d %s" % (count.value, what), cure)
 
 

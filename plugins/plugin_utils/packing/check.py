@@ -162,7 +162,7 @@ def _counts(problem: Problem, packing: Packing, then: dict, gpus: dict, ends: in
     today = {(s.key, s.shape, s.start) for s in problem.today}
     for standing in packing.standing:
         if not standing.new and (standing.key, standing.shape, standing.start) not in today:
-            yield "%s: the current layout has no %s on it, but it is not new" % (
+            yield "%s: the current layout has no %s on it, but it is not marked as new" % (
                 gpus[standing.key].label,
                 standing.shape,
             )

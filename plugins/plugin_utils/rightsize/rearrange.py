@@ -309,7 +309,7 @@ def _solve(
     notes += ["%s: %s." % (_name(problem, limits), note) for note in packing.notes]
     if packing.unplaced:
         first, why = sorted(packing.unplaced.items())[0]
-        notes.append("%s is unchanged, because there is no place for %s: %s" % (_name(problem, limits), first, why))
+        notes.append("%s is unchanged, because %s fits nowhere else: %s" % (_name(problem, limits), first, why))
         return None
     packing = onto_free(teamed, packing, {each.key for each in before.values()})
     packing = _apart(packing, mine, decisions)

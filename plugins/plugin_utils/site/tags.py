@@ -104,7 +104,7 @@ def lacking(roles: set[str], plans: Mapping[str, Any], inventory: Mapping[str, A
             sentences.append("The tag %s also needs the tag %s: %s." % (role, other, reason))
 
     if driver_changes:
-        need("gpu_layout", "nvidia_driver", "the driver of the plan is not installed")
+        need("gpu_layout", "nvidia_driver", "the driver that the plan needs is not installed")
         need("nvidia_driver", "gpu_layout", "a new driver removes the layout until the layout is applied again")
     if inventory["simulated"] and not layout.get("driver_present", False):
         need("gpu_layout", "gpu_simulator", "without the simulator, the host has no GPUs")

@@ -260,7 +260,7 @@ def test_file_for_another_architecture_is_refused(host, tmp_path):
     content = bytearray(base64.b64decode(given["libopenfleet-vgpu.so"]))
     content[18:20] = (8).to_bytes(2, "little")  # MIPS, which elf.h calls EM_MIPS
     given["libopenfleet-vgpu.so"] = base64.b64encode(content).decode()
-    assert "libopenfleet-vgpu.so is no program or library for" in host.refused(host.bundle(source={}, built=given))
+    assert "libopenfleet-vgpu.so is not a program or library for" in host.refused(host.bundle(source={}, built=given))
     assert not host.root.exists()
 
 

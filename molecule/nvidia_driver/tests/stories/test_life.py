@@ -111,7 +111,7 @@ def test_invalid_requests_are_refused_and_failing_mirror_changes_nothing(lab_hos
     assert (right.changed, right.executions) == (False, 1)
     for (asked, said), refusal in zip(cases, refused):
         assert said in refusal.failed, asked
-    assert "not all of them could be downloaded" in died.failed
+    assert "some packages could not be downloaded" in died.failed
     assert set(foretold(planned.planned)) == PARTS
     assert "a reboot is needed" in not_planned.failed
     # The client continues in the same process, so it was not stopped.

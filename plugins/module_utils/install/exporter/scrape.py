@@ -114,7 +114,7 @@ def problem(health: dict) -> str:
     if status != 200:
         return "%s answers with status %d" % (where, status)
     if not SAMPLE.search(body):
-        return "%s answers, but there is no sample of a GPU in it" % where
+        return "%s answers, but without samples of a GPU" % where
     return ""
 
 

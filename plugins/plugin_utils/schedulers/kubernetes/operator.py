@@ -67,8 +67,8 @@ def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
         )
     if place.config_map and labels.get(_PLUGIN_LABEL) in _ABSENT:
         problems.append(
-            "node %s: the label %s: %s keeps the device plugin off the node. If nothing is changing the node, run: "
-            "kubectl label node %s %s=true --overwrite. Nothing was changed."
+            "node %s: the label %s: %s keeps the device plugin off the node. If nothing is changing the node, run "
+            "`kubectl label node %s %s=true --overwrite`. Nothing was changed."
             % (place.node, _PLUGIN_LABEL, labels[_PLUGIN_LABEL], place.node, _PLUGIN_LABEL)
         )
     return Operator(bool(policies) or bool(deployed), tuple(problems))

@@ -38,7 +38,7 @@ void pools_settle_given_back(struct account *);	/* slow path if pools exist */
  * GPU. This stops the charge before the function returns. If another thread holds account->pools, that thread
  * settles the pools when it releases the lock, because it may be in a driver call that waits for this thread. In a
  * callback inside a driver call of this thread, do nothing: a pool may have grown without a charge. Released memory
- * then counts until the next call. */
+ * then stays charged until the next call. */
 static inline void pools_have_given_back(struct account *account)
 {
 	if (UNLIKELY(atomic_load_explicit(&account->has_pools, memory_order_relaxed)))

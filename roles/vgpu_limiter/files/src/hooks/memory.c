@@ -10,7 +10,7 @@
 #include "process/state.h"
 #include "process/target.h"
 
-/* False for calls that the driver will refuse and calls that do not count. These calls go directly to the driver. */
+/* False for calls that the driver will refuse and calls whose memory is not charged. They go directly to the driver. */
 static inline bool is_counted(const struct target *target, const void *pointer, size_t bytes)
 {
 	return target->gpu != NOT_COUNTED && pointer && bytes > 0;
@@ -59,8 +59,8 @@ static bool is_beyond_quota(const struct target *target)
 	return vgpu_quota_now()->managed_oversubscribed && target->gpu >= 0 && target->limit_bytes > 0;
 }
 
-/* Managed memory may be in host memory. It counts in full for the context's GPU. If the quota exempts managed
- * memory, it does not count, because the driver evicts it when other memory is needed. */
+/* Managed memory may be in host memory. It is charged in full to the context's GPU. If the quota exempts
+ * managed memory, it is not charged, because the driver evicts it when other memory is needed. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
 	struct target target = target_of_context();

@@ -17,7 +17,7 @@
 #include "process/target.h"
 
 /* Return the target GPU of a pool that the process did not create. Such a pool is a device's default pool or an
- * imported pool. Imported pools are not counted here. */
+ * imported pool. Imported pools are not charged here. */
 static struct target target_of_pool(struct account *account, CUmemoryPool pool)
 {
 	mutex_lock(&account->tables.lock);

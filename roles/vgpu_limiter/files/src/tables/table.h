@@ -20,7 +20,7 @@
  *   T_ARRAY, T_MIPMAP    array: `bytes`. `with` is the context
  *   T_POOL     pool: `with` is its block, `count` the device's number
  *   T_HANDLE   handle of physical memory: `with` is its block, `count` the number of releases needed
- *   T_MAPPING  address: `bytes`. `with` is the mapped block (0: memory that is not counted)
+ *   T_MAPPING  address: `bytes`. `with` is the mapped block (0: memory that is not charged)
  *   T_GRAPH    executable graph that is known to allocate no memory
  *   T_CONTEXT  context: reserved `bytes`
  *   T_BLOCK    internal number: charged `bytes`. For a pool (`pooled`): `count` is the number of its used pointers,

@@ -33,7 +33,8 @@
 
 enum reason { FOR_NOTHING, FOR_CREDIT, FOR_THE_GPU, FOR_ITS_TURN };
 
-/* Return the time to wait before the next check, and the reason. 0 starts the launch. Requires the throttle's lock. */
+/* Return the time to wait before the next check, and the reason. 0 means that the launch may start. Requires the
+ * throttle's lock. */
 int64_t hold_back(struct throttle *, int gpu, struct busy *, const struct work *, int64_t now, enum reason *);
 
 #endif

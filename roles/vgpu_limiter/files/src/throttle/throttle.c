@@ -73,8 +73,7 @@ static void nap(struct throttle *t, struct throttle_gpu *g, int64_t ns, enum rea
 	mutex_lock(&t->lock);
 	g->woken = watched == WATCHED_GIVEN;
 	g->sleepers--;
-	/* If several threads sleep at the same time, the time counts once. Waiting for a full queue does not count as a
-	 * delay. */
+	/* If several threads sleep at the same time, the time is added once. Waiting for a full queue is not added. */
 	if (first && reason != FOR_THE_GPU && g->seat >= 0)
 		atomic_fetch_add(&seat_of(g)->throttled_ns, (uint64_t)(now_ns() - began));
 }
