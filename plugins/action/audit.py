@@ -34,7 +34,7 @@ class ActionModule(ControllerAction):
     documentation = DOCUMENTATION
 
     def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-        # Results are validated separately for each host. A host with an invalid result counts as unanswered, like a
+        # Results are validated separately for each host. A host with an invalid result is treated as unanswered, like a
         # host without a driver.
         accepted, no_answers = answers.of_all(arguments.pop("answers"))
         states, refused = gpu_info_of_all({**arguments.pop("hosts"), **accepted})

@@ -14,9 +14,10 @@ version_added: "0.1.0"
 description:
   - Checks the type, choices, bounds and form of each variable in the inventory that belongs to the given roles and playbooks.
     C(docs/variables.md) lists all variables.
-  - Checks the names of all variables of the host. A name is an error if it begins like a variable of the collection and
-    resembles one. A name is also an error if it differs from such a variable by one typing error, or by one missing or wrong
-    word. A name that only begins like a variable of the collection causes a warning. C(docs/variables.md) has the complete rule.
+  - Checks the names of all variables of the host. A name is an error if it has a prefix of the collection and
+    resembles one of its variables. A name is also an error if it differs from such a variable by one typing error, or by one
+    missing or wrong word. A name that has a prefix of the collection but resembles no variable causes a warning.
+    C(docs/variables.md) has the rules.
     Names that match C(gpu_site_own_variables) are not checked.
   - Values that depend on facts are checked later, by the role that gathers the facts.
   - The playbooks of the collection run this module in their first play. It contacts no host.

@@ -256,7 +256,7 @@ def test_all_three_files_are_there_and_nothing_else(twice, folder):
 def test_without_a_server_the_hosts_are_reported_and_nobody_is_blamed(play, folder):
     """Report the hosts without a server, and blame no holder.
 
-    Only hosts that were queried count as missing.
+    Only hosts that were queried are reported as missing.
     """
     done = play(dir=str(folder / "one"), hosts="here")
     assert done.returncode == 0, said(done)

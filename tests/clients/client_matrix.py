@@ -435,7 +435,7 @@ def _last_line(output: str) -> str:
 
 
 def _general(text: str) -> str:
-    """Return a line without identifiers and numbers, which differ between runs."""
+    """Return a line without identifiers or numbers, which differ between runs."""
     text = re.sub(r"(GPU|MIG)-[0-9a-f-]{36}", "UUID", text.strip())
     text = re.sub(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.\d", "BUS", text)
     return re.sub(r"\d+", "N", text)

@@ -22,7 +22,7 @@ RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory):
-    """Start an API server without nodes and controllers, which takes seconds."""
+    """Start an API server without nodes or controllers, which takes seconds."""
     with control_plane.running(tmp_path_factory.mktemp("api-server")) as plane:
         yield plane
 

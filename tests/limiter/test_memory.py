@@ -427,7 +427,7 @@ def with_managed(tenant: Tenant, word: str, quota: int = 64 * MIB) -> Tenant:
 
 
 def test_managed_memory_beyond_the_quota_where_the_quota_says_so(tenant: Tenant) -> None:
-    """Managed memory does not count, so RMM and cuDF can exceed the card's memory."""
+    """Managed memory is not charged, so RMM and cuDF can exceed the card's memory."""
     call = ("cuMemAllocManaged", OUT, 200 * MIB, 1)
     with with_managed(tenant, "counted").client() as client:
         assert client.call(*call)[0] == OUT_OF_MEMORY

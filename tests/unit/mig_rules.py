@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The rules of MIG, implemented independently of the planner.
 
-A `Card` applies the steps of a plan like the driver. It raises Illegal for each step that the driver would refuse.
+A `Card` applies the steps of a plan the way the driver does. It raises Illegal for each step that the driver would refuse.
 """
 
 from __future__ import annotations

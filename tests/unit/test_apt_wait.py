@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture
 def environment(tmp_path):
-    """Make folders for an apt without repositories and packages.
+    """Make folders for an apt without repositories or packages.
 
     Returns the environment that makes apt use these folders.
     """

@@ -279,7 +279,10 @@ class _Change:
     def _applied(
         self, area: str, what: str, gpu: Gpu, original: Original, target: Target, seen: Callable[[Gpu], list[Check]]
     ) -> list[Check]:
-        """Apply a target as for gpu_layout. Return a check of this, and those of `seen`."""
+        """Apply a target as for gpu_layout, and return the checks.
+
+        The first check is of this function, and the others are from `seen`.
+        """
         host = self._observe()
         now = _of(host, target.gpu_uuid)
         original.refuse_foreign(now)

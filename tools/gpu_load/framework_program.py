@@ -198,7 +198,7 @@ FRAMEWORKS = {"torch": Torch, "cupy": Cupy, "numba": Numba, "jax": Jax}
 
 
 def work(framework: object, seconds: float, names: list[str]) -> None:
-    """Run each work for some seconds. The warm-up before each does not count."""
+    """Run each work for some seconds. The warm-up before each is not measured."""
     prepared = []
     for name in names:
         step = getattr(framework, name)()

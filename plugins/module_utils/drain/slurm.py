@@ -90,7 +90,7 @@ def _shown(text: str) -> str:
 
 
 def check_reason(reason: str) -> str:
-    """Return the reason without leading and trailing spaces.
+    """Return the reason without leading or trailing spaces.
 
     Raises DrainError if Slurm would not return the reason unchanged.
     """

@@ -44,7 +44,7 @@ class SecureBoot:
 class Host(PackageHost):
     """The current state of the host.
 
-    Versions are those of the driver, such as 580.105.08, or "".
+    Versions are driver versions, such as 580.105.08, or "".
     """
 
     distribution: str

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List the read-only NVML functions for a host and for each GPU.
 
-If an argument of a function is not a number, reader.py calls the function. All numbers are those of nvml.h.
+If an argument of a function is not a number, reader.py calls the function. All numbers are from nvml.h.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ def in_flight(sockets: Sequence[Tuple[int, str, str]], deadline: float) -> List[
     """Return processes with files in flight in a Unix socket.
 
     These files were sent but not yet received (unix(7), SCM_RIGHTS). `sockets` has (PID, link, path) for each open
-    socket. Linux 5.6 and later show the number of these files. Files that are received within a second do not count.
+    socket. Linux 5.6 and later show the number of these files. Files that are received within a second are ignored.
     """
     once = {link: (pid, path) for pid, link, path in sockets}
     waiting = {link: where for link, where in once.items() if _IN_FLIGHT.search(info_of(where[1]))}

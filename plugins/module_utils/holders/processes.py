@@ -212,7 +212,7 @@ class Processes:
     def _monitor(self, pid: int) -> int | None:
         """Return the podman monitor of a container's process, or None.
 
-        A monitor that runs inside a container does not count.
+        A monitor that runs inside a container is ignored.
         """
         above: int | None = pid
         for _level in range(64):

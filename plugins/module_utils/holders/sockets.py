@@ -217,7 +217,7 @@ def _clients(table: Sequence[_Socket], ports: set[str], own: set[int]) -> int:
         if socket.remote_port in ports and socket.inode in own
     }
     return sum(
-        # A connection that is not yet accepted has inode 0. It counts too.
+        # A connection that is not yet accepted has inode 0. It is included.
         socket.port in ports and (socket.inode in own or socket.inode == 0) and _ends(socket) not in inner
         for socket in connections
     )

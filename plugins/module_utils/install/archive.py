@@ -120,7 +120,7 @@ def difference(command: Path, made_from: bytes) -> str | None:
 def problem(status: os.stat_result, command: Path, made_from: bytes) -> str | None:
     """Return why a file is not the current command, or None."""
     if not stat.S_ISREG(status.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if status.st_uid != os.geteuid():
         return "it belongs to user id %d" % status.st_uid
     if stat.S_IMODE(status.st_mode) != MODE:

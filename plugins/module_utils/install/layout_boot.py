@@ -228,7 +228,7 @@ def _refuse(target: Installation, directory: str, keep: Mapping[str, Any], accou
         _refuse_readers(target, accounts)
     longest = str(keep["settings"].get("max"))
     if keep["wanted"] and not re.fullmatch(r"[1-9]\d{0,5}[mhdw]", longest):
-        raise InstallError("gpu_layout_keep_max", "%r is no length of time" % longest, "Write 7d or 12h.")
+        raise InstallError("gpu_layout_keep_max", "%r is not a length of time" % longest, "Write 7d or 12h.")
     if directory and not re.fullmatch(r"/[^\s%\"'\\]+", directory):
         raise InstallError(
             "gpu_layout_metrics_dir", "%r is not an absolute path without spaces, quotes and %%" % directory

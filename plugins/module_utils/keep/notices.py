@@ -65,7 +65,7 @@ class Record:
     def announced(self, item: Mapping[str, Any], now: float) -> float | None:
         """Return the Unix time of the notice, or None if a notice is due.
 
-        A notice from before the current idle period does not count. Neither does a notice from the future, because the
+        A notice from before the current idle period is ignored. So is a notice from the future, because the
         clock was set back.
         """
         at = self._announced.get(finding(item))

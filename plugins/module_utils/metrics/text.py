@@ -129,7 +129,7 @@ def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
         own = [holder for holder in holders if holder.gpu_uuid == gpu.uuid]
         places = {None: ("", ""), **{each.id: (each.profile, str(each.id)) for each in gpu.mig.instances}}
         for place, (profile, instance) in places.items():
-            # If the instance of a holder was destroyed after the scan, the holder counts for the whole GPU.
+            # If the instance of a holder was destroyed after the scan, the whole GPU gets the holder.
             kinds = [h.kind for h in own if (h.gpu_instance_id if h.gpu_instance_id in places else None) == place]
             for kind in (PROCESS, *sorted(set(kinds) - {PROCESS})):
                 labels = dict(

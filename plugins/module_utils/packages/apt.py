@@ -72,7 +72,7 @@ class Apt(Manager):
         # apt downloads as another user, who needs access to the folder.
         private.chmod(0o755)
         (private / "lists" / "partial").mkdir(parents=True)
-        # The sources, pins and lists of the host, without those of this role.
+        # The host's own sources, pins and lists, without this role's.
         for kind, folder in _FOLDERS:
             (private / kind).mkdir()
             for path in Path(folder).glob("*"):

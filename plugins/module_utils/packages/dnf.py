@@ -380,7 +380,7 @@ def locked(text: str) -> set[str]:
 def is_held(name: str, version: str, text: str) -> bool:
     """Return whether a versionlock.list locks a package to this VERSION-RELEASE.
 
-    If the version of a lock has a wildcard, the lock counts for all versions. A lock on another version is a leftover:
+    If the version of a lock has a wildcard, the lock applies to all versions. A lock on another version is a leftover:
     DNF was killed, or the package was changed despite the lock.
     """
     lines = [line.strip() for line in text.splitlines() if locked(line) == {name}]

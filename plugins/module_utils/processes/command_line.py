@@ -75,7 +75,7 @@ _AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])
 
 
 def shown(words: Sequence[str]) -> str:
-    """Return the arguments as one line, without secrets and control characters."""
+    """Return the arguments as one line, without secrets or control characters."""
     line = []
     follows = False
     for word in without_passwords(words):

@@ -43,7 +43,7 @@ class Unit:
 class Host(PackageHost):
     """The current state of the host.
 
-    Versions are those of the package manager, such as 1.18.2-1.
+    Versions are in the package manager's form, such as 1.18.2-1.
     """
 
     manager: str

@@ -178,7 +178,7 @@ class Figures:
     def _judged(self, series: Series, found: Found, figures: Mapping[str, Mapping[Key, float]]) -> dict[Key, Stat]:
         """Build the statistics of each subject that has all of them.
 
-        Impossible values count as missing.
+        Impossible values are treated as missing.
         """
         stats = {}
         for key, count in found.counts.items():

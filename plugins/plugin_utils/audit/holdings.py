@@ -213,7 +213,7 @@ def _holder(row: Mapping[str, Any], pods: Mapping[str, Pod]) -> Holder:
 def _aged(holding: Holding, now: float) -> Holding:
     """Add the age of the newest holder process.
 
-    Bare handles do no work, so they do not count.
+    Bare handles do no work, so they are ignored.
     """
     holders = holding.holders or ()
     counted = [holder for holder in holders if holder.kind != _BARE_HANDLE] or holders
@@ -268,7 +268,7 @@ def _shares(
 ) -> dict[tuple[str, str], float]:
     """Return the total weight of each GPU's instances, for splitting the price.
 
-    Memory outside of instances does not count.
+    Memory outside of instances is ignored.
     """
     totals: dict[tuple[str, str], float] = {}
     for subject in (holding.subject for holding in found):
@@ -293,7 +293,7 @@ def _priced(
     An instance gets its share, because metrics only have the price of the whole GPU.
     """
     subject = holding.subject
-    # The price counts for the GPU, so its tenants have none.
+    # The GPU has the price, so its tenants have none.
     if subject.kind == "tenant":
         return replace(holding, price_per_hour=None)
     price = price_of(subject.model, prices)

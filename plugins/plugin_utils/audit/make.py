@@ -29,7 +29,7 @@ class Order:
 
     `access` is None without a server. `hosts` has the state of each host that answered. `hosts_asked` names all queried hosts.
     The window ends at `end_seconds`, or now if `end_seconds` is None.
-    `refused` has the reasons for rejected answers. If a host's answer is rejected, the host counts as one that did not answer.
+    `refused` has the reasons for rejected answers. If a host's answer is rejected, the host is treated as if it had not answered.
     `notes` has sentences about hosts that answered.
     `exempt` has the names of hosts and tenants, and the UUIDs of GPUs, to leave out.
     `holidays` are time spans that do not count as quiet.

@@ -272,7 +272,7 @@ def test_tenant_agent_is_installed_and_removed(install, tmp_path):
 
 def test_impossible_keep_is_refused_before_any_change(tmp_path):
     endless = dict(UNKEPT, wanted=True, settings=dict(UNKEPT["settings"], max="for ever"))
-    refused(tmp_path, "gpu_layout_keep_max: 'for ever' is no length of time", keep=endless)
+    refused(tmp_path, "gpu_layout_keep_max: 'for ever' is not a length of time", keep=endless)
     refused(tmp_path, "gpu_layout_keep: it needs the command", state="absent", keep=dict(UNKEPT, wanted=True))
 
 
@@ -466,7 +466,7 @@ CONTENT = "its content is not what was installed"
             for damage in (truncated, empty, longer, another_interpreter, another_bytecode, another_member)
         ],
         (another_mode, "its mode is 0777"),
-        pytest.param(a_link, "it is no regular file", marks=pytest.mark.thorough),
+        pytest.param(a_link, "it is not a regular file", marks=pytest.mark.thorough),
         (another_owner, "it belongs to user id 65534"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

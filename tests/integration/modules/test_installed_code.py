@@ -138,7 +138,7 @@ def older(command):
     [
         (another_owner, "it belongs to user id 4711"),
         (writable, "its mode is 0777"),
-        (link, "it is no regular file"),
+        (link, "it is not a regular file"),
         (missing, "it is not there"),
         (another_code, "its content is not what was installed"),
         (older, "it is of another release, or of another Python"),

@@ -56,7 +56,7 @@ def files(host):
 def quotas(host):
     """Return {tenant: [(GPU index, bytes, percent, seat)]}.
 
-    The values are parsed like the library parses them.
+    The values are parsed the way the library parses them.
     """
     index = {gpu["uuid"]: number for number, gpu in enumerate(json.loads(host.gpusim("show", "--json"))["gpus"])}
     found = {}

@@ -100,7 +100,7 @@ def check(data: Any, where: str) -> dict[str, Any]:
     result = {"host": socket.gethostname(), "driver_version": DEFAULT_DRIVER_VERSION, **data}
     for field in ("driver_version", "cuda_version"):
         if not all(part.isdigit() for part in result.get(field, "0").split(".")):
-            fail(field, f"{result[field]} is no version", "Give numbers and dots, 580.105.08")
+            fail(field, f"{result[field]} is not a version", "Give numbers and dots, 580.105.08")
     result.setdefault("cuda_version", _cuda_version(result["driver_version"]))
     return result
 

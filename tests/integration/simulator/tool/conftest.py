@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Fixtures: simulated hosts in temporary directories.
 
-They are installed like the role does.
+They are installed the way the role does it.
 """
 
 from __future__ import annotations

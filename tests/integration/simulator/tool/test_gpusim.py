@@ -70,7 +70,7 @@ def test_identities_are_derived_from_host_and_index(make_host, tmp_path):
         ({"gpus": [{"model": "H9000"}]}, "gpus[0].model: H9000 is not in the catalogue"),
         ({"gpus": [{"model": "T4-16GB"}], "driver": "1"}, "driver: is not a field"),
         ({"gpus": [{"model": "T4-16GB"}], "driver_version": 580}, "driver_version: is 580"),
-        ({"gpus": [{"model": "T4-16GB"}], "driver_version": "new"}, "driver_version: new is no version"),
+        ({"gpus": [{"model": "T4-16GB"}], "driver_version": "new"}, "driver_version: new is not a version"),
     ],
 )
 def test_a_malformed_configuration_names_the_field_and_changes_nothing(make_host, tmp_path, data, problem):
