@@ -348,7 +348,7 @@ types-record: $(venv_check_stamp) ## remove files that pass mypy's strict mode f
 # Excludes the test of tests/lab/warm_playbook.py, because that test alone takes a tenth of the time.
 test-fast: $(venv_test_stamp) ## run ruff and all unit tests, in a minute
 	@ruff check --quiet
-	pytest --quiet -n $$(nproc) -o faulthandler_timeout=0 --ignore tests/unit/test_warm_playbook.py tests/unit
+	pytest --quiet -n $$(nproc) -o faulthandler_timeout=0 --ignore tests/unit/tests/test_warm_playbook.py tests/unit
 
 $(foreach leg,$(legs),$(eval test-$(leg): packages-test $(call needs_of,$(leg))))
 $(addprefix test-,$(legs)):
@@ -412,7 +412,7 @@ leg-commands:
 
 # A short test of filters, modules and site.yml with another ansible-core. Other parts of the roles, and a dry run of a
 # fleet, are tested only with the usual ansible-core.
-core_tests := tests/unit/test_module_docs.py tests/unit/test_filters.py tests/unit/test_fleet_summary.py tests/adversary/test_hostile_terminal.py \
+core_tests := tests/unit/modules/test_module_docs.py tests/unit/filter/test_filters.py tests/unit/callback/test_fleet_summary.py tests/adversary/test_hostile_terminal.py \
     $(patsubst %,tests/integration/modules/test_%.py,action_groups gpu_info mps site) \
     $(if $(OPENFLEET_THOROUGH),,--deselect tests/integration/modules/test_site.py::test_dry_run_shows_the_steps_and_changes_nothing)
 

@@ -17,8 +17,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import plan as mps_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.host import MpsHost
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.service import MpsService
-from tests.unit.holder_hosts import Proc, gpu, host, instance
-from tests.unit.mps_hosts import DAEMON, DEVICES, make_host
+from tests.unit.module_utils.holders.holder_hosts import Proc, gpu, host, instance
+from tests.unit.module_utils.techniques.mps.mps_hosts import DAEMON, DEVICES, make_host
 
 OF = host(gpu(0), gpu(1, instance(1, 0)))
 POD = "9a15d2b5-c152-46b9-96e0-d57032629e1f"

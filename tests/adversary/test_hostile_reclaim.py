@@ -16,7 +16,7 @@ import yaml
 from tests.adversary.attackers import ROOT, HostileHost, play, said
 from tests.audit.rightsize_hosts import gpu, state
 from tests.integration.warm_ansible import interpreter
-from tests.unit.test_reclaim_told import mailbox, row
+from tests.unit.plugin_utils.rightsize.test_reclaim_told import mailbox, row
 
 __all__ = ["mailbox"]
 

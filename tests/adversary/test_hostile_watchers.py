@@ -14,7 +14,7 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders import watchers as holders_watchers
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import find_holders
-from tests.unit.holder_hosts import gpu, host, instance, named, no_tools, opened
+from tests.unit.module_utils.holders.holder_hosts import gpu, host, instance, named, no_tools, opened
 
 pytestmark = [
     pytest.mark.alone,

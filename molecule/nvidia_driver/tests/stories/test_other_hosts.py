@@ -16,7 +16,7 @@ from driver_runs import LOOK, Ask, State, fail_if, play
 from package_changes import differences, foretold
 
 
-# tests/unit/test_driver_*.py tests the refusals and the plans.
+# tests/unit/module_utils/driver tests the refusals and the plans.
 @pytest.mark.thorough
 def test_secure_boot_needs_a_trusted_key(lab_host, state_of):
     """Install nothing without a trusted key, and print the steps."""

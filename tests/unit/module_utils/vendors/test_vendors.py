@@ -1,0 +1,127 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Vendors stay in their folders, and other packages are the same for all."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import SETTINGS
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.registry import (
+    DIVIDERS,
+    VENDORS,
+    divider_of,
+    vendor_of,
+)
+
+PLUGINS = Path(__file__).resolve().parents[4] / "plugins"
+UTILS = PLUGINS / "module_utils"
+FOLDERS = sorted(path.parent.name for path in (UTILS / "vendors").glob("*/__init__.py"))
+#: The packages that are the same for every vendor.
+NEUTRAL = ("change", "layout", "plan")
+#: Files outside a vendor's folder that may import it, with the reason.
+EXCEPTED = {
+    "module_utils/vendors/registry.py": "the table of vendors",
+    "module_utils/driver/observe.py": "installs the driver of NVIDIA",
+    "module_utils/hardware/asking.py": "reads every NVML value of a GPU",
+    "module_utils/hardware/collect.py": "reads every NVML value of a GPU",
+    "module_utils/hardware/mig_reader.py": "reads every NVML value of a GPU",
+    "module_utils/techniques/vgpu/agent_nvml.py": "the limiter of NVIDIA's GPUs reads the memory of tenants",
+    "module_utils/cli/without_gpus.py": "checks MIG profiles of the catalogue",
+    "module_utils/cli/main.py": "starts the reading of pynvml before other code is loaded",
+    "module_utils/cli/show.py": "prints the GPUs as NVML reports them",
+    "module_utils/cli/holders.py": "prints holders by NVML's GPUs",
+    "module_utils/cli/keep_serve.py": "identifies programs by NVML's GPUs",
+    "module_utils/export/look.py": "is sent with a module that only reads",
+    "module_utils/metrics/look.py": "detects NVML calls that hang",
+    "modules/gpu_info.py": "returns the GPUs as NVML reports them",
+    "modules/gpu_check.py": "returns every NVML value of a GPU",
+    "modules/layout_export.py": "is sent without planning code",
+    "modules/reclaim.py": "is sent without planning code",
+    "plugin_utils/packing/check.py": "packs MIG instances of the catalogue",
+    "plugin_utils/packing/geometry.py": "packs MIG instances of the catalogue",
+}
+
+
+def imported(source: str, path: str) -> set[str]:
+    """Return the names below `plugins` that a file imports, also within functions.
+
+    `path` is the file's path below `plugins`.
+    """
+    package, found = path.split("/")[:-1], set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1] + (node.module or "").split(".")
+            else:
+                base = (node.module or "").partition("openfleet.gpu.plugins.")[2].split(".")
+            found |= {".".join(filter(None, [*base, each.name])) for each in node.names}
+    return found
+
+
+def vendors_in(source: str, path: str) -> set[str]:
+    """Return the vendors' modules that a file imports."""
+    roots = ["module_utils.vendors.%s" % folder for folder in FOLDERS]
+    return {name for name in imported(source, path) if any((name + ".").startswith(root + ".") for root in roots)}
+
+
+def importers() -> dict[str, set[str]]:
+    files = {str(file.relative_to(PLUGINS)): file for file in sorted(PLUGINS.rglob("*.py"))}
+    inside = tuple("module_utils/vendors/%s/" % folder for folder in FOLDERS)
+    found = {path: vendors_in(file.read_text("utf-8"), path) for path, file in files.items()}
+    return {path: names for path, names in found.items() if names and not path.startswith(inside)}
+
+
+def test_only_named_files_import_a_vendor():
+    assert set(importers()) == set(EXCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("from ..vendors.nvidia.nvml.calls import IN_USE", "module_utils/change/converge.py"),
+        ("def late():\n    from ..vendors import nvidia", "module_utils/layout/parse.py"),
+        (
+            "def outer():\n    def inner():\n        from ..vendors.nvidia import vendor",
+            "module_utils/plan/gpu_plan.py",
+        ),
+        (
+            "from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import pci",
+            "plugin_utils/audit/make.py",
+        ),
+    ],
+)
+def test_each_import_of_a_vendor_is_detected(source, path):
+    assert vendors_in(source, path)
+
+
+def attributes(path: Path) -> set[str]:
+    return {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("package", NEUTRAL)
+def test_neutral_packages_read_no_value_of_a_vendor(package):
+    """Fail if code branches on values that `model.Device` does not have."""
+    own = {"mig", "compute_mode", "compute_mode_fixed", "persistence_mode", "architecture", "nvlinks", "telemetry"}
+    found = {str(path.relative_to(UTILS)): attributes(path) & own for path in (UTILS / package).rglob("*.py")}
+    # A form names the compute mode of its technique. Assumed GPUs have the architecture of their model.
+    expected = {"layout": {"layout/form.py": {"compute_mode"}}, "plan": {"plan/assumed.py": {"architecture"}}}
+    assert {path: names for path, names in found.items() if names} == expected.get(package, {})
+
+
+def test_each_vendor_has_a_folder_and_a_line():
+    assert sorted(vendor.key for vendor in VENDORS) == FOLDERS
+    assert sum(len(vendor.dividers) for vendor in VENDORS) == len(DIVIDERS)
+    settings = [each.setting for each in (*SETTINGS, *(own for vendor in VENDORS for own in vendor.settings))]
+    assert len(set(settings)) == len(settings)
+
+
+def test_assumed_gpus_have_a_vendor_and_a_divider():
+    for gpu in assumed_gpus(["H100-80GB", "L40S-48GB"]):
+        assert vendor_of(gpu).key == "nvidia" and divider_of(gpu) in vendor_of(gpu).dividers
+        assert any(form.key == divider_of(gpu).key for form in FORMS)

@@ -1,0 +1,30 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Test which legs of `make test` run the benchmark groups."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def command_of(leg: str) -> list[str]:
+    """Return the words of a leg's command on a machine with Go."""
+    make = ["make", "--dry-run", f"leg-{leg}", "without_kubernetes=", "as_root="]
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = (line for line in done.stdout.splitlines() if line.lstrip().startswith("tests/leg run"))
+    return shlex.split(line)[3:]
+
+
+def test_the_figures_of_a_cluster_follow_its_tests():
+    shell, option, script = command_of("kubernetes")
+    assert (shell, option) == ("bash", "-ec")
+    tests, figures = map(shlex.split, script.split("; "))
+    assert [path for path in tests if path.startswith("tests/kubernetes/")]
+    group = figures[-1]
+    assert group.endswith("[kubernetes]")
+    # All other groups run in the leg `figures`.
+    assert command_of("figures") == ["pytest", "--quiet", "--deselect", group, "tests/benchmark"]
