@@ -190,7 +190,7 @@ def test_receivers_of_the_audit_are_the_default(mailbox):
         (["pigeon"], r"gpu_rightsize_reclaim_tell\[0\]: 'pigeon' is not a known notification method"),
         (["wall", "webhook"], r"gpu_rightsize_reclaim_tell\[1\]: gpu_audit_notify has no webhook"),
         ([{"url": "x"}], "URL of the web hook is invalid"),
-        ([{}], "url or to is required"),
+        ([{}], "exactly one of url and to is required"),
     ],
 )
 def test_invalid_receivers_are_named(given, problem):
