@@ -36,7 +36,7 @@ class EqualErrors:
     varies: bool = False
 
     def __str__(self) -> str:
-        note = " (Shown as on %s.)" % self.hosts[0] if self.varies else ""
+        note = " (This is the message of %s.)" % self.hosts[0] if self.varies else ""
         return "%s: %s%s" % (shortened(self.hosts), self.example, note)
 
 

@@ -62,13 +62,13 @@ def checked(host: str, result: Mapping[str, Any]) -> tuple[list[dict[str, Any]],
         raise FleetError(
             "%s: %s" % (host, text(error.where)),
             "the host sent an invalid layout: %s" % text(error.problem),
-            "Find out who changed what this host runs as root.",
+            "Find out who changed the programs that root runs on this host.",
         ) from None
     if any(selector.kind == "model" for entry in parsed.entries for selector in entry.selectors):
         raise FleetError(
             "%s: gpu_layout" % host,
             "the host sent a glob for its GPUs",
-            "Find out who changed what this host runs as root.",
+            "Find out who changed the programs that root runs on this host.",
         )
     sentences = result.get("left_out")
     return layout_to_data(parsed), [
@@ -91,7 +91,7 @@ def plan(host: str, directory: str, layout: list[dict[str, Any]], left_out: list
         raise FleetError(
             host,
             "its gpu_layout would change when written as YAML and read again",
-            "Find out who changed what this host runs as root, and write its gpu_layout by hand.",
+            "Find out who changed the programs that root runs on this host, and write its gpu_layout by hand.",
         )
     return FilePlan(host, path, layout, left_out, new, former)
 

@@ -323,7 +323,7 @@ def failure(result: Mapping[str, Any]) -> dict[str, Any] | None:
 def incomplete(host: str, key: str) -> dict[str, Any]:
     """Return a failure for a successful result that does not have a required key."""
     problem = "the result of the host has no %s, as if another module had run" % key
-    error = FleetError(host, problem, "Find out who changed what this host runs as root.")
+    error = FleetError(host, problem, "Find out who changed the programs that root runs on this host.")
     return {"failed": True, "msg": str(error)}
 
 

@@ -75,7 +75,7 @@ class HostValueError(FleetError):
         super().__init__(
             "%s: %s" % (host, place),
             "the host sent %s, which is not %s" % (shown(value), words),
-            "Find out who changed what this host runs as root.",
+            "Find out who changed the programs that root runs on this host.",
         )
 
 

@@ -61,7 +61,7 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
         try:
             host, reached = _back_or_on(context, before, after)
         except UnansweredCallError as error:
-            problem = "%s, and its recovery as well: %s" % (entry.interrupted(), error.problem)
+            problem = "%s, and its recovery failed too: %s" % (entry.interrupted(), error.problem)
             cure = "%s The journal is kept, and the next run tries again." % error.ADVICE
             raise ApplyError(error.where, problem, cure) from error
         except FleetError as error:

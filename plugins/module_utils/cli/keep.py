@@ -88,7 +88,7 @@ def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
     with socket.socket(socket.AF_UNIX) as connection:
         _connect(connection, path, deadline)
         connection.settimeout(max(0.1, deadline - time.monotonic()))
-        # If the connection was rejected, the request is not accepted, but the reason can still be read.
+        # If the server has already refused this client, sending fails, but its reply with the reason can still be read.
         with contextlib.suppress(OSError):
             connection.sendall(line)
         data = _read(connection)

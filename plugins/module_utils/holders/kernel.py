@@ -95,9 +95,9 @@ def module_holders(sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder
 
 
 def holders_in_kernel(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return everything that may hold the GPU inside the kernel.
+    """Return everything inside the kernel that may hold the GPU.
 
-    This is its display, and modules that are in use.
+    This can be an active display on the GPU, and kernel modules that are in use.
     """
     by_module = {holder.module: holder for holder in (*module_holders(sys, proc), *display_holders(gpu, sys, proc))}
     return tuple(sorted(by_module.values(), key=lambda holder: _order(holder.module)))

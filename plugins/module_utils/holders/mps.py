@@ -3,14 +3,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the clients of root's MPS daemons.
 
-NVML sometimes does not list a client between two kernels, but the client's server does.
+NVML sometimes does not list a client that is between two CUDA kernels, but its MPS server does.
 
 Root in a client's container has access to the pipe directory and can answer in place of the daemon. An answer is
-therefore only a hint. The kernel shows whether a server belongs to the daemon, and whether a client shares a GPU with
+therefore only a hint. The Linux kernel shows whether a server belongs to the daemon, and whether a client shares a GPU with
 the server.
 
 Daemons of other users are not queried, because their users control the answers. The servers and clients of such a
-daemon are found by their open nodes.
+daemon are found by the device nodes that they have open.
 """
 
 from __future__ import annotations

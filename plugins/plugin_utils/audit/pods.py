@@ -94,8 +94,8 @@ def look_up(
     missing = []
     if elsewhere:
         missing.append(
-            "Owners and labels of pods on %s are unknown: gpu_kubernetes_delegate_to is another host, and the audit asks"
-            " the API only on the controller." % _hosts(elsewhere)
+            "Owners and labels of pods on %s are unknown: the audit queries the Kubernetes API only from the controller,"
+            " and gpu_kubernetes_delegate_to names another host." % _hosts(elsewhere)
         )
     asked = sorted(set(wanted) - elsewhere)
     with ThreadPoolExecutor(_AT_A_TIME) as pool:

@@ -50,7 +50,7 @@ def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None
         raise FleetError(
             host,
             "the host sent GPU readings in an invalid format",
-            "Find out who changed what this host runs as root.",
+            "Find out who changed the programs that root runs on this host.",
         ) from error
 
 

@@ -83,7 +83,7 @@ def to_text(report: Mapping[str, Any]) -> str:
 def line(report: Mapping[str, Any]) -> str:
     """Return the summary in one line."""
     counted = report["summary"]
-    return "%d passed, %d differ, %d not run" % tuple(counted[outcome] for outcome in OUTCOMES)
+    return "%d passed, %d different, %d not run" % tuple(counted[outcome] for outcome in OUTCOMES)
 
 
 def masked(value: Any, names: Mapping[str, str]) -> Any:

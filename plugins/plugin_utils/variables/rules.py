@@ -174,7 +174,9 @@ def _ways(value: Sequence[Any], name: str) -> None:
             raise Refused(Problem("%s[%d]" % (name, number), "unknown notification method", cure))
 
 
-_duration = _form(r"\s*[0-9]{1,6}(?:\.[0-9]{1,6})?\s*[mhdw]\s*", "a length of time", "14d, a number and m, h, d or w")
+_duration = _form(
+    r"\s*[0-9]{1,6}(?:\.[0-9]{1,6})?\s*[mhdw]\s*", "a length of time", "a number followed by m, h, d or w, such as 14d"
+)
 _absolute = _form(r"/[^\0\n]*", "an absolute path", "/var/lib/openfleet-gpu")
 _sha256 = _form(r"(?:sha256:)?[0-9a-fA-F]{64}", "a SHA-256", "64 hexadecimal digits")
 _fingerprints = _form(r"[0-9A-Fa-f ]{40,60}", "the fingerprint of a key", "C95B321B61E88C1809C4F759DDCAE044F796ECB0")

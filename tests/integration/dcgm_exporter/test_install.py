@@ -337,7 +337,7 @@ def test_exporter_without_gpus_is_unhealthy(processes):
     with http.server.HTTPServer(("127.0.0.1", 0), Empty) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            assert "no sample of a GPU" in scrape.problem(dict(HEALTH, port=server.server_port))
+            assert "without samples of a GPU" in scrape.problem(dict(HEALTH, port=server.server_port))
         finally:
             server.shutdown()
 

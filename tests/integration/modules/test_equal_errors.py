@@ -47,7 +47,7 @@ def test_equal_layout_errors_of_many_hosts_are_one_error(fleet):
     assert said.count("there is no profile 3g.45gb. Did you mean 3g.40gb?") == 2
     assert said.count(NAMED + "gpu_layout[0] on gpu 0 (NVIDIA H100 80GB HBM3, GPU-") == 2
     assert "Failed: " + NAMED in said.partition("GPU FLEET")[2]
-    assert "(Shown as on node00.)" in said
+    assert "(This is the message of node00.)" in said
     assert "No plan for any host: " in said and "Correct the errors above" in said
     assert set(map(str, fleet.seen().values())) == {"[]"}
 

@@ -45,7 +45,7 @@ def test_identity_of_a_host_and_its_gpus_is_ignored(message, prefix):
     (only,) = group(texts.items())
     assert only.hosts == HOSTS
     assert str(only) == (
-        "node00, node01, node02, node03, node04 and 35 more hosts: %s (Shown as on node00.)" % message(0)
+        "node00, node01, node02, node03, node04 and 35 more hosts: %s (This is the message of node00.)" % message(0)
     )
 
 
@@ -109,7 +109,7 @@ def test_the_summary_has_one_line_for_hosts_with_the_same_reason():
         summary.failed(host, "%s: %s" % (host, OWN[0](number)))
     summary.failed("other", "gpu 3 is lost.")
     lines = summary.failures([*HOSTS, "other", "silent"])
-    assert len(lines) == 3 and lines[0].endswith("(Shown as on node00.)")
+    assert len(lines) == 3 and lines[0].endswith("(This is the message of node00.)")
     assert lines[1:] == ["other: gpu 3 is lost.", "silent: see above"]
 
 

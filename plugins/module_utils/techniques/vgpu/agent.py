@@ -180,7 +180,7 @@ class Agent:
             self._say(
                 "show",
                 _AGENT,
-                "cannot write the public usage file, so tenants appear without the agent: %s" % error,
+                "cannot write the public usage file, so other programs report that no agent is running: %s" % error,
             )
 
     def _fingerprint(self) -> object:

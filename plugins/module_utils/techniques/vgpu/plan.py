@@ -227,7 +227,7 @@ def _packed(
         raise PlanError(
             "%s.vgpu" % entry.where,
             "the search for a packing of %d tenants on %d GPUs took too long" % (len(demands), len(gpus)),
-            "Pin tenants with gpu, or split the GPUs over several entries.",
+            "Set the key gpu of each tenant, or split the GPUs over several entries.",
         ) from None
     index = {gpu.uuid: gpu.index for gpu in gpus}
     takes = "%s and %d %%" % (size(misfit.memory_bytes), misfit.sm_percent)

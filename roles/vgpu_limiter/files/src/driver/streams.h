@@ -25,8 +25,8 @@ void vgpu_leave_stream(bool entered);
 /* Return whether the stream is being captured into a graph. */
 bool vgpu_is_capturing(CUstream, bool per_thread);
 
-/* Allow calls that would otherwise invalidate another thread's stream capture. Return the thread's previous mode for
- * restore_capture. */
+/* Let this thread make calls that would otherwise invalidate another thread's stream capture. Return this thread's
+ * previous capture mode, for restore_capture. */
 int relax_capture(void);
 void restore_capture(int mode);
 
