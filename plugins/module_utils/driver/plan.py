@@ -107,13 +107,14 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
         verb = "exclude" if BLACKLIST in files else "include"
         steps.append(Step("initramfs", "rebuild the initramfs to %s nouveau" % verb))
     coming = {name for name, _old, _new in transaction.installs} if transaction else set()
-    # If a run was killed during a scriptlet, the packages are installed, but the modules that DKMS builds are missing.
-    unbuilt = not changes or (wanted.dkms and not coming.intersection(wanted.dkms))
-    if own_modules and unbuilt and host.on_disk != version:
-        modules = [name.format(version=version) for _kernel, name in wanted.precompiled[:1]]
+    # If a run was killed during a scriptlet, the package is installed without its modules. The rest of the transaction
+    # does not run this scriptlet.
+    linked = [name.format(version=version) for _kernel, name in wanted.precompiled[:1]]
+    builders = {*wanted.dkms, *linked}
+    if own_modules and host.on_disk != version and (not changes or (builders and not coming & builders)):
         text = "build the kernel modules %s for %s" % (version, host.kernel)
-        text = "reinstall %s, which lacks its kernel modules" % modules[0] if modules else text
-        steps.append(Step("modules", text, (version, host.kernel, *modules)))
+        text = "reinstall %s, which lacks its kernel modules" % linked[0] if linked else text
+        steps.append(Step("modules", text, (version, host.kernel, *linked)))
     steps += _holds(host, request, wanted, version, transaction, patterns)
     reboot = _reboot(host, wanted, version, transaction) if own_modules else ""
     if reboot and request.reboot == "never":

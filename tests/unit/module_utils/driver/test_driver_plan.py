@@ -194,15 +194,18 @@ def test_modules_that_a_killed_scriptlet_did_not_build_are_built_after_the_rest_
     assert "modules" not in kinds(make(seen, Request("580"), whole))
 
 
-def precompiled(request, installed, missing=(), loaded="580.95.05", on_disk="580.95.05"):
-    """Return the plan of a Red Hat host with these precompiled module packages."""
+def precompiled(request, installed, missing=(), loaded="580.95.05", on_disk="580.95.05", **more):
+    """Return the plan of a Red Hat host with these precompiled module packages.
+
+    `more` has the installs and removals of the transaction.
+    """
     parts = ("nvidia-driver-cuda", *installed, "nvidia-persistenced")
     seen = right(distribution="el-9", kernel="5.14.0-570.12.1.el9_6.x86_64", loaded=loaded, on_disk=on_disk)
     seen = replace(
         seen, packages=(*packages("580.95.05-1.el9", *parts), Package("kernel-core", "5.14.0-570.23.1.el9_6"))
     )
     names = rules.wanted(seen, request, DISTRIBUTIONS["el-9"], 580)
-    transaction = Transaction("580.95.05", (), (), (), tuple(missing))
+    transaction = Transaction("580.95.05", more.get("installs", ()), more.get("removals", ()), (), tuple(missing))
     repository = plan.Repository([TRUSTED], DISTRIBUTIONS["el-9"]["patterns"], True)
     return plan.settled(seen, request, names), lambda: plan.present(
         seen, request, plan.Goal(names, "580.95.05", transaction, seen.files), repository
@@ -234,6 +237,18 @@ def test_precompiled_modules_that_a_killed_scriptlet_did_not_link_are_installed_
     _settled, make_plan = precompiled(PRECOMPILED, [KMOD, KMOD_NEXT], loaded="", on_disk="")
     step = next(step for step in make_plan().steps if step.kind == "modules")
     assert step.items == ("580.95.05", "5.14.0-570.12.1.el9_6.x86_64", KMOD)
+
+
+def test_precompiled_modules_are_linked_by_the_transaction_or_by_a_reinstallation_after_it():
+    # The package's name has the driver's version, so the old package has another name.
+    old = KMOD.replace("95.05", "82.07")
+    rest = {"removals": [(old, "580.82.07-1.el9")], "on_disk": "580.82.07"}
+    _settled, make_plan = precompiled(PRECOMPILED, [KMOD, KMOD_NEXT, old], loaded="", **rest)
+    changes = [step for step in make_plan().steps if step.kind in ("packages", "modules")]
+    assert [(step.kind, step.items[-1]) for step in changes] == [("packages", ""), ("modules", KMOD)]
+    whole = dict(rest, installs=[(KMOD, "", "580.95.05-1.el9")])
+    _settled, make_plan = precompiled(PRECOMPILED, [KMOD_NEXT, old], loaded="", **whole)
+    assert "modules" not in kinds(make_plan())
 
 
 def test_secure_boot_refuses_before_anything_else():
