@@ -13,13 +13,20 @@ from rpm_runs import KILL, LOOK, Ask, State, fail_if, is_whole, kill_in, play, s
 HOST = "el9"
 OLD, NEW = "580.95.05", "580.105.08"
 MODULE, LIBRARY = "kmod-nvidia-open-dkms", "libnvidia-ml"
-JOURNAL = "/var/lib/openfleet-gpu/driver.json"
+# The journal of a change, and the record of drained clients.
+RECORDS = "find /var/lib/openfleet-gpu -name driver.json -o -name drain.json | grep ."
 
 
-def kill_before(program: str, words: str) -> str:
-    """Return a shell command that replaces a program with one that kills the run."""
-    path = "/usr/local/sbin/" + program
-    rest = f'case " $* " in *"{words}"*) rm {path}; ;; *) exec /usr/bin/{program} "$@" ;; esac\n'
+def kill_before(program: str, words: str, loaded: str = "") -> str:
+    """Return a shell command that replaces a program with one that kills the run.
+
+    The run is killed when the program gets these words as arguments. If `loaded` is set, the driver's module must have
+    this version by then.
+    """
+    # The task that reboots the host searches this folder before /usr/bin, and /usr/local/sbin last.
+    path = "/usr/sbin/" + program
+    state = "$(cat /sys/module/nvidia/version) $*"
+    rest = f'case "{state}" in {loaded}*"{words}"*) rm {path}; ;; *) exec /usr/bin/{program} "$@" ;; esac\n'
     return script(path, "#!/bin/sh\n" + rest + KILL)
 
 
@@ -33,19 +40,23 @@ SCRIPTLETS = {
     "the old modules are removed": (MODULE, OLD, "postun"),
     "the old library is removed": (LIBRARY, OLD, "postun"),
 }
-# The program and the arguments at which the run is killed.
+# The program and the arguments at which the run is killed. systemd starts the clients with the host, and the role then
+# deletes its record of the drain.
 COMMANDS = {
     "before the download": ("dnf", "--downloadonly"),
     "before the transaction": ("dnf", "--comment=openfleet-nvidia-driver"),
     "before the packages are locked": ("dnf", "versionlock add"),
     "before the reboot": ("systemd-run", "systemctl reboot"),
+    "before clients are restored": ("systemctl", " -- client", NEW),
 }
+# The loaded module and the client's state at these points.
+REBOOT = {"before the reboot": (OLD, "inactive"), "before clients are restored": (NEW, "active")}
 POINTS = {name: kill_in(*point) for name, point in SCRIPTLETS.items()}
 POINTS.update((name, kill_before(*point)) for name, point in COMMANDS.items())
 USUAL = ("the modules are installed",)
 # Both kinds of kills delete their file. A file that is left would kill a later run.
 REACHED = (
-    "for file in /run/scriptlet /usr/local/sbin/dnf /usr/local/sbin/systemd-run; do "
+    "for file in /run/scriptlet /usr/sbin/dnf /usr/sbin/systemd-run /usr/sbin/systemctl; do "
     '[ ! -e $file ] || { rm $file; echo "the run did not reach $file" >&2; exit 1; }; done; '
 )
 
@@ -58,7 +69,7 @@ def test_the_next_run_completes_an_upgrade_that_was_killed(lab_host, name):
         HOST,
         Ask({"nvidia_driver_version": OLD}, then=LOOK),
         Ask({"nvidia_driver_version": NEW}, first=POINTS[name], then=REACHED + LOOK, fails=True),
-        Ask({"nvidia_driver_version": NEW}, then=fail_if("ls " + JOURNAL) + LOOK),
+        Ask({"nvidia_driver_version": NEW}, then=fail_if(RECORDS) + LOOK),
     )
     is_whole(State.read(before.seen), OLD)
     torn = State.read(killed.seen)
@@ -66,6 +77,8 @@ def test_the_next_run_completes_an_upgrade_that_was_killed(lab_host, name):
         assert torn.broken or torn.packages != State.read(before.seen).packages
         assert repaired.planned[0].startswith("complete the interrupted change from %s to %s" % (OLD, NEW))
         assert repaired.done[0] == repaired.planned[0]
+    if name in REBOOT:
+        assert (torn.packages[MODULE], torn.loaded, torn.active.split()[-1]) == (NEW + "-1.el9", *REBOOT[name])
     is_whole(State.read(repaired.seen), NEW)
 
 
