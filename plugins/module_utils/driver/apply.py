@@ -287,10 +287,10 @@ def finish(manager: PackageManager, state: Path) -> None:
     Raises ApplyError if both fail.
     """
     journal, kept = state / JOURNAL, state / KEPT
-    problem = manager.repair()
+    data = durable.read(journal, SCHEMA) or {"packages": [], "mark": ""}
+    added = [name for name, old, _new in data["packages"] if not old]
+    problem = manager.repair() or _link(manager, [name for name in added if rules.is_precompiled(name)])
     if problem:
-        data = durable.read(journal, SCHEMA) or {"packages": [], "mark": ""}
-        added = [name for name, old, _new in data["packages"] if not old]
         problem = manager.put_back(_kept(kept), added, data["mark"]) if data["packages"] else problem
     if problem:
         raise ApplyError(
@@ -301,6 +301,16 @@ def finish(manager: PackageManager, state: Path) -> None:
         )
     durable.remove(journal)
     shutil.rmtree(str(kept), ignore_errors=True)
+
+
+def _link(manager: PackageManager, names: Sequence[str]) -> str:
+    """Reinstall precompiled modules that are installed. Return "" or the error.
+
+    RPM records a package before the scriptlet that links the modules. If the change was killed in between, the package
+    has no older version that a repair would find, because its name has the version.
+    """
+    installed = [package.name for package in manager.installed(names)] if names else []
+    return manager.reinstall(installed) if installed else ""
 
 
 def _kept(folder: Path) -> list[str]:

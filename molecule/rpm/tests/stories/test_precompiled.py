@@ -80,21 +80,25 @@ def test_precompiled_modules_replace_those_of_dkms_and_follow_the_driver(lab_hos
 
 
 @pytest.mark.thorough
-def test_a_kill_in_the_scriptlet_of_precompiled_modules_is_repaired(lab_host):
+@pytest.mark.parametrize("base", [os.uname().release, NEXT])
+def test_a_kill_in_the_scriptlet_of_precompiled_modules_is_repaired(lab_host, base):
     # This scriptlet links the modules.
-    kill = kill_in("kmod-nvidia-%s-%s" % (NEW, os.uname().release), NEW, "post")
+    kill = kill_in("kmod-nvidia-%s-%s" % (NEW, base), NEW, "post")
+    versions = "find /lib/modules -name nvidia.ko -exec modinfo -F version {} +; echo '--- versions'; "
     _dkms, _first, _killed, repaired, back, removed = play(
         HOST,
         # DNF does not change the version and the kind of modules at once.
         Ask(DKMS),
-        Ask(request(OLD)),
+        Ask(request(OLD), then="dnf -q -y install kernel-core"),
         Ask(request(NEW), first=kill, then=fail_if("ls /run/scriptlet") + LOOK, fails=True),
-        Ask(request(NEW), then=LOOK_AT_MODULES),
+        Ask(request(NEW), then=versions + LOOK_AT_MODULES),
         Ask({"nvidia_driver_version": NEW}, then=LOOK_AT_MODULES),
-        Ask({"nvidia_driver_state": "absent"}, then=LEFT),
+        Ask({"nvidia_driver_state": "absent"}, then="dnf -q -y remove --noautoremove kernel-core >&2; " + LEFT),
     )
     assert repaired.planned[0].startswith("complete the interrupted change from %s to %s" % (OLD, NEW))
-    is_precompiled(repaired.seen, NEW)
+    linked, _line, seen = repaired.seen.partition("--- versions\n")
+    assert linked.split() == [NEW, NEW]
+    is_precompiled(seen, NEW, kernels=2)
     assert modules(back.seen) == {"kmod-nvidia-open-dkms"}
     assert back.seen.startswith("Dual MIT/GPL")
     assert removed.seen == ""

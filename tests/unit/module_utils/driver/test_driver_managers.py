@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ansible_collections.openfleet.gpu.plugins.module_utils import durable
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver import apply, rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver import resolve as resolution
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver import rules
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.apply import DriverChange, Tools
 from ansible_collections.openfleet.gpu.plugins.module_utils.driver.model import Host, Plan, Request, Transaction
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import ApplyError, PlanError
@@ -251,6 +252,49 @@ def test_dnf_handles_empty_and_unreadable_histories():
     manager = Dnf(Said({}, fails=("history",)))
     assert manager.mark() == ""
     assert manager.put_back([], [], "3") == "the history of DNF cannot be read"
+
+
+class Killed(History):
+    """A host with a killed transaction. `installed` are names of packages."""
+
+    def __init__(self, *installed, fails=()):
+        super().__init__("", OURS)
+        self.installed, self.fails = installed, fails
+
+    def __call__(self, command):
+        done = super().__call__(command)
+        if command[:2] == ["rpm", "-q"]:
+            rows = ["%s\t580.105.08-3.el9\n" % name for name in command if name in self.installed]
+            return subprocess.CompletedProcess(command, int(len(rows) < len(command) - 4), "".join(rows), "")
+        failed = any(word in command for word in self.fails)
+        return subprocess.CompletedProcess(command, 1, "", "Error: it broke\n") if failed else done
+
+
+KMOD, KMOD_NEXT = "kmod-nvidia-580.105.08-5.14.0-570.12.1", "kmod-nvidia-580.105.08-5.14.0-570.23.1"
+
+
+def killed(folder, *added):
+    """Write the journal of a killed upgrade that also adds these packages."""
+    upgraded = ("libnvidia-ml", "580.95.05-1.el9", "580.105.08-1.el9")
+    rows = [upgraded, *((name, "", "580.105.08-3.el9") for name in added)]
+    durable.write(folder / apply.JOURNAL, {"schema": apply.SCHEMA, "mark": "1", "packages": rows})
+
+
+@pytest.mark.parametrize("installed", [[KMOD], [KMOD_NEXT], [KMOD, KMOD_NEXT], []])
+def test_new_precompiled_modules_are_reinstalled_after_a_killed_transaction(tmp_path, installed):
+    killed(tmp_path, KMOD, KMOD_NEXT, "kmod-nvidia-open-dkms")
+    said = Killed(*installed, "kmod-nvidia-open-dkms")
+    apply.finish(Dnf(said), tmp_path)
+    again = [command[command.index("reinstall") + 1 :] for command in said.commands if "reinstall" in command]
+    assert again == ([installed] if installed else [])
+    assert (said.undone, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_a_killed_transaction_whose_modules_cannot_be_reinstalled_is_undone(tmp_path):
+    killed(tmp_path, KMOD)
+    said = Killed(KMOD, fails=("reinstall",))
+    apply.finish(Dnf(said), tmp_path)
+    assert said.undone == [2]
 
 
 def test_unwritable_key_leaves_the_history_of_dnf_alone(tmp_path, monkeypatch):
