@@ -193,7 +193,7 @@ def _refuse_differences(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refu
         if any(_replicas(each) != replicas for each in sliced):
             found.append(refusal(group, "%s supports only one number of replicas for all GPUs of a node" % plugin.name))
         elif most > replicas:
-            problem = "%s supports only one number of pods for all GPUs of a node, and %d is too few for the %d tenants of another entry"
+            problem = "%s supports only one number of pods for all GPUs of a node: %d is below the %d tenants of another entry"
             found.append(refusal(group, problem % (plugin.name, replicas, most)))
     ratios = {_ratios(each) for each in offered}
     if len(ratios) > 1:
