@@ -363,13 +363,38 @@ def test_every_playbook_checks_injected_facts_first(playbook):
             assert each["tasks"][0].get("ansible.builtin.import_tasks") == "tasks/facts.yml"
 
 
-ROLES = [
-    *("gpu_layout", "gpu_layout/plan", "nvidia_driver", "nvidia_driver/plan", "dcgm_exporter", "gpu_drain"),
-    *("gpu_drain/resume", "vgpu_limiter", "container_toolkit"),
-]
+#: Roles and entry points that need not check for injected facts first, with the reason.
+WITHOUT_CHECK = {
+    "gpu_audit": "runs on a control host, not on a GPU host",
+    "gpu_monitoring": "runs on a monitoring host, not on a GPU host",
+    "gpu_simulator": "runs on test hosts",
+    "dcgm_exporter/plan": "contacts no host",
+    "vgpu_limiter/plan": "contacts no host",
+    "gpu_kubernetes/prepare": "follows the entry point plan",
+    "gpu_kubernetes/remove": "reads only the cluster",
+    "gpu_layout/verify": "follows the entry point main",
+    "gpu_layout/reset": "follows the check of reset.yml",
+}
 
 
-@pytest.mark.parametrize("role", ROLES)
+def roles_that_check():
+    """Return entry points of roles that must check for injected facts.
+
+    For example "gpu_layout/plan".
+    """
+    import yaml
+
+    names = [
+        "%s/%s" % (path.parts[-3], entry)
+        for path in sorted(ROOT.glob("roles/*/meta/argument_specs.yml"))
+        for entry in yaml.safe_load(path.read_text())["argument_specs"]
+    ]
+    exempt = {name for name in names if name in WITHOUT_CHECK or name.partition("/")[0] in WITHOUT_CHECK}
+    assert {key for key in WITHOUT_CHECK if "/" in key} <= exempt
+    return [name for name in names if name not in exempt]
+
+
+@pytest.mark.parametrize("role", roles_that_check())
 def test_role_used_alone_checks_injected_facts_first(tmp_path, role):
     """Check for injected facts first in every role.
 
@@ -377,10 +402,12 @@ def test_role_used_alone_checks_injected_facts_first(tmp_path, role):
     """
     bad = HostileHost(tmp_path / "a", {**layout_result("x"), "ansible_facts": facts(tmp_path)})
     name, _slash, entry = role.partition("/")
-    task = {"ansible.builtin.include_role": {"name": "openfleet.gpu." + name, "tasks_from": entry or "main"}}
+    task = {"ansible.builtin.include_role": {"name": "openfleet.gpu." + name, "tasks_from": entry}}
     playbook = tmp_path / "play.yml"
     playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
-    inventory = {"all": {"hosts": {"bad": {**bad.variables, "gpu_layout": [], "gpu_layout_nvml_source": "none"}}}}
+    # The variables that an entry point requires.
+    required = {"gpu_layout": [], "gpu_kubernetes_backend": "nvidia_device_plugin", "gpu_slurm_state": "planned"}
+    inventory = {"all": {"hosts": {"bad": {**bad.variables, **required, "gpu_layout_nvml_source": "none"}}}}
     done = play(tmp_path, playbook, inventory, "--check", ANSIBLE_INJECT_FACT_VARS="True")
     assert done.returncode != 0 and not bad.asked.exists()
     assert "inject_facts_as_vars = False" in said(done) and "Nothing was changed." in said(done), said(done)

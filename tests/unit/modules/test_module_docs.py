@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -15,32 +16,7 @@ from ansible_collections.openfleet.gpu.plugins.doc_fragments import installed_co
 from ansible_collections.openfleet.gpu.plugins.doc_fragments import reload as reload_fragment
 from ansible_collections.openfleet.gpu.plugins.doc_fragments.layout import ModuleDocFragment
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
-from ansible_collections.openfleet.gpu.plugins.modules import (
-    audit,
-    bundle,
-    container_toolkit,
-    dcgm_exporter,
-    drain,
-    driver,
-    gpu_check,
-    gpu_info,
-    gpu_simulator,
-    installed_module,
-    kubernetes_eviction,
-    layout,
-    layout_boot,
-    layout_export,
-    mig,
-    mps,
-    reclaim,
-    reclaim_tell,
-    rightsize,
-    systemd_reload,
-    time_slicing,
-    unit_request,
-    vgpu_limiter,
-    vgpu_quota,
-)
+from ansible_collections.openfleet.gpu.plugins.modules import audit, bundle, layout, mig, mps, time_slicing
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import WORDS
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.bundle.wants import PARTS
 
@@ -49,9 +25,9 @@ pytestmark = pytest.mark.core
 PLUGINS = Path(__file__).parents[3] / "plugins"
 META = PLUGINS.parent / "meta" / "runtime.yml"
 MODULES = [
-    audit, bundle, container_toolkit, drain, driver, gpu_check, gpu_info, kubernetes_eviction, layout, mig, mps, reclaim,
-    reclaim_tell, rightsize, systemd_reload, time_slicing, unit_request, vgpu_quota,
-]  # fmt: skip
+    importlib.import_module("ansible_collections.openfleet.gpu.plugins.modules." + path.stem)
+    for path in sorted(PLUGINS.glob("modules/*.py"))
+]
 #: Options that module_defaults can set for a group of modules.
 OF_LAYOUTS = {"layout", "on_busy", "busy_timeout", "grace_period", "lock_timeout", "state_directory"}
 OF_AUDITS = {
@@ -79,28 +55,11 @@ def documented_options(module):
     return found
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        dcgm_exporter,
-        drain,
-        gpu_check,
-        gpu_info,
-        gpu_simulator,
-        installed_module,
-        kubernetes_eviction,
-        layout,
-        layout_boot,
-        layout_export,
-        mig,
-        mps,
-        reclaim,
-        systemd_reload,
-        time_slicing,
-        unit_request,
-        vgpu_limiter,
-    ],
-)
+def name_of(module):
+    return module.__name__.rpartition(".")[2]
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if hasattr(module, "argspec")], ids=name_of)
 def test_options_are_those_of_the_argument_spec(module):
     documented = documented_options(module)
     spec = module.argspec()
@@ -132,10 +91,6 @@ def test_modules_document_the_parts_of_errors(path):
     """Modules that use module_utils/runner.py document their errors by a fragment."""
     text = path.read_text(encoding="utf-8")
     assert ("  - openfleet.gpu.errors\n" in text) == ("    run(module, " in text)
-
-
-def name_of(module):
-    return module.__name__.rpartition(".")[2]
 
 
 @pytest.mark.parametrize("group", sorted(SHARED))

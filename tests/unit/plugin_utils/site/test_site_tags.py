@@ -4,16 +4,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.site import tags
 
-ROLES = ["gpu_simulator", "nvidia_driver", "vgpu_limiter", "gpu_kubernetes", "gpu_layout", "dcgm_exporter", "gpu_audit"]
+SITE = yaml.safe_load((Path(__file__).resolve().parents[4] / "playbooks/site.yml").read_text(encoding="utf-8"))
+#: The tags of site.yml.
+ROLES = SITE[0]["vars"]["gpu_site__tags"]
+#: Roles that run on every GPU host, even if no variable requests them.
+ALWAYS = {"gpu_layout"}
 LAYOUT = {"driver_present": True, "counts": {"gpus_changed": 0}}
 CHANGED = {"driver_present": True, "counts": {"gpus_changed": 1}}
 ABSENT = {"driver_present": False}
 PLAIN = {"simulated": False, "kubernetes": "", "tenants": []}
 DRIVER = {"needed": True, "drained": False, "reboot": ""}
+
+
+def tasks_of(items):
+    """Yield the tasks of plays and blocks."""
+    for item in items:
+        yield item
+        for part in ("tasks", "block"):
+            yield from tasks_of(item.get(part, []))
 
 
 @pytest.mark.parametrize(
@@ -28,6 +43,18 @@ DRIVER = {"needed": True, "drained": False, "reboot": ""}
 )
 def test_selected_roles(run, skip, selected):
     assert tags.selected(ROLES, run, skip) == selected
+
+
+def test_each_tag_has_variables_or_a_group_that_request_its_role():
+    # A tag without them is accepted even if no host uses its role.
+    assert {*tags._ASKED_BY, *tags._GROUPS, *ALWAYS} == set(ROLES)
+
+
+@pytest.mark.parametrize("role", tags._ASKED_BY)
+def test_a_role_runs_if_a_host_has_a_variable_that_requests_it(role):
+    tasks = [task for task in tasks_of(SITE) if role in task.get("tags", []) and "when" in task]
+    conditions = " ".join(str(task["when"]) for task in tasks)
+    assert tasks and all(name in conditions for name in tags._ASKED_BY[role])
 
 
 @pytest.mark.parametrize(
