@@ -52,6 +52,7 @@ class Session(Protocol):
     def observe(self, *, only: str | None = None) -> Host:
         """Return the host with its devices.
 
+        `layout/selectors.py` accepts only UUIDs that start with GPU-. Other identities need a pattern there.
         If `only` is a UUID, only this device is read, and the others are returned as last read. A device that fails is
         in `Host.lost`. Raises DeviceError if the driver fails.
         """
@@ -117,13 +118,14 @@ class Divider(Protocol):
     def target_data(self, division: Division | None) -> dict[str, Any]:
         """Return `target_keys` with their values in journals and saved plans.
 
-        The argument is None for a division by another divider.
+        The argument is None for no division, and for a division by another divider. A new divider then returns {}.
         """
 
     def from_target_data(self, data: Mapping[str, Any]) -> Division | None:
         """Return the division that `target_data` wrote, or None.
 
-        Raises KeyError, TypeError or ValueError if the data is invalid.
+        The data may be from a host without this divider. If it lacks `target_keys`, a new divider returns None. Raises
+        KeyError, TypeError or ValueError if the data is invalid.
         """
 
     def pinned(self, division: Division | None, planned: Any) -> Division | None:
@@ -186,7 +188,9 @@ class Vendor(Protocol):
     """A vendor of GPUs."""
 
     key: str
-    #: The class of errors about devices.
+    #: The class of errors about devices: DeviceError or a subclass. The session and the dividers raise it if the driver
+    #: fails, UnansweredCallError if a call does not return, ResetRefusedError if a device refuses a reset, and
+    #: DriverAbsentError if the driver is missing. Planning raises PlanError.
     failure: type[Any]
     #: Names in messages: what reads the devices, the command that shows them, and other tools that divide them.
     reader: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,13 +22,10 @@ from tests.integration.simulated_host import ROOT, module_path
 
 MADE_UP = Path(__file__).with_name("made_up_vendor")
 VENDOR = "ansible_collections.openfleet.gpu.plugins.module_utils.vendors.acme"
-#: Pairs of a line of the registry and the line that replaces it.
+#: Pairs of a pattern in the registry and its replacement.
 REGISTRY = (
-    (
-        "from .nvidia.vendor import NvidiaVendor\n",
-        "from .acme.vendor import MadeUpVendor\nfrom .nvidia.vendor import NvidiaVendor\n",
-    ),
-    ("= (NvidiaVendor(),)\n", "= (NvidiaVendor(), MadeUpVendor())\n"),
+    (r"(?=^from \.nvidia\.vendor import NvidiaVendor$)", "from .acme.vendor import MadeUpVendor\n"),
+    (r"^(VENDORS\b[^=]*= \([\s\S]*?),?\s*\)$", r"\1, MadeUpVendor())"),
 )
 POINTS = (
     *("before request 0", "after request 0", "before request 1", "after request 1"),
@@ -97,9 +95,9 @@ def copy_with_made_up_vendor(tmp_path_factory):
     model.write_text(model.read_text().replace("@FOLDER@", str(folder / "devices")))
     registry = utils / "vendors/registry.py"
     text = registry.read_text()
-    for before, after in REGISTRY:
-        assert text.count(before) == 1, before
-        text = text.replace(before, after)
+    for pattern, added in REGISTRY:
+        text, number = re.subn(pattern, added, text, flags=re.MULTILINE)
+        assert number == 1, pattern
     registry.write_text(text)
     return folder
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 from ...errors import DeviceError
-from ...model import Holder, Host
+from ...model import Holder, Host, LostGpu
 from .divider import SlicesDivider
 from .model import FOLDER, KEY, pass_point, read, users, write
 
@@ -19,6 +19,8 @@ class Session:
 
     def __init__(self):
         self.observers = ()
+        #: The lost devices by UUID.
+        self.lost = {}
 
     def __enter__(self):
         return self
@@ -27,10 +29,12 @@ class Session:
         pass
 
     def observe(self, only=None):
-        return Host("7.1", "", None, True, read())
+        gpus = tuple(device for device in read() if device.uuid not in self.lost)
+        return Host("7.1", "", None, True, gpus, tuple(self.lost.values()))
 
     def give_up(self, gpu, error):
-        raise NotImplementedError
+        (device,) = (each for each in read() if each.uuid == gpu)
+        self.lost[gpu] = LostGpu(device.index, error.problem, gpu, call=error.call, code=error.code)
 
     def reload(self):
         """Make the requested slices active.
@@ -78,3 +82,15 @@ class MadeUpVendor:
 
     def after(self, plan):
         return self.dividers[0].after(plan.gpu, plan.division)
+
+    def lend(self, source):
+        """Do nothing, because the files need no binding."""
+
+    def respawn(self):
+        """Do nothing, because the files need no binding."""
+
+    def without_driver(self, error):
+        return {}
+
+    def binding(self):
+        return {}

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.parts import RESET, GpuStep
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import FORMS
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.registry import SETTINGS
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.registry import (
@@ -21,6 +23,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.registry imp
 
 PLUGINS = Path(__file__).resolve().parents[4] / "plugins"
 UTILS = PLUGINS / "module_utils"
+ROOT_PACKAGE = "ansible_collections.openfleet.gpu.plugins.module_utils."
 FOLDERS = sorted(path.parent.name for path in (UTILS / "vendors").glob("*/__init__.py"))
 #: The packages that are the same for every vendor.
 NEUTRAL = ("change", "layout", "plan")
@@ -119,6 +122,59 @@ def test_each_vendor_has_a_folder_and_a_line():
     assert sum(len(vendor.dividers) for vendor in VENDORS) == len(DIVIDERS)
     settings = [each.setting for each in (*SETTINGS, *(own for vendor in VENDORS for own in vendor.settings))]
     assert len(set(settings)) == len(settings)
+
+
+MADE_UP = "tests/integration/modules/made_up_vendor/"
+NVIDIA = "plugins/module_utils/vendors/nvidia/"
+
+
+@pytest.mark.parametrize(
+    ("interface", "path", "name"),
+    [
+        ("Session", MADE_UP + "vendor.py", "Session"),
+        ("Vendor", MADE_UP + "vendor.py", "MadeUpVendor"),
+        ("Divider", MADE_UP + "divider.py", "SlicesDivider"),
+        ("Session", NVIDIA + "nvml/bounded_session.py", "BoundedSession"),
+        ("Vendor", NVIDIA + "vendor.py", "NvidiaVendor"),
+        ("Divider", NVIDIA + "mig/divider.py", "MigDivider"),
+        ("VendorSetting", NVIDIA + "compute_mode.py", "ComputeMode"),
+        ("DeviceSetting", NVIDIA + "compute_mode.py", "ComputeMode"),
+    ],
+)
+def test_vendors_have_all_members_of_the_protocol(interface, path, name):
+    required = classes("plugins/module_utils/vendors/protocol.py")[interface]
+    assert required and required <= classes(path)[name]
+
+
+def classes(path: str) -> dict[str, set[str]]:
+    """Return the members of each class in a file by name of the class."""
+    return {
+        node.name: {name for statement in ast.walk(node) for name in defined(statement)}
+        for node in ast.parse((PLUGINS.parent / path).read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def defined(statement: ast.AST) -> set[str]:
+    """Return the names that a statement defines in a class or on `self`."""
+    if isinstance(statement, ast.FunctionDef):
+        return {statement.name}
+    targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+    names = {node for target in targets if target for node in ast.walk(target)}
+    return {getattr(node, "attr", None) or getattr(node, "id", "") for node in names}
+
+
+def all_steps(kind: type[GpuStep] = GpuStep) -> set[type[GpuStep]]:
+    """Return the classes of steps in the files `steps.py` of all vendors."""
+    for path in UTILS.glob("vendors/**/steps.py"):
+        importlib.import_module(ROOT_PACKAGE + ".".join(path.relative_to(UTILS).with_suffix("").parts))
+    return {kind}.union(*(all_steps(each) for each in kind.__subclasses__()))
+
+
+def test_a_step_that_needs_a_reset_ends_workloads():
+    # Without `ends`, change/apply_plan.py does not check again for holders before the step.
+    steps = [step for step in all_steps() if step.needs == RESET]
+    assert steps and all(step.ends for step in steps)
 
 
 def test_assumed_gpus_have_a_vendor_and_a_divider():
