@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -20,6 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.protocol 
 
 pytestmark = pytest.mark.core
 
+ROOT = Path(__file__).resolve().parents[4]
 NOTHING = {"applies": False, "config_label": "", "empty_config": ""}
 LAYOUTS = (
     [{"gpus": [0], "sharing": "exclusive"}],
@@ -46,6 +48,13 @@ def test_each_key_of_the_registry_has_a_class_with_that_key(key):
 @pytest.mark.parametrize("key", registry.ALL_KEYS)
 def test_each_backend_of_any_scheduler_has_its_key(key):
     assert registry.any_backend(key).key == key
+
+
+@pytest.mark.parametrize(
+    "path", ["plugins/filter/kubernetes_mapping.py", "roles/gpu_kubernetes/meta/argument_specs.yml"]
+)
+def test_choices_are_the_keys_of_the_registry(path):
+    assert "choices: [%s]\n" % ", ".join(registry.KEYS) in (ROOT / path).read_text("utf-8")
 
 
 @pytest.mark.parametrize("key", ["no_such_backend", "slurm"])

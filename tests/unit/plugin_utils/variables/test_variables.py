@@ -538,3 +538,9 @@ def test_values_of_a_whole_group_are_compared_within_it(host, checked, found):
     fleet = {"one": {"gpu_site_waves": [1]}, "two": {}, "monitor": {}}
     variables = {"inventory_hostname": host, "groups": {"gpu_hosts": ["one", "two"]}, "hostvars": fleet}
     assert len(ActionModule._differing(checked, fleet[host], variables)) == found
+
+
+def test_role_on_no_page_is_named(monkeypatch):
+    monkeypatch.setattr(known, "owners", lambda: [*OWNERS, "gpu_new_role"])
+    with pytest.raises(ValueError, match=r"variables/page\.py must have each role and playbook once: gpu_new_role$"):
+        pages()
