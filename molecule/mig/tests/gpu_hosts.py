@@ -198,6 +198,9 @@ class GpuHost:
     def end(self, signal: str, pid: int) -> None:
         """Send a signal to a run whose child is stopped, and continue the child.
 
-        After SIGKILL there is no child.
+        SIGKILL also kills the child when the run has ended, although it is stopped.
         """
-        self.ask(f"pid={pid}; child={CHILDREN}; kill -{signal} $pid; kill -CONT $child 2>/dev/null || true")
+        last = (
+            f"while kill -0 {pid} 2>/dev/null; do sleep 0.01; done" if signal == "KILL" else "kill -CONT $child || true"
+        )
+        self.ask(f"pid={pid}; child={CHILDREN}; kill -{signal} $pid; {last}")

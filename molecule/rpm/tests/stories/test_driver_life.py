@@ -148,7 +148,7 @@ def test_removal_keeps_packages_that_others_need(lab_host):
         Ask(absent, entry="plan", then=LOOK),
         Ask(
             absent,
-            then="find /etc /var -name '*openfleet*' >&2; ! find /etc /var -name '*openfleet*' | grep .; " + LOOK,
+            then=fail_if("find /etc /var -name '*openfleet*' | grep .") + LOOK,
         ),
         Ask(absent),
     )

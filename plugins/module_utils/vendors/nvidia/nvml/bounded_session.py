@@ -26,7 +26,7 @@ import signal
 import socket
 import struct
 import time
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 from ....errors import DriverAbsentError, UnansweredCallError
 from ....model import Host
@@ -322,10 +322,13 @@ class BoundedSession:
 
 
 class _ChildSession(Session):
-    """The session in the child. It records each call in the note first."""
+    """The session in the child. It records each call in the note first.
 
-    def __init__(self, note: CallNote) -> None:
-        self._note = note
+    `parent` is the connection to the process that waits for responses.
+    """
+
+    def __init__(self, note: CallNote, parent: socket.socket) -> None:
+        self._note, self._parent = note, parent
         super().__init__()
         self._gpu_label = "this host"
         self._suspension: Any = None
@@ -356,6 +359,13 @@ class _ChildSession(Session):
     def _optional(self, call: str, *args: Any, **options: Any) -> Any:
         self._noted(call, options.get("gpu"))
         return super()._optional(call, *args, **options)
+
+    def change(self, changes: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+        """Apply changes, but stop if the parent no longer waits for the response.
+
+        `Session.change` documents the changes. A parent that ended has closed the connection. A parent that was interrupted sends the next request.
+        """
+        super().change(each for each in changes if not child_process.readable(self._parent, 0.0))
 
     # ------------------------------------------------------------------ further requests of the parent
 
@@ -396,7 +406,7 @@ def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
 
     def answered(method: str, args: Any, named: Any) -> Any:
         nonlocal session
-        session = session or _ChildSession(note)
+        session = session or _ChildSession(note, connection)
         return getattr(session, method)(*args, **named)
 
     with connection.makefile("rwb") as messages:

@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import os
 from pathlib import Path
-from typing import Any, Protocol, Sequence
+from typing import Any, Iterable, Protocol, Sequence
 
 from ....errors import NvmlError
 from ....model import (
@@ -484,7 +484,7 @@ class Session(Calls):
         codes = {name: code for code, name in _COMPUTE_MODES.items()}
         self._call("nvmlDeviceSetComputeMode", self._handle(gpu), codes[mode], gpu=gpu)
 
-    def change(self, changes: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+    def change(self, changes: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """Create and destroy instances in this order. `completed` counts them.
 
         Each change is the name of a method below with its arguments. Raises NvmlError at the first one that fails.
