@@ -109,6 +109,6 @@ def test_prometheus_password_is_not_sent_to_a_user_on_the_port(processes):
         "unit": "prometheus",
         "ca_path": None,
     }
-    with pytest.raises(unit_request.RequestError, match=f"held by pid {stranger.process.pid} .*sent no password"):
+    with pytest.raises(unit_request.RequestError, match=f"held by pid {stranger.process.pid} .*No password was sent"):
         unit_request.send({**params, "username": "ansible", "password": SECRET})
     assert stranger.end() == ["b''"]

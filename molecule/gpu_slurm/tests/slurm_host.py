@@ -86,7 +86,9 @@ class SlurmHost:
         slurmctld restores the state of the node, so the node may look idle before that.
         """
         started = self.node().get("SlurmdStartTime", "")
-        self.ask(f"systemctl stop slurmctld slurmd; {before or 'true'}; systemctl start slurmctld slurmd")
+        # The time is in whole seconds, so that a restart within one second would not be seen.
+        later = f'until [ "$(date +%FT%T)" != "{started}" ]; do sleep 0.1; done'
+        self.ask(f"systemctl stop slurmctld slurmd; {before or 'true'}; {later}; systemctl start slurmctld slurmd")
         shown = f"scontrol -o show node {NODE} | grep -o ' SlurmdStartTime=[^ ]*'"
         self.wait_until(f"{shown} | grep -vqE '=(None|{started or 'None'})$'")
 

@@ -363,7 +363,8 @@ class _ChildSession(Session):
     def change(self, changes: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """Apply changes, but stop if the parent no longer waits for the response.
 
-        `Session.change` documents the changes. A parent that ended has closed the connection. A parent that was interrupted sends the next request.
+        `Session.change` documents the changes. A parent that ended has closed the connection. A parent that was
+        interrupted sends the next request.
         """
         super().change(each for each in changes if not child_process.readable(self._parent, 0.0))
 
