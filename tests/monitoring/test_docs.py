@@ -31,7 +31,7 @@ def test_kinds_and_reasons_are_documented():
 
 
 def test_vendors_are_documented_and_no_other():
-    (listed,) = re.findall(r"vendor is ([\w, ]+?)\.", PAGE)
+    (listed,) = re.findall(r"`vendor` is ([\w, ]+?)\.", PAGE)
     documented = set(re.split(r", | or ", listed))
     assert documented == {rule.labels["vendor"] for rule in rules_of(RULES) if "vendor" in rule.labels}
 
