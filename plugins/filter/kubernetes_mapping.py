@@ -17,38 +17,15 @@ description:
   - If the backend does not support an entry, C(refusals) has the reason, and lists the backends that do.
   - Returns problems instead of failing, so that the caller can add the host to the message.
   - C(docs/kubernetes-mapping.md) describes the complete mapping.
+extends_documentation_fragment:
+  - openfleet.gpu.host_gpus
+  - openfleet.gpu.host_gpus.state
 options:
-  _input:
-    description: The variable C(gpu_layout).
-    type: raw
-    required: true
   backend:
     description: Software that offers GPUs to pods.
     type: str
     choices: [nvidia_device_plugin, nvidia_dra, hami, volcano_vgpu]
     required: true
-  state:
-    description: Result of M(openfleet.gpu.gpu_info) for the host. It takes precedence over O(expected_gpus) and O(pci_gpus).
-    type: dict
-    default: {}
-  lost:
-    description:
-      - How to handle lost GPUs (off the bus) in the layout. V(fail) returns a problem, V(skip) maps the other GPUs.
-      - No backend offers a lost GPU.
-    type: str
-    choices: [fail, skip]
-    default: fail
-  expected_gpus:
-    description:
-      - Catalogue keys of the host's GPUs in index order, for example C(H100-80GB), for hosts whose driver does not answer.
-    type: list
-    elements: str
-    default: []
-  pci_gpus:
-    description: GPUs on the PCI bus, as in RV(openfleet.gpu.layout#module:pci_gpus). Used if O(expected_gpus) is empty.
-    type: list
-    elements: dict
-    default: []
   node:
     description: Name of the Kubernetes node.
     type: str

@@ -14,21 +14,8 @@ author:
 description:
   - Plans the layout as the module M(openfleet.gpu.layout) would for empty GPUs of the given models.
   - Returns problems instead of failing, so that the caller can add the host to the message.
-options:
-  _input:
-    description: The variable C(gpu_layout).
-    type: raw
-    required: true
-  expected_gpus:
-    description: Catalogue keys of the host's GPUs in index order, for example C(H100-80GB).
-    type: list
-    elements: str
-    default: []
-  pci_gpus:
-    description: GPUs on the PCI bus, as in RV(openfleet.gpu.layout#module:pci_gpus). Used if O(expected_gpus) is empty.
-    type: list
-    elements: dict
-    default: []
+extends_documentation_fragment:
+  - openfleet.gpu.host_gpus
 """
 
 EXAMPLES = r"""

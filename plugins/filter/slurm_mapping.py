@@ -18,37 +18,16 @@ description:
     neither Slurm nor a host, and writes no file.
   - If Slurm cannot express an entry, C(refusals) has the reason, and lists the backends for Kubernetes that can express it.
   - Returns problems instead of failing, so that the caller can add the host to the message.
+extends_documentation_fragment:
+  - openfleet.gpu.host_gpus
+  - openfleet.gpu.host_gpus.state
 options:
-  _input:
-    description: The variable C(gpu_layout).
-    type: raw
-    required: true
   slurm:
     description: >-
       Result of M(openfleet.gpu.slurm_info) for the host. Without it, only the GRES are returned. Shards beside MIG are then
       refused, because the version of Slurm is unknown.
     type: dict
     default: {}
-  state:
-    description: Result of M(openfleet.gpu.gpu_info) for the host. It takes precedence over O(expected_gpus) and O(pci_gpus).
-    type: dict
-    default: {}
-  lost:
-    description: How to handle lost GPUs (off the bus) in the layout. V(fail) returns a problem, V(skip) maps the other GPUs.
-    type: str
-    choices: [fail, skip]
-    default: fail
-  expected_gpus:
-    description:
-      - Catalogue keys of the host's GPUs in index order, for example C(H100-80GB), for hosts whose driver does not answer.
-    type: list
-    elements: str
-    default: []
-  pci_gpus:
-    description: GPUs on the PCI bus, as in RV(openfleet.gpu.layout#module:pci_gpus). Used if O(expected_gpus) is empty.
-    type: list
-    elements: dict
-    default: []
   node:
     description: Name of the host in messages. O(slurm) has the name of the node.
     type: str
