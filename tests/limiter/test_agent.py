@@ -165,7 +165,7 @@ def test_vgpu_top_shows_what_the_memory_tells(world, agent, built):
     def throttled_seconds() -> float:
         done = subprocess.run(top, env=environment, capture_output=True, text=True, check=True, timeout=DEADLINE)
         (gpu,) = json.loads(done.stdout)["tenants"][0]["gpus"]
-        assert gpu["actual_percent"] is not None, "the shares are told from two looks of the agent"
+        assert gpu["actual_percent"] is not None, "the agent computes the shares from two readings"
         return gpu["throttled_seconds"]
 
     # The agent publishes the change in its next scan.

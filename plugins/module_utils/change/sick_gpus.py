@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Distinguish a sick GPU from a mistake in the layout. Pure.
+"""Distinguish a sick GPU from a mistake in the layout.
 
 Some error codes also mean that a healthy driver or model lacks a feature. A GPU that fails with such a code is read
 without an error and lacks a value. The vendor finds these gaps (`vendors.protocol.Gap`). A refusal is due to the GPU if it
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def sick_gpus(host: Host, error: FleetError, plan: Callable[[Host], Any]) -> tuple[LostGpu, ...]:
     """Return the GPUs whose missing values cause the refusal `error`.
 
-    None if the layout or a workload causes it. `plan` plans the layout for a host, and raises PlanError or BusyError.
+    Returns an empty tuple if the layout or a workload causes it. `plan` plans the layout for a host, and raises PlanError
+    or BusyError.
     """
     sick: dict[str, LostGpu] = {}
     while True:

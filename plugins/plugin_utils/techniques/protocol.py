@@ -61,8 +61,8 @@ class FleetTechnique:
 
     # ---------------------------------------------------------------------- workloads and their histories
 
-    #: Whether the workloads are tenants: `rows` lists them, and a layout has their names and quotas. The metrics have a history
-    #: of each tenant.
+    #: Whether the workloads are tenants: `rows` lists them, and a layout has their names and quotas. Each tenant has a
+    #: history in the metrics.
     has_tenants: bool = False
     #: Whether all workloads on a GPU have one common history. If so, right-sizing excludes the GPU.
     mixes_histories: bool = True
