@@ -233,7 +233,11 @@ def grow():
     address = ctypes.c_uint64()
     assert driver.cuCtxSetCurrent(context) == 0
     sys.stdin.readline()
-    assert driver.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(32 << 20), None) == 0
+    if sys.argv[1] == "pool":
+        assert driver.cuMemAllocAsync(ctypes.byref(address), ctypes.c_size_t(32 << 20), None) == 0
+    else:
+        pitch, height = ctypes.c_size_t(), ctypes.c_size_t((32 << 20) // 512)
+        assert driver.cuMemAllocPitch_v2(ctypes.byref(address), ctypes.byref(pitch), ctypes.c_size_t(1), height, 4) == 0
 thread = threading.Thread(target=grow)
 thread.start()
 assert driver.cuCtxSetCurrent(context) == 0
@@ -261,7 +265,10 @@ def opened(fifo: Path) -> int:
     raise AssertionError(f"nobody has come to {fifo}")
 
 
-def test_a_pool_that_grows_while_nvml_is_asked_is_counted_once(tenant: Tenant, tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", ["pool", "rows"])
+def test_memory_of_unknown_size_is_counted_once_during_an_nvml_query(
+    tenant: Tenant, tmp_path: Path, memory: str
+) -> None:
     """NVML already reports memory that is only charged when the driver call returns."""
     tenant.quota(128 * MIB)
     grown, asked = tmp_path / "grown", tmp_path / "asked"
@@ -269,7 +276,7 @@ def test_a_pool_that_grows_while_nvml_is_asked_is_counted_once(tenant: Tenant, t
         os.mkfifo(fifo)
     environment = tenant.environment(STUB_PAUSE_GROWN=str(grown), STUB_PAUSE_NVML=str(asked))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", GROWS], env=environment, text=True, **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", GROWS, memory], env=environment, text=True, **pipes) as process:
         try:
             nvml = opened(asked)
             process.stdin.write("now\n")

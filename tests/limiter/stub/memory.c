@@ -35,6 +35,7 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t w
     CUresult result = allocate(__func__, address, row * height, BLOCK_LINEAR, STUB_LINEAR);
     if (!result)
         *pitch = row;
+    stub_pause("STUB_PAUSE_GROWN");
     return result;
 }
 

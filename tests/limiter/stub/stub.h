@@ -28,7 +28,7 @@
  *   STUB_LAUNCH_NS        host time of a launch, in simulated nanoseconds (0)
  *   STUB_LAZY_NS          additional host time of a function's first launch, which loads the function (0)
  *   CUDA_LAUNCH_BLOCKING  1: a launch returns when its kernel is done, as in the driver
- *   STUB_PAUSE_GROWN      a FIFO: when a pool has grown, the call waits until the FIFO was opened and closed
+ *   STUB_PAUSE_GROWN      a FIFO: after a pool grew or rows were allocated, the call waits until the FIFO was opened and closed
  *   STUB_PAUSE_NVML       a FIFO: the same before NVML lists processes; no pause if the file does not exist (any more)
  *   STUB_PAUSE_ANSWERED   a FIFO: the same after NVML has listed processes
  *   STUB_ALIASES          1: cuGetProcAddress returns other addresses than those of the exported symbols

@@ -57,7 +57,8 @@ static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
 	return named;
 }
 
-/* Read the current count, but not while a pool grows: the driver allocates before the growth is charged. */
+/* Read the current count, but not while a pool grows or rows are allocated: the driver allocates before all of this
+ * memory is charged. */
 static uint64_t counted_whole(struct account *account, int gpu)
 {
 	recursive_lock(&account->pools);

@@ -87,33 +87,46 @@ static CUresult ask_for_rows(bool old, CUdeviceptr *pointer, size_t *pitch, size
 	return result;
 }
 
-/* The real pitch is known only after the driver call. It is at least the width. First reserve memory for the width,
- * and afterwards the difference. */
-static CUresult allocate_rows(bool old, const struct target *counted, CUdeviceptr *pointer, size_t *pitch, size_t width,
-                              size_t height, unsigned element)
+/* Allocate rows for which `least` bytes are reserved, and reserve the rest. Requires account->pools. Unless the result
+ * is CUDA_SUCCESS, nothing stays reserved. */
+static CUresult allocate_rows_held(bool old, struct target *target, uint64_t least, CUdeviceptr *pointer, size_t *pitch,
+                                   size_t width, size_t height, unsigned element)
 {
-	struct target target = *counted;
-	uint64_t least, bytes;
-	if (__builtin_mul_overflow(width, height, &least) || !charge(vgpu_account(), &target, least))
-		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUdeviceptr found = 0;
 	size_t found_pitch = 0;
 	CUresult result = ask_for_rows(old, &found, &found_pitch, width, height, element);
 	if (result != CUDA_SUCCESS) {
-		uncharge(vgpu_account(), target.gpu, least);
+		uncharge(vgpu_account(), target->gpu, least);
 		return result;
 	}
-	bytes = (uint64_t)found_pitch * height;
-	if (bytes > least && !charge(vgpu_account(), &target, bytes - least)) {
+	uint64_t bytes = (uint64_t)found_pitch * height;
+	if (bytes > least && !charge(vgpu_account(), target, bytes - least)) {
 		REAL(cuMemFree_v2)(found);
-		uncharge(vgpu_account(), target.gpu, least);
+		uncharge(vgpu_account(), target->gpu, least);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	result = allocated(&target, result, &found, bytes);
+	result = allocated(target, result, &found, bytes);
 	if (result == CUDA_SUCCESS) {
 		*pointer = found;
 		*pitch = found_pitch;
 	}
+	return result;
+}
+
+/* The real pitch is known only after the driver call. It is at least the width. First reserve memory for the width,
+ * and afterwards the difference. In between, the driver holds more memory than is charged. The lock prevents
+ * nvml_settle from charging the difference as a context. */
+static CUresult allocate_rows(bool old, const struct target *counted, CUdeviceptr *pointer, size_t *pitch, size_t width,
+                              size_t height, unsigned element)
+{
+	struct account *account = vgpu_account();
+	struct target target = *counted;
+	uint64_t least;
+	if (__builtin_mul_overflow(width, height, &least) || !charge(account, &target, least))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	recursive_lock(&account->pools);
+	CUresult result = allocate_rows_held(old, &target, least, pointer, pitch, width, height, element);
+	pools_leave(account);
 	return result;
 }
 
