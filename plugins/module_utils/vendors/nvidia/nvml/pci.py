@@ -5,12 +5,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
-from typing import Sequence
-
-from ....model import Gpu, LostGpu
 
 DEVICES = "/sys/bus/pci/devices"
 # The driver's information file for a GPU. It contains the UUID.
@@ -81,27 +77,6 @@ def expected_gpus(devices: str = DEVICES) -> list[str]:
     return expected
 
 
-def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool, driver: str) -> tuple[LostGpu, ...]:
-    """Return the lost GPUs, and add GPUs that the driver does not list.
-
-    If one lost GPU has no address, its address is added if it can be determined. `driver` is the version of the driver.
-    Simulated GPUs are not on the bus of the machine, unless `gpusim kernel-files` simulates the bus.
-    """
-    if simulated and not os.path.ismount(DEVICES):
-        return tuple(lost)
-    known = {(gpu.pci_address or "").lower() for gpu in (*gpus, *lost)}
-    missing = [address for address in expected_gpus() if address not in known]
-    unplaced = [gpu for gpu in lost if gpu.pci_address is None]
-    elsewhere = [gpu for gpu in gpus if gpu.pci_address is None]
-    if len(missing) == len(unplaced) == 1 and not elsewhere:
-        # If one GPU has no address and one address has no GPU, they belong together.
-        placed = dataclasses.replace(unplaced[0], pci_address=missing[0], uuid=unplaced[0].uuid or _uuid(missing[0]))
-        return tuple(placed if gpu is unplaced[0] else gpu for gpu in lost)
-    if len(missing) <= len(unplaced) + len(elsewhere):
-        return tuple(lost)
-    return (*lost, *(_missing(address, driver) for address in missing))
-
-
 def minimum_driver(device_id: str) -> tuple[str, str, str] | None:
     """Return model, first driver and source for a PCI device ID, or None."""
     for line in _MINIMUM_DRIVERS.split("\n"):
@@ -111,23 +86,12 @@ def minimum_driver(device_id: str) -> tuple[str, str, str] | None:
     return None
 
 
-def _missing(address: str, driver: str) -> LostGpu:
-    problem = "it is on the PCI bus, but missing in the driver"
-    known = minimum_driver(_read(Path(DEVICES, address, "device"))[2:])
-    minimum = None
-    if known is not None and _numbers(driver) < _numbers(known[1]):
-        model, minimum, source = known
-        if "." not in minimum:
-            minimum = "branch %s" % minimum
-        problem += ". The driver %s is older than %s, which %s needs (%s)" % (driver, minimum, model, source)
-    return LostGpu(None, problem, uuid=_uuid(address), pci_address=address, minimum_driver=minimum)
+def device_id_of(address: str) -> str:
+    """Return the PCI device ID at this address as four hex digits, or ""."""
+    return _read(Path(DEVICES, address, "device"))[2:]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in version.split(".") if number.isdigit())
-
-
-def _uuid(address: str) -> str | None:
+def uuid_of(address: str) -> str | None:
     """Return the UUID from the driver's information file for this address, or None."""
     try:
         lines = Path(_INFORMATION % address).read_text().splitlines()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any, Iterable, Protocol, Sequence
@@ -29,8 +30,8 @@ from ....model import (
     Telemetry,
 )
 from ....printable import printable
+from . import pci as bus
 from .calls import INVALID_ARGUMENT, NO_PERMISSION, Calls
-from .pci import with_bus
 
 _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin"}
 # NVML_GPU_VIRTUALIZATION_MODE_VGPU: a virtual GPU in a guest.
@@ -576,3 +577,42 @@ def _pci_address(pci: Any) -> str:
     NVML pads the domain to eight digits.
     """
     return "%04x:%02x:%02x.0" % (pci.domain, pci.bus, pci.device)
+
+
+def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool, driver: str) -> tuple[LostGpu, ...]:
+    """Return the lost GPUs, and add GPUs that the driver does not list.
+
+    If one lost GPU has no address, its address is added if it can be determined. `driver` is the version of the driver.
+    Simulated GPUs are not on the bus of the machine, unless `gpusim kernel-files` simulates the bus.
+    """
+    if simulated and not os.path.ismount(bus.DEVICES):
+        return tuple(lost)
+    known = {(gpu.pci_address or "").lower() for gpu in (*gpus, *lost)}
+    missing = [address for address in bus.expected_gpus() if address not in known]
+    unplaced = [gpu for gpu in lost if gpu.pci_address is None]
+    elsewhere = [gpu for gpu in gpus if gpu.pci_address is None]
+    if len(missing) == len(unplaced) == 1 and not elsewhere:
+        # If one GPU has no address and one address has no GPU, they belong together.
+        placed = dataclasses.replace(
+            unplaced[0], pci_address=missing[0], uuid=unplaced[0].uuid or bus.uuid_of(missing[0])
+        )
+        return tuple(placed if gpu is unplaced[0] else gpu for gpu in lost)
+    if len(missing) <= len(unplaced) + len(elsewhere):
+        return tuple(lost)
+    return (*lost, *(_missing(address, driver) for address in missing))
+
+
+def _missing(address: str, driver: str) -> LostGpu:
+    problem = "it is on the PCI bus, but missing in the driver"
+    known = bus.minimum_driver(bus.device_id_of(address))
+    minimum = None
+    if known is not None and _numbers(driver) < _numbers(known[1]):
+        model, minimum, source = known
+        if "." not in minimum:
+            minimum = "branch %s" % minimum
+        problem += ". The driver %s is older than %s, which %s needs (%s)" % (driver, minimum, model, source)
+    return LostGpu(None, problem, uuid=bus.uuid_of(address), pci_address=address, minimum_driver=minimum)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split(".") if number.isdigit())

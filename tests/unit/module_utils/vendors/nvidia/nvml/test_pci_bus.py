@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import LostGpu
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
-from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import pci
+from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml import pci, session
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.calls import lost_error
 
 ADDRESSES = ["0000:17:00.0", "0000:2a:00.0", "0000:3d:00.0"]
@@ -72,7 +72,7 @@ def of_three_gpus(bus, monkeypatch, tmp_path):
 
 
 def with_bus(gpus, lost, simulated=False, driver="580.105.08"):
-    return pci.with_bus(gpus, lost, simulated, driver)
+    return session.with_bus(gpus, lost, simulated, driver)
 
 
 def test_uncounted_gpu_is_missing(whole):
