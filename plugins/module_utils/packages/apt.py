@@ -42,7 +42,6 @@ class Apt(Manager):
     """APT on this host."""
 
     manager = "apt"
-    command = CHANGE
     exactly = "%s=%s"
 
     # -- Queries --------------------------------------------------------------------------------------------------------
@@ -174,6 +173,10 @@ class Apt(Manager):
         return (name, version) if done.returncode == 0 else ("", "")
 
     # -- Changes: each method returns "" or the error ------------------------------------------------------------------
+
+    def change(self, *arguments: str) -> str:
+        """Change packages. Return "" or the error."""
+        return self.problem_of(self.call([*CHANGE, *self._options, *arguments]))
 
     @staticmethod
     def problem_of(done: Done) -> str:

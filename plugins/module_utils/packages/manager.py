@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Share code between APT and DNF.
 
-This is code for queries with private options, for changes, and for errors of a repository.
+This is code for queries with private options, and for errors of a repository.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Iterable, Sequence
 
 from ..errors import PlanError
-from ..processes.command import Done, Run, run_to_end
+from ..processes.command import Run, run_to_end
 from .model import Owner
 
 
@@ -23,8 +23,6 @@ class Manager:
 
     #: Name of the package manager, as in Ansible's facts.
     manager: str
-    #: The command with the options for every change.
-    command: Sequence[str]
     #: The argument for one version of a package, made of its name and version.
     exactly: str
 
@@ -45,15 +43,6 @@ class Manager:
         if self._private:
             shutil.rmtree(str(self._private), ignore_errors=True)
         self._private, self._options = None, ()
-
-    def change(self, *arguments: str) -> str:
-        """Change packages. Return "" or the error."""
-        return self.problem_of(self.call([*self.command, *self._options, *arguments]))
-
-    @staticmethod
-    def problem_of(done: Done) -> str:
-        """Return the error of a command, or "" if it succeeded."""
-        raise NotImplementedError
 
     def excluding(self, names: Sequence[str]) -> list[str]:
         """Return the arguments that exclude other versions of packages."""

@@ -74,6 +74,7 @@ def test_one_runner_runs_commands():
 PACKAGE_MANAGERS = {
     "module_utils/packages/apt.py": "the engine for all vendors",
     "module_utils/packages/dnf.py": "the engine for all vendors",
+    "module_utils/packages/dnf_changes.py": "changes of the engine and of the exporter",
     "module_utils/packages/family.py": "names of the package managers",
     "module_utils/processes/command.py": "their time limits",
     "module_utils/driver/repack.py": "a package file that no source offers any more",

@@ -11,15 +11,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ...packages import dnf
+from ...packages import dnf_changes
 from ...packages.family import package_manager
 from ...packages.host_files import read_text
-from ...packages.model import Owner
 from ...processes.command import Run, run_to_end
 from ..files import InstallError
 from .host import output, refuse, run
-
-OWNER = Owner("dcgm_exporter", "openfleet-dcgm", "the exporter")
 
 
 class Plan(NamedTuple):
@@ -86,7 +83,7 @@ class Dnf:
     """DNF. Locks by administrators (versionlock) apply, and a failed change is undone."""
 
     def __init__(self, call: Run = run_to_end) -> None:
-        self._dnf = dnf.Dnf(OWNER, call)
+        self._dnf = dnf_changes.DnfChanges("openfleet-dcgm", "the exporter", call)
 
     def installed_version(self, package: str) -> str:
         return max(self._versions(package), default="")
@@ -120,7 +117,7 @@ class Dnf:
 
     def forget(self, own: str) -> None:
         """Delete the cache that DNF has of a removed repository."""
-        dnf.forget_cache(own)
+        dnf_changes.forget_cache(own)
 
     def install(self, asked: list[str], version: str) -> list[str]:
         return ["install", *asked]
@@ -130,7 +127,7 @@ class Dnf:
 
     def plan(self, command: list[str]) -> Plan:
         plan = Plan([], [], [])
-        locked = dnf.locked(read_text(dnf.VERSIONLOCK) or "")
+        locked = dnf_changes.locked(read_text(dnf_changes.VERSIONLOCK) or "")
         for action, name, _version in self._dnf.simulate(*command):
             old = self.installed_version(name)
             kind = plan.removed if action == "remove" else plan.changed if old else plan.new

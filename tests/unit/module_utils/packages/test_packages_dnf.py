@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.packages import dnf
+from ansible_collections.openfleet.gpu.plugins.module_utils.packages import dnf, dnf_changes
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.family import package_manager
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Owner
 
@@ -48,7 +48,7 @@ Operation aborted.
 
 
 def test_a_change_is_read_from_the_table_of_dnf():
-    assert dnf.table(TABLE) == [
+    assert dnf_changes.table(TABLE) == [
         ("install", "nvidia-container-toolkit-base-with-a-long-name", "1.18.2-1"),
         ("remove", "nvidia-docker2", "2.14.0-1"),
         ("install", "libnvidia-ml", "590.48.01-1.el9"),
@@ -59,7 +59,7 @@ def test_a_change_is_read_from_the_table_of_dnf():
 
 
 def test_dnf_is_retried_while_another_one_runs(monkeypatch):
-    monkeypatch.setattr(dnf.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(dnf_changes.time, "sleep", lambda seconds: None)
     statuses = [200, 200, 0]
     commands = []
 
