@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..module_utils.install.archive import read_sources, sources_digest
+from ..module_utils.install.build_command import read_sources, sources_digest
 from ..plugin_utils import host_results, installed_code
 from ..plugin_utils.lent_pynvml import LendingAction
 from ..plugin_utils.plain import plain

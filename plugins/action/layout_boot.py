@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from ..module_utils.install.archive import read_sources, sources_digest
+from ..module_utils.install.build_command import read_sources, sources_digest
 from ..plugin_utils import installed_code
 from ..plugin_utils.on_demand import OnDemandAction
 

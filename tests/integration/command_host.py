@@ -10,13 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import read_sources, sources_digest
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.build_command import read_sources, sources_digest
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.sources import pack
 from tests.documented import check_documented
 from tests.integration.simulated_host import ROOT, SimulatedHost, module_path
 
 INSTALLER = "ansible_collections.openfleet.gpu.plugins.modules.layout_boot"
-BUILDER = ROOT / "plugins" / "module_utils" / "install" / "archive.py"
+BUILDER = "plugins.module_utils.install.build_command"
 #: The interpreter that represents the host's Python, as in simulated_host.
 PYTHON = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 
@@ -82,8 +82,8 @@ def build_command(file: Path) -> Path:
     import pynvml
 
     environment = dict(os.environ, PYTHONPATH=str(Path(pynvml.__file__).parent))
-    command = [PYTHON, str(BUILDER), str(file)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [PYTHON, "-m", BUILDER, str(file)]
+    done = subprocess.run(command, env=environment, cwd=str(ROOT), capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError(done.stderr)
     return file

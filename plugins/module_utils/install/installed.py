@@ -14,7 +14,7 @@ from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from .archive import PACKAGE, origin, problem
+from .command_file import PACKAGE, origin, problem
 
 # Modules use this code to find another Python if theirs has no pynvml. It is not sent, because another Python needs
 # other code.

@@ -20,7 +20,8 @@ from typing import Any, Mapping
 from ..durable import FORMER
 from ..processes.command import run_to_end
 from . import sources as on_demand
-from .archive import MODE, archive, difference, origin, shebang
+from .archive import archive
+from .command_file import MODE, difference, origin, shebang
 from .files import Installation, InstallError
 from .sources import Sources
 

@@ -14,12 +14,8 @@ import zipfile
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import (
-    DIGEST_LENGTH,
-    origin,
-    read_sources,
-    sources_digest,
-)
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.build_command import read_sources, sources_digest
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.command_file import DIGEST_LENGTH, origin
 from tests.integration.command_host import run_installer
 from tests.integration.simulated_fleet import BareFleet, Fleet
 
@@ -155,7 +151,7 @@ def test_code_that_differs_from_the_controllers_does_not_run(simulated, command,
 IMPORT = """
 import sys
 from pathlib import Path
-from ansible_collections.openfleet.gpu.plugins.module_utils.install.archive import origin
+from ansible_collections.openfleet.gpu.plugins.module_utils.install.command_file import origin
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.installed import open_code
 command = Path(sys.argv[1])
 sys.path.insert(0, open_code(command, origin(sys.argv[2])))
@@ -198,7 +194,7 @@ PLAY = """
     - ansible.builtin.ping:
 """
 #: Maximum size for each execution, in addition to the bytes that Ansible sends for any module.
-MOST_BYTES = 20_000
+MOST_BYTES = 17_000
 
 
 class Counted(Fleet):
