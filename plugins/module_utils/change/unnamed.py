@@ -306,8 +306,8 @@ def _released(gpu: Device, ownership: Ownership) -> Entry:
     selectors = (Selector("uuid", gpu.uuid),)
     if ownership.policy == "keep" and any(ownership.foreign(gpu, part) for part in parts_of(gpu)):
         # Keep the GPU divided, because parts of other owners need it.
-        return Entry(0, selectors, divider_of(gpu).key, (), label)
-    return Entry(0, selectors, "shared", None, label)
+        return Entry(0, selectors, divider_of(gpu).key, (), label=label)
+    return Entry(0, selectors, "shared", label=label)
 
 
 def _restorable_parts(entry: Entry, host: Host) -> list[Entry]:

@@ -17,6 +17,9 @@ from .reader import Node, is_integer, number, quoted
 from .types import Selector
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+#: Group names that systemd accepts in strict mode (https://systemd.io/USER_NAMES/), and also dots, because many sites
+#: use them.
+_GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
 
 def claim(taken: dict[Hashable, str], key: Hashable, node: Node, what: str, cure: str) -> None:
@@ -66,6 +69,12 @@ def read_name(node: Node) -> str | None:
     """Return a name that need not be unique, or None after reporting an error."""
     cure = "Names become unit, file and label names: up to 63 letters, digits, _ . and -, a letter or digit first."
     return word(node, _NAME, "a name", cure)
+
+
+def group_name(node: Node) -> str | None:
+    """Return the name of a Unix group, or None after reporting an error."""
+    cure = "Use a Unix group of the host: up to 32 letters, digits, _ . and -, starting with a letter or _."
+    return word(node, _GROUP, "the name of a group", cure)
 
 
 class Names:
@@ -142,3 +151,5 @@ class PartContext:
     names: Names
     selectors: tuple[Selector | None, ...] = ()
     inside_mig: bool = False
+    #: Whether the entry has leases.
+    leases: bool = False

@@ -36,6 +36,8 @@ class Form(Protocol):
     compute_mode: str | None
     #: Whether parts of this technique have CDI devices.
     cdi_devices: bool = False
+    #: The key of `leases` that limits leases beside this technique's part. None if an entry with it cannot have leases.
+    lease_limit: str | None = None
 
     def parse(self, node: Node, context: PartContext) -> Any:
         """Return the part of an entry or of a MIG instance as a frozen value.

@@ -27,6 +27,7 @@ def entry_keys(forms: Sequence[Form]) -> dict[str, Key]:
         "gpus": Key("gpus: [0, 1]", required=True),
         "sharing": Key("sharing: mig", required=True),
         **{form.key: form.example for form in sorted(forms, key=lambda form: form.key)},
+        "leases": Key("leases: {by: host, groups: [researchers], profiles: [1g.10gb]}"),
     }
 
 
@@ -71,13 +72,21 @@ class _Parser:
         sharing = fields.read("sharing", lambda field: field.choice((*WITHOUT_PART, *self._parts)))
         if sharing is not None:
             self._check_parts(node, fields, sharing)
-        context = PartContext(self._names, selectors)
+        context = PartContext(self._names, selectors, leases="leases" in fields)
         readers: dict[str, Callable[[Node], Any]] = {
             form.key: functools.partial(form.parse, context=context) for form in self._forms
         }
         # Read every part, so that problems in unexpected parts are reported too.
         parts = {key: fields.read(key, readers[key]) for key in self._parts}
-        return Entry(index, selectors, sharing, parts.get(sharing))
+        return Entry(index, selectors, sharing, parts.get(sharing), self._leases(fields, sharing))
+
+    def _leases(self, fields: Fields, sharing: str | None) -> Any:
+        if "leases" not in fields:
+            return None
+        from .leases import parse
+
+        limits = {form.key: form.lease_limit for form in self._forms if form.lease_limit is not None}
+        return parse(fields["leases"], sharing, limits)
 
     def _check_parts(self, node: Node, fields: Fields, sharing: str) -> None:
         if sharing in self._parts and sharing not in fields:

@@ -82,6 +82,8 @@ class Entry:
     selectors: tuple[Selector, ...]
     sharing: str
     part: Any = None
+    #: The leases on the rest of the GPUs, as `layout.leases.Leases`, or None.
+    leases: Any = None
     #: Name in messages for an entry that is not in the variable.
     label: str = ""
 

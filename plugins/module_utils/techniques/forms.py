@@ -52,4 +52,9 @@ def layout_to_data(layout: Layout) -> list[dict[str, Any]]:
 def _entry_to_data(entry: Entry) -> dict[str, Any]:
     selectors = [selector_to_data(selector) for selector in entry.selectors]
     data: dict[str, Any] = {"gpus": "all" if selectors == ["all"] else selectors, "sharing": entry.sharing}
-    return {**data, **{form.key: form.to_data(entry.part) for form in FORMS if form.key == entry.sharing}}
+    data.update({form.key: form.to_data(entry.part) for form in FORMS if form.key == entry.sharing})
+    if entry.leases is not None:
+        from ..layout.leases import to_data
+
+        data["leases"] = to_data(entry.leases)
+    return data

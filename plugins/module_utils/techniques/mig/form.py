@@ -29,6 +29,7 @@ class MigForm(Form):
     example = Key("mig: [{profile: 3g.40gb}]")
     #: The compute mode is set on the instances, not on the GPU.
     compute_mode = None
+    lease_limit = "profiles"
 
     def __init__(self, inside: Sequence[Form]) -> None:
         self._inside = inside

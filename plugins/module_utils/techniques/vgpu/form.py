@@ -24,6 +24,7 @@ class VgpuForm(Form):
     example = Key("vgpu: {tenants: [{name: notebook-a, memory: 8GiB, sm_percent: 30}]}")
     compute_mode = COMPUTE_MODE
     cdi_devices = True
+    lease_limit = "most"
 
     def parse(self, node: Node, context: PartContext) -> Vgpu | None:
         """Return the part, or None after reporting an error."""

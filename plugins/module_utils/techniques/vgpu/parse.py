@@ -8,20 +8,16 @@ The parser reports errors that do not depend on the host's GPUs, such as wrong p
 
 from __future__ import annotations
 
-import re
 from typing import Any, Sequence
 
-from ...layout.fields import Names, PartContext, percent, size_bytes, word
+from ...layout.fields import Names, PartContext, group_name, percent, size_bytes
 from ...layout.reader import Key, Node
 from ...layout.selectors import parse_single_gpu, selector_to_data
 from ...layout.types import MOST_CLIENTS, MOST_GPUS, MOST_RATIO, Selector
 from ...sizes import format_size
-from .model import AUTO, POLICIES, PROVIDERS
+from .model import AUTO, MPS, POLICIES, PROVIDERS
 from .part import Tenant, Vgpu
 
-#: Group names that systemd accepts in strict mode (https://systemd.io/USER_NAMES/), and also dots, because many sites
-#: use them.
-_GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 #: Kind of the tenants' names. A name must be unique only among names of the same kind.
 _KIND = "tenant"
 # Floating-point ratios are inexact: 1.15 * 100 is slightly below 115.
@@ -34,6 +30,8 @@ KEYS = {
     "oversubscribe": Key("oversubscribe: {memory: 1.5, sm: 2.0}"),
     "tenants": Key("tenants: [%s]" % _EXAMPLE, required=True),
 }
+#: Only an entry with leases can do without tenants.
+_KEYS_WITH_LEASES = {**KEYS, "tenants": Key(KEYS["tenants"].example)}
 _OVERSUBSCRIBE = {"memory": Key("memory: 1.5"), "sm": Key("sm: 2.0")}
 _TENANT = {
     "name": Key("name: notebook-a", required=True),
@@ -50,19 +48,24 @@ _TENANT = {
 
 def parse(node: Node, context: PartContext) -> Vgpu | None:
     """Return the part, or None after reporting an error."""
-    fields = node.fields(KEYS)
+    fields = node.fields(_KEYS_WITH_LEASES if context.leases else KEYS)
     if fields is None:
         return None
     memory_ratio, sm_ratio = fields.read("oversubscribe", _oversubscribe, (1.0, 1.0))
-    nodes = fields.read("tenants", lambda field: field.items(1, MOST_CLIENTS)) or []
+    nodes = fields.read("tenants", lambda field: field.items(int(not context.leases), MOST_CLIENTS)) or []
     tenants = [_tenant(each, context.names) for each in nodes]
     _check_tenants(node, nodes, tenants, context.selectors, sm_ratio)
+    provider = fields.read("provider", lambda field: field.choice(PROVIDERS), AUTO)
+    if context.leases and provider == MPS:
+        fields["provider"].report(
+            "leases cannot use mps, because a new lease would restart the daemon", "Use auto, preload or dmem."
+        )
     return Vgpu(
         tuple(tenants),
         fields.read("policy", lambda field: field.choice(POLICIES), POLICIES[0]),
         memory_ratio,
         sm_ratio,
-        fields.read("provider", lambda field: field.choice(PROVIDERS), AUTO),
+        provider,
     )
 
 
@@ -76,7 +79,8 @@ def to_data(vgpu: Vgpu) -> dict[str, Any]:
     ratios = {"memory": vgpu.oversubscribe_memory_ratio, "sm": vgpu.oversubscribe_sm_ratio}
     if set(ratios.values()) != {1.0}:
         data["oversubscribe"] = {key: ratio for key, ratio in ratios.items() if ratio != 1.0}
-    data["tenants"] = [_tenant_to_data(tenant) for tenant in vgpu.tenants]
+    if vgpu.tenants:
+        data["tenants"] = [_tenant_to_data(tenant) for tenant in vgpu.tenants]
     return data
 
 
@@ -112,15 +116,10 @@ def _tenant(node: Node, names: Names) -> Tenant | None:
         fields.read("priority", lambda field: field.integer(0, 1000), 0),
         fields.read("gpus", lambda field: field.integer(1, MOST_GPUS), 1),
         fields.read("gpu", parse_single_gpu),
-        fields.read("group", _group),
+        fields.read("group", group_name),
         fields.read("oversubscribe_managed", Node.boolean, False),
         fields.read("was", lambda field: names.read_former(field, _KIND)),
     )
-
-
-def _group(node: Node) -> str | None:
-    cure = "Use a Unix group of the host: up to 32 letters, digits, _ . and -, starting with a letter or _."
-    return word(node, _GROUP, "the name of a group", cure)
 
 
 def _oversubscribe(node: Node) -> tuple[float | None, float | None]:

@@ -8,6 +8,7 @@ On examples, both report the same location. On random layouts, both accept or re
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import LayoutError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout import leases as layout_leases
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout import types
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.parse import entry_keys
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.types import LAYOUT_VERSION
@@ -102,6 +104,10 @@ def test_schema_and_parser_have_the_same_choices():
     assert keys_of("time_slicing") == set(time_slicing_parse.KEYS)
     assert keys_of("vgpu") == set(vgpu_parse.KEYS)
     assert keys_of("tenant") == set(vgpu_parse._TENANT)
+    assert keys_of("leases") == set(layout_leases.KEYS)
+    assert SCHEMA["$defs"]["leases"]["properties"]["by"]["enum"] == list(layout_leases.ALLOCATORS)
+    assert SCHEMA["$defs"]["leases"]["properties"]["hours"]["default"] == layout_leases.HOURS
+    assert SCHEMA["$defs"]["leases"]["properties"]["count"]["default"] == layout_leases.COUNT
     assert SCHEMA["$defs"]["entry"]["properties"]["sharing"]["enum"] == list(forms.SHARINGS)
     assert SCHEMA["$defs"]["time_slicing"]["properties"]["slice"]["enum"] == list(time_slicing.TIME_SLICES)
     assert SCHEMA["$defs"]["mps"]["properties"]["daemon_per"]["enum"] == list(mps_model.DAEMONS)
@@ -179,6 +185,22 @@ def vgpus(draw, chosen):
     return vgpu_part.Vgpu(tuple(tenants), policy, draw(ratios), draw(ratios), provider)
 
 
+@st.composite
+def leases(draw, sharing):
+    """Generate leases for an entry with this sharing."""
+    profiles = [each.profile for each in draw(st.lists(mig_instances(), min_size=1, max_size=3))]
+    vgpu = sharing == "vgpu"
+    return layout_leases.Leases(
+        layout_leases.HOST,
+        tuple(draw(st.lists(st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", fullmatch=True), min_size=1, unique=True))),
+        draw(st.none() | sizes_bytes) if vgpu else None,
+        draw(st.none() | st.integers(1, 25600)) if vgpu else None,
+        () if vgpu else tuple(dict.fromkeys(profiles)),
+        draw(st.integers(1, layout_leases.MOST_HOURS)),
+        draw(st.integers(1, layout_leases.MOST_COUNT)),
+    )
+
+
 def renamed(layout, numbers):
     """Give every daemon and tenant a unique name, because generated names may collide."""
 
@@ -212,7 +234,16 @@ def layouts(draw):
             "vgpu": vgpus(chosen),
         }
         part = draw(parts[sharing]) if sharing in parts else None
-        entries.append(types.Entry(len(entries), chosen, sharing, part))
+        offered = None
+        if sharing in ("mig", "vgpu") and draw(st.booleans()):
+            offered = draw(leases(sharing))
+            if sharing == "vgpu":
+                part = dataclasses.replace(
+                    part,
+                    tenants=part.tenants if draw(st.booleans()) else (),
+                    provider="auto" if part.provider == "mps" else part.provider,
+                )
+        entries.append(types.Entry(len(entries), chosen, sharing, part, offered))
     return renamed(types.Layout(tuple(entries)), iter(range(1000)))
 
 

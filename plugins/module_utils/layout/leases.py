@@ -1,0 +1,160 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parse and write the key `leases` of an entry in `gpu_layout`.
+
+The key offers the free part of the entry's GPUs to the accounts of a host. docs/leases.md describes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence
+
+from ..frozen import frozen
+from ..sizes import format_size
+from .fields import group_name, size_bytes
+from .profile_name import ProfileNameError, parse_profile_name
+from .reader import Fields, Key, Node, quoted
+from .types import MOST_GPUS, MOST_INSTANCES
+
+#: Programs that grant leases. An entry has one.
+HOST = "host"
+ALLOCATORS = (HOST,)
+#: Default and maximum of `hours`, and of `count`.
+HOURS, MOST_HOURS = 24, 8760
+COUNT, MOST_COUNT = 16, 64
+
+_MOST_GROUPS = 64
+KEYS = {
+    "by": Key("by: host", required=True),
+    "groups": Key("groups: [researchers]", required=True),
+    "most": Key("most: {memory: 40GiB, sm_percent: 50}"),
+    "profiles": Key("profiles: [1g.10gb, 2g.20gb]"),
+    "hours": Key("hours: 24"),
+    "count": Key("count: 16"),
+}
+_MOST = {"memory": Key("memory: 40GiB"), "sm_percent": Key("sm_percent: 50")}
+
+
+@frozen
+class Leases:
+    """The leases that an entry offers.
+
+    Members of the Unix `groups` may take leases. A lease lasts at most `hours`. An account holds at most `count` leases,
+    and at most `memory_bytes` and `sm_percent` in all of them, summed over the GPUs. None means no limit.
+    `profiles` are the MIG profiles on offer.
+    """
+
+    by: str
+    groups: tuple[str, ...]
+    memory_bytes: int | None = None
+    sm_percent: int | None = None
+    profiles: tuple[str, ...] = ()
+    hours: int = HOURS
+    count: int = COUNT
+
+
+def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases | None:
+    """Return the leases of an entry with this sharing.
+
+    Returns None after reporting an error. `sharing` is None if it cannot be read. `limits` has the key that limits the
+    leases of each sharing with leases (`Form.lease_limit`).
+    """
+    fields = node.fields(KEYS)
+    if fields is None:
+        return None
+    if sharing is not None:
+        _check_sharing(node, fields, sharing, limits)
+    # A value with an error is None, and the parser then discards the result.
+    read: Callable[..., Any] = fields.read
+    memory_bytes, sm_percent = read("most", _most, (None, None))
+    return Leases(
+        read("by", lambda field: field.choice(ALLOCATORS)),
+        read("groups", _groups, ()),
+        memory_bytes,
+        sm_percent,
+        read("profiles", _profiles, ()),
+        read("hours", lambda field: field.integer(1, MOST_HOURS), HOURS),
+        read("count", lambda field: field.integer(1, MOST_COUNT), COUNT),
+    )
+
+
+def to_data(leases: Leases) -> dict[str, Any]:
+    """Return the leases in their canonical form."""
+    data: dict[str, Any] = {"by": leases.by, "groups": list(leases.groups)}
+    most: dict[str, Any] = {}
+    if leases.memory_bytes is not None:
+        most["memory"] = format_size(leases.memory_bytes)
+    if leases.sm_percent is not None:
+        most["sm_percent"] = leases.sm_percent
+    if most:
+        data["most"] = most
+    if leases.profiles:
+        data["profiles"] = list(leases.profiles)
+    if leases.hours != HOURS:
+        data["hours"] = leases.hours
+    if leases.count != COUNT:
+        data["count"] = leases.count
+    return data
+
+
+def _check_sharing(node: Node, fields: Fields, sharing: str, limits: Mapping[str, str]) -> None:
+    """Report keys that do not fit the entry's sharing."""
+    own = limits.get(sharing)
+    if own is None:
+        node.report(
+            "sharing: %s has no leases" % sharing, "Set sharing: %s, or remove leases." % " or ".join(sorted(limits))
+        )
+        return
+    if own == "profiles" and own not in fields:
+        node.report("the key profiles is missing", "Add it, for example `%s`." % KEYS[own].example)
+    for other, key in limits.items():
+        if key != own and key in fields:
+            fields[key].report(
+                "the key %s belongs to sharing: %s" % (key, other),
+                "Remove it. Leases with sharing: %s are limited by %s and count." % (sharing, own),
+            )
+
+
+def _most(node: Node) -> tuple[int | None, int | None]:
+    fields = node.fields(_MOST)
+    if fields is None:
+        return None, None
+    if not node.value:
+        node.report("it limits nothing", "Write it like `%s`, or remove it." % node.example)
+    return (
+        fields.read("memory", size_bytes),
+        fields.read("sm_percent", lambda field: field.integer(1, 100 * MOST_GPUS)),
+    )
+
+
+def _groups(node: Node) -> tuple[str | None, ...]:
+    return _distinct(node.items(1, _MOST_GROUPS) or [], group_name, "group")
+
+
+def _profiles(node: Node) -> tuple[str | None, ...]:
+    return _distinct(node.items(1, MOST_INSTANCES) or [], _profile, "profile")
+
+
+def _profile(node: Node) -> str | None:
+    text = node.text()
+    try:
+        name = None if text is None else parse_profile_name(text)
+    except ProfileNameError as error:
+        node.report(error.problem, error.cure)
+        return None
+    if name is not None and text != name.gpu_instance:
+        node.report("%s is a compute instance" % quoted(text), "Write %s." % name.gpu_instance)
+        return None
+    return text
+
+
+def _distinct(nodes: Sequence[Node], read: Any, kind: str) -> tuple[str | None, ...]:
+    """Return the values of the nodes, and report repeated ones."""
+    values: list[str | None] = []
+    for each in nodes:
+        value = read(each)
+        if value is not None and value in values:
+            each.report("the %s %s is listed twice" % (kind, value), "List each %s once." % kind)
+        values.append(value)
+    return tuple(values)
