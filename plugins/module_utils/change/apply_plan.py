@@ -33,6 +33,7 @@ from .host_change import HostChange
 from .journal import Journal
 
 if TYPE_CHECKING:
+    from ..plan.leased import LeasedRecord
     from ..vendors.protocol import Session
     from .unnamed import AppliedRecord
 
@@ -48,7 +49,8 @@ class Context:
     holder fails the run.
 
     `record`, if given, is updated with the final instances as soon as the journal is removed. `applied`, if given, is
-    updated at the same moment with the state that was applied to each GPU.
+    updated at the same moment with the state that was applied to each GPU. `leased`, if given, has the instances of
+    leases. A rollback that recreates them updates it.
     """
 
     session: Session
@@ -57,6 +59,7 @@ class Context:
     look: Look | None = None
     clear: Clear | None = None
     applied: AppliedRecord | None = None
+    leased: LeasedRecord | None = None
 
     def observe(self) -> Host:
         """Return the host. If `look` is set, the host includes the holders."""
@@ -290,6 +293,8 @@ def _undo(
     with settled("old"):
         if context.record is not None:
             context.record.renew(host.gpus)
+        if context.leased is not None:
+            context.leased.renew(host.gpus)
         sick = end_journal(context.journal, host, before, after)
     if known is not cause:
         return

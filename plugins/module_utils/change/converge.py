@@ -19,6 +19,7 @@ from ..model import Host, parts_of
 from ..plan.busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
 from ..plan.disturbance import Disturbance
 from ..plan.gpu_plan import Plan, instance_text
+from ..plan.leased import LeasedRecord
 from ..plan.ownership import KEEP, Owned, Ownership, Record, owned_instance
 from ..plan.parts import RESET
 from ..plan.services import Change, Clear, Look, Pids, Service, merged
@@ -118,7 +119,7 @@ def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Ru
         session.observers = observers_for(known, request.directory, request.parts)
         services = services_for(request.parts, known, session.private)
         host = look(session, services)
-        ownership = Ownership(request.unlisted, _owned(request.directory, host))
+        ownership = Ownership(request.unlisted, _owned(request.directory, host), LeasedRecord(request.directory).read())
         observed = _Observed(host, ownership, services, applied)
         observed, working, decision = _decide_for_working(request, observed, on_busy == FAIL, installs)
         host, plan = observed.host, decision.plan
@@ -168,6 +169,7 @@ class _Attempts:
     def __init__(self, request: Request, on_busy: OnBusy, leave_pending: bool) -> None:
         self.request, self.on_busy, self.leave_pending = request, on_busy, leave_pending
         self.journal, self.record = Journal(request.directory), Record(request.directory)
+        self.leased = LeasedRecord(request.directory)
         self.follow_up, self.pending_reboot = PendingFollowUp(request.directory), PendingReboot(request.directory)
         #: Whether an earlier run left follow-up steps pending. Read once, in the first attempt, because it needs the
         #: lock.
@@ -240,14 +242,16 @@ class _Attempts:
             from .apply_plan import Context
             from .recovery import recover
 
-            context = Context(session, self.journal, self.record, look_again, clear, applied=self._applied_record())
+            context = Context(
+                session, self.journal, self.record, look_again, clear, self._applied_record(), self.leased
+            )
             self.recovered = recover(context, [each.service(session.private) for each in SERVING])
         applied = _applied(self.request)
         known = Layout((*self.request.layout.entries, *applied.known))
         session.observers = observers_for(known, self.request.directory, self.request.parts)
         services = services_for(self.request.parts, known, session.private)
         host = look(session, services)
-        ownership = Ownership(self.request.unlisted, self.record.read())
+        ownership = Ownership(self.request.unlisted, self.record.read(), self.leased.read())
         observed, working, decision = _decide_for_working(
             self.request, _Observed(host, ownership, services, applied), clear is None, restore=not self.not_restored
         )
@@ -277,7 +281,9 @@ class _Attempts:
             self._record_coming(host, plan)
             from .apply_plan import Context, apply
 
-            context = Context(session, self.journal, self.record, look_again, clear, applied=self._applied_record())
+            context = Context(
+                session, self.journal, self.record, look_again, clear, self._applied_record(), self.leased
+            )
             after = decision.applied.to_data() if decision.applied.entries is not None else None
             host = apply(context, plan, ownership, _changes(services, plan, look_again, clear), after)
         for technique in SETTINGS:

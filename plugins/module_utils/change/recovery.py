@@ -8,6 +8,7 @@ Restore the old layout. If this would end holders, apply the new layout instead.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Sequence
 
@@ -16,6 +17,7 @@ from ..errors import ApplyError, BusyError, FleetError, UnansweredCallError, att
 from ..model import Device, Host, lost_of, parts_of
 from ..plan.busy import can_be_ended
 from ..plan.gpu_plan import Plan, Target
+from ..plan.ownership import Ownership
 from ..plan.services import Service
 from ..techniques.observers import OBSERVERS
 from ..vendors.registry import VENDORS
@@ -56,10 +58,13 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     changed = [service for service in services if service.key in entry.beside]
     only_services = not entry.before and not entry.after
     unfinished = only_services and any(service.unfinished(entry.beside[service.key]) for service in changed)
-    reached = None if unfinished else _reached(gpus, after)
+    ours = Ownership("remove", leased=frozenset() if context.leased is None else context.leased.read())
+    # Journals do not have the leases of entries. Instances of leases stay if there is room.
+    after = [dataclasses.replace(target, leases=True) for target in after]
+    reached = None if unfinished else _reached(gpus, after, ours)
     if reached is None:
         try:
-            host, reached = _back_or_on(context, before, after)
+            host, reached = _back_or_on(context, before, after, ours)
         except UnansweredCallError as error:
             problem = "%s, and its recovery failed too: %s" % (entry.interrupted(), error.problem)
             cure = "%s The journal is kept, and the next run tries again." % error.ADVICE
@@ -79,6 +84,8 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     with settled(outcome):
         if record is not None and reached is None:
             record.renew(host.gpus)
+            if context.leased is not None:
+                context.leased.renew(host.gpus)
         elif record is not None:
             record.adopt(
                 (gpu.gpu, [i for i in parts_of(gpu.gpu) if i not in gpu.division.kept]) for gpu in reached.gpus
@@ -102,7 +109,9 @@ def _observe_settings(session: Session, journal: Journal, entry: Entry) -> None:
     session.observers = tuple(observer for observer in OBSERVERS if observer.setting in named)
 
 
-def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Target]) -> tuple[Host, Plan | None]:
+def _back_or_on(
+    context: Context, before: Sequence[Target], after: Sequence[Target], ours: Ownership
+) -> tuple[Host, Plan | None]:
     """Restore the old layout, or else complete the new one.
 
     Returns the host, and a plan without steps if the new layout was completed, otherwise None.
@@ -111,7 +120,7 @@ def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Targ
         return go_back(context, before), None
     except BusyError as busy:
         try:
-            on = planner.plan(context.observe().gpus, after)
+            on = planner.plan(context.observe().gpus, after, ours)
         except FleetError:
             on = None
         if on is None or on.disturbs:
@@ -122,14 +131,14 @@ def _back_or_on(context: Context, before: Sequence[Target], after: Sequence[Targ
     run_plans(context, on.gpus, [])
     host = context.session.observe()
     after = working(after, host)
-    expect(host, after)
-    return host, _reached(host.gpus, after)
+    expect(host, after, ours)
+    return host, _reached(host.gpus, after, ours)
 
 
-def _reached(gpus: Sequence[Device], targets: Sequence[Target]) -> Plan | None:
+def _reached(gpus: Sequence[Device], targets: Sequence[Target], ours: Ownership) -> Plan | None:
     """Return the plan for these targets if it has no steps, otherwise None."""
     try:
-        plan = planner.plan(gpus, targets)
+        plan = planner.plan(gpus, targets, ours)
     except FleetError:
         # The target has become impossible, for example because the driver or the card was replaced.
         return None

@@ -72,4 +72,4 @@ def _target(gpu: Device, entry: Entry) -> Target:
     form = next((each for each in FORMS if each.key == entry.sharing), None)
     settings = {each.setting: each.wanted(entry.sharing, form) for each in vendor_of(gpu).settings}
     of_techniques = {each.setting: each.wanted(entry.part if each.key == entry.sharing else None) for each in SETTINGS}
-    return Target(gpu.uuid, entry.where, entry.sharing, division, {**settings, **of_techniques})
+    return Target(gpu.uuid, entry.where, entry.sharing, division, {**settings, **of_techniques}, entry.leases)

@@ -106,7 +106,7 @@ def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuP
     try:
         return planner.plan_gpu(gpu, target, ownership)
     except PlanError:
-        if ownership is planner.ALL_OURS:
+        if ownership.policy == "remove":
             raise
         # Instances of other owners occupy the space, so the GPU differs from the layout.
-        return planner.plan_gpu(gpu, target)
+        return planner.plan_gpu(gpu, target, dataclasses.replace(ownership, policy="remove"))

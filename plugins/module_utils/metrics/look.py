@@ -13,13 +13,13 @@ import functools
 import time
 from typing import Any, Callable, Sequence, TypeVar
 
-from ..change import planner
 from ..change.unnamed import AppliedRecord, Unmanaged, unnamed_gpus
 from ..errors import ApplyError, FleetError, NvmlError, UnansweredCallError
 from ..holders.find import find_holders
 from ..holders.mark import mark
 from ..layout.types import Layout
 from ..model import Holder, Host
+from ..plan.leased import LeasedRecord
 from ..plan.ownership import Ownership, Record
 from ..plan.services import Service, merged
 from ..plan.transaction import looking
@@ -90,12 +90,15 @@ class _HostReading:
             return busy
 
     def _standing(self, layout: Layout, host: Host, services: Sequence[Service], lost: bool) -> tuple[GpuDrift, ...]:
-        ownership = planner.ALL_OURS
+        leased = self._attempt(LeasedRecord(self._directory).read)
+        if leased is None:
+            return ()
+        ownership = Ownership("remove", leased=leased)
         if self._unlisted == "keep":
             owned = self._attempt(Record(self._directory).read)
             if owned is None:
                 return ()
-            ownership = Ownership("keep", owned)
+            ownership = Ownership("keep", owned, leased)
         standing, problems = compare(layout, host, ownership, services, lost)
         self._problems += problems
         return standing

@@ -32,6 +32,8 @@ class Target:
     division: Division | None = None
     #: Settings of the vendor and of techniques, by name. The value None means no change.
     settings: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    #: The leases of the entry, as `layout.leases.Leases`, or None. Journals and saved plans do not have them.
+    leases: Any = None
 
     def __str__(self) -> str:
         return self.sharing if self.division is None else "%s: %s" % (self.sharing, self.division)

@@ -16,6 +16,7 @@ from typing import Iterable, Sequence
 from .. import durable
 from ..frozen import frozen
 from ..model import Device, Part, parts_of, to_data
+from .leased import Leased
 
 SCHEMA = 1
 
@@ -37,10 +38,11 @@ class Owned:
 
 @frozen
 class Ownership:
-    """The owned instances, and the policy for the instances of other owners."""
+    """The owned instances, those of leases, and the policy for all others."""
 
     policy: str
     owned: frozenset[Owned] = frozenset()
+    leased: frozenset[Leased] = frozenset()
 
     def foreign(self, gpu: Device, instance: Part) -> bool:
         """Return whether an instance belongs to another owner."""
@@ -50,6 +52,14 @@ class Ownership:
                 # Without compute instances, there is no UUID to compare, and no process can run in the instance.
                 return bool(uuids) and not uuids.intersection(ours.mig_uuids)
         return True
+
+    def lease(self, gpu: Device, instance: Part) -> Leased | None:
+        """Return the record of an instance of leases, or None for any other instance.
+
+        An owned instance is not one of leases.
+        """
+        record = next((each for each in self.leased if each.matches(gpu, instance)), None)
+        return record if record is None or self.foreign(gpu, instance) else None
 
 
 class Record:

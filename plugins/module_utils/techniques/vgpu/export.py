@@ -24,9 +24,9 @@ def export_together(
     """Return a mapping from the UUID of each GPU with tenants to its part.
 
     The value is None if a layout cannot express the tenants. GPUs that share a tenant get the same part. If `pin` is
-    given, each tenant with one GPU is pinned to this GPU.
+    given, each tenant with one GPU is pinned to this GPU. Tenants of leases are not part of a layout.
     """
-    tenants = [one.tenant for one in seen.get(KEY, ())]
+    tenants = [one.tenant for one in seen.get(KEY, ()) if one.tenant.lease is None]
     parts: dict[str, Vgpu | None] = {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     for group in _groups(tenants):

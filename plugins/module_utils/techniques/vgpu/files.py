@@ -121,12 +121,20 @@ def files(tenant: VgpuTenant, driver: str | None = None) -> dict[str, str]:
     return own
 
 
+def drop_ins(tenant: VgpuTenant) -> list[str]:
+    """Return the paths of the tenant's drop-ins for services.
+
+    A lease has none, because systemd would have to reload all units when it starts and ends.
+    """
+    return [] if tenant.lease is not None else [drop_in_path(name) for name in tenant.names]
+
+
 def _files_of_name(tenant: VgpuTenant, name: str, driver: str | None) -> dict[str, str]:
     """Return the files that start programs as the tenant, for one of its names."""
     own = {
         quota_path(name): _quota(tenant, name),
         folder(name) + "/env": _environment(tenant, name),
-        drop_in_path(name): _drop_in(tenant, name),
+        **({drop_in_path(name): _drop_in(tenant, name)} if tenant.lease is None else {}),
         cdi_path(name): _json(_cdi(tenant, name, driver)),
     }
     if tenant.provider == DMEM:

@@ -196,9 +196,9 @@ class VgpuHost(Tenants):
         units = {}
         for tenant in tenants:
             texts = vgpu_files.files(tenant, self._driver)
-            units.update({path: texts[path] for path in map(vgpu_files.drop_in_path, tenant.names)})
+            units.update({path: texts[path] for path in vgpu_files.drop_ins(tenant)})
         if tenants:
-            folder = vgpu_files.limited_folder([*tenants, *(seen.tenant for seen in part.kept)])
+            folder = vgpu_files.limited_folder([*tenants, *(seen.tenant for seen in (*part.kept, *part.left))])
             units[folder.unit_path] = folder.unit_text
         return bool(durable.differing(self._root, units))
 
@@ -232,9 +232,7 @@ class VgpuHost(Tenants):
             folder.mount(self._root, self._mount_systemctl, changed, in_use)
         self._make_shared_files(tenant)
         durable.make_folder(self._root / vgpu_files.agent_folder(tenant.key))
-        drop_ins = durable.differing(
-            self._root, {path: files[path] for path in map(vgpu_files.drop_in_path, tenant.names)}
-        )
+        drop_ins = durable.differing(self._root, {path: files[path] for path in vgpu_files.drop_ins(tenant)})
         self._write(files)
         if drop_ins:
             self._reload_units()
@@ -294,7 +292,8 @@ class VgpuHost(Tenants):
                 self._write(self._shared(tenants))
             else:
                 self._forget_shared()
-            self._reload_units()
+            if tenant.lease is None:
+                self._reload_units()
         except OSError as error:
             cure = "Remove it as root and run again."
             raise ApplyError(str(error.filename or name), "cannot remove it: %s" % error, cure) from error

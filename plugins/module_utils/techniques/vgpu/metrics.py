@@ -12,7 +12,7 @@ from ...model import Gpu, Host
 from ...plan.gpu_plan import Plan
 from ...plan.metric_family import COUNTER, GAUGE, Family, Sample, labels_of
 from .model import MPS, VgpuSeen
-from .plan import plan, wanted
+from .plan import plan, rooms_of_leases, wanted
 from .steps import AddTenant, RemoveTenant
 
 
@@ -24,7 +24,8 @@ def drift(
     `dmem` and `library` tell which providers can enforce quotas on this host.
     """
     desired = wanted(layout, gpus, seen, dmem)
-    steps = plan(desired, seen, gpus, host, lambda _name, _gpu: ()).steps
+    rooms = rooms_of_leases(layout, gpus)
+    steps = plan(desired, seen, gpus, host, lambda _name, _gpu: (), rooms=rooms).steps
     differences = []
     for step in steps:
         tenants = [] if isinstance(step, AddTenant) else [step.seen.tenant]

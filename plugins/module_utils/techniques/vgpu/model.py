@@ -82,6 +82,8 @@ class VgpuTenant:
     counted_as: str | None = None
     #: Other names of the tenant. Processes with one of these names belong to the tenant.
     aliases: tuple[str, ...] = ()
+    #: The lease and its account, for messages. None for a tenant of the layout.
+    lease: str | None = None
 
     @property
     def key(self) -> str:
@@ -190,13 +192,15 @@ def spec_files(root: Path) -> Iterable[Path]:
 def to_data(tenant: VgpuTenant) -> dict[str, Any]:
     """Return the tenant's spec.
 
-    If the tenant was not renamed, the spec has the format of earlier releases.
+    If the tenant was not renamed and is not a lease, the spec has the format of earlier releases.
     """
-    renamed: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
     if tenant.counted_as is not None:
-        renamed["counted_as"] = tenant.counted_as
+        optional["counted_as"] = tenant.counted_as
     if tenant.aliases:
-        renamed["aliases"] = list(tenant.aliases)
+        optional["aliases"] = list(tenant.aliases)
+    if tenant.lease is not None:
+        optional["lease"] = tenant.lease
     return {
         "schema": SCHEMA,
         "name": tenant.name,
@@ -208,7 +212,7 @@ def to_data(tenant: VgpuTenant) -> dict[str, Any]:
         "memory_bytes": tenant.memory_bytes,
         "sm_percent": tenant.sm_percent,
         "seats": [{"gpu_uuid": seat.gpu_uuid, "seat": seat.seat} for seat in tenant.seats],
-        **renamed,
+        **optional,
     }
 
 
@@ -229,6 +233,7 @@ def from_data(data: Mapping[str, Any]) -> VgpuTenant:
         data.get("oversubscribe_managed", False),
         data.get("counted_as"),
         tuple(data.get("aliases", ())),
+        data.get("lease"),
     )
 
 

@@ -9,7 +9,7 @@ quotas.
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
 from ...errors import PlanError
 from ...frozen import frozen
@@ -18,6 +18,7 @@ from ...layout.types import Entry, Layout
 from ...model import Gpu, Holder, Host, short_label
 from ...plan.disturbance import Disturbance
 from ...plan.gpu_plan import Plan
+from ...plan.leased import LEASE
 from . import names as vgpu_names
 from .files import name_problem
 from .fit import Bin, Demand, TooHardError, first_misfit, largest, pack
@@ -28,6 +29,9 @@ from .steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
 
 # Floating-point ratios are inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-6
+
+#: The rooms of a layout without leases.
+NO_LEASES: Mapping[str, Bin] = {}
 
 #: A function that returns the processes of a tenant (given by name) on a GPU (given by UUID).
 Processes = Callable[[str, str], Sequence[Holder]]
@@ -55,7 +59,8 @@ def wanted(
     `dmem` has the UUIDs of the GPUs whose memory the kernel can limit. Raises PlanError if a tenant does not fit, or if
     its pin, name or provider is impossible.
     """
-    names = vgpu_names.match(layout, seen, {gpu.gpu.uuid: gpu.gpu.label for gpu in plan.gpus})
+    fixed = [one for one in seen if one.tenant.lease is None]
+    names = vgpu_names.match(layout, fixed, {gpu.gpu.uuid: gpu.gpu.label for gpu in plan.gpus})
     tenants: list[WantedTenant] = []
     for entry in layout.entries:
         vgpu = vgpu_of(entry)
@@ -71,11 +76,12 @@ def plan(
     gpus: Plan,
     host: Host,
     processes: Processes,
-    leave_others: bool = True,
+    rooms: Mapping[str, Bin] | None = NO_LEASES,
 ) -> VgpuPlan:
     """Return the steps from the `seen` tenants to the desired `tenants`.
 
-    If a tenant is not in the layout, it is removed if the layout names one of its GPUs or if `leave_others` is false.
+    If a tenant is not in the layout, it is removed if the layout names one of its GPUs. A tenant of a lease stays if
+    there is room in `rooms`, from `rooms_of_leases`. If `rooms` is None, all other tenants of the host are removed.
 
     Processes of a removed tenant block the change, because they would escape the quota. So do processes on a GPU that
     their tenant leaves.
@@ -85,12 +91,16 @@ def plan(
     named = {each.gpu.uuid for each in gpus.gpus}
     removes, changes, kept, disturbs = [], [], [], []
     indices = tuple((gpu.uuid, gpu.index) for gpu in host.gpus)
+    left = () if rooms is None else _leases_that_stay(tenants, seen, gpus, rooms)
     for one in sorted(seen, key=lambda each: each.tenant.name):
         want = by_key.pop(one.tenant.key, None)
+        if one in left:
+            continue
         if want is None:
-            if not leave_others or named.intersection(one.tenant.gpus):
+            if rooms is None or named.intersection(one.tenant.gpus):
                 removes.append(RemoveTenant(one))
                 disturbs += unheld(removes[-1], processes, indices)
+                disturbs += _ended_lease(one.tenant, indices)
         elif one.tenant == want.tenant and not one.outdated:
             kept.append(one)
         else:
@@ -102,7 +112,68 @@ def plan(
         key=lambda c: (bool(set(c.tenant.gpus) - set(c.seen.tenant.gpus)), c.grows_bytes, _grows_percent(c), c.name)
     )
     adds = [AddTenant(each.tenant, each.where, each.why) for each in by_key.values()]
-    return VgpuPlan(tuple(removes), tuple(changes), tuple(adds), tuple(kept), tuple(disturbs), indices, kept_names)
+    return VgpuPlan(
+        tuple(removes), tuple(changes), tuple(adds), tuple(kept), left, tuple(disturbs), indices, kept_names
+    )
+
+
+def rooms_of_leases(layout: Layout, plan: Plan) -> dict[str, Bin]:
+    """Return the capacity of each GPU whose entry has leases, by GPU UUID."""
+    entries = {entry.where: entry.part for entry in layout.entries if entry.leases is not None and vgpu_of(entry)}
+    gpus = [(each.gpu, entries.get(each.target.where)) for each in plan.gpus]
+    return {gpu.uuid: capacity(gpu, vgpu) for gpu, vgpu in gpus if vgpu is not None}
+
+
+def capacity(gpu: Gpu, vgpu: Vgpu) -> Bin:
+    """Return what the tenants of the entry can have on one of its GPUs."""
+    memory_bytes = int((gpu.memory_total_bytes or 0) * vgpu.oversubscribe_memory_ratio + _ROUNDING)
+    return Bin(gpu.uuid, memory_bytes, 100 * vgpu.oversubscribe_sm_ratio + _ROUNDING, SEATS)
+
+
+def remaining(whole: Bin, tenants: Iterable[VgpuTenant]) -> Bin:
+    """Return what these tenants leave free on a GPU.
+
+    Values are negative if the tenants exceed the capacity.
+    """
+    on_gpu = [tenant for tenant in tenants if whole.uuid in tenant.gpus]
+    return Bin(
+        whole.uuid,
+        whole.memory_bytes - sum(tenant.memory_bytes for tenant in on_gpu),
+        whole.sm_percent - sum(tenant.sm_percent for tenant in on_gpu),
+        whole.seats - len(on_gpu),
+    )
+
+
+def _leases_that_stay(
+    tenants: Sequence[WantedTenant], seen: Sequence[VgpuSeen], gpus: Plan, rooms: Mapping[str, Bin]
+) -> tuple[VgpuSeen, ...]:
+    """Return the tenants of leases that have room beside the layout's tenants.
+
+    If not all have room, smaller leases stay first. GPUs without an entry are not changed.
+    """
+    named = {each.gpu.uuid for each in gpus.gpus}
+    free = {uuid: remaining(room, [want.tenant for want in tenants]) for uuid, room in rooms.items()}
+    stay: list[VgpuSeen] = []
+    leases = [one for one in seen if one.tenant.lease is not None]
+    for one in sorted(leases, key=lambda each: (each.tenant.memory_bytes, each.tenant.sm_percent, each.tenant.name)):
+        left = {uuid: remaining(free[uuid], [one.tenant]) for uuid in one.tenant.gpus if uuid in free}
+        leased = all(uuid in free or uuid not in named for uuid in one.tenant.gpus)
+        if leased and all(min(each.memory_bytes, each.sm_percent, each.seats) >= 0 for each in left.values()):
+            free.update(left)
+            stay.append(one)
+    return tuple(stay)
+
+
+def _ended_lease(tenant: VgpuTenant, indices: Sequence[tuple[str, int]]) -> list[Disturbance]:
+    """Return the lease whose tenant is removed.
+
+    A lease holds its quota even if no process uses a GPU.
+    """
+    if tenant.lease is None:
+        return []
+    uuid = tenant.gpus[0]
+    what = "vgpu %s (%s)" % (tenant.name, _short_label(dict(indices), uuid))
+    return [Disturbance(what, (Holder(uuid, None, LEASE, tenant.lease),))]
 
 
 def unheld(
@@ -148,9 +219,11 @@ def _of_entry(
             "Remove policy, or use another provider.",
         )
     demands = [_demand(tenant, vgpu, gpus, where[tenant.name], names[tenant.name].now) for tenant in vgpu.tenants]
-    packed = _packed(entry, vgpu, gpus, demands, where)
+    leases = [tenant for tenant in current if tenant.lease is not None] if entry.leases is not None else []
+    packed = _packed(entry, vgpu, gpus, demands, where, leases)
     desired = []
-    taken = _taken(gpus, current, {names[demand.name].key: set(packed[demand.name]) for demand in demands})
+    kept = {names[demand.name].key: set(packed[demand.name]) for demand in demands}
+    taken = _taken(gpus, current, {**kept, **{tenant.key: set(tenant.gpus) for tenant in leases}})
     for tenant in vgpu.tenants:
         own = names[tenant.name]
         seats = _seats(packed[tenant.name], taken, own.now)
@@ -199,7 +272,12 @@ def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: Vg
 
 
 def _packed(
-    entry: Entry, vgpu: Vgpu, gpus: Sequence[Gpu], demands: Sequence[Demand], where: dict[str, str]
+    entry: Entry,
+    vgpu: Vgpu,
+    gpus: Sequence[Gpu],
+    demands: Sequence[Demand],
+    where: dict[str, str],
+    leases: Sequence[VgpuTenant],
 ) -> dict[str, tuple[str, ...]]:
     for gpu in gpus:
         if gpu.memory_total_bytes is None:
@@ -208,17 +286,11 @@ def _packed(
                 "its driver reports no memory size, which tenants' quotas need",
                 "Choose another sharing for it (exclusive, shared, time_slicing or mps).",
             )
-    bins = [
-        Bin(
-            gpu.uuid,
-            int((gpu.memory_total_bytes or 0) * vgpu.oversubscribe_memory_ratio + _ROUNDING),
-            100 * vgpu.oversubscribe_sm_ratio + _ROUNDING,
-            SEATS,
-        )
-        for gpu in gpus
-    ]
+    bins = [capacity(gpu, vgpu) for gpu in gpus]
     try:
-        packed = pack(bins, demands)
+        # If the tenants do not fit beside the leases, the plan ends leases.
+        packed = pack([remaining(each, leases) for each in bins], demands) if leases else None
+        packed = packed or pack(bins, demands)
         if packed is not None:
             return packed
         misfit, free = first_misfit(bins, demands)

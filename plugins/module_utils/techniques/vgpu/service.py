@@ -16,7 +16,7 @@ from ...plan.metric_family import Family
 from ...plan.services import Asked, Change, Clear, Look, PartRequest, Pids
 from .host import VgpuHost
 from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, applies
-from .plan import WantedTenant, plan, wanted
+from .plan import WantedTenant, plan, rooms_of_leases, wanted
 from .steps import VgpuPlan, also, caps, size
 
 #: Text at the end of a tenant's line in `gpu-layout show`.
@@ -77,7 +77,8 @@ class VgpuService:
         def processes(name: str, gpu_uuid: str) -> Sequence[Holder]:
             return () if host is None else host.processes(request.host, name, gpu_uuid)
 
-        part = plan(desired, self.seen, request.plan, request.host, processes, leave_others=not request.removes)
+        rooms = None if request.removes else rooms_of_leases(request.layout, request.plan)
+        part = plan(desired, self.seen, request.plan, request.host, processes, rooms)
         if host is None or not part.steps:
             return part
         holders = [holder for gpu in request.host.gpus for holder in gpu.held_by]

@@ -122,6 +122,8 @@ class VgpuPlan:
     changes: tuple[ChangeTenant, ...] = ()
     adds: tuple[AddTenant, ...] = ()
     kept: tuple[VgpuSeen, ...] = ()
+    #: The tenants of leases. They are not changed.
+    left: tuple[VgpuSeen, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
     #: (UUID, index) of each GPU of the host, for texts.
     indices: tuple[tuple[str, int], ...] = ()
@@ -135,7 +137,8 @@ class VgpuPlan:
     @property
     def takes_library(self) -> bool:
         """Return whether a tenant uses the library after the plan is applied."""
-        tenants = [*(step.tenant for step in (*self.changes, *self.adds)), *(seen.tenant for seen in self.kept)]
+        seen = (*self.kept, *self.left)
+        tenants = [*(step.tenant for step in (*self.changes, *self.adds)), *(one.tenant for one in seen)]
         return any(tenant.provider != MPS for tenant in tenants)
 
     def planned(self) -> list[VgpuSeen]:

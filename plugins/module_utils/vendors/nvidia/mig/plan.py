@@ -12,6 +12,7 @@ new GPU instance, because the placements that the driver would choose may leave 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from typing import Iterable, Mapping, Sequence
 
@@ -20,6 +21,7 @@ from ....layout.profile_name import nearest_profile
 from ....model import ComputeInstance, Gpu, GpuInstance, GpuInstanceProfile, Holder, Placement, Process
 from ....plan.disturbance import Disturbance
 from ....plan.gpu_plan import Target, instance_text, listing
+from ....plan.leased import LEASE, Leased
 from ....plan.ownership import Ownership
 from ....plan.parts import GpuStep
 from .divider import MigDivision, MigPart, WantedInstance
@@ -58,19 +60,64 @@ def plan(gpu: Gpu, target: Target, ownership: Ownership, undivided: Sequence[str
     if wanted is not None and not isinstance(wanted, MigDivision):
         raise TypeError("not a division into MIG instances: %r" % (wanted,))
     foreign: tuple[GpuInstance, ...] = ()
+    leases = {instance: ownership.lease(gpu, instance) for instance in gpu.mig.instances}
+    leased = {instance: lease for instance, lease in leases.items() if lease is not None}
     if ownership.policy != "remove":
-        foreign = tuple(instance for instance in gpu.mig.instances if ownership.foreign(gpu, instance))
+        foreign = tuple(i for i in gpu.mig.instances if i not in leased and ownership.foreign(gpu, i))
     if wanted is None:
         _spare(gpu, target, foreign)
-        return _plan_whole(gpu)
+        return _ending(gpu, _plan_whole(gpu), leased, leased)
     where = "%s on %s" % (target.where, gpu.label)
     _refuse_without_mig(gpu, where, undivided)
+    instances: Sequence[WantedInstance] = wanted.instances
+    left: tuple[GpuInstance, ...] = ()
     if ownership.policy == "keep":
         instances, left = _beside(gpu, wanted.instances, foreign)
-        return _plan_mig(gpu, where, instances, left)
-    made = _plan_mig(gpu, where, wanted.instances)
-    _spare(gpu, target, [instance for instance in foreign if instance not in made.kept])
+    # Errors of the layout itself name no leases.
+    made = _plan_mig(gpu, where, instances, left, tuple(leased))
+    if target.leases is not None:
+        made = _beside_leases(gpu, where, instances, left, leased) or made
+    made = _ending(gpu, made, leased, [instance for instance in leased if instance not in made.left])
+    if ownership.policy != "keep":
+        _spare(gpu, target, [instance for instance in foreign if instance not in made.kept])
     return made
+
+
+def _beside_leases(
+    gpu: Gpu,
+    where: str,
+    instances: Sequence[WantedInstance],
+    left: tuple[GpuInstance, ...],
+    leased: Mapping[GpuInstance, Leased],
+) -> MigPart | None:
+    """Return a plan that leaves as many instances of leases as possible.
+
+    Instances that a lease uses come first. Returns None if no instance of leases can stay.
+    """
+    order = sorted(leased, key=lambda instance: instance.start)
+    choices = [part for count in range(len(order)) for part in itertools.combinations(order, count)]
+    choices.sort(key=lambda removed: (sum(leased[i].lease is not None for i in removed), len(removed)))
+    for removed in choices:
+        stay = tuple(instance for instance in order if instance not in removed)
+        try:
+            return _plan_mig(gpu, where, instances, (*left, *stay), removed)
+        except PlanError:
+            continue
+    return None
+
+
+def _ending(gpu: Gpu, made: MigPart, leased: Mapping[GpuInstance, Leased], removed: Iterable[GpuInstance]) -> MigPart:
+    """Return the plan with a disturbance for each removed instance of a lease.
+
+    A lease holds its instance even if no process runs in it.
+    """
+    named = {disturbance.what for disturbance in made.disturbs}
+    disturbs = []
+    for instance in removed:
+        what, lease = "%s: %s" % (gpu.short_label, instance_text(instance)), leased[instance].lease
+        if lease is not None and what not in named:
+            disturbs.append(Disturbance(what, (Holder(gpu.uuid, instance.id, LEASE, lease),)))
+    return dataclasses.replace(made, disturbs=(*made.disturbs, *disturbs))
 
 
 def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
@@ -125,10 +172,19 @@ def _plan_whole(gpu: Gpu) -> MigPart:
     return MigPart(gpu, False, tuple(steps), (), disturbed(gpu, steps))
 
 
-def _plan_mig(gpu: Gpu, where: str, instances: Sequence[WantedInstance], left: tuple[GpuInstance, ...] = ()) -> MigPart:
-    """Plan the instances without changing those in `left`."""
+def _plan_mig(
+    gpu: Gpu,
+    where: str,
+    instances: Sequence[WantedInstance],
+    left: tuple[GpuInstance, ...] = (),
+    removed: tuple[GpuInstance, ...] = (),
+) -> MigPart:
+    """Plan the instances without changing those in `left`.
+
+    Instances in `removed` are destroyed even if they match a desired one.
+    """
     capacity = _capacity(gpu, where, instances)
-    present = tuple(i for i in gpu.mig.instances if i not in left) if gpu.mig.enabled else ()
+    present = tuple(i for i in gpu.mig.instances if i not in (*left, *removed)) if gpu.mig.enabled else ()
     placed = _place(gpu, where, instances, capacity, present, left)
 
     at = {(instance.profile, instance.placement): instance for instance in present}
@@ -149,7 +205,7 @@ def _plan_mig(gpu: Gpu, where: str, instances: Sequence[WantedInstance], left: t
         create += [
             CreateComputeInstance(profile.name, profile.profile_id, placement.start, n, start) for n, start in new
         ]
-    for instance in at.values():
+    for instance in (*at.values(), *(removed if gpu.mig.enabled else ())):
         destroy += _destroy(instance)
 
     mode: list[MigStep] = []

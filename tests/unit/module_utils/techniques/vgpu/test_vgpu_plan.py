@@ -15,11 +15,14 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder,
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import plan as vgpu_plan
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.files import files
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import (
     VgpuName,
     VgpuSeat,
     VgpuSeen,
     VgpuTenant,
+    from_data,
+    to_data,
 )
 
 GIB = 2**30
@@ -47,7 +50,8 @@ def planned(layout, seen=(), dmem=(), processes=lambda name, gpu: ()):
     layout = parse_layout(layout)
     plan = planner.plan(GPUS, targets(layout, GPUS))
     wanted = vgpu_plan.wanted(layout, plan, seen, frozenset(dmem))
-    return wanted, vgpu_plan.plan(wanted, seen, plan, HOST, processes)
+    rooms = vgpu_plan.rooms_of_leases(layout, plan)
+    return wanted, vgpu_plan.plan(wanted, seen, plan, HOST, processes, rooms)
 
 
 def there(*layout, seen=()):
@@ -277,7 +281,7 @@ def test_gpus_without_an_entry_keep_their_tenants():
     plan = planned([{"gpus": [0], "sharing": "exclusive"}], seen=before)[1]
     assert plan.lines() == ["vgpu a: remove from gpu 0"]
     layout = parse_layout([])
-    gone = vgpu_plan.plan((), before, planner.plan(GPUS, targets(layout, GPUS)), HOST, lambda *_: (), False)
+    gone = vgpu_plan.plan((), before, planner.plan(GPUS, targets(layout, GPUS)), HOST, lambda *_: (), None)
     assert [step.name for step in gone.removes] == ["a", "b"]
 
 
@@ -445,3 +449,72 @@ def test_existing_tenant_cannot_take_a_name_given_up_in_the_same_run():
 
 def test_earlier_name_invalid_for_cdi_is_refused():
     assert "tenants[0].was" in refused(entry([0], tenant("a", was="b-")))
+
+
+# ---------------------------------------------------------------------- leases
+
+
+LEASES = {"by": "host", "groups": ["ml"]}
+
+
+def leasing(gpus, *tenants, **more):
+    part = {**more, **({"tenants": list(tenants)} if tenants else {})}
+    return {"gpus": gpus, "sharing": "vgpu", "vgpu": part, "leases": LEASES}
+
+
+def lease(number, memory=8, sm=30, gpu=0, seat=0):
+    seats = tuple(VgpuSeat(UUIDS[each], seat) for each in ([gpu] if isinstance(gpu, int) else gpu))
+    return VgpuSeen(
+        VgpuTenant("lease-%d" % number, memory * GIB, sm, seats, lease="lease %d of alice" % number),
+    )
+
+
+def blocking(plan):
+    return [str(disturbance) for disturbance in plan.disturbs]
+
+
+def test_leases_are_neither_drift_nor_removed():
+    plan = planned([leasing([0, 1])], seen=(lease(1), lease(2, gpu=(0, 1), seat=1)))[1]
+    assert (plan.steps, len(plan.left), plan.planned()) == ((), 2, [])
+
+
+def test_fixed_tenants_are_packed_beside_leases():
+    seen = (lease(1, 40, 90), lease(2, 8, 10, gpu=1, seat=0))
+    wanted, plan = planned([leasing([0, 1], tenant("big", 30))], seen=seen)
+    assert wanted[0].tenant.seats == (VgpuSeat(UUIDS[1], 1),)
+    assert not plan.disturbs and len(plan.left) == 2
+
+
+def test_lease_without_room_blocks_the_change():
+    seen = (lease(1, 30, 60), lease(2, 8, 10, seat=1))
+    plan = planned([leasing([0], tenant("big", 30, 60))], seen=seen)[1]
+    assert [step.name for step in plan.removes] == ["lease-1"]
+    assert blocking(plan) == ["vgpu lease-1 (%s) is in use by lease 1 of alice" % GPU_0]
+    assert [one.tenant.name for one in plan.left] == ["lease-2"]
+
+
+@pytest.mark.parametrize("layout", [[entry([0], tenant("a"))], [{"gpus": [0], "sharing": "shared"}]])
+def test_lease_blocks_an_entry_without_leases(layout):
+    plan = planned(layout, seen=(lease(1),))[1]
+    assert blocking(plan) == ["vgpu lease-1 (%s) is in use by lease 1 of alice" % GPU_0]
+
+
+def test_leases_on_gpus_without_an_entry_are_not_changed():
+    assert planned([entry([1], tenant("a"))], seen=(lease(1),))[1].removes == ()
+
+
+def test_oversubscription_counts_for_leases():
+    layout = [leasing([0], tenant("a", 30, 90), oversubscribe={"sm": 1.5, "memory": 1.5})]
+    assert not planned(layout, seen=(lease(1, 30, 60),))[1].disturbs
+    assert planned(layout, seen=(lease(1, 30, 61),))[1].disturbs
+
+
+def test_spec_of_a_lease_is_read_back():
+    tenant_of_lease = lease(1).tenant
+    assert from_data(to_data(tenant_of_lease)) == tenant_of_lease
+    assert "lease" not in to_data(VgpuTenant("a", GIB, 10, ()))
+
+
+def test_lease_has_no_drop_in_so_that_units_are_not_reloaded():
+    assert not [path for path in files(lease(1).tenant) if path.endswith("systemd.conf")]
+    assert [path for path in files(VgpuTenant("a", GIB, 10, lease(1).tenant.seats)) if path.endswith("systemd.conf")]
