@@ -32,6 +32,10 @@ options:
     description: Name of the host in messages. O(slurm) has the name of the node.
     type: str
     default: ""
+  removed:
+    description: Whether to return the change that removes the GRES of the GPUs, instead of those of the layout.
+    type: bool
+    default: false
 seealso:
   - module: openfleet.gpu.slurm_info
   - plugin: openfleet.gpu.kubernetes_mapping
@@ -57,6 +61,8 @@ _value:
     - C(gres_conf) lists the lines of C(gres.conf). C(devices) lists UUIDs by their number in C(CUDA_VISIBLE_DEVICES) of a job.
       Both are empty without O(slurm), while the MIG instances of a GPU differ from the layout, and while a device node is
       missing.
+    - C(current) lists the devices that Slurm has now by number, each with C(type) and C(uuid). C(restart) is true if the daemons
+      take new GRES only when they restart. Both are empty without O(slurm).
     - C(change) has C(way) (V(nothing), V(in place), V(affected jobs) or V(all jobs)), C(jobs) (jobs that must end first) and
       C(restart) (whether slurmctld and slurmd must be restarted, because C(scontrol reconfigure) does not apply the change).
       It is empty without O(slurm).
@@ -66,13 +72,17 @@ _value:
 """
 
 
-def slurm_mapping(layout_data: object, slurm: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+def slurm_mapping(
+    layout_data: object, slurm: dict[str, Any] | None = None, removed: bool = False, **options: Any
+) -> dict[str, Any]:
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..plugin_utils.schedulers.request import Request
-    from ..plugin_utils.schedulers.slurm.answer import answer
+    from ..plugin_utils.schedulers.slurm.answer import answer, removal
     from ..plugin_utils.schedulers.slurm.offer import KEY
 
+    if removed:
+        return removal(slurm or {}, str(options.get("node", "")))
     return answer(Request(layout_data, KEY, **options), slurm)
 
 

@@ -54,6 +54,12 @@ options:
     description: Reason that is set for the drain. V(resumed) resumes a node only if it has this reason.
     type: str
     default: "openfleet.gpu: clients taken off the GPUs"
+  slurm_jobs:
+    description:
+      - Numbers of the jobs that must end. Without this option, all jobs of the node must end.
+      - With an empty list, the node is drained and no job is awaited.
+    type: list
+    elements: str
   kubernetes:
     description:
       - A Kubernetes node to record before the caller cordons it. The module does not contact the cluster.
@@ -187,6 +193,7 @@ def argspec():
         "slurm": {"type": "bool", "default": False},
         "slurm_node": {"type": "str", "default": ""},
         "slurm_reason": {"type": "str", "default": Wanted.slurm_reason},
+        "slurm_jobs": {"type": "list", "elements": "str"},
         "kubernetes": {
             "type": "dict",
             "options": {

@@ -65,6 +65,26 @@ gres:
   returned: success
   type: str
   sample: gpu:h100:8(S:0-1)
+state:
+  description: State of the node.
+  returned: success
+  type: str
+  sample: MIXED+DRAIN
+reason:
+  description: Reason of the state, or empty.
+  returned: success
+  type: str
+started:
+  description: When slurmd started, as slurmctld reports it. V(None) if slurmd has not registered yet.
+  returned: success
+  type: str
+recorded:
+  description: >-
+    Devices that the role P(openfleet.gpu.gpu_slurm#role) gave to Slurm, by number, each with C(type) and C(uuid). Null if there is
+    no record.
+  returned: success
+  type: list
+  elements: dict
 gres_types:
   description: C(GresTypes) of the cluster.
   returned: success

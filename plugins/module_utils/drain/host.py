@@ -39,6 +39,8 @@ class Wanted:
     #: Name of the Slurm node. If it is empty, the node of this host's slurmd is drained.
     slurm_node: str = ""
     slurm_reason: str = "openfleet.gpu: clients taken off the GPUs"
+    #: Jobs of the Slurm node that must end. None means all of them.
+    slurm_jobs: Sequence[str] | None = None
     #: {"node": name, "cordoned_before": bool}. The node is only recorded here. The controller cordons it.
     kubernetes: dict[str, Any] | None = None
     commands_before: Sequence[Any] = ()
@@ -77,7 +79,7 @@ def drain(wanted: Wanted, directory: str = DIRECTORY, dry: bool = False) -> Done
             if wanted.kubernetes:
                 drainer.note_kubernetes(wanted.kubernetes)
             if wanted.slurm:
-                drainer.drain_node(wanted.slurm_node or drainer.own_node(), reason)
+                drainer.drain_node(wanted.slurm_node or drainer.own_node(), reason, wanted.slurm_jobs)
             if dry or not drainer.result.waiting:
                 drainer.stop(names)
         except FleetError as error:
@@ -178,7 +180,7 @@ class _Drainer(_Execution):
             cure = "Set gpu_drain_slurm_node to Slurm's name of this host (scontrol show nodes)."
             raise DrainError("Slurm node %s" % node.name, problem, cure)
 
-    def drain_node(self, name: str, reason: str) -> None:
+    def drain_node(self, name: str, reason: str, awaited: Sequence[str] | None = None) -> None:
         node = self.slurm.node(name)
         own = self.record.slurm.get(name)
         if node.is_lost and not (node.is_out and own and node.reason == own):
@@ -202,7 +204,8 @@ class _Drainer(_Execution):
                 self.save()
         self.result.states.append(("Slurm node %s" % name, node.state, after))
         # List the jobs after the node was drained, so that no job is missed.
-        self.result.waiting += self.slurm.jobs(name)
+        jobs = () if awaited == [] else self.slurm.jobs(name)
+        self.result.waiting += [job for job in jobs if awaited is None or job["id"] in awaited]
 
     def stop(self, names: Sequence[str]) -> None:
         for name in names:

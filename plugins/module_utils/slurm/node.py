@@ -13,10 +13,12 @@ import re
 from pathlib import Path
 from typing import Any, Iterator
 
-from ..drain.slurm import Slurm
+from ..drain.slurm import Slurm, parse_node
 from ..errors import FleetError
 from ..holders.slurm import NODE_NAME, NoAnswerError, fields, job_gres
+from ..plan.transaction import DIRECTORY
 from ..processes.command import Run, ask, run_tool
+from . import record
 
 _CONFIGURED = re.compile(r"^(SLURM_VERSION|GresTypes)\s*=\s*(\S+)\s*$", re.MULTILINE)
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
@@ -31,7 +33,9 @@ class SlurmError(FleetError):
     host_fault = True
 
 
-def read_node(name: str, run: Run = run_tool, proc: str = "/proc", dev: str = "/dev") -> dict[str, Any]:
+def read_node(
+    name: str, run: Run = run_tool, proc: str = "/proc", dev: str = "/dev", state_directory: str = DIRECTORY
+) -> dict[str, Any]:
     """Return the Slurm node of this host as data.
 
     If `name` is empty, slurmd provides it. Without slurmd, it is the short host name. Raises SlurmError if slurmctld
@@ -41,17 +45,20 @@ def read_node(name: str, run: Run = run_tool, proc: str = "/proc", dev: str = "/
         raise SlurmError("gpu_slurm_node", "%r is not a valid name of a Slurm node" % name[:100], _NAME_CURE)
     name = name or Slurm(run).name_from_slurmd() or os.uname().nodename.partition(".")[0]
     where = "Slurm node %s" % name
-    record = _answer(run, where, "scontrol", "--oneliner", "show", "node", name)
+    shown = _answer(run, where, "scontrol", "--oneliner", "show", "node", name)
     configured = dict(_CONFIGURED.findall(_answer(run, where, "scontrol", "show", "config")))
     try:
         jobs = job_gres(run, name)
     except NoAnswerError as error:
         raise SlurmError(where, str(error), "Check that slurmctld responds on this host (scontrol ping).") from error
-    values = fields(record)
+    values, node = fields(shown), parse_node(shown)
     return {
         "node": name,
         "version": configured.get("SLURM_VERSION", ""),
         "node_version": values.get("Version") or None,
+        "state": node.state,
+        "reason": node.reason,
+        "started": values.get("SlurmdStartTime", ""),
         "gres": values.get("Gres", ""),
         "gres_types": configured.get("GresTypes", ""),
         "jobs": [
@@ -65,6 +72,7 @@ def read_node(name: str, run: Run = run_tool, proc: str = "/proc", dev: str = "/
             for job, user, given in jobs
         ],
         "minors": list(_minors(Path(proc, "driver/nvidia/gpus"))),
+        "recorded": record.load(record.path_of(state_directory, name))["devices"],
         "capabilities": list(_capabilities(Path(proc, "driver/nvidia-caps/mig-minors"), Path(dev, "nvidia-caps"))),
     }
 

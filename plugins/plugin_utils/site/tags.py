@@ -23,6 +23,7 @@ _ASKED_BY = {
     "nvidia_driver": ("nvidia_driver_version", "nvidia_driver_state"),
     "container_toolkit": ("container_toolkit_version", "container_toolkit_state"),
     "gpu_kubernetes": ("gpu_kubernetes_backend",),
+    "gpu_slurm": ("gpu_slurm_state",),
     "dcgm_exporter": ("dcgm_exporter_source", "dcgm_exporter_state"),
     "vgpu_limiter": ("vgpu_limiter_services", "vgpu_limiter_state"),
 }
@@ -92,7 +93,7 @@ def lacking(roles: set[str], plans: Mapping[str, Any], inventory: Mapping[str, A
     """Return a sentence for each role that is needed on this host but not selected.
 
     `plans` has the results of the modules that made the plan, with the keys `layout` and `driver`. `inventory` has the keys
-    `simulated`, `kubernetes` (the name of the backend, or "") and `tenants` (names).
+    `simulated`, `kubernetes` (the name of the backend, or ""), `slurm` and `tenants` (names).
     """
     layout, driver = plans["layout"], plans["driver"]
     changes = bool((layout.get("counts") or {}).get("gpus_changed")) or not layout.get("driver_present", False)
@@ -113,4 +114,7 @@ def lacking(roles: set[str], plans: Mapping[str, Any], inventory: Mapping[str, A
     if inventory["kubernetes"] and changes:
         need("gpu_layout", "gpu_kubernetes", "the layout changes what the node offers")
         need("gpu_kubernetes", "gpu_layout", "the node would offer devices that the layout has not created yet")
+    if inventory.get("slurm") and changes:
+        need("gpu_layout", "gpu_slurm", "the layout changes the GRES of the node")
+        need("gpu_slurm", "gpu_layout", "Slurm would allocate devices that the layout has not created yet")
     return sentences

@@ -17,7 +17,8 @@ from ...host_values import Reader
 from ..model import Node, Offer
 from ..node import node_gpus
 from ..request import Offered, Request, as_data, offered
-from .change import Current, Job, change
+from .change import Current, Job, change, known, needs_restart
+from .devices import Device
 from .devices import current as current_devices
 from .devices import desired as desired_devices
 from .devices import matches_layout
@@ -39,11 +40,12 @@ _SLURM_INFO = {
         },
         4096,
     ],
+    "recorded": [{"type!": "text", "uuid": "text"}, 1024],
     "minors!": [{"uuid!": "gpu_uuid", "minor!": "small"}, 64],
     "capabilities!": [{"name!": "text", "number!": "count"}, 16384],
 }
 _VERSION = re.compile(r"([0-9]{2})\.([0-9]{2})(?:\.([0-9]{1,3}))?")
-_NOTHING: dict[str, Any] = {"gres": "", "gres_conf": [], "devices": [], "change": {}}
+_NOTHING: dict[str, Any] = {"gres": "", "gres_conf": [], "devices": [], "current": [], "restart": False, "change": {}}
 
 
 def answer(request: Request, node: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -80,11 +82,13 @@ def answer(request: Request, node: Mapping[str, Any] | None) -> dict[str, Any]:
         except GresConfError as error:
             # The driver creates the nodes of capabilities on demand, so this blocks gres.conf, and not the layout.
             missing = [str(error)]
-    current = dataclasses.replace(current, devices=tuple(current_devices(found.gpus, desired)))
+    current = dataclasses.replace(current, devices=_devices(current, info, current_devices(found.gpus, desired)))
     pending = change(name, gres, desired_devices(desired), current)
     line = pending.line or "node %s: gres %s (no change)" % (name, joined(gres) or "none")
     given.update(
         gres=pending.gres,
+        current=[{"type": each.type, "uuid": each.uuid} for each in current.devices],
+        restart=needs_restart(current.version),
         change={"way": pending.way, "jobs": list(pending.jobs), "restart": pending.restart},
         plan=[line, *missing, *found.offer.notes, *found.warnings],
     )
@@ -102,6 +106,39 @@ def _job_gres(rows: Sequence[Mapping[str, Any]] | None) -> tuple[tuple[str, int,
     if rows is None:
         return ((GPU, 1, None),)
     return tuple((row["name"], row["count"], tuple(row["numbers"]) if row.get("numbers") else None) for row in rows)
+
+
+def removal(node: Mapping[str, Any], host: str) -> dict[str, Any]:
+    """Return the same as `answer` for a node that gives up the GRES of its GPUs."""
+    name = host or "this host"
+    empty = {"problems": [], "checked": True, "plan": [], "config": {}, **_NOTHING}
+    try:
+        info = Reader(name).read("slurm_info", node, _SLURM_INFO)
+        current = _current(info)
+    except FleetError as error:
+        return {**empty, "problems": [str(error)]}
+    pending = change(info["node"], (), (), current)
+    return {
+        **empty,
+        "plan": [pending.line or "node %s: gres none (no change)" % info["node"]],
+        "gres": pending.gres,
+        "restart": needs_restart(current.version),
+        "change": {"way": pending.way, "jobs": list(pending.jobs), "restart": pending.restart},
+    }
+
+
+def _devices(current: Current, info: Mapping[str, Any], shown: Sequence[Device]) -> tuple[Device, ...]:
+    """Return the devices that Slurm has for the node, by number.
+
+    These are the recorded ones if the GRES of the node match them. The driver no longer shows them if a run was interrupted
+    after it changed the layout.
+    """
+    rows = info.get("recorded")
+    if rows and shown:
+        recorded = tuple(Device(row["type"], shown[0].gpu, row.get("uuid") or "") for row in rows)
+        if known(dataclasses.replace(current, devices=recorded)):
+            return recorded
+    return tuple(shown)
 
 
 def _version(info: Mapping[str, Any]) -> tuple[int, ...] | None:

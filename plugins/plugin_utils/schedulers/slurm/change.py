@@ -82,19 +82,24 @@ def change(name: str, gres: Sequence[Gres], devices: Sequence[Device], current: 
     """
     new = joined([*gres, *current.others])
     same_gres = tuple(gres) == current.gres
-    known = _known(current)
-    if same_gres and all(_stays(number, known, devices) for number in range(len(devices))):
+    old = known(current)
+    if same_gres and all(_stays(number, old, devices) for number in range(len(devices))):
         return Change(NOTHING, gres=new)
-    restart = current.version is None or current.version[:2] < _RECONFIGURES
+    restart = needs_restart(current.version)
     if _must_empty(gres, current):
         way, jobs = ALL, tuple(job.id for job in current.jobs)
     else:
-        jobs = tuple(job.id for job in current.jobs if _is_affected(job, known, devices, current.version))
+        jobs = tuple(job.id for job in current.jobs if _is_affected(job, old, devices, current.version))
         way = AFFECTED if jobs else IN_PLACE
     return Change(way, jobs, restart, new, _line(name, gres, current, way, jobs, restart))
 
 
-def _known(current: Current) -> list[Device]:
+def needs_restart(version: tuple[int, ...] | None) -> bool:
+    """Return whether slurmctld and slurmd take new GRES only when they restart."""
+    return version is None or version[:2] < _RECONFIGURES
+
+
+def known(current: Current) -> list[Device]:
     """Return the current devices by number.
 
     Returns an empty list if the GRES of the node do not match them.

@@ -52,7 +52,7 @@ def test_jobs_have_the_numbers_of_their_devices():
             {"id": "7", "user": "alice", "gres": [{"name": "gpu", "count": 2, "numbers": (0, 3)}]},
             {"id": "9", "user": "eve", "gres": None},
         ],
-        "minors": [], "capabilities": [],
+        "state": "MIXED", "reason": "", "started": "", "recorded": None, "minors": [], "capabilities": [],
     }  # fmt: skip
 
 

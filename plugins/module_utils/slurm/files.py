@@ -1,0 +1,223 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write the lines of a node in Slurm's files on this host, and take them back.
+
+Before the first file is written, a record with the former lines is on disk. `confirm` removes these lines when the
+daemons have accepted the files. After an interruption the record still has the lines that the daemons accepted last.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any, Sequence
+
+from .. import durable
+from ..errors import FleetError
+from ..holders.slurm import NODE_NAME
+from ..plan.transaction import locked
+from ..printable import printable
+from ..processes.command import TimeoutExpired, run_tool
+from . import config, record
+
+LOCK_SECONDS = 60
+# slurmd waits 19 s for a device node that does not exist.
+TEST_SECONDS = 60
+_MOST_BYTES = 16 << 20
+
+
+class SlurmFilesError(FleetError):
+    """Slurm's files cannot be read or written, or Slurm refuses them."""
+
+    host_fault = True
+
+
+class Files:
+    """Slurm's files in a directory of this host."""
+
+    def __init__(self, directory: str, node: str, state_directory: str) -> None:
+        if not NODE_NAME.match(node):
+            cure = "Set gpu_slurm_node to Slurm's name of the host (scontrol show nodes)."
+            raise SlurmFilesError("gpu_slurm_node", "%r is not a valid name of a Slurm node" % node[:100], cure)
+        self.directory, self.node = directory.rstrip("/"), node
+        self.state_directory = Path(state_directory)
+        self.record = record.path_of(state_directory, node)
+
+    @property
+    def exist(self) -> bool:
+        """Return whether the host has slurm.conf. Nodes of a configless cluster have none."""
+        return Path(self.directory, config.SLURM_CONF).exists()
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether a change of the files was not confirmed."""
+        return record.load(self.record)["former"] is not None
+
+    def read(self) -> dict[str, str]:
+        """Return the text of each existing file by its path."""
+        found: dict[str, str] = {}
+        for name in (config.SLURM_CONF, config.GRES_CONF, config.NODES, config.GRES):
+            self._read("%s/%s" % (self.directory, name), found)
+        return found
+
+    def _read(self, path: str, found: dict[str, str]) -> None:
+        if path in found:
+            return
+        try:
+            if Path(path).stat().st_size > _MOST_BYTES:
+                raise SlurmFilesError(path, "the file is larger than 16 MiB", "Check the file.")
+            found[path] = Path(path).read_text(errors="surrogateescape")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SlurmFilesError(path, "it cannot be read: %s" % error, "Run as root (become: true).") from None
+        for line in config.lines_of(path, found[path]):
+            inner = config.included(self.directory, line)
+            if inner:
+                self._read(inner, found)
+
+    def plan(self, request: config.Request) -> dict[str, Any]:
+        """Return the pending change of the files as data. Nothing is changed."""
+        if not self.exist:
+            return {"exist": False, "changed": False, "problems": [], "notes": [], "interrupted": self.interrupted}
+        files = self.read()
+        edited = config.edit(files, self.directory, request)
+        return {
+            "exist": True,
+            "changed": bool(self._differing(files, edited.texts)),
+            "problems": [printable(str(problem)) for problem in edited.problems],
+            "notes": [printable(note) for note in edited.notes],
+            "restart": edited.new_types,
+            "interrupted": self.interrupted,
+            "candidate": packed(config.candidate(files, self.directory, edited)),
+            "diff": self._diff(files, edited.texts),
+        }
+
+    def write(self, request: config.Request) -> dict[str, Any]:
+        """Write the files. Raises SlurmFilesError if slurm.conf does not include them, or has the node's line."""
+        with self._locked():
+            files = self.read()
+            edited = config.edit(files, self.directory, request)
+            if edited.problems:
+                first = edited.problems[0]
+                raise SlurmFilesError(first.where, first.problem, first.cure)
+            differing = self._differing(files, edited.texts)
+            if differing and not self.interrupted:
+                gres, rows = config.former_lines(files, self.directory, self.node)
+                record.save(self.record, former={"gres": gres, "lines": rows})
+            self._write(edited.texts, differing)
+            return {"changed": bool(differing), "diff": self._diff(files, edited.texts)}
+
+    def restore(self) -> dict[str, Any]:
+        """Write the recorded lines of the node. The record stays until `confirm`."""
+        with self._locked():
+            former = record.load(self.record)["former"]
+            if former is None:
+                return {"changed": False}
+            files = self.read()
+            texts = config.with_former(files, self.directory, self.node, former["gres"], former["lines"])
+            differing = self._differing(files, texts)
+            self._write(texts, differing)
+            return {"changed": bool(differing), "diff": self._diff(files, texts)}
+
+    def begin(self, devices: Sequence[dict[str, str]]) -> dict[str, Any]:
+        """Record the devices that Slurm has for this node, by number.
+
+        Running jobs hold devices by number. After the layout has changed, the driver no longer shows these devices. If a run is
+        interrupted then, the record tells the next run which jobs have lost a device.
+        """
+        with self._locked():
+            if record.load(self.record)["devices"] == list(devices):
+                return {"changed": False}
+            record.save(self.record, devices=list(devices))
+            return {"changed": False}
+
+    def confirm(self, devices: Sequence[dict[str, str]] | None) -> dict[str, Any]:
+        """Record that the daemons use the files, with the devices that Slurm has now."""
+        with self._locked():
+            record.save(self.record, former=None, devices=None if devices is None else list(devices))
+            return {"changed": False}
+
+    def _write(self, texts: dict[str, str], names: Sequence[str]) -> None:
+        for name in names:
+            path = Path(self.directory, name)
+            durable.write_bytes(path, texts[name].encode(errors="surrogateescape"), 0o644)
+
+    def _differing(self, files: dict[str, str], texts: Any) -> list[str]:
+        # Devices first: slurmd ignores lines of devices that the node's line does not count yet.
+        return [
+            name
+            for name in (config.GRES, config.NODES)
+            if files.get("%s/%s" % (self.directory, name), "") != texts[name]
+        ]
+
+    def _diff(self, files: dict[str, str], texts: Any) -> list[dict[str, str]]:
+        found = []
+        for name in self._differing(files, texts):
+            path = "%s/%s" % (self.directory, name)
+            before, after = (_shown(text) for text in (files.get(path, ""), texts[name]))
+            found.append({"before_header": path, "after_header": path, "before": before, "after": after})
+        return found
+
+    def _locked(self) -> Any:
+        return locked(str(self.state_directory / "slurm"), LOCK_SECONDS)
+
+
+def packed(texts: dict[str, str]) -> str:
+    """Return texts as one line, which no check of results changes."""
+    data = json.dumps(texts).encode()
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def unpacked(line: str) -> dict[str, str]:
+    """Return the texts of a line of `packed`. Raises SlurmFilesError if it is not such a line."""
+    try:
+        reader = zlib.decompressobj()
+        data = json.loads(reader.decompress(base64.b64decode(line, validate=True), _MOST_BYTES))
+        texts = {name: text for name, text in data.items() if isinstance(text, str) and "/" not in name}
+    except (ValueError, zlib.error, AttributeError):
+        raise SlurmFilesError("candidate", "it is not a result of action: plan", "Run the plan again.") from None
+    return texts
+
+
+def _shown(text: str) -> str:
+    return "".join(printable(row) + "\n" for row in text.splitlines())
+
+
+def test(node: str, candidate: str, lines: Sequence[str] | None) -> None:
+    """Let slurmd of this host read files, before the daemons use them.
+
+    Raises SlurmFilesError with slurmd's message. `candidate` is a result of `Files.plan`. If `lines` is None, the lines of
+    gres.conf are those of the former devices, so that their number is not checked.
+    """
+    texts = unpacked(candidate)
+    with tempfile.TemporaryDirectory(prefix="openfleet-slurm-") as folder:
+        for name, text in texts.items():
+            Path(folder, name).write_text(text, errors="surrogateescape")
+        path = str(Path(folder, config.SLURM_CONF))
+        try:
+            done = run_tool(["slurmd", "-G", "-N", node, "-f", path], timeout_seconds=TEST_SECONDS)
+        except FileNotFoundError:
+            raise SlurmFilesError("this host", "slurmd is not installed", "Install slurmd.") from None
+        except TimeoutExpired:
+            raise SlurmFilesError("this host", "slurmd -G did not end", "Check slurmd -G on the host.") from None
+        messages = [
+            line.partition(": ")[2].replace(folder + "/", "")
+            for line in (done.stderr + done.stdout).splitlines()
+            if "error: " in line or "fatal: " in line or "WARNING: " in line
+        ]
+    text = "; ".join(messages)
+    if lines is not None and done.returncode == 0:
+        devices = (done.stderr + done.stdout).count(": Gres Name=")
+        if devices != len(lines):
+            text = text or "it lists %d devices, and the node has %d lines" % (devices, len(lines))
+        elif "WARNING: " not in text:
+            return
+    elif done.returncode == 0:
+        return
+    cure = "Fix the named file and line."
+    raise SlurmFilesError("node %s" % node, "slurmd refuses the new files: %s" % printable(text[:1000]), cure)
