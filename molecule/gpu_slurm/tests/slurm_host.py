@@ -4,16 +4,22 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import uuid
 from typing import Any
 
+import jinja2
+
 from ansible_collections.openfleet.gpu.plugins.filter.slurm_mapping import slurm_mapping
 from tests.lab.host_modules import run_module
+from tests.lab.lab_fixtures import REPOSITORY
 
 NODE = "gpu-a"
 WAIT_SECONDS = 120
 GPUS = range(4)
+ROLE = REPOSITORY / "roles" / "gpu_slurm"
+TASK_PROLOG = "/usr/lib/openfleet-gpu/slurm/task-prolog"
 
 MIXED = {"sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}
 THREE = {"sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 3}]}
@@ -116,6 +122,28 @@ class SlurmHost:
         self.in_service()
         return found
 
+    def use_task_prolog(self, found: dict) -> dict:
+        """Install the TaskProlog for a mapping, and return the result of the module."""
+        self.set_task_prolog(TASK_PROLOG)
+        template = jinja2.Environment(autoescape=False)
+        template.filters["dirname"] = os.path.dirname
+        unit = template.from_string((ROLE / "templates" / "openfleet-slurm-devices.service.j2").read_text())
+        return self.module(
+            "slurm_task_prolog",
+            node=NODE,
+            gres_conf=found["gres_conf"],
+            devices=found["devices"],
+            gres_file="/etc/slurm/gres.conf",
+            program=(ROLE / "files" / "task-prolog").read_text(),
+            unit=unit.render(gpu_slurm__gres_file="/etc/slurm/gres.conf"),
+        )
+
+    def set_task_prolog(self, path: str) -> None:
+        """Set TaskProlog in slurm.conf, or remove it if the path is empty. slurmd reads it when it starts a step."""
+        line = f"sed -i '1i TaskProlog={path}' /etc/slurm/slurm.conf; " if path else ""
+        self.ask(f"sed -i '/^TaskProlog=/d' /etc/slurm/slurm.conf; {line}scontrol reconfigure")
+        self.wait_until(f"scontrol show config | grep -q '^TaskProlog *= {path or '(null)'}$'")
+
     # --- jobs ------------------------------------------------------------------------------------
 
     def queue(self, gres: str) -> tuple[str, str]:
@@ -139,3 +167,14 @@ class SlurmHost:
     def node(self) -> dict[str, str]:
         """Return the fields of the node in Slurm."""
         return dict(word.split("=", 1) for word in self.ask(f"scontrol -o show node {NODE}").split() if "=" in word)
+
+
+def uuids_of(host: SlurmHost) -> dict[str, str]:
+    """Return the profile of each MIG device and the model of each whole GPU, by UUID."""
+    found = {}
+    for gpu in host.module("gpu_info", telemetry=False, holders=False)["gpus"]:
+        parts = [part for one in gpu["mig"]["instances"] for part in [(one["profile"], one["compute_instances"])]]
+        if not gpu["mig"]["enabled"]:
+            found[gpu["uuid"]] = "h100"
+        found.update({compute["mig_uuid"]: profile for profile, computes in parts for compute in computes})
+    return found

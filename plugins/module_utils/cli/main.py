@@ -298,6 +298,11 @@ _COMMANDS = {
     ),
     "keep-serve": (".keep_serve:serve", "the service of keep (started by systemd)", _keep_serve),
     **{name: (run, text, _state_directory) for name, run, text in COMMANDS},
+    "slurm-devices": (
+        "..slurm.task_devices:refresh",
+        "list the devices for jobs of Slurm (started by systemd)",
+        _nothing,
+    ),
     "metrics": (
         ".metrics:metrics",
         "print the host's drift from its layout and its GPU holders for Prometheus",

@@ -105,3 +105,9 @@ def nearest_profile(text: str, known: Iterable[str]) -> str:
         default=None,
     )
     return "" if near is None else near.gpu_instance
+
+
+def profile_order(profile: str) -> tuple[int, int, str]:
+    """Return the sort key of a profile. The largest profile is first."""
+    name = parse_profile_name(profile)
+    return -name.gpu_slices, -name.memory_gb, profile

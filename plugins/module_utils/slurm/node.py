@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from ..drain.slurm import Slurm, parse_node
 from ..errors import FleetError
@@ -19,11 +19,9 @@ from ..holders.slurm import NODE_NAME, NoAnswerError, fields, job_gres
 from ..plan.transaction import DIRECTORY
 from ..processes.command import Run, ask, run_tool
 from . import record
+from .device_nodes import capabilities, minors
 
 _CONFIGURED = re.compile(r"^(SLURM_VERSION|GresTypes)\s*=\s*(\S+)\s*$", re.MULTILINE)
-_UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
-_MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,4})\s*$", re.MULTILINE)
-_CAPABILITY = re.compile(r"^(gpu[0-9]+/gi[0-9]+/(?:ci[0-9]+/)?access) ([0-9]{1,9})$", re.MULTILINE)
 _NAME_CURE = "Set gpu_slurm_node to Slurm's name of this host (scontrol show nodes)."
 
 
@@ -71,29 +69,10 @@ def read_node(
             }
             for job, user, given in jobs
         ],
-        "minors": list(_minors(Path(proc, "driver/nvidia/gpus"))),
+        "minors": list(minors(Path(proc, "driver/nvidia/gpus"))),
         "recorded": record.load(record.path_of(state_directory, name))["devices"],
-        "capabilities": list(_capabilities(Path(proc, "driver/nvidia-caps/mig-minors"), Path(dev, "nvidia-caps"))),
+        "capabilities": list(capabilities(Path(proc, "driver/nvidia-caps/mig-minors"), Path(dev, "nvidia-caps"))),
     }
-
-
-def _minors(folder: Path) -> Iterator[dict[str, Any]]:
-    """Read the UUID of each GPU and its device minor (/dev/nvidiaN)."""
-    for path in sorted(folder.glob("*/information")):
-        text = _text(path)
-        uuid, minor = _UUID.search(text), _MINOR.search(text)
-        if uuid and minor:
-            yield {"uuid": uuid.group(1), "minor": int(minor.group(1))}
-
-
-def _capabilities(listed: Path, nodes: Path) -> Iterator[dict[str, Any]]:
-    """Read the names and numbers of the MIG capabilities that have a device node.
-
-    slurmd ends if a file in gres.conf does not exist.
-    """
-    for name, number in _CAPABILITY.findall(_text(listed)):
-        if (nodes / ("nvidia-cap%s" % number)).exists():
-            yield {"name": name, "number": int(number)}
 
 
 def _answer(run: Run, where: str, *command: str) -> str:
@@ -107,10 +86,3 @@ def _answer(run: Run, where: str, *command: str) -> str:
     if "not found" in problem:
         cure = _NAME_CURE
     raise SlurmError(where, problem, cure)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

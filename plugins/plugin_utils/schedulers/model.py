@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.layout.profile_name import parse_profile_name
 from ...module_utils.layout.types import Entry
 from ...module_utils.model import Gpu
 from ..techniques.access import Access
@@ -214,9 +213,3 @@ def by_entry(node_gpus: Sequence[NodeGpu]) -> list[list[NodeGpu]]:
     for each in node_gpus:
         groups.setdefault(each.where, []).append(each)
     return list(groups.values())
-
-
-def profile_order(profile: str) -> tuple[int, int, str]:
-    """Return the sort key of a profile. The largest profile is first."""
-    name = parse_profile_name(profile)
-    return -name.gpu_slices, -name.memory_gb, profile

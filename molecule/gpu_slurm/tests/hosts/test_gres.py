@@ -4,18 +4,7 @@
 
 from __future__ import annotations
 
-from slurm_host import MIXED, SEVEN, SHARED, SLICED, THREE, layout
-
-
-def uuids_of(host) -> dict[str, str]:
-    """Return the profile of each MIG device and the model of each whole GPU, by UUID."""
-    found = {}
-    for gpu in host.module("gpu_info", telemetry=False, holders=False)["gpus"]:
-        parts = [part for one in gpu["mig"]["instances"] for part in [(one["profile"], one["compute_instances"])]]
-        if not gpu["mig"]["enabled"]:
-            found[gpu["uuid"]] = "h100"
-        found.update({compute["mig_uuid"]: profile for profile, computes in parts for compute in computes})
-    return found
+from slurm_host import MIXED, SEVEN, SHARED, SLICED, THREE, layout, uuids_of
 
 
 def test_jobs_get_the_devices_of_their_type(host):

@@ -14,6 +14,7 @@ import json
 from collections import Counter
 from typing import Any, Mapping, Sequence
 
+from ....module_utils.layout.profile_name import profile_order
 from ...techniques.access import Clients, Turns
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER
 from ..model import (
@@ -26,7 +27,6 @@ from ..model import (
     Refusal,
     by_entry,
     gpus_text,
-    profile_order,
     refusal,
 )
 

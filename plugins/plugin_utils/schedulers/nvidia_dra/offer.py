@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Sequence
 
+from ....module_utils.layout.profile_name import profile_order
 from ...techniques.access import Access, Clients, Turns
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER
-from ..model import Node, NodeGpu, NodeInstance, Offer, Refusal, Request, by_entry, gpus_text, profile_order, refusal
+from ..model import Node, NodeGpu, NodeInstance, Offer, Refusal, Request, by_entry, gpus_text, refusal
 
 KEY = "nvidia_dra"
 

@@ -13,6 +13,7 @@ import re
 from typing import Any, Mapping, Sequence
 
 from ....module_utils.errors import FleetError
+from ....module_utils.slurm.mig_devices import DeviceNodes
 from ...host_values import Reader
 from ..model import Node, Offer
 from ..node import node_gpus
@@ -23,7 +24,7 @@ from .devices import current as current_devices
 from .devices import desired as desired_devices
 from .devices import matches_layout
 from .gres import GPU, MPS, SHARD, Gres, joined, parse
-from .gres_conf import DeviceNodes, GresConfError, lines, uuids
+from .gres_conf import GresConfError, lines, uuids
 from .offer import KEY, node_gres
 
 # Format of a result of slurm_info, with generous limits for one node.

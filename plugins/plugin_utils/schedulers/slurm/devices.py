@@ -11,30 +11,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
-from typing import Iterable, Mapping, Sequence
+from typing import Iterable, Sequence
 
-from ....module_utils.model import ComputeInstance, Gpu, GpuInstance
+from ....module_utils.layout.profile_name import profile_order
+from ....module_utils.model import Gpu
+from ....module_utils.slurm.mig_devices import Device, instance_types, mig_devices
 from ...techniques.access import Clients
-from ..model import NodeGpu, NodeInstance, profile_order
+from ..model import NodeGpu, NodeInstance
 from .gres import SERVED
 
 _BRANDS = ("nvidia", "tesla", "geforce", "quadro")
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device of gres/gpu.
-
-    `uuid` is the UUID of the GPU or of the MIG device. It is empty if the device does not exist yet. `instance_id` and
-    `compute_id` are None for a whole GPU, and for a device that does not exist yet.
-    """
-
-    type: str
-    gpu: Gpu
-    uuid: str = ""
-    instance_id: int | None = None
-    compute_id: int | None = None
 
 
 def gpu_types(gpus: Iterable[Gpu]) -> dict[str, str]:
@@ -64,15 +50,6 @@ def _short(words: Sequence[str]) -> str:
     return "_".join(words)
 
 
-def instance_types(profile: str, compute_slices: Sequence[int] = ()) -> list[str]:
-    """Return the GRES types of an instance, one for each compute instance.
-
-    Requests cannot contain a plus sign, so it becomes a dot: 1g.10gb.me.
-    """
-    name = profile.replace("+", ".")
-    return ["%dc.%s" % (slices, name) for slices in compute_slices] or [name]
-
-
 def desired(gpus: Sequence[NodeGpu]) -> list[Device]:
     """Return the devices of the layout in Slurm's order.
 
@@ -86,7 +63,7 @@ def desired(gpus: Sequence[NodeGpu]) -> list[Device]:
             # A GPU with an MPS daemon accepts only MPS clients, so jobs for whole GPUs must not get it.
             found.append(Device(kind + SERVED if isinstance(each.access, Clients) else kind, each.gpu, each.gpu.uuid))
         elif matches_layout(each):
-            found += _current_instances(each.gpu)
+            found += mig_devices(each.gpu)
         else:
             found += [Device(kind, each.gpu) for kind in _desired_types(each.instances)]
     return _in_order(found)
@@ -102,7 +79,7 @@ def current(gpus: Sequence[Gpu], layout_gpus: Sequence[NodeGpu]) -> list[Device]
     found: list[Device] = []
     for gpu in sorted(gpus, key=lambda gpu: gpu.index):
         if gpu.mig.enabled:
-            found += _current_instances(gpu)
+            found += mig_devices(gpu)
         else:
             found.append(Device(types[gpu.uuid] + SERVED if gpu.uuid in served else types[gpu.uuid], gpu, gpu.uuid))
     return _in_order(found)
@@ -112,29 +89,13 @@ def matches_layout(each: NodeGpu) -> bool:
     """Return whether the current instances of a GPU match the desired ones."""
     if each.instances is None:
         return not each.gpu.mig.enabled
-    types = Counter(device.type for device in _current_instances(each.gpu))
+    types = Counter(device.type for device in mig_devices(each.gpu))
     return each.gpu.mig.enabled and types == Counter(_desired_types(each.instances))
 
 
 def _desired_types(instances: Sequence[NodeInstance]) -> list[str]:
     ordered = sorted(instances, key=lambda instance: profile_order(instance.profile))
     return [kind for each in ordered for kind in instance_types(each.profile, each.compute_slices)]
-
-
-def _current_instances(gpu: Gpu) -> list[Device]:
-    whole = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
-    found = []
-    for instance in sorted(gpu.mig.instances, key=lambda one: (profile_order(one.profile), one.placement.start)):
-        for part in sorted(instance.compute_instances, key=lambda one: (-one.compute_slices, one.placement.start)):
-            kind = _type_of(instance, part, whole)
-            found.append(Device(kind, gpu, part.mig_uuid or "", instance.id, part.id))
-    return found
-
-
-def _type_of(instance: GpuInstance, part: ComputeInstance, whole: Mapping[str, int]) -> str:
-    slices = whole.get(instance.profile, int(instance.profile.partition("g")[0]))
-    spans = len(instance.compute_instances) == 1 and part.compute_slices == slices
-    return instance_types(instance.profile, () if spans else (part.compute_slices,))[0]
 
 
 def _by_index(gpus: Sequence[NodeGpu]) -> list[NodeGpu]:

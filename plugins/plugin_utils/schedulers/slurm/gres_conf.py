@@ -8,32 +8,18 @@ https://slurm.schedmd.com/gres.conf.html
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping
-
 from ....module_utils.errors import FleetError
 from ....module_utils.model import Gpu
+from ....module_utils.slurm.mig_devices import Device, DeviceNodes, capability_names
 from ...techniques.access import Clients
 from ..model import Node
-from .devices import Device, desired, matches_layout
+from .devices import desired, matches_layout
 from .gres import GPU, MPS, SHARD
 from .offer import PERCENT, replicas
 
 
 class GresConfError(FleetError):
     """The node does not have the devices of its layout."""
-
-
-@dataclass(frozen=True)
-class DeviceNodes:
-    """The device nodes of a host.
-
-    minors        minor number of each GPU (/dev/nvidiaN) by UUID
-    capabilities  number of each MIG capability (/dev/nvidia-caps/nvidia-capN) by name, such as gpu0/gi2/access
-    """
-
-    minors: Mapping[str, int]
-    capabilities: Mapping[str, int]
 
 
 def lines(node: Node, nodes: DeviceNodes) -> list[str]:
@@ -68,8 +54,7 @@ def _files(device: Device, node: Node, nodes: DeviceNodes) -> str:
     path = _gpu_path(device.gpu, node, nodes)
     if device.instance_id is None:
         return "File=%s" % path
-    instance = "gpu%d/gi%d" % (nodes.minors[device.gpu.uuid], device.instance_id)
-    names = ("%s/access" % instance, "%s/ci%d/access" % (instance, device.compute_id or 0))
+    names = capability_names(nodes.minors[device.gpu.uuid], device)
     return "MultipleFiles=%s" % ",".join([path, *(_capability_path(name, device, node, nodes) for name in names)])
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.mig_devices import DeviceNodes
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.model import Node
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.node import node_gpus
@@ -28,7 +29,6 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.gre
     totals,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.gres_conf import (
-    DeviceNodes,
     GresConfError,
     lines,
     uuids,

@@ -1,0 +1,100 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The environment of jobs with the TaskProlog: UUIDs of their devices, and MPS daemons."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from slurm_host import MIXED, TASK_PROLOG, layout, uuids_of
+
+DEVICES = "/etc/openfleet-gpu/slurm/devices"
+DAEMONS = "/etc/openfleet-gpu/mps"
+
+
+@pytest.fixture
+def kinds(host):
+    """Use the TaskProlog on a node with MIG, and return the type of each device by UUID."""
+    found = host.reset(layout(MIXED))
+    host.use_task_prolog(found)
+    yield uuids_of(host)
+    host.ask(f"rm -rf {DAEMONS}/lab.client.env")
+    host.set_task_prolog("")
+
+
+def run(host, options, command="echo $CUDA_VISIBLE_DEVICES", environment=""):
+    """Run a step, and return (exit status, output)."""
+    done = host.host.run(f"cd /; {environment} timeout 100 srun {options} sh -c '{command}' </dev/null 2>&1")
+    return done.rc, done.stdout.strip()
+
+
+def test_jobs_see_the_uuids_of_their_devices(host, kinds):
+    given = [host.submit(gres)[1]["CUDA_VISIBLE_DEVICES"] for gres in ("gpu:1g.10gb:1", "gpu:h100:2", "gpu:3g.40gb:1")]
+    status, last = run(host, "--gres=gpu:1g.10gb:1")
+    assert status == 0
+    found = [[kinds[uuid] for uuid in uuids.split(",")] for uuids in (*given, last)]
+    assert found == [["1g.10gb"], ["h100", "h100"], ["3g.40gb"], ["1g.10gb"]]
+    assert len(set(",".join([*given, last]).split(","))) == 5
+
+
+def test_steps_see_the_devices_of_the_step(host, kinds):
+    """The variables of other jobs and steps, which a user may inherit, have no effect."""
+    leaked = "CUDA_VISIBLE_DEVICES=0 SLURM_STEP_GPUS=0 SLURM_JOB_GPUS=1"
+    for options in ("--gres=gpu:h100:2", "--gres=gpu:h100:2 --gpu-bind=single:1 -n2"):
+        status, text = run(host, options, environment=leaked)
+        assert status == 0
+        assert [kinds[uuid] for uuid in re.split("[,\n]", text)] == ["h100", "h100"], options
+        assert len(set(re.split("[,\n]", text))) == 2
+    script = f"export {leaked}; sbatch --wait --chdir=/ --array=1-2 --gres=gpu:1g.10gb:1 --output=/tmp/array-%a --wrap "
+    host.ask(f"{script} 'echo $CUDA_VISIBLE_DEVICES; srun sh -c \"echo \\$CUDA_VISIBLE_DEVICES\"'")
+    tasks = host.ask("cat /tmp/array-1 /tmp/array-2").split()
+    assert [kinds[uuid] for uuid in tasks] == ["1g.10gb"] * 4
+    assert tasks[0] == tasks[1] != tasks[2] == tasks[3]
+
+
+def test_job_without_a_gpu_runs_even_without_the_list(host, kinds):
+    host.ask(f"rm {DEVICES}")
+    assert run(host, "", environment="CUDA_VISIBLE_DEVICES=0") == (0, "")
+    status, text = run(host, "--gres=gpu:h100:1", "echo started")
+    assert status != 0 and "started" not in text
+    assert f"openfleet-gpu: gpu-a: the job has a GPU, and {DEVICES} is missing" in text
+    # Each start of slurmd writes the list, before jobs start.
+    host.restart()
+    host.in_service()
+    assert [kinds[uuid] for uuid in run(host, "--gres=gpu:h100:1")[1].split(",")] == ["h100"]
+
+
+def test_list_follows_recreated_instances(host, kinds):
+    """Other instances of the same types, as after a reboot."""
+    host.apply(layout())
+    host.ask("systemctl start openfleet-slurm-devices")
+    assert "does not exist now" in run(host, "--gres=gpu:3g.40gb:1")[1]
+    host.apply(layout(MIXED))
+    host.restart()
+    host.in_service()
+    current = uuids_of(host)
+    assert current[run(host, "--gres=gpu:3g.40gb:1")[1]] == "3g.40gb"
+    assert [current[uuid] for uuid in run(host, "--gres=gpu:1g.10gb:2")[1].split(",")] == ["1g.10gb"] * 2
+    assert host.mapping(layout(MIXED))["gres_conf"] == host.ask("cat /etc/slurm/gres.conf").splitlines()
+
+
+def test_job_on_a_served_instance_is_a_client(host, kinds):
+    (large,) = [uuid for uuid, kind in kinds.items() if kind == "3g.40gb"]
+    lines = ["CUDA_MPS_PIPE_DIRECTORY=/run/openfleet-mps/lab", f"CUDA_VISIBLE_DEVICES={large}"]
+    host.ask(f"mkdir -p {DAEMONS}; printf '%s\\n' {' '.join(lines)} > {DAEMONS}/lab.client.env")
+    shown = "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY"
+    assert run(host, "--gres=gpu:3g.40gb:1", shown) == (0, f"{large} /run/openfleet-mps/lab")
+    status, text = run(host, "--gres=gpu:1g.10gb:1", shown, "CUDA_MPS_PIPE_DIRECTORY=/run/openfleet-mps/lab")
+    assert (status, kinds[text]) == (0, "1g.10gb")
+
+
+def test_second_run_changes_nothing_and_a_site_prolog_can_call_it(host, kinds):
+    found = host.mapping(layout(MIXED))
+    again = host.use_task_prolog(found)
+    assert (again["changed"], again["advice"]) == (False, "")
+    script = f"#!/bin/sh\\necho export SITE=1\\nexec {TASK_PROLOG}\\n"
+    host.ask(f"printf '{script}' > /etc/slurm/site-prolog; chmod 755 /etc/slurm/site-prolog")
+    host.set_task_prolog("/etc/slurm/site-prolog")
+    status, text = run(host, "--gres=gpu:3g.40gb:1", "echo $SITE $CUDA_VISIBLE_DEVICES")
+    assert (status, text.split()[0], kinds[text.split()[1]]) == (0, "1", "3g.40gb")

@@ -1,0 +1,122 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Install or remove the TaskProlog of Slurm, and the list of devices that it reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Mapping
+
+from ..slurm.task_devices import DEVICES, SETTINGS, UNIT, read_nodes
+from ..slurm.task_slots import slots
+from .files import Installation, InstallError
+from .layout_boot import COMMAND
+from .sources import Sources
+
+# Files of an installation, relative to the root.
+PROGRAM = "usr/lib/openfleet-gpu/slurm/task-prolog"
+UNIT_FILE = "etc/systemd/system/" + UNIT
+# This file exists from the first change until the devices are written.
+UNFINISHED = "etc/openfleet-gpu/slurm/installing"
+_CONFIGURED = re.compile(r"^TaskProlog\s*=\s*(\S.*?)\s*$", re.MULTILINE)
+
+
+def body(params: Mapping[str, Any], target: Installation, _sources: Sources) -> dict[str, Any]:
+    """Apply the requested state, and return its part of the module's result."""
+    if params["state"] == "absent":
+        _uninstall(target)
+        return {"devices": [], "advice": ""}
+    _install(target, params)
+    return {"devices": read_uuids(target), "advice": "" if target.check else _advice(target)}
+
+
+def _install(target: Installation, params: Mapping[str, Any]) -> None:
+    if not target.check and not target.path(COMMAND).exists():
+        raise InstallError(
+            "/" + COMMAND, "it is missing, and it lists the devices", "Set gpu_layout_restore_at_boot: true."
+        )
+    lines = params["gres_conf"] or _lines_of_file(target, params["gres_file"])
+    found = slots(lines, params["node"], params["types"], read_nodes(target.root).minors)
+    settings = {"version": 1, "node": params["node"], "gres_file": params["gres_file"], "slots": _known(target, found)}
+    before = _text(target, DEVICES)
+    if target.mark(UNFINISHED):
+        target.done.append("write /%s, which an earlier run did not do" % DEVICES)
+    target.write(PROGRAM, params["program"].encode(), 0o755)
+    target.write(SETTINGS, json.dumps(settings, indent=1).encode())
+    target.write(UNIT_FILE, params["unit"].encode())
+    if target.done:
+        # systemd reads the link in slurmd.service.wants only when it reloads.
+        target.systemctl("enable", "--quiet", UNIT)
+        target.reload(target.is_host)
+    # Also without a change here, because the instances may have changed.
+    target.systemctl("restart", UNIT, log_of=UNIT)
+    if target.is_host and not target.check:
+        if _text(target, DEVICES) != before:
+            target.done.append("write /%s" % DEVICES)
+        _refuse_other_devices(read_uuids(target), params["devices"])
+    target.finish()
+
+
+def _known(target: Installation, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the slots, with the UUIDs that the command has recorded for the same slots."""
+    try:
+        recorded = json.loads(_text(target, SETTINGS))["slots"]
+    except (ValueError, KeyError):
+        return found
+    same = [{key: slot[key] for key in ("type", "gpu", "files")} for slot in recorded] == found
+    return recorded if same else found
+
+
+def _refuse_other_devices(current: list[str], expected: list[str]) -> None:
+    """Refuse if the devices differ from those of the plan, because the layout changed after it."""
+    for number, (uuid, other) in enumerate(zip(expected, current)):
+        if uuid != other:
+            problem = "the device %d is %s now, and the plan has %s" % (number, other or "missing", uuid or "none")
+            raise InstallError("/" + DEVICES, problem, "Run again.")
+
+
+def read_uuids(target: Installation) -> list[str]:
+    """Return the UUIDs in DEVICES by number. Devices that do not exist have an empty one."""
+    rows = [line.split() for line in _text(target, DEVICES).splitlines()]
+    return ["" if row[2] == "-" else row[2] for row in rows if len(row) == 3 and row[0].isdigit()]
+
+
+def _advice(target: Installation) -> str:
+    """Return what the administrator must add to slurm.conf. Empty if nothing is missing."""
+    try:
+        configured = _CONFIGURED.search(target.ask("scontrol", "show", "config"))
+    except (InstallError, FileNotFoundError):
+        return ""
+    value = configured.group(1) if configured else "(null)"
+    if value == "(null)":
+        return "Add TaskProlog=/%s to slurm.conf, and run scontrol reconfigure." % PROGRAM
+    if value == "/" + PROGRAM or PROGRAM in _text(target, value.lstrip("/")):
+        return ""
+    return "slurm.conf has TaskProlog=%s. Let this program end with: exec /%s" % (value, PROGRAM)
+
+
+def _lines_of_file(target: Installation, path: str) -> list[str]:
+    text = _text(target, path.lstrip("/")) if path else ""
+    if not text:
+        raise InstallError(path or "gres_file", "it cannot be read, or it is empty", "Name the gres.conf of the node.")
+    return text.splitlines()
+
+
+def _text(target: Installation, relative: str) -> str:
+    try:
+        return target.path(relative).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _uninstall(target: Installation) -> None:
+    if target.path(UNIT_FILE).exists():
+        target.systemctl("disable", "--quiet", UNIT, log_of=UNIT)
+    for relative in (UNIT_FILE, PROGRAM, SETTINGS, DEVICES, UNFINISHED):
+        target.remove(relative)
+    for relative in (PROGRAM, SETTINGS):
+        target.prune(target.path(relative).parent, report=False)
+    if target.done:
+        target.reload(target.is_host)

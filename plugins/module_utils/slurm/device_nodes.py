@@ -1,0 +1,40 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read the device nodes of GPUs and MIG capabilities from files of the driver."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Iterator
+
+_CAPABILITY = re.compile(r"^(gpu[0-9]+/gi[0-9]+/(?:ci[0-9]+/)?access) ([0-9]{1,9})$", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,4})\s*$", re.MULTILINE)
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
+
+
+def minors(folder: Path) -> Iterator[dict[str, Any]]:
+    """Read the UUID of each GPU and its device minor (/dev/nvidiaN)."""
+    for path in sorted(folder.glob("*/information")):
+        text = _text(path)
+        uuid, minor = _UUID.search(text), _MINOR.search(text)
+        if uuid and minor:
+            yield {"uuid": uuid.group(1), "minor": int(minor.group(1))}
+
+
+def capabilities(listed: Path, nodes: Path) -> Iterator[dict[str, Any]]:
+    """Read the names and numbers of the MIG capabilities that have a device node.
+
+    slurmd ends if a file in gres.conf does not exist.
+    """
+    for name, number in _CAPABILITY.findall(_text(listed)):
+        if (nodes / ("nvidia-cap%s" % number)).exists():
+            yield {"name": name, "number": int(number)}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,193 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write the UUIDs of the devices that Slurm allocates, by number, for the TaskProlog.
+
+Slurm gives a job the numbers of its devices on the node. The numbers come from gres.conf, and the UUIDs from NVML.
+The UUIDs of MIG devices and the numbers of their capabilities may change when instances are created again, for example
+at boot. Therefore `openfleet-slurm-devices.service` refreshes them before each start of slurmd.
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+from .. import durable
+from ..errors import FleetError
+from ..frozen import frozen
+from ..model import Gpu
+from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from .device_nodes import capabilities, minors
+from .mig_devices import Device, DeviceNodes, all_devices, device_files
+
+#: Files of an installation, relative to the root. The TaskProlog reads DEVICES.
+SETTINGS, DEVICES = "etc/openfleet-gpu/slurm/settings.json", "etc/openfleet-gpu/slurm/devices"
+UNIT = "openfleet-slurm-devices.service"
+_NO_DEVICE = "-"
+
+
+class TaskDevicesError(FleetError):
+    """The devices of the node cannot be written."""
+
+
+@frozen
+class Slot:
+    """A device of gres.conf: its GRES type, the UUID of its GPU, its last UUID, and its device nodes.
+
+    A MIG device has several files. A pad has no UUIDs.
+    """
+
+    type: str
+    gpu: str
+    uuid: str
+    files: tuple[str, ...]
+
+    @property
+    def in_mig(self) -> bool:
+        return bool(self.gpu) and len(self.files) > 1
+
+
+# --- pure --------------------------------------------------------------------------------------
+
+
+def assign(slots: Sequence[Slot], gpus: Sequence[Gpu], nodes: DeviceNodes) -> list[Device | None]:
+    """Return the current device of each slot, or None if it does not exist.
+
+    A device keeps its number as long as it exists, because running jobs hold the number. Then the device nodes in gres.conf
+    identify new MIG devices. The remaining ones get the other slots of their GPU and type, in the order of gres.conf.
+    """
+    free = [device for gpu in gpus for device in all_devices(gpu) if device.uuid]
+    found: list[Device | None] = [None] * len(slots)
+    tests: Sequence[Callable[[Slot, Device], bool]] = (
+        lambda slot, device: device.uuid == slot.uuid,
+        lambda slot, device: device_files(device, nodes) == slot.files,
+        lambda slot, device: True,
+    )
+    for test in tests:
+        for number, slot in enumerate(slots):
+            if found[number] is None:
+                found[number] = next((each for each in free if _fits(slot, each) and test(slot, each)), None)
+                free = [each for each in free if each is not found[number]]
+    return found
+
+
+def _fits(slot: Slot, device: Device) -> bool:
+    if slot.gpu != device.gpu.uuid or slot.in_mig != (device.instance_id is not None):
+        return False
+    return not slot.in_mig or slot.type == device.type
+
+
+def table(slots: Sequence[Slot], devices: Sequence[Device | None], boot: str) -> str:
+    """Return the file for the TaskProlog: a line with number, type and UUID for each device."""
+    lines = [
+        "# Devices by Slurm's number. Written by openfleet.gpu, which replaces changes.",
+        "boot %s" % boot,
+        *(
+            "%d %s %s" % (number, slot.type or _NO_DEVICE, device.uuid if device else _NO_DEVICE)
+            for number, (slot, device) in enumerate(zip(slots, devices))
+        ),
+    ]
+    return "".join(line + "\n" for line in lines)
+
+
+def with_files(text: str, node: str, changes: Mapping[tuple[str, ...], tuple[str, ...]]) -> str:
+    """Return gres.conf with other device nodes in the lines of a node.
+
+    All changes apply at once, because one device may get the nodes of another one. Lines for several nodes do not change.
+    """
+    by_value = {_files_field(old): _files_field(new) for old, new in changes.items()}
+
+    def changed(line: str) -> str:
+        words = line.split(" ")
+        if any(word.startswith("NodeName=") and word != "NodeName=%s" % node for word in words):
+            return line
+        return " ".join(by_value.get(word, word) for word in words)
+
+    return "\n".join(map(changed, text.split("\n")))
+
+
+def _files_field(files: Sequence[str]) -> str:
+    return "MultipleFiles=" + ",".join(files)
+
+
+# --- the host ----------------------------------------------------------------------------------
+
+
+def refresh(options: Namespace) -> int:
+    """Write the devices for the TaskProlog. Run the subcommand slurm-devices."""
+    root = Path("/")
+    with BoundedSession() as session:
+        gpus = session.observe().gpus
+    for line in write_devices(root, gpus, read_nodes(root)):
+        print(line)
+    return 0
+
+
+def read_nodes(root: Path) -> DeviceNodes:
+    """Read the device nodes of the host."""
+    proc = root / "proc/driver"
+    listed = capabilities(proc / "nvidia-caps/mig-minors", root / "dev/nvidia-caps")
+    return DeviceNodes(
+        {row["uuid"]: row["minor"] for row in minors(proc / "nvidia/gpus")},
+        {row["name"]: row["number"] for row in listed},
+    )
+
+
+def write_devices(root: Path, gpus: Sequence[Gpu], nodes: DeviceNodes) -> Iterator[str]:
+    """Write DEVICES for the current GPUs, and the new device nodes to gres.conf. Yield a message for each change.
+
+    gres.conf is written first. If the run is interrupted, the next one writes the same.
+    Raises TaskDevicesError if the settings cannot be read.
+    """
+    settings = _settings(root)
+    slots = [Slot(each["type"], each["gpu"], each.get("uuid", ""), tuple(each["files"])) for each in settings["slots"]]
+    devices = assign(slots, gpus, nodes)
+    # The nodes of a device that does not exist are kept.
+    files = [device_files(device, nodes) if device else () for device in devices]
+    changes = {slot.files: new for slot, new in zip(slots, files) if new and slot.files != new}
+    if changes and settings["gres_file"]:
+        yield from _correct(root / settings["gres_file"].lstrip("/"), settings["node"], changes)
+    rows = [
+        {
+            "type": slot.type,
+            "gpu": slot.gpu,
+            "uuid": device.uuid if device else slot.uuid,
+            "files": list(new or slot.files),
+        }
+        for slot, device, new in zip(slots, devices, files)
+    ]
+    if rows != settings["slots"]:
+        durable.write(root / SETTINGS, dict(settings, slots=rows))
+    text = table(slots, devices, (root / "proc/sys/kernel/random/boot_id").read_text().strip())
+    path = root / DEVICES
+    if not path.exists() or path.read_text() != text:
+        durable.write_text(path, text, 0o644)
+        yield "/%s written" % DEVICES
+    for number, (slot, device) in enumerate(zip(slots, devices)):
+        if device is None and slot.gpu:
+            yield "device %d (%s of %s) does not exist now, so its jobs fail" % (number, slot.type, slot.gpu)
+
+
+def _correct(path: Path, node: str, changes: Mapping[tuple[str, ...], tuple[str, ...]]) -> Iterator[str]:
+    """Write the new device nodes to gres.conf."""
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    changed = with_files(text, node, changes)
+    if changed == text and all(_files_field(new) in text for new in changes.values()):
+        # An interrupted run wrote them.
+        return
+    if changed == text:
+        yield "%s lists other device nodes of %d MIG devices: run the role gpu_slurm" % (path, len(changes))
+        return
+    durable.write_bytes(path, changed.encode("utf-8", errors="surrogateescape"), path.stat().st_mode & 0o777)
+    yield "%s has the new device nodes of %d MIG devices" % (path, len(changes))
+
+
+def _settings(root: Path) -> dict[str, Any]:
+    path = root / SETTINGS
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise TaskDevicesError(str(path), "it cannot be read: %s" % error, "Run the role gpu_slurm.") from error

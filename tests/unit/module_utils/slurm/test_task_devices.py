@@ -1,0 +1,207 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The devices of gres.conf by Slurm's number, and their current UUIDs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
+from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.mig_devices import DeviceNodes
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.task_devices import (
+    DEVICES,
+    SETTINGS,
+    TaskDevicesError,
+    write_devices,
+)
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.task_slots import SlotsError, slots
+
+GPUS = [dataclasses.replace(gpu, uuid="GPU-%d" % gpu.index) for gpu in assumed_gpus(["H100-80GB"] * 3)]
+MINORS = {"GPU-0": 0, "GPU-1": 1, "GPU-2": 2}
+GPU_LINE = "NodeName=gpu-a AutoDetect=off Name=gpu "
+LINE = GPU_LINE + "Type=%s MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap%d,/dev/nvidia-caps/nvidia-cap%d"
+PAD = GPU_LINE + "Type=pad MultipleFiles=/dev/nvidia-caps/nvidia-cap1,/dev/nvidia-caps/nvidia-cap2"
+
+
+def cap(instance):
+    """Return the capability of a GPU instance of GPU 0 in these tests. The next one is that of its compute instance."""
+    return 100 + 10 * instance
+
+
+NODES = DeviceNodes(
+    MINORS,
+    {
+        name: number
+        for gi in range(1, 15)
+        for name, number in [(f"gpu0/gi{gi}/access", cap(gi)), (f"gpu0/gi{gi}/ci0/access", cap(gi) + 1)]
+    },
+)
+
+
+def line(kind, instance):
+    return LINE % (kind, cap(instance), cap(instance) + 1)
+
+
+def partitioned(*instances):
+    """Return the GPUs, with these instances of GPU 0: (id, profile, start, UUID)."""
+    made = [
+        GpuInstance(number, profile, Placement(start, 1), (ComputeInstance(0, int(profile[0]), Placement(0, 1), uuid),))
+        for number, profile, start, uuid in instances
+    ]
+    return [GPUS[0].with_instances(tuple(made), True), *GPUS[1:]]
+
+
+LINES = [
+    line("3g.40gb", 1), line("1g.10gb", 9), line("1g.10gb", 10),
+    GPU_LINE + "Type=h100 File=/dev/nvidia1", GPU_LINE + "Type=h100 File=/dev/nvidia2", PAD,
+    "NodeName=gpu-a AutoDetect=off Name=shard File=/dev/nvidia2 Count=4",
+]  # fmt: skip
+STATE = [(1, "3g.40gb", 4, "MIG-a"), (9, "1g.10gb", 0, "MIG-b"), (10, "1g.10gb", 1, "MIG-c")]
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Return a function that writes the devices for the GPUs and returns (UUIDs by number, messages)."""
+    boot = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("boot-1\n")
+    (tmp_path / "etc/slurm").mkdir(parents=True)
+
+    def set_up(lines):
+        text = "\n".join(["# by hand", "NodeName=other " + lines[0].split(" ", 1)[1], *lines, ""])
+        (tmp_path / "etc/slurm/gres.conf").write_text(text)
+        rows = slots(lines, "gpu-a", (), MINORS)
+        settings = {"version": 1, "node": "gpu-a", "gres_file": "/etc/slurm/gres.conf", "slots": rows}
+        (tmp_path / SETTINGS).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / SETTINGS).write_text(json.dumps(settings))
+
+    def run(gpus, nodes=NODES):
+        messages = list(write_devices(tmp_path, gpus, nodes))
+        first, second, *rows = (tmp_path / DEVICES).read_text().splitlines()
+        assert first.startswith("#") and second == "boot " + boot.read_text().strip()
+        assert [row.split()[0] for row in rows] == [str(number) for number in range(len(rows))]
+        return [row.split()[2] for row in rows], messages
+
+    run.set_up, run.root = set_up, tmp_path
+    run.gres_conf = tmp_path / "etc/slurm/gres.conf"
+    set_up(LINES)
+    return run
+
+
+def test_devices_have_the_numbers_of_gres_conf(host):
+    uuids, messages = host(partitioned(*STATE))
+    assert uuids == ["MIG-a", "MIG-b", "MIG-c", "GPU-1", "GPU-2", "-"]
+    assert messages == ["/%s written" % DEVICES]
+    # The file of a user's job must be readable, and equal content must not be written again.
+    assert (host.root / DEVICES).stat().st_mode & 0o777 == 0o644
+    assert host(partitioned(*STATE)) == (uuids, [])
+
+
+def test_gres_conf_identifies_the_devices(host):
+    """The instance with the first placement is not the first one in gres.conf, for example because a job kept its number."""
+    host.set_up([line("1g.10gb", 10), line("1g.10gb", 9)])
+    assert host(partitioned(*STATE))[0] == ["MIG-c", "MIG-b"]
+
+
+def test_device_keeps_its_number_while_it_exists(host):
+    host(partitioned(*STATE))
+    kept = [(9, "1g.10gb", 0, "MIG-new"), (10, "1g.10gb", 1, "MIG-c"), (1, "3g.40gb", 4, "MIG-a")]
+    assert host(partitioned(*kept))[0][:3] == ["MIG-a", "MIG-new", "MIG-c"]
+    # Even if gres.conf would give the number to another instance.
+    swapped = [(9, "1g.10gb", 0, "MIG-c"), (10, "1g.10gb", 1, "MIG-new"), (1, "3g.40gb", 4, "MIG-a")]
+    assert host(partitioned(*swapped))[0][:3] == ["MIG-a", "MIG-new", "MIG-c"]
+
+
+def test_reboot_with_other_instances_corrects_gres_conf(host):
+    host(partitioned(*STATE))
+    (host.root / "proc/sys/kernel/random/boot_id").write_text("boot-2\n")
+    host.gres_conf.chmod(0o640)
+    uuids, messages = host(
+        partitioned((2, "3g.40gb", 4, "MIG-x"), (1, "1g.10gb", 0, "MIG-y"), (9, "1g.10gb", 1, "MIG-z"))
+    )
+    # 9 is still the instance of the second device.
+    assert uuids == ["MIG-x", "MIG-z", "MIG-y", "GPU-1", "GPU-2", "-"]
+    _comment, other, *lines = host.gres_conf.read_text().splitlines()
+    assert lines == [line("3g.40gb", 2), line("1g.10gb", 9), line("1g.10gb", 1), *LINES[3:]]
+    assert other == "NodeName=other " + LINES[0].split(" ", 1)[1]
+    assert host.gres_conf.stat().st_mode & 0o777 == 0o640
+    assert messages[0].endswith("gres.conf has the new device nodes of 2 MIG devices")
+    assert host(partitioned((2, "3g.40gb", 4, "MIG-x"), (1, "1g.10gb", 0, "MIG-y"), (9, "1g.10gb", 1, "MIG-z"))) == (
+        uuids,
+        [],
+    )
+
+
+def test_interrupted_correction_is_completed(host):
+    after = partitioned((2, "3g.40gb", 4, "MIG-x"), *STATE[1:])
+    settings = (host.root / SETTINGS).read_text()
+    expected = host(after)[0], host.gres_conf.read_text()
+    # gres.conf was written, and the settings were not.
+    (host.root / SETTINGS).write_text(settings)
+    uuids, messages = host(after)
+    assert (uuids, host.gres_conf.read_text()) == expected
+    assert messages == []
+
+
+def test_gres_conf_without_the_lines_is_reported(host):
+    host.gres_conf.write_text("# managed elsewhere\n")
+    _uuids, messages = host(partitioned((2, "3g.40gb", 4, "MIG-x"), *STATE[1:]))
+    assert "lists other device nodes of 1 MIG devices: run the role gpu_slurm" in messages[0]
+
+
+def test_missing_devices_are_marked(host):
+    uuids, messages = host(partitioned(STATE[1])[:2])
+    assert uuids == ["-", "MIG-b", "-", "GPU-1", "-", "-"]
+    assert "device 0 (3g.40gb of GPU-0) does not exist now, so its jobs fail" in messages
+    # The GPU left MIG mode, or entered it.
+    assert host(GPUS)[0] == ["-", "-", "-", "GPU-1", "GPU-2", "-"]
+    other = [GPUS[0], GPUS[1].with_instances((), True), GPUS[2]]
+    assert host(other)[0] == ["-", "-", "-", "-", "GPU-2", "-"]
+
+
+def test_profile_of_another_type_does_not_get_the_number(host):
+    assert host(partitioned((1, "4g.40gb", 4, "MIG-other"), *STATE[1:]))[0][0] == "-"
+
+
+def test_missing_settings_are_an_error(host):
+    (host.root / SETTINGS).unlink()
+    with pytest.raises(TaskDevicesError, match=r"settings\.json: it cannot be read"):
+        host(GPUS)
+
+
+# -- gres.conf --
+
+
+def kinds(lines, types=(), node="gpu-a"):
+    return [(slot["type"], slot["gpu"], slot["files"][0]) for slot in slots(lines, node, types, MINORS)]
+
+
+def test_lines_by_hand():
+    """Slurm sorts the lines by the types of the node."""
+    lines = [
+        "# comment", "AutoDetect=off", "NAME=gpu type=h100 File=/dev/nvidia[1-2] Cores=0-3 # whole",
+        "NodeName=b Name=gpu File=/dev/nvidia0", "NodeName=gpu-a,gpu-[1-4] Name=gpu Type=old File=/dev/nvidia0",
+        "Name=shard Count=4 File=/dev/nvidia1",
+    ]  # fmt: skip
+    found = [("h100", "GPU-1", "/dev/nvidia1"), ("h100", "GPU-2", "/dev/nvidia2"), ("old", "GPU-0", "/dev/nvidia0")]
+    assert kinds(lines) == found
+    assert kinds(lines, ["old", "h100"]) == [found[2], *found[:2]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ([], "no line has Name=gpu"),
+        (["AutoDetect=nvml"], "no line has Name=gpu"),
+        (["NodeName=b Name=gpu File=/dev/nvidia0"], "for the node gpu-a"),
+        (["Name=gpu Count=2"], "has no File="),
+        (["Name=gpu File=/dev/nvidia7"], "no GPU has the device node /dev/nvidia7"),
+    ],
+)
+def test_lines_without_devices_are_refused(lines, problem):
+    with pytest.raises(SlotsError, match=problem):
+        kinds(lines)
