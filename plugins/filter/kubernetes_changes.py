@@ -41,6 +41,20 @@ options:
     description: Name of the ConfigMap, for messages.
     type: str
     default: ""
+  objects:
+    description: Objects of the kinds that P(openfleet.gpu.scheduler_backend#filter) lists, as the API returned them.
+    type: list
+    elements: dict
+    default: []
+  selector:
+    description: Label selector of the pods of the backend's software.
+    type: str
+    default: ""
+  claim_namespaces:
+    description: Namespaces for which ResourceClaimTemplates are written.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""
@@ -58,6 +72,7 @@ _value:
     - C(pending) has the resources that the node does not offer as planned, each with the planned and the offered number.
       C(pending_text) describes these resources. C(restart) is true if the plugin must restart, because no label notifies the
       plugin of the change. C(lines) are lines of a plan. C(in_step) is true if the cluster needs no change.
+    - C(delete) lists objects of the cluster to delete first, and C(write) objects to create or change.
   type: dict
 """
 
@@ -69,8 +84,14 @@ def kubernetes_changes(mapping, node=None, config_map=None, **names):
     from ..plugin_utils.schedulers.protocol import Place
     from ..plugin_utils.schedulers.registry import backend
 
-    place = Place(names["name"], names.get("namespace", ""), names.get("config_map_name", ""))
-    changes = backend(mapping["backend"]).changes(mapping, node, config_map, place)
+    place = Place(
+        names["name"],
+        names.get("namespace", ""),
+        names.get("config_map_name", ""),
+        names.get("selector", ""),
+        tuple(names.get("claim_namespaces", ())),
+    )
+    changes = backend(mapping["backend"]).changes(mapping, node, config_map, place, names.get("objects", ()))
     pending = {name: list(numbers) for name, numbers in changes.pending.items()}
     return dict(to_data(changes), pending=pending, in_step=changes.in_step)
 

@@ -30,6 +30,11 @@ options:
     description: The ConfigMap, as the API returned it. Null if the cluster does not have it.
     type: dict
     default: null
+  objects:
+    description: Objects on all nodes of the kinds that P(openfleet.gpu.scheduler_backend#filter) lists.
+    type: list
+    elements: dict
+    default: []
   backend:
     description: The backend that changed the node, as for P(openfleet.gpu.kubernetes_mapping#filter).
     type: str
@@ -47,18 +52,18 @@ _value:
   description:
     - C(problems) lists messages. C(labels) has the previous values, or null for a label to remove. C(annotations) has the
       annotations of the node to remove, and C(data) the keys of the ConfigMap to remove, each with the value null. All of these
-      have the format of a patch.
+      have the format of a patch. C(delete) lists objects of the cluster to delete.
   type: dict
 """
 
 
-def kubernetes_removal(name, nodes, config_map=None, *, backend):
+def kubernetes_removal(name, nodes, config_map=None, *, backend, objects=()):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..module_utils.model import to_data
     from ..plugin_utils.schedulers import registry
 
-    return to_data(registry.backend(backend).removal(name, nodes, config_map))
+    return to_data(registry.backend(backend).removal(name, nodes, config_map, objects))
 
 
 class FilterModule:

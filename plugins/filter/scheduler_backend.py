@@ -36,6 +36,11 @@ _value:
       printed.
     - C(config_label) is the node label that selects a key of the ConfigMap. It is empty if the backend has no ConfigMap.
     - C(empty_config) is the content of a key with an empty configuration, which changes nothing.
+    - C(component) is the name of the software that the role installs and restarts. C(defaults) has its default C(namespace),
+      C(config_map), C(selector) and C(release), and C(chart_values) the values of its Helm chart. C(refused) has a pattern of
+      settings that may not be installed, and the reason.
+    - C(offered_in) is the kind of the objects that publish the node's GPUs, and C(reads) lists kinds of further objects that the
+      filter P(openfleet.gpu.kubernetes_changes#filter) needs. Each has C(api_version), C(kind), C(node_field) and C(namespaced).
   type: dict
 """
 
@@ -43,12 +48,17 @@ _value:
 def scheduler_backend(key: object) -> dict[str, Any]:
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
+    from ..module_utils.model import to_data
     from ..plugin_utils.schedulers import registry
+    from ..plugin_utils.schedulers.kubernetes.backend import KubernetesBackend
 
-    if not isinstance(key, str) or key not in registry.KEYS:
-        return {"applies": False, "config_label": "", "empty_config": ""}
-    backend = registry.backend(key)
-    return {"applies": backend.applies, "config_label": backend.config_label, "empty_config": backend.empty_config}
+    backend = registry.backend(key) if isinstance(key, str) and key in registry.KEYS else KubernetesBackend()
+    names = ("applies", "config_label", "empty_config", "component", "defaults", "chart_values", "refused")
+    return {
+        **{name: to_data(getattr(backend, name)) for name in names},
+        "offered_in": to_data(backend.offered_in),
+        "reads": to_data(backend.reads),
+    }
 
 
 class FilterModule:

@@ -160,7 +160,8 @@ class Request:
     """Settings of a pod that requests the GPUs of an entry.
 
     They are needed if the resource name alone is not enough. `limits` and `environment` are settings of the container,
-    `annotations` of its pod. `claim` is the `spec` of a ResourceClaim.
+    `annotations` of its pod. `claim` is the `spec` of a ResourceClaim. `template` is the name of its ResourceClaimTemplate, or
+    empty if the role writes none.
     """
 
     where: str
@@ -169,6 +170,7 @@ class Request:
     annotations: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     claim: Mapping[str, Any] = field(default_factory=dict)
+    template: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ class Offer:
     config       configuration for the backend's plugin on this node
     config_name  name of this configuration in the cluster, or empty if the cluster does not store it
     labels       labels to set on the node
+    devices      name of the resource of each current device by UUID. Empty if the backend does not publish UUIDs
     """
 
     backend: str
@@ -192,6 +195,7 @@ class Offer:
     notes: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     config_name: str = ""
+    devices: Mapping[str, str] = field(default_factory=dict)
 
 
 def gpus_text(indexes: Sequence[int]) -> str:

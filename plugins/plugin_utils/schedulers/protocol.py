@@ -13,11 +13,17 @@ from .model import Node, Offer
 
 @dataclass(frozen=True)
 class Place:
-    """The node name, and the location of the backend's configuration in the cluster."""
+    """The node name, and the location of the backend's configuration in the cluster.
+
+    selector          label selector of the component's pods
+    claim_namespaces  namespaces whose pods use claims of the node's GPUs
+    """
 
     node: str
     namespace: str
     config_map: str
+    selector: str = ""
+    claim_namespaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,9 @@ class Changes:
     data          keys of the ConfigMap to write, with their content
     pending       mapping from each resource that differs from the plan to (planned, offered)
     pending_text  `pending` as text, with the fix if the numbers show the cause
-    restart       true if the backend's plugin must be restarted to detect changed devices
+    restart       true if the backend's component must be restarted to detect changed devices
+    delete        objects of the API to delete first, each with `apiVersion`, `kind` and the names in `metadata`
+    write         objects of the API to create or change. Fields that an object does not list are kept
     problems      reasons why nothing may be changed
     lines         lines of the plan
     """
@@ -42,25 +50,42 @@ class Changes:
     pending: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     pending_text: str = ""
     restart: bool = False
+    delete: tuple[Mapping[str, Any], ...] = ()
+    write: tuple[Mapping[str, Any], ...] = ()
     problems: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
 
     @property
     def in_step(self) -> bool:
         """Return whether the node matches the offer."""
-        return not (self.problems or self.labels or self.data or self.pending)
+        return not (self.problems or self.labels or self.data or self.pending or self.delete or self.write)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of objects of the API.
+
+    node_field  field selector for the node name, or empty for objects that belong to no node
+    namespaced  true to read only the namespace of the component
+    """
+
+    api_version: str
+    kind: str
+    node_field: str = ""
+    namespaced: bool = False
 
 
 @dataclass(frozen=True)
 class Removal:
     """Changes that undo earlier changes of a node.
 
-    The value None removes a label, an annotation, or a key of the ConfigMap (`data`).
+    The value None removes a label, an annotation, or a key of the ConfigMap (`data`). `delete` lists objects of the API.
     """
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, None] = field(default_factory=dict)
     data: Mapping[str, None] = field(default_factory=dict)
+    delete: tuple[Mapping[str, Any], ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -81,24 +106,37 @@ class Backend(Protocol):
 class ClusterBackend(Backend, Protocol):
     """A backend for Kubernetes. Its key is a value of `gpu_kubernetes_backend`.
 
+    component     name of the DaemonSet's software, for messages. Empty if the role neither installs nor restarts it
+    defaults      default namespace, ConfigMap, selector and Helm release of the component
+    chart_values  values that the role sets in the component's Helm chart
+    refused       pattern of settings that may not be installed, with the reason. Both are empty if there is none
     config_label  node label that selects a key of the ConfigMap. Empty if the backend has no such label
-    empty_config  ConfigMap content with which the plugin uses its defaults
-
-    If `config_label` is empty, the role neither installs nor restarts the backend's plugin.
+    empty_config  ConfigMap content with which the component uses its defaults. Empty if the backend has no configuration
+    offered_in    kind of the objects that publish the node's GPUs
+    reads         kinds of further objects that the comparison needs
     """
 
+    component: str
+    defaults: Mapping[str, str]
+    chart_values: Mapping[str, Any]
+    refused: tuple[str, str]
     config_label: str
     empty_config: str
+    offered_in: Kind
+    reads: tuple[Kind, ...]
 
-    def changes(self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place) -> Changes:
+    def changes(
+        self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place, objects: Sequence[Any] = ()
+    ) -> Changes:
         """Return the changes that make a node of the cluster match an offer.
 
         `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. If the ConfigMap does
-        not exist, the changes create it.
+        not exist, the changes create it. `objects` are the objects of `offered_in` and `reads`.
         """
 
-    def removal(self, name: str, nodes: Sequence[Any], config_map: Any) -> Removal:
+    def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        `nodes` contains this node and all nodes that have `config_label`.
+        `nodes` contains this node and all nodes that have `config_label`. `objects` are the objects of `offered_in` and `reads`
+        on all nodes.
         """

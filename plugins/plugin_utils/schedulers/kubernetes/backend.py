@@ -14,7 +14,7 @@ from typing import Any, Mapping, Sequence
 
 from ...host_values import text
 from ..model import Node, Offer
-from ..protocol import Changes, Place, Removal
+from ..protocol import Changes, Kind, Place, Removal
 from .api_objects import annotations_of, labels_of, name_of, texts
 
 # Label with which the GPU operator does not run mig-manager on the node. By default, mig-manager would remove all instances.
@@ -37,13 +37,25 @@ class KubernetesBackend:
 
     fixed_labels  labels with the same value on each node
     early_labels  names of fixed labels that are set before the layout of the host changes
-    resource      pattern of the resources that the backend offers
+    resource      pattern of the resources that the backend offers in the node's `allocatable`
     """
 
     key = ""
     applies = False
+    component = ""
+    # The defaults of NVIDIA's device plugin.
+    defaults: Mapping[str, str] = {
+        "namespace": "nvidia-device-plugin",
+        "config_map": "openfleet-gpu-device-plugin",
+        "selector": "app.kubernetes.io/name=nvidia-device-plugin",
+        "release": "nvidia-device-plugin",
+    }
+    chart_values: Mapping[str, Any] = {}
+    refused = ("", "")
     config_label = ""
     empty_config = ""
+    offered_in = Kind("v1", "Node")
+    reads: tuple[Kind, ...] = ()
     fixed_labels: Mapping[str, str] = WITHOUT_MIG_MANAGER
     early_labels: tuple[str, ...] = tuple(WITHOUT_MIG_MANAGER)
     resource = re.compile(r"(?!)")
@@ -59,11 +71,13 @@ class KubernetesBackend:
         """
         return ""
 
-    def changes(self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place) -> Changes:
+    def changes(
+        self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place, objects: Sequence[Any] = ()
+    ) -> Changes:
         """Return the changes that make a node of the cluster match an offer.
 
         `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. If the ConfigMap does
-        not exist, the changes create it.
+        not exist, the changes create it. `objects` are the objects of `offered_in` and `reads`.
         """
         if not isinstance(node, Mapping):
             problem = (
@@ -83,7 +97,7 @@ class KubernetesBackend:
         unrecorded = {name: labels.get(name) for name in desired if name not in before}
         key, content = offer["config_name"], config_text(offer["config"])
         data = {} if not key or texts(config_map, "data").get(key) == content else {key: content}
-        pending = self.pending_resources(offer["resources"], node)
+        pending = self.pending_resources(offer, node, objects)
         lines = [
             "node %s: label %s: %s (%s)" % (place.node, name, value, _was(labels, name))
             for name, value in desired.items()
@@ -96,15 +110,16 @@ class KubernetesBackend:
             data,
             pending,
             self.pending_text(pending),
-            restart=bool(pending and self.config_label) and self.config_label not in desired,
+            restart=bool(pending and self.component) and self.config_label not in desired,
             lines=tuple(lines),
         )
 
-    def removal(self, name: str, nodes: Sequence[Any], config_map: Any) -> Removal:
+    def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        `nodes` contains this node and all nodes that have `config_label`. Only labels that are recorded in LABELS_BEFORE are
-        restored. A label that someone else has changed in the meantime is kept.
+        `nodes` contains this node and all nodes that have `config_label`. `objects` are the objects of `offered_in` and `reads`
+        on all nodes. Only labels that are recorded in LABELS_BEFORE are restored. A label that someone else has changed in the
+        meantime is kept.
         """
         by_name = {name_of(node): node for node in nodes if isinstance(node, Mapping)}
         node = by_name.get(name, {})
@@ -121,22 +136,16 @@ class KubernetesBackend:
         keys = [key for key in texts(config_map, "data") if OWN_KEY.fullmatch(key) and key not in used]
         return Removal(back, {LABELS_BEFORE: None} if before else {}, dict.fromkeys(sorted(keys)))
 
-    def pending_resources(self, planned: Mapping[str, int], node: Any) -> dict[str, tuple[int, int]]:
+    def pending_resources(
+        self, offer: Mapping[str, Any], node: Any, _objects: Sequence[Any]
+    ) -> dict[str, tuple[int, int]]:
         """Return the resources whose allocatable number differs from the plan.
 
         The result maps names to (planned, offered). A resource that is not planned must be 0 or absent. After a change of
         instances, old and new resources can be allocatable at the same time
         (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
         """
-        status = node.get("status") if isinstance(node, Mapping) else None
-        offered = {
-            name: int(number)
-            for name, number in texts(status, "allocatable").items()
-            if self.resource.fullmatch(name) and _COUNT.fullmatch(number)
-        }
-        names = [*planned, *sorted(set(offered) - set(planned))]
-        pairs = {name: (planned.get(name, 0), offered.get(name, 0)) for name in names}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        return differing(offer["resources"], allocatable(node, self.resource))
 
     def pending_text(self, pending: Mapping[str, Sequence[int]]) -> str:
         """Return the resources that differ from the plan, as text.
@@ -178,6 +187,26 @@ class KubernetesBackend:
         if new:
             metadata["annotations"] = {LABELS_BEFORE: _record({**before, **new})}
         return metadata
+
+
+def allocatable(node: Any, resource: re.Pattern[str]) -> dict[str, int]:
+    """Return the allocatable numbers of a node's resources whose name matches."""
+    status = node.get("status") if isinstance(node, Mapping) else None
+    return {
+        name: int(number)
+        for name, number in texts(status, "allocatable").items()
+        if resource.fullmatch(name) and _COUNT.fullmatch(number)
+    }
+
+
+def differing(planned: Mapping[str, int], offered: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return (planned, offered) of each resource for which the two differ.
+
+    A missing resource counts as 0.
+    """
+    names = [*planned, *sorted(set(offered) - set(planned))]
+    pairs = {name: (planned.get(name, 0), offered.get(name, 0)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def config_text(config: Mapping[str, Any]) -> str:

@@ -26,15 +26,19 @@ _MERGED = (
 )
 
 
+# Resources for whole GPUs and for MIG profiles. `renameByDefault` appends `.shared` to their names.
+RESOURCE = re.compile(r"nvidia\.com/(?:gpu|mig-[0-9a-z.-]{1,60})(?:\.shared)?")
+
+
 class DevicePlugin(KubernetesBackend):
     """NVIDIA's device plugin."""
 
     key = KEY
     applies = True
+    component = "device plugin"
     config_label = CONFIG_LABEL
     empty_config = "version: v1\n"
-    # Resources for whole GPUs and for MIG profiles. `renameByDefault` appends `.shared` to their names.
-    resource = re.compile(r"nvidia\.com/(?:gpu|mig-[0-9a-z.-]{1,60})(?:\.shared)?")
+    resource = RESOURCE
 
     def offer(self, node: Node) -> Offer:
         """Return the plugin's offer of the node's GPUs, or the refused entries."""

@@ -3,21 +3,216 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Backend: NVIDIA's DRA driver for Kubernetes.
 
-Pods request devices with ResourceClaims, so no object of the cluster needs to be changed.
+The driver publishes devices in ResourceSlices when it starts. Pods request devices with claims. The role writes a DeviceClass
+for each MIG profile and ResourceClaimTemplates for each layout entry, and enables the driver's feature gates.
 """
 
 from __future__ import annotations
 
-from ..kubernetes.backend import KubernetesBackend
+import dataclasses
+from collections import Counter
+from typing import Any, Mapping, Sequence
+
+from ...host_values import text
+from ..kubernetes.api_objects import name_of
+from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, allocatable, differing
 from ..model import Node, Offer
-from .offer import KEY, offer
+from ..nvidia_device_plugin.backend import RESOURCE as OF_DEVICE_PLUGIN
+from ..protocol import Changes, Kind, Place, Removal
+from . import objects as api
+from .offer import KEY, NODE_LABEL, offer
+
+_SLICES = Kind(api.API, "ResourceSlice", "spec.nodeName")
+# Maximum number of names in a message.
+_NAMED = 5
 
 
 class Dra(KubernetesBackend):
     """NVIDIA's DRA driver."""
 
     key = KEY
+    applies = True
+    component = "DRA driver"
+    defaults: Mapping[str, str] = {
+        "namespace": "dra-driver-nvidia-gpu",
+        "config_map": "openfleet-gpu-dra-driver",
+        "selector": "dra-driver-nvidia-gpu-component=kubelet-plugin",
+        "release": "dra-driver-nvidia-gpu",
+    }
+    # The chart permits the driver to start MPS daemons only if the chart enables the gate. The node selector keeps the driver off
+    # nodes of the device plugin. The chart refuses GPUs without gpuResourcesEnabledOverride, in case both run on a node.
+    chart_values: Mapping[str, Any] = {
+        "gpuResourcesEnabledOverride": True,
+        "resources": {"computeDomains": {"enabled": False}},
+        "featureGates": {"DynamicMIG": False, "MPSSupport": True, "TimeSlicingSettings": True},
+        "kubeletPlugin": {"nodeSelector": NODE_LABEL},
+    }
+    refused = (
+        r"""DynamicMIG["']?\s*[=:]\s*["']?(?i:true)""",
+        "the feature gate DynamicMIG removes MIG instances that the DRA driver did not create. Remove the gate.",
+    )
+    fixed_labels: Mapping[str, str] = {**WITHOUT_MIG_MANAGER, **NODE_LABEL}
+    offered_in = _SLICES
+    reads = (
+        Kind(api.API, "DeviceClass"),
+        Kind(api.API, "ResourceClaimTemplate"),
+        Kind("apps/v1", "DaemonSet", namespaced=True),
+        Kind("v1", "Pod", "spec.nodeName"),
+    )
 
     def offer(self, node: Node) -> Offer:
         """Return the driver's offer of the node's GPUs, or the refused entries."""
         return offer(node)
+
+    def changes(
+        self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place, objects: Sequence[Any] = ()
+    ) -> Changes:
+        """Return the changes that make a node of the cluster match an offer.
+
+        In addition to labels, these are DeviceClasses, ResourceClaimTemplates and feature gates of the driver's DaemonSet.
+        """
+        changes = super().changes(offer, node, config_map, place, objects)
+        problems = [*changes.problems, *_two_offers(node, place.node, objects), *_gate_problems(offer, place, objects)]
+        if problems:
+            return Changes(problems=tuple(problems))
+        desired = _desired(offer, place)
+        current = {api.title(item): item for kind in _KINDS for item in api.of_kind(objects, kind)}
+        foreign = [
+            item for item in desired if api.title(item) in current and not api.is_owned(current[api.title(item)])
+        ]
+        if foreign:
+            return Changes(problems=tuple(_foreign(place.node, item) for item in foreign))
+        names = {api.title(item) for item in desired}
+        old = [item for name, item in current.items() if api.node_of(item) == place.node and name not in names]
+        # The API does not permit a change of a template's spec.
+        changed = [item for item in desired if api.title(item) in current and _differs(item, current[api.title(item)])]
+        recreated = [item for item in changed if item["kind"] == _TEMPLATE]
+        write = [item for item in desired if api.title(item) not in current or item in changed]
+        gates = _gate_patch(offer, place, objects)
+        lines = ["delete %s" % api.title(item) for item in old]
+        lines += ["write %s" % api.title(item) for item in write]
+        lines += ["%s: set FEATURE_GATES to %s" % (api.title(item), _gates_text(item)) for item in gates]
+        return dataclasses.replace(
+            changes,
+            restart=changes.restart or bool(gates),
+            delete=tuple(api.reference(item) for item in [*old, *recreated]),
+            write=(*write, *gates),
+            lines=(*changes.lines, *lines),
+        )
+
+    def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
+        """Return the changes that undo earlier changes of the node `name`.
+
+        A DeviceClass is kept while another node publishes an instance of its profile.
+        """
+        removal = super().removal(name, nodes, config_map, objects)
+        if removal.problems:
+            return removal
+        published = api.published(objects)
+        used = {resource for node, devices in published.items() if node != name for resource in devices.values()}
+        classes = {api.class_name(resource.partition("/")[2]) for resource in used if "/" in resource}
+        delete = [item for item in api.of_kind(objects, _TEMPLATE) if api.node_of(item) == name]
+        delete += [item for item in api.of_kind(objects, _CLASS) if api.is_owned(item) and name_of(item) not in classes]
+        return dataclasses.replace(removal, delete=tuple(map(api.reference, delete)))
+
+    def pending_resources(
+        self, offer: Mapping[str, Any], node: Any, objects: Sequence[Any]
+    ) -> dict[str, tuple[int, int]]:
+        """Return the devices whose published number differs from the plan.
+
+        If the host already has the layout's devices, a published device counts only if the host has its UUID. The driver
+        publishes the devices that it found when it started, and a new instance can have the profile of a removed one.
+        """
+        planned, current = offer["resources"], offer["devices"]
+        offered = api.published(objects, name_of(node)).get(name_of(node), {})
+        numbers = Counter(offered.values())
+        if Counter(current.values()) == Counter(planned):
+            matching = Counter(resource for uuid, resource in offered.items() if current.get(uuid) == resource)
+            for resource in [name for name in numbers if matching[name] < planned.get(name, 0)]:
+                numbers[resource] = matching[resource]
+        return differing(planned, numbers)
+
+
+_CLASS, _TEMPLATE = _KINDS = ("DeviceClass", "ResourceClaimTemplate")
+
+
+def _desired(offer: Mapping[str, Any], place: Place) -> list[dict[str, Any]]:
+    profiles = [name.partition("/")[2] for name in offer["resources"] if name.startswith(api.MIG_CLASS + "/")]
+    templates = [
+        api.template(request["template"], namespace, place.node, request["claim"])
+        for namespace in place.claim_namespaces
+        for request in offer["requests"]
+        if request["template"]
+    ]
+    return [*map(api.device_class, profiles), *templates]
+
+
+def _differs(desired: Any, current: Any) -> bool:
+    """Return whether a field of the desired object has another value.
+
+    Other fields are defaults of the API.
+    """
+    if isinstance(desired, Mapping):
+        return not isinstance(current, Mapping) or any(_differs(desired[key], current.get(key)) for key in desired)
+    if isinstance(desired, list):
+        same_length = isinstance(current, list) and len(current) == len(desired)
+        return not same_length or any(_differs(*pair) for pair in zip(desired, current))
+    return bool(desired != current)
+
+
+def _foreign(node: str, item: Mapping[str, Any]) -> str:
+    return "node %s: the %s exists, and the role did not write it. Rename or delete it. Nothing was changed." % (
+        node,
+        api.title(item),
+    )
+
+
+def _two_offers(node: Any, name: str, objects: Sequence[Any]) -> list[str]:
+    """Return a problem if the device plugin offers or has assigned GPUs of the node.
+
+    Kubernetes would assign the same GPU to one pod by its resource and to another by a claim.
+    """
+    cure = "Keep the device plugin off the node, and wait for or delete these pods. Nothing was changed."
+    offered = ["%s %d" % item for item in allocatable(node, OF_DEVICE_PLUGIN).items() if item[1]]
+    pods = [
+        "%s/%s" % (text(pod["metadata"].get("namespace", ""), 253), text(name_of(pod), 253))
+        for pod in api.of_kind(objects, "Pod")
+        if any(OF_DEVICE_PLUGIN.fullmatch(resource) for resource in api.requested(pod))
+    ]
+    if offered:
+        problem = "node %s: the device plugin offers %s, and the DRA driver would offer the same GPUs again. %s"
+        return [problem % (name, ", ".join(offered), cure)]
+    if pods:
+        problem = "node %s: pods use GPUs of the device plugin: %s. The DRA driver would offer the same GPUs again. %s"
+        more = ", and %d more" % (len(pods) - _NAMED) if len(pods) > _NAMED else ""
+        return [problem % (name, ", ".join(pods[:_NAMED]) + more, cure)]
+    return []
+
+
+def _gate_problems(offer: Mapping[str, Any], place: Place, objects: Sequence[Any]) -> list[str]:
+    found = api.daemonset(objects, place.selector)
+    has_mig = any(name.startswith(api.MIG_CLASS) for name in offer["resources"])
+    if found is None or not has_mig or api.gates(found).get("DynamicMIG") != "true":
+        return []
+    return [
+        "node %s: the %s has the feature gate DynamicMIG, and then the DRA driver removes MIG instances that it did not create. "
+        "Remove the gate (featureGates of the chart, or FEATURE_GATES of the manifest). Nothing was changed."
+        % (place.node, api.title(found))
+    ]
+
+
+def _gate_patch(offer: Mapping[str, Any], place: Place, objects: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the patch that enables missing feature gates.
+
+    Other nodes may need enabled gates, so none is disabled.
+    """
+    found = api.daemonset(objects, place.selector)
+    needed = {name: True for name, value in offer["config"]["featureGates"].items() if value}
+    if found is None or all(api.gates(found).get(name) == "true" for name in needed):
+        return []
+    return [api.with_gates(found, needed)]
+
+
+def _gates_text(item: Mapping[str, Any]) -> str:
+    value: str = item["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"]
+    return text(value, 500)

@@ -16,10 +16,12 @@ from ....module_utils.layout.profile_name import profile_order
 from ...techniques.access import Access, Clients, Turns
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER
 from ..model import Node, NodeGpu, NodeInstance, Offer, Refusal, Request, by_entry, gpus_text, refusal
+from .objects import DRIVER, GPU_CLASS, MIG_CLASS, attribute
 
 KEY = "nvidia_dra"
+# Label of the nodes on which the driver's DaemonSet runs.
+NODE_LABEL = {"openfleet.gpu/backend": KEY}
 
-GPU_CLASS, MIG_CLASS, _DRIVER = "gpu.nvidia.com", "mig.nvidia.com", "gpu.nvidia.com"
 _API = "resource.nvidia.com/v1beta1"
 
 
@@ -33,14 +35,15 @@ def offer(node: Node) -> Offer:
     refusals = _refusals(gpus)
     if refusals:
         return Offer(KEY, refusals=tuple(refusals))
-    requests = [request for group in by_entry(gpus) if group[0].entry for request in _requests(group)]
+    requests = [request for group in by_entry(gpus) if group[0].entry for request in _requests(group, node.name)]
     return Offer(
         KEY,
         _devices(gpus),
         {"featureGates": _gates(gpus)},
-        WITHOUT_MIG_MANAGER,
+        {**WITHOUT_MIG_MANAGER, **NODE_LABEL},
         tuple(requests),
         notes=tuple(_notes(gpus)),
+        devices=_current(gpus),
     )
 
 
@@ -77,6 +80,17 @@ def _devices(node: Sequence[NodeGpu]) -> dict[str, int]:
     return found
 
 
+def _current(node: Sequence[NodeGpu]) -> dict[str, str]:
+    """Return the class and profile of each current device of the host by UUID."""
+    found = {}
+    for each in node:
+        if each.has_uuid and not each.gpu.mig.enabled:
+            found[each.gpu.uuid] = GPU_CLASS
+        for instance in each.gpu.mig.instances:
+            found.update((uuid, "%s/%s" % (MIG_CLASS, instance.profile)) for uuid in instance.uuids if uuid)
+    return found
+
+
 def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
     """Return the feature gates of the driver that the layout needs.
 
@@ -92,7 +106,7 @@ def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
     return gates
 
 
-def _requests(group: Sequence[NodeGpu]) -> list[Request]:
+def _requests(group: Sequence[NodeGpu], node: str) -> list[Request]:
     """Return the claims for an entry.
 
     An entry with instances has one claim for each kind of instance. Other entries have a single claim for their GPUs.
@@ -100,19 +114,32 @@ def _requests(group: Sequence[NodeGpu]) -> list[Request]:
     here = group[0]
     if here.instances is None:
         claim = _claim(GPU_CLASS, _cel("uuid", group), "GpuConfig", _sharing(here.access))
-        return [Request(here.where, GPU_CLASS, claim=claim)]
+        return [Request(here.where, GPU_CLASS, claim=claim, template=_template(group, node))]
     kinds = sorted(
-        {(part.profile, part.access) for part in here.instances},
-        key=lambda kind: (profile_order(kind[0]), str(kind[1])),
+        {(part.profile, part.sharing, part.access) for part in here.instances},
+        key=lambda kind: (profile_order(kind[0]), str(kind[1:])),
     )
     requests = []
-    for profile, access in kinds:
+    for profile, sharing, access in kinds:
         selector = " && ".join(
-            part for part in ("%s == '%s'" % (_attribute("profile"), profile), _cel("parentUUID", group)) if part
+            part for part in ("%s == '%s'" % (attribute("profile"), profile), _cel("parentUUID", group)) if part
         )
         claim = _claim(MIG_CLASS, selector, "MigDeviceConfig", _sharing(access))
-        requests.append(Request(here.where, "%s/%s" % (MIG_CLASS, profile), claim=claim))
+        name = _template(group, node, profile, sharing)
+        requests.append(Request(here.where, "%s/%s" % (MIG_CLASS, profile), claim=claim, template=name))
     return requests
+
+
+def _template(group: Sequence[NodeGpu], node: str, *parts: str | None) -> str:
+    """Return the name of an entry's ResourceClaimTemplate.
+
+    It consists of the node, the sharing, the GPUs and `parts`. Returns an empty text if the node has no name or the claim would
+    not select the entry's GPUs.
+    """
+    if not node or not _cel("uuid", group):
+        return ""
+    words = [node, group[0].sharing, *(str(each.gpu.index) for each in group), *filter(None, parts)]
+    return "-".join(words).replace("_", "-").replace("+", ".").lower()
 
 
 def _claim(device_class: str, selector: str, kind: str, sharing: dict[str, Any] | None) -> dict[str, Any]:
@@ -123,7 +150,7 @@ def _claim(device_class: str, selector: str, kind: str, sharing: dict[str, Any] 
     devices: dict[str, Any] = {"requests": [{"name": "gpu", "exactly": exactly}]}
     if sharing is not None:
         parameters = {"apiVersion": _API, "kind": kind, "sharing": sharing}
-        devices["config"] = [{"requests": ["gpu"], "opaque": {"driver": _DRIVER, "parameters": parameters}}]
+        devices["config"] = [{"requests": ["gpu"], "opaque": {"driver": DRIVER, "parameters": parameters}}]
     return {"devices": devices}
 
 
@@ -139,18 +166,14 @@ def _sharing(access: Access | None) -> dict[str, Any] | None:
     return None
 
 
-def _attribute(name: str) -> str:
-    return "device.attributes['%s'].%s" % (_DRIVER, name)
-
-
-def _cel(attribute: str, group: Sequence[NodeGpu]) -> str:
+def _cel(name: str, group: Sequence[NodeGpu]) -> str:
     """Return the CEL expression that selects the GPUs of an entry.
 
     Returns an empty text if a UUID is unknown.
     """
     if not all(each.has_uuid for each in group):
         return ""
-    return "%s in [%s]" % (_attribute(attribute), ", ".join("'%s'" % each.gpu.uuid for each in group))
+    return "%s in [%s]" % (attribute(name), ", ".join("'%s'" % each.gpu.uuid for each in group))
 
 
 def _notes(node: Sequence[NodeGpu]) -> list[str]:

@@ -414,6 +414,32 @@ def test_a_claim_for_mps_inside_an_instance():
     )
 
 
+def test_templates_are_named_by_node_sharing_gpus_and_profile():
+    entries = [dict(entry, gpus=[number]) for number, entry in enumerate((EXCLUSIVE, MIG, MPS, MPS_INSIDE))]
+    found = offer_node(layout(*entries), gpus(4), DRA, "node-a")
+    assert [request.template for request in found.requests] == [
+        "node-a-exclusive-0",
+        "node-a-mig-1-3g.40gb",
+        "node-a-mig-1-1g.10gb",
+        "node-a-mps-2",
+        "node-a-mig-3-3g.40gb-mps",
+    ]
+    # Without UUIDs, a claim would select GPUs of other entries.
+    unknown = offer_node(layout(EXCLUSIVE), H100[:1], DRA, "node-a")
+    assert [request.template for request in unknown.requests] == [""]
+
+
+def test_current_devices_of_the_host_have_their_resource():
+    divided = seen(gpus(1)[0], ("3g.40gb", [3]))
+    (instance,) = divided.mig.instances
+    parts = (dataclasses.replace(instance.compute_instances[0], mig_uuid="MIG-1"),)
+    mig = dataclasses.replace(divided.mig, instances=(dataclasses.replace(instance, compute_instances=parts),))
+    found = offer_node(layout(MIG), [dataclasses.replace(divided, mig=mig)], DRA, "node-a")
+    assert found.devices == {"MIG-1": "mig.nvidia.com/3g.40gb"}
+    found = offer_node(layout(MIG), gpus(2), DRA, "node-a")
+    assert found.devices == {UUIDS[0]: "gpu.nvidia.com", UUIDS[1]: "gpu.nvidia.com"}
+
+
 def test_claims_for_gpus_without_uuids_select_none_with_a_note():
     found = offer_node(layout(EXCLUSIVE), H100[:1], DRA)
     assert "selectors" not in found.requests[0].claim["devices"]["requests"][0]["exactly"]

@@ -22,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.protocol 
 pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).resolve().parents[4]
-NOTHING = {"applies": False, "config_label": "", "empty_config": ""}
+NOTHING = {"applies": False, "config_label": "", "empty_config": "", "component": "", "reads": []}
 LAYOUTS = (
     [{"gpus": [0], "sharing": "exclusive"}],
     [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}],
@@ -64,22 +64,36 @@ def test_another_key_has_no_backend_for_kubernetes(key):
 
 
 def test_the_filter_describes_a_backend_that_writes_to_the_cluster():
-    described = scheduler_backend("nvidia_device_plugin")
+    described = needs("nvidia_device_plugin")
     assert described == {
         "applies": True,
         "config_label": "nvidia.com/device-plugin.config",
         "empty_config": "version: v1\n",
+        "component": "device plugin",
+        "reads": [],
     }
 
 
-@pytest.mark.parametrize("key", ["nvidia_dra", "hami", "volcano_vgpu"])
+def test_the_filter_describes_a_backend_that_publishes_devices():
+    described = scheduler_backend("nvidia_dra")
+    assert needs("nvidia_dra") == {**NOTHING, "applies": True, "component": "DRA driver", "reads": described["reads"]}
+    assert described["offered_in"]["kind"] == "ResourceSlice"
+    assert {each["kind"] for each in described["reads"]} == {"DeviceClass", "ResourceClaimTemplate", "DaemonSet", "Pod"}
+    assert described["defaults"]["namespace"] == "dra-driver-nvidia-gpu"
+
+
+@pytest.mark.parametrize("key", ["hami", "volcano_vgpu"])
 def test_the_filter_describes_a_backend_that_is_only_planned(key):
-    assert scheduler_backend(key) == NOTHING
+    assert needs(key) == NOTHING
 
 
 @pytest.mark.parametrize("key", ["", "no_such_backend", "NVIDIA_DRA", None, 3, ["hami"], {"hami": 1}])
 def test_an_unknown_backend_needs_nothing(key):
-    assert scheduler_backend(key) == NOTHING
+    assert needs(key) == NOTHING
+
+
+def needs(key):
+    return {name: value for name, value in scheduler_backend(key).items() if name in NOTHING}
 
 
 def refusals(key, layout):

@@ -1,0 +1,197 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Create the objects of an offer, and read the objects of the DRA driver. Pure.
+
+Sources: https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/ (resource.k8s.io/v1), and of the
+driver: deployments/helm/dra-driver-nvidia-gpu and reference/resourceslice-attributes.md.
+
+Objects of the cluster are untrusted. An object that does not have the format of the API counts as absent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping, Sequence
+
+from ..kubernetes.api_objects import annotations_of, labels_of, name_of, texts
+
+API = "resource.k8s.io/v1"
+DRIVER = "gpu.nvidia.com"
+GPU_CLASS, MIG_CLASS = "gpu.nvidia.com", "mig.nvidia.com"
+# Label of the objects that the role writes, and annotation of the templates of a node.
+OWNED = {"app.kubernetes.io/managed-by": "openfleet.gpu"}
+OF_NODE = "openfleet.gpu/node"
+_GATES = "FEATURE_GATES"
+# The container of the chart that publishes GPUs. The DaemonSet has another one for ComputeDomains.
+_CONTAINER = "gpus"
+_SUFFIX = ".openfleet.gpu"
+
+
+def class_name(profile: str) -> str:
+    """Return the name of the DeviceClass of a MIG profile. Plus signs become dots."""
+    return "mig-%s%s" % (profile.replace("+", "."), _SUFFIX)
+
+
+def device_class(profile: str) -> dict[str, Any]:
+    """Return the DeviceClass of a MIG profile.
+
+    It selects the instances of all nodes.
+    """
+    selected = "device.driver == '%s' && %s == 'mig' && %s == '%s'" % (
+        DRIVER,
+        attribute("type"),
+        attribute("profile"),
+        profile,
+    )
+    return {
+        "apiVersion": API,
+        "kind": "DeviceClass",
+        "metadata": {"name": class_name(profile), "labels": dict(OWNED)},
+        "spec": {"selectors": [{"cel": {"expression": selected}}]},
+    }
+
+
+def template(name: str, namespace: str, node: str, claim: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ResourceClaimTemplate. `claim` is the `spec` of its claims."""
+    metadata = {"name": name, "namespace": namespace, "labels": dict(OWNED), "annotations": {OF_NODE: node}}
+    return {"apiVersion": API, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": {"spec": dict(claim)}}
+
+
+def attribute(name: str) -> str:
+    """Return the CEL expression of a device's attribute."""
+    return "device.attributes['%s'].%s" % (DRIVER, name)
+
+
+def reference(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object's kind and names, which suffice to delete it."""
+    metadata = texts(item, "metadata")
+    names = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
+    return {"apiVersion": API, "kind": item["kind"], "metadata": names}
+
+
+def title(item: Mapping[str, Any]) -> str:
+    """Return an object's kind and name for messages."""
+    metadata = texts(item, "metadata")
+    return "%s %s" % (item["kind"], "/".join(metadata[key] for key in ("namespace", "name") if key in metadata))
+
+
+def is_owned(item: Any) -> bool:
+    """Return whether the role has written the object."""
+    return OWNED.items() <= labels_of(item).items()
+
+
+def node_of(item: Any) -> str:
+    """Return the node whose GPUs a template selects, or an empty text."""
+    return annotations_of(item).get(OF_NODE, "") if is_owned(item) else ""
+
+
+def of_kind(objects: Sequence[Any], kind: str) -> list[Mapping[str, Any]]:
+    """Return the objects of a kind that have a name."""
+    return [item for item in objects if isinstance(item, Mapping) and item.get("kind") == kind and name_of(item)]
+
+
+def published(objects: Sequence[Any], node: str = "") -> dict[str, dict[str, str]]:
+    """Return the resource names of the driver's devices by node and UUID.
+
+    The names are those of an offer. With `node`, only this node is included. Only the newest generation of a pool counts, as for
+    the scheduler.
+    """
+    slices = [spec for spec in (_mapping(item, "spec") for item in of_kind(objects, "ResourceSlice")) if _is_own(spec)]
+    newest: dict[Any, int] = {}
+    for spec in slices:
+        pool = _pool(spec)
+        newest[pool] = max(newest.get(pool, 0), _generation(spec))
+    found: dict[str, dict[str, str]] = {}
+    for spec in slices:
+        name = spec.get("nodeName")
+        if isinstance(name, str) and node in ("", name) and _generation(spec) == newest[_pool(spec)]:
+            found.setdefault(name, {}).update(_devices(spec))
+    return found
+
+
+def daemonset(objects: Sequence[Any], selector: str) -> Mapping[str, Any] | None:
+    """Return the driver's DaemonSet, or None.
+
+    `selector` is the label selector of its pods. Only equality is supported. Other requirements are ignored.
+    """
+    wanted = dict(part.split("=", 1) for part in selector.replace("==", "=").replace(" ", "").split(",") if "=" in part)
+    for item in of_kind(objects, "DaemonSet"):
+        if wanted and wanted.items() <= labels_of(_mapping(_mapping(item, "spec"), "template")).items():
+            return item
+    return None
+
+
+def gates(item: Mapping[str, Any]) -> dict[str, str]:
+    """Return the feature gates of the driver's container, as texts."""
+    for entry in _list(_container(item).get("env")):
+        if isinstance(entry, Mapping) and entry.get("name") == _GATES and isinstance(entry.get("value"), str):
+            parts = (part.split("=", 1) for part in entry["value"].split(",") if "=" in part)
+            return {name.strip(): value.strip().lower() for name, value in parts}
+    return {}
+
+
+def with_gates(item: Mapping[str, Any], changed: Mapping[str, bool]) -> dict[str, Any]:
+    """Return a patch that changes feature gates of the driver's container.
+
+    It is a strategic merge patch.
+    """
+    every = {**gates(item), **{name: str(value).lower() for name, value in changed.items()}}
+    entry = {"name": _GATES, "value": ",".join("%s=%s" % gate for gate in sorted(every.items()))}
+    container = {"name": _container(item).get("name", _CONTAINER), "env": [entry]}
+    metadata = texts(item, "metadata")
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {key: metadata[key] for key in ("name", "namespace") if key in metadata},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+    }
+
+
+def requested(pod: Any) -> set[str]:
+    """Return the extended resources that an active pod requests."""
+    if _mapping(pod, "status").get("phase") in ("Succeeded", "Failed"):
+        return set()
+    spec = _mapping(pod, "spec")
+    containers = [*_list(spec.get("initContainers")), *_list(spec.get("containers"))]
+    return {name for each in containers for name in texts(_mapping(each, "resources"), "limits")}
+
+
+def _container(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    spec = _mapping(_mapping(_mapping(item, "spec"), "template"), "spec")
+    containers = [each for each in _list(spec.get("containers")) if isinstance(each, Mapping)]
+    named = [each for each in containers if each.get("name") == _CONTAINER]
+    return (named or containers or [{}])[0]
+
+
+def _is_own(spec: Mapping[str, Any]) -> bool:
+    return spec.get("driver") == DRIVER
+
+
+def _pool(spec: Mapping[str, Any]) -> tuple[str, str]:
+    return str(spec.get("nodeName")), str(_mapping(spec, "pool").get("name"))
+
+
+def _generation(spec: Mapping[str, Any]) -> int:
+    number = _mapping(spec, "pool").get("generation")
+    return number if isinstance(number, int) else 0
+
+
+def _devices(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for device in _list(spec.get("devices")):
+        attributes = _mapping(device, "attributes")
+        kind, uuid, profile = (_mapping(attributes, name).get("string") for name in ("type", "uuid", "profile"))
+        if not isinstance(uuid, str):
+            continue
+        if kind == "mig" and isinstance(profile, str):
+            yield uuid, "%s/%s" % (MIG_CLASS, profile)
+        elif kind == "gpu":
+            yield uuid, GPU_CLASS
+
+
+def _mapping(parent: Any, key: str) -> Mapping[str, Any]:
+    value = parent.get(key) if isinstance(parent, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

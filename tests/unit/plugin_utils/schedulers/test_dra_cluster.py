@@ -1,0 +1,298 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Changes of a cluster for nodes with NVIDIA's DRA driver, and their removal."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_changes import kubernetes_changes
+from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
+from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_removal import kubernetes_removal
+from ansible_collections.openfleet.gpu.plugins.filter.scheduler_backend import scheduler_backend
+
+pytestmark = pytest.mark.core
+
+GPUS = ["GPU-%08d-0000-4000-8000-000000000000" % number for number in range(4)]
+SMALL = {"profile": "1g.10gb", "count": 2}
+MIG = {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, SMALL]}
+MPS = {
+    "gpus": [1],
+    "sharing": "mps",
+    "mps": {"name": "inference", "clients": 4, "active_thread_percentage": 25, "pinned_memory_limit": "18GiB"},
+}
+SLICED = {"gpus": [2], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 4}}
+WHOLE = {"gpus": [3], "sharing": "exclusive"}
+MIXED = [MIG, MPS, SLICED, WHOLE]
+LABEL, MIG_MANAGER = "openfleet.gpu/backend", "nvidia.com/gpu.deploy.mig-manager"
+OWNED = {"app.kubernetes.io/managed-by": "openfleet.gpu"}
+SELECTOR = "dra-driver-nvidia-gpu-component=kubelet-plugin"
+
+
+def mapping(layout=MIXED, instances=(), name="n1"):
+    """Return the mapping for a host with four H100.
+
+    `instances` are (GPU, profile, number) of its current instances.
+    """
+    found = kubernetes_mapping(layout, "nvidia_dra", expected_gpus=["H100-80GB"] * 4, node=name)
+    assert not found["problems"], found["problems"]
+    # The driver reports UUIDs. The expected GPUs of this test have none.
+    text = json.dumps(found)
+    partitioned = {gpu for gpu, _profile, _number in instances}
+    found = json.loads(text)
+    found["devices"] = {GPUS[gpu]: "gpu.nvidia.com" for gpu in range(4) if gpu not in partitioned}
+    found["devices"].update({"MIG-%d-%d" % (gpu, number): "mig.nvidia.com/" + p for gpu, p, number in instances})
+    for number, request in enumerate(found["requests"]):
+        request["template"] = "%s-%d" % (name, number)
+    return found
+
+
+NOW = ((0, "3g.40gb", 1), (0, "1g.10gb", 2), (0, "1g.10gb", 3))
+
+
+def node(labels=None, allocatable=None, annotations=None, name="n1"):
+    metadata = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
+    return {"kind": "Node", "metadata": metadata, "status": {"allocatable": allocatable or {}}}
+
+
+def resource_slice(devices, name="n1", generation=1, pool=None):
+    """Return a ResourceSlice with devices by UUID, in the form of the driver."""
+    items = []
+    for number, (uuid, resource) in enumerate(devices.items()):
+        attributes = {"uuid": {"string": uuid}, "type": {"string": "gpu"}}
+        if "/" in resource:
+            attributes.update(type={"string": "mig"}, profile={"string": resource.partition("/")[2]})
+        items.append({"name": "device-%d" % number, "attributes": attributes})
+    spec = {
+        "driver": "gpu.nvidia.com",
+        "nodeName": name,
+        "pool": {"name": pool or name, "generation": generation, "resourceSliceCount": 1},
+        "devices": items,
+    }
+    return {"kind": "ResourceSlice", "metadata": {"name": "%s-%d" % (name, generation)}, "spec": spec}
+
+
+def daemonset(gates="", labels=None):
+    environment = [{"name": "NODE_NAME"}, *([{"name": "FEATURE_GATES", "value": gates}] if gates else [])]
+    containers = [{"name": "compute-domains"}, {"name": "gpus", "env": environment}]
+    metadata = {"labels": labels or {"dra-driver-nvidia-gpu-component": "kubelet-plugin"}}
+    return {
+        "kind": "DaemonSet",
+        "metadata": {"name": "driver", "namespace": "dra"},
+        "spec": {"template": {"metadata": metadata, "spec": {"containers": containers}}},
+    }
+
+
+GATED = daemonset("MPSSupport=true,TimeSlicingSettings=true,")
+
+
+def changes(found, at, *objects, namespaces=("team",)):
+    return kubernetes_changes(
+        found,
+        at,
+        None,
+        name="n1",
+        namespace="dra",
+        selector=SELECTOR,
+        claim_namespaces=list(namespaces),
+        objects=objects,
+    )
+
+
+def written(found):
+    """Return the objects of a first run, as the API stores them."""
+    return copy.deepcopy([each for each in found["write"] if each["kind"] != "DaemonSet"])
+
+
+def follows(found):
+    """Return the node, the ResourceSlice and the other objects that match the mapping."""
+    first = changes(found, node(), GATED)
+    ready = node({LABEL: "nvidia_dra", MIG_MANAGER: "false"}, annotations=first["annotations"])
+    return ready, [resource_slice(found["devices"]), GATED, *written(first)]
+
+
+def named(objects):
+    return ["%s %s" % (each["kind"], each["metadata"]["name"]) for each in objects]
+
+
+def test_new_node_gets_labels_classes_and_templates():
+    found = changes(mapping(), node(), daemonset())
+    assert found["labels"] == {MIG_MANAGER: "false", LABEL: "nvidia_dra"}
+    assert named(found["write"]) == [
+        "DeviceClass mig-3g.40gb.openfleet.gpu",
+        "DeviceClass mig-1g.10gb.openfleet.gpu",
+        *("ResourceClaimTemplate n1-%d" % number for number in range(5)),
+        "DaemonSet driver",
+    ]
+    assert found["pending"] == {
+        "gpu.nvidia.com": [3, 0],
+        "mig.nvidia.com/3g.40gb": [1, 0],
+        "mig.nvidia.com/1g.10gb": [2, 0],
+    }
+    (gates,) = found["write"][-1]["spec"]["template"]["spec"]["containers"]
+    assert gates == {
+        "name": "gpus",
+        "env": [{"name": "FEATURE_GATES", "value": "MPSSupport=true,TimeSlicingSettings=true"}],
+    }
+    assert found["restart"]
+    assert "write ResourceClaimTemplate team/n1-0" in found["lines"]
+
+
+def test_a_template_has_the_claim_of_its_entry():
+    planned = mapping()
+    found = changes(planned, node(), GATED)
+    templates = [each for each in found["write"] if each["kind"] == "ResourceClaimTemplate"]
+    assert [each["spec"]["spec"] for each in templates] == [request["claim"] for request in planned["requests"]]
+    assert {each["metadata"]["namespace"] for each in templates} == {"team"}
+
+
+def test_matching_node_needs_nothing():
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    # The API adds defaults to what was written.
+    objects[-1]["spec"]["spec"]["devices"]["requests"][0]["exactly"].update(allocationMode="ExactCount", count=1)
+    found = changes(planned, ready, *objects)
+    assert found["in_step"] and found["lines"] == [] and not found["restart"]
+
+
+def test_published_devices_of_removed_instances_need_a_restart():
+    # The profile and the number are the same, and the instances are new.
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    stale = resource_slice(mapping(instances=((0, "3g.40gb", 1), (0, "1g.10gb", 2), (0, "1g.10gb", 7)))["devices"])
+    found = changes(planned, ready, stale, *objects[1:])
+    assert found["pending"] == {"mig.nvidia.com/1g.10gb": [2, 1]}
+    assert found["restart"] and not found["in_step"]
+
+
+@pytest.mark.parametrize("surplus", ["gpu.nvidia.com", "mig.nvidia.com/1g.10gb", "mig.nvidia.com/7g.80gb"])
+def test_a_published_device_that_the_host_lacks_is_pending(surplus):
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    more = resource_slice({**planned["devices"], "GPU-old": surplus})
+    found = changes(planned, ready, more, *objects[1:])
+    number = planned["resources"].get(surplus, 0)
+    assert found["pending"] == {surplus: [number, number + 1]}
+
+
+def test_only_the_newest_slices_of_the_node_count():
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    old = resource_slice({"GPU-old": "gpu.nvidia.com"}, generation=0)
+    other = resource_slice({"GPU-other": "gpu.nvidia.com"}, name="n2", generation=9)
+    assert changes(planned, ready, old, other, *objects)["in_step"]
+
+
+def test_template_of_an_earlier_layout_is_deleted_and_a_changed_one_is_recreated():
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    old = copy.deepcopy(objects[-1])
+    old["metadata"]["name"] = "n1-mig-5"
+    other = copy.deepcopy(old)
+    other["metadata"].update(name="n2-mig-5", annotations={"openfleet.gpu/node": "n2"})
+    objects[-1]["spec"]["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "mig.nvidia.com"
+    found = changes(planned, ready, *objects, old, other)
+    assert named(found["delete"]) == ["ResourceClaimTemplate n1-mig-5", "ResourceClaimTemplate n1-4"]
+    assert all(each["metadata"]["namespace"] == "team" for each in found["delete"])
+    assert named(found["write"]) == ["ResourceClaimTemplate n1-4"]
+    assert not found["in_step"]
+
+
+def test_template_of_a_namespace_that_is_no_longer_listed_is_deleted():
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    found = changes(planned, ready, *objects, namespaces=())
+    assert len(found["delete"]) == 5 and found["write"] == []
+
+
+@pytest.mark.parametrize("kind", ["DeviceClass", "ResourceClaimTemplate"])
+def test_object_of_someone_else_is_not_changed(kind):
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    foreign = next(each for each in objects if each["kind"] == kind)
+    foreign["metadata"]["labels"] = {}
+    found = changes(planned, ready, *objects)
+    (problem,) = found["problems"]
+    assert re.match(
+        r"node n1: the %s \S+ exists, and the role did not write it\. Rename or delete it\." % kind, problem
+    )
+    assert (found["write"], found["delete"], found["labels"]) == ([], [], {})
+
+
+@pytest.mark.parametrize("gates", ["DynamicMIG=true", "MPSSupport=true, DynamicMIG=True,"])
+def test_dynamic_mig_is_refused_beside_mig(gates):
+    (problem,) = changes(mapping(), node(), daemonset(gates))["problems"]
+    assert "the DaemonSet dra/driver has the feature gate DynamicMIG" in problem
+    assert "Remove the gate (featureGates of the chart" in problem
+    assert changes(mapping([dict(WHOLE, gpus=[0, 1, 2, 3])]), node(), daemonset(gates))["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("FEATURE_GATES=DynamicMIG=true", True),
+        ('{"featureGates": {"DynamicMIG": true}}', True),
+        ("- name: FEATURE_GATES\n  value: MPSSupport=true,DynamicMIG=True", True),
+        ("featureGates:\n  DynamicMIG : true", True),
+        ("DynamicMIG=false,MPSSupport=true", False),
+        ('{"DynamicMIG": false}', False),
+    ],
+)
+def test_dynamic_mig_is_never_installed(text, is_refused):
+    pattern, reason = scheduler_backend("nvidia_dra")["refused"]
+    assert bool(re.search(pattern, text)) is is_refused
+    assert "DynamicMIG" in reason
+
+
+def test_gates_of_other_nodes_stay_enabled():
+    once = mapping([dict(WHOLE, gpus=[0, 1, 3]), SLICED])
+    found = changes(once, node(), daemonset("MPSSupport=true,ContextualLogging=false"))
+    (entry,) = found["write"][-1]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert entry["value"] == "ContextualLogging=false,MPSSupport=true,TimeSlicingSettings=true"
+
+
+def test_another_daemonset_of_the_namespace_is_left_alone():
+    found = changes(mapping(), node(), daemonset(labels={"app": "other"}))
+    assert "DaemonSet driver" not in named(found["write"])
+
+
+def test_gpus_are_not_offered_by_two_components():
+    (problem,) = changes(mapping(), node(allocatable={"nvidia.com/gpu": "4", "nvidia.com/mig-1g.10gb": "0"}), GATED)[
+        "problems"
+    ]
+    assert problem.startswith("node n1: the device plugin offers nvidia.com/gpu 4, and the DRA driver would offer")
+    pod = {
+        "kind": "Pod",
+        "metadata": {"name": "train", "namespace": "team"},
+        "spec": {"containers": [{"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}]},
+        "status": {"phase": "Running"},
+    }
+    (problem,) = changes(mapping(), node(), GATED, pod)["problems"]
+    assert "pods use GPUs of the device plugin: team/train." in problem
+    ended = {**pod, "status": {"phase": "Succeeded"}}
+    assert changes(mapping(), node(), GATED, ended)["problems"] == []
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"kind": "ResourceSlice"}, {"kind": "DaemonSet", "spec": 3}, "x", None, {"kind": "Pod"}]
+)
+def test_malformed_objects_count_as_absent(form):
+    found = changes(mapping(), node(), form)
+    assert found["problems"] == [] and len(found["write"]) == 7
+
+
+def test_removal_deletes_the_objects_of_the_node_and_unused_classes():
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    other = resource_slice({"MIG-other": "mig.nvidia.com/1g.10gb"}, name="n2")
+    theirs = {"kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"}, "spec": {}}
+    found = kubernetes_removal("n1", [ready], backend="nvidia_dra", objects=[*objects, other, theirs])
+    assert found["labels"] == {MIG_MANAGER: None, LABEL: None}
+    assert named(found["delete"]) == [
+        *("ResourceClaimTemplate n1-%d" % number for number in range(5)),
+        "DeviceClass mig-3g.40gb.openfleet.gpu",
+    ]
