@@ -15,6 +15,7 @@ from ..modules.audit import DOCUMENTATION
 from ..plugin_utils.audit import answers, archive, pods, write, write_line
 from ..plugin_utils.audit.compare import Former
 from ..plugin_utils.audit.holdings import hosts_of
+from ..plugin_utils.audit.jobs import slurm_of
 from ..plugin_utils.audit.make import Order, make
 from ..plugin_utils.audit.model import Audit
 from ..plugin_utils.audit.options import OptionError, access, holidays, prices, seconds, thresholds
@@ -37,6 +38,7 @@ class ActionModule(ControllerAction):
         # Results are validated separately for each host. A host with an invalid result is treated as unanswered, like a
         # host without a driver.
         accepted, no_answers = answers.of_all(arguments.pop("answers"))
+        jobs, nodes = slurm_of(arguments.pop("slurm"))
         states, refused = gpu_info_of_all({**arguments.pop("hosts"), **accepted})
         args = plain(arguments)
         pods_by_host, unknown = pods.look_up(states, pods.places(args["kubernetes"]))
@@ -54,6 +56,8 @@ class ActionModule(ControllerAction):
             exempt=args["exempt"],
             holidays=holidays(args["holidays"]),
             former=_former(args["previous"], args["directory"], args["keep"]),
+            jobs=jobs,
+            nodes=nodes,
         )
         notices = [Notice.of(row) for row in args["notify"]]
         audit = make(order, time.time(), lambda line: display.display("audit: %s" % line))

@@ -15,6 +15,7 @@ from ansible.utils.display import Display
 from ..modules.rightsize import DOCUMENTATION
 from ..plugin_utils.audit import pods
 from ..plugin_utils.audit.holdings import hosts_of
+from ..plugin_utils.audit.jobs import slurm_of
 from ..plugin_utils.audit.make import Order
 from ..plugin_utils.audit.options import access, holidays, prices, seconds, thresholds
 from ..plugin_utils.controller_action import ControllerAction
@@ -30,14 +31,19 @@ class ActionModule(ControllerAction):
 
     def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
         states, refused = gpu_info_of_all(arguments.pop("hosts"), tenants_whole=True)
+        slurm = slurm_of(arguments.pop("slurm"))
         try:
-            return self._propose(plain(arguments), states, refused)
+            return self._propose(plain(arguments), states, refused, slurm)
         except ImportError as error:
             cure = "pip install -r requirements-rightsize.txt into the Python that runs ansible-playbook"
             return {"failed": True, "msg": "%s is missing on the controller: %s." % (error.name or error, cure)}
 
     def _propose(
-        self, args: Mapping[str, Any], states: Mapping[str, dict[str, Any]], refused: list[str]
+        self,
+        args: Mapping[str, Any],
+        states: Mapping[str, dict[str, Any]],
+        refused: list[str],
+        slurm: tuple[Mapping[str, Any], Mapping[str, str]],
     ) -> dict[str, Any]:
         # Only this module needs NumPy, and not every controller has NumPy.
         from ..plugin_utils.rightsize import make, options, sums, write
@@ -58,6 +64,8 @@ class ActionModule(ControllerAction):
                 thresholds=thresholds(args["thresholds"]),
                 exempt=args["exempt"],
                 holidays=holidays(args["holidays"]),
+                jobs=slurm[0],
+                nodes=slurm[1],
             ),
             states=pods.named(states, pods_by_host),
             layouts={host: layout for host, layout in args["layouts"].items() if layout},

@@ -74,6 +74,13 @@ options:
         not answer, or if C(delegate_to) is another host, the report uses the pod names from the host.
     type: dict
     default: {}
+  slurm:
+    description:
+      - Jobs of Slurm. C(jobs) has results of M(openfleet.gpu.slurm_jobs) by host, with one host for each cluster. C(nodes) maps
+        hosts to their node names. By default, a node has the name of its host, with or without the domain.
+      - The report then has GPU hours and use by job, user and account. RV(missing) says if the accounting does not answer.
+    type: dict
+    default: {}
   prices:
     description:
       - Prices of GPUs. C(model) is a glob that is matched against NVML's name without "NVIDIA ". C(price) is the price of one

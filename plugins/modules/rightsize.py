@@ -70,6 +70,13 @@ options:
         C(apart_on).
     type: dict
     default: {}
+  slurm:
+    description:
+      - Jobs of Slurm. C(jobs) has results of M(openfleet.gpu.slurm_jobs) by host, with one host for each cluster. C(nodes) maps
+        hosts to their node names. By default, a node has the name of its host, with or without the domain.
+      - The proposal then also names accounts whose jobs would fit into smaller MIG instances.
+    type: dict
+    default: {}
   prices:
     description: Same as O(openfleet.gpu.audit#module:prices).
     type: list

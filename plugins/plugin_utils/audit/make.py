@@ -12,14 +12,20 @@ from typing import Any, Callable, Mapping, Sequence
 from ...module_utils.errors import FleetError
 from ..counted import counted
 from ..idle.rhythm import Span
+from .asking import Asking
 from .compare import Former, findings, gone
 from .history import History
 from .holdings import HostState, Price, holdings
+from .job_devices import Finder, held_now, hosts_by_node
+from .job_series import DeviceUse, labelled, use_of
+from .jobs import jobs_of
 from .model import Audit, Sources, Subject, Window
 from .prometheus import Access, Prometheus, PrometheusError
 from .quiet_times import QuietQuestion
 from .signals import Question, read
 from .together import together
+from .usage import Joined
+from .usage_model import Usage
 from .verdict import Thresholds, judge
 
 
@@ -33,6 +39,7 @@ class Order:
     `notes` has sentences about hosts that answered.
     `exempt` has the names of hosts and tenants, and the UUIDs of GPUs, to leave out.
     `holidays` are time spans that do not count as quiet.
+    `jobs` has the results of slurm_jobs by host, and `nodes` Slurm's names of hosts, if the inventory has them.
     """
 
     window_seconds: float
@@ -49,6 +56,8 @@ class Order:
     exempt: Sequence[str] = ()
     holidays: Sequence[Span] = ()
     former: Mapping[str, Former] = field(default_factory=dict)
+    jobs: Mapping[str, Any] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
 
 
 #: Maximum number of reasons that the report lists for hosts without an answer.
@@ -85,9 +94,11 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         )
     window = history.window if history else Window(now_seconds, now_seconds)
     say("judging")
+    held = holdings(history, order.hosts, order.prices)
+    usage, unknown = _usage(order, window, [holding.subject for holding in held], say)
     judged = [
         (holding, judge(holding, order.thresholds, seconds=window.seconds if history else None))
-        for holding in together(holdings(history, order.hosts, order.prices), order.thresholds.idle_policy)
+        for holding in together(held, order.thresholds.idle_policy)
         if not _named(holding.subject) & set(order.exempt)
     ]
     found = findings(judged, order.former, now_seconds)
@@ -108,7 +119,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
             prometheus=Prometheus(order.access).name if order.access else "",
             hosts_asked=tuple(sorted(order.hosts_asked)),
             hosts_answered=tuple(sorted(order.hosts)),
-            missing=tuple(missing) + (history.notes if history else ()),
+            missing=(*missing, *unknown, *(history.notes if history else ())),
         ),
         findings=found,
         gone=away,
@@ -116,6 +127,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         history=history.days if history else (),
         settings=_settings(order),
         currency=order.currency,
+        usage=usage,
     )
 
 
@@ -142,6 +154,42 @@ def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tu
             % server.name
         ]
     return history, []
+
+
+def _usage(
+    order: Order, window: Window, subjects: Sequence[Subject], say: Callable[[str], None]
+) -> tuple[Usage | None, list[str]]:
+    """Return the use by jobs of Slurm, and sentences about missing data.
+
+    The use is None if no host was asked for jobs, or if none answered.
+    """
+    if not order.jobs:
+        return None, []
+    end = window.end_seconds
+    start = end - order.window_seconds
+    jobs = jobs_of(order.jobs, start, end)
+    notes = list(jobs.notes)
+    if not jobs.sources:
+        return None, notes
+    say("reading the use by jobs")
+    names = {subject.host for subject in subjects} | set(order.hosts_asked)
+    parts = [subject for subject in subjects if subject.kind in ("gpu", "mig_instance")]
+    span, by_job, use = round(order.window_seconds), {}, DeviceUse(1.0)
+    asking = Asking(Prometheus(order.access), end, order.selector, notes) if order.access else None
+    try:
+        by_job = labelled(asking, span) if asking else {}
+    except PrometheusError as error:
+        notes.append("The devices of ended jobs are unknown. %s" % error)
+        asking = None
+    finder = Finder(parts, hosts_by_node(names, order.nodes), held_now(order.hosts), by_job)
+    joined = Joined(jobs, end, finder)
+    try:
+        use = use_of(asking, span, joined.devices) if asking else use
+    except PrometheusError as error:
+        notes.append("The use by jobs is unknown. %s" % error)
+    shown = {subject.place: str(subject) for subject in parts}
+    usage = joined.usage(start, use, lambda device: shown.get(device, " ".join(filter(None, device))))
+    return usage, list(dict.fromkeys(notes))
 
 
 def _settings(order: Order) -> dict[str, Any]:

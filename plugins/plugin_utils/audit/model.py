@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Mapping
 
 from ...module_utils.holders.model import KUBELET
+from .usage_model import Usage
 
 #: Version of the JSON report. Keys may be added within a version. Readers must ignore unknown keys.
 SCHEMA_VERSION = 1
@@ -302,7 +303,7 @@ class Sources:
 class Audit:
     """A finished audit.
 
-    `settings` has the thresholds and prices as dictionaries and lists.
+    `settings` has the thresholds and prices as dictionaries and lists. `usage` is None if no jobs of Slurm were read.
     """
 
     made_at_seconds: float
@@ -314,6 +315,7 @@ class Audit:
     history: tuple[Day, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     currency: str = ""
+    usage: Usage | None = None
     schema_version: int = SCHEMA_VERSION
 
     def count(self, word: str) -> int:

@@ -25,6 +25,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 #: Maximum number of rows in the table of findings. The CSV file has all findings.
 _TOP = 100
+#: Maximum number of accounts, of users and of jobs. The JSON file has more.
+_ROWS_OF_USE = 50
 
 #: Size of the chart in SVG units. Browsers stretch it to the available space.
 _CHART = {"width": 640, "height": 150}
@@ -45,6 +47,7 @@ def environment(*folders: Path) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters.update(words=_words, when=when, percent=_percent, gib=_gib, hours=_hours, counted=counted)
+    made.filters["gpu_hours"] = _gpu_hours
     made.globals["meanings"] = MEANINGS
     return made
 
@@ -71,6 +74,7 @@ def to_text(audit: Audit) -> str:
             chart=_chart(audit.history),
             money=lambda amount: money(amount, audit.currency),
             bar=_bar,
+            shown=_ROWS_OF_USE,
         )
     )
 
@@ -184,3 +188,8 @@ def _hours(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     return "%.0f days" % (seconds / 86400) if seconds >= 172800 else "%.0f h" % (seconds / 3600)
+
+
+def _gpu_hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return "%.1f" % hours if hours < 100 else f"{hours:,.0f}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import model, report_json
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import model, report_json, usage_model
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState, Price
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import Thresholds
@@ -46,11 +46,41 @@ def audit():
         throttled={"hw_thermal": 0.2}, denials=3.0, sharing="exclusive",
     )  # fmt: skip
     found = dataclasses.replace(found, holding=whole)
+    total = usage_model.Total("alice", 1, 60.0, 60.0, 6.0, 0.1, 1e9, {"h100": 60.0})
     return dataclasses.replace(
         made,
         window=model.Window(NOW - 3600, NOW),
         findings=(found,),
         gone=(dataclasses.replace(found, state="gone"),),
+        usage=usage_model.Usage(
+            ("sacct on login",),
+            NOW - 3600,
+            NOW,
+            1,
+            (
+                usage_model.JobUse(
+                    "12_3",
+                    "alice",
+                    "a",
+                    "RUNNING",
+                    "h100:1",
+                    ("n1",),
+                    NOW - 60,
+                    NOW,
+                    60.0,
+                    60.0,
+                    6.0,
+                    0.1,
+                    1e9,
+                    0.2,
+                    ("n1 gpu 0",),
+                    usage_model.HOLDERS,
+                ),
+            ),
+            (total,),
+            (total,),
+            advice=("Ask for less.",),
+        ),
         history=(model.Day(NOW - 86400, 8.0, 0.5, 0.4, 0.3), model.Day(NOW)),
     )
 
@@ -99,6 +129,8 @@ def test_report_with_gone_findings_matches_the_schema(audit, tmp_path):
         (("schema_version",), 2),
         (("sources", "missing"), "nothing"),
         (("history", 0, "gpus"), "eight"),
+        (("usage", "jobs", 0, "evidence"), "a guess"),
+        (("usage", "users", 0, "jobs"), 0),
     ],
 )
 def test_schema_rejects_wrong_reports(audit, path, value):
@@ -127,7 +159,19 @@ def test_schema_requires_every_written_key(audit):
     for place, schema, data in seen:
         assert set(schema["properties"]) == set(schema["required"]) == set(data), place
     kinds = {place.rpartition(".")[2] for place, _schema, _data in seen}
-    assert kinds >= {"subject", "holders[]", "memory", "quiet", "verdict", "history[]", "summary", "window", "sources"}
+    assert kinds >= {
+        "subject",
+        "holders[]",
+        "memory",
+        "quiet",
+        "verdict",
+        "history[]",
+        "summary",
+        "window",
+        "sources",
+        "usage",
+    }
+    assert kinds >= {"jobs[]", "users[]", "accounts[]"}
 
 
 def test_schema_has_all_verdicts_and_thresholds():
@@ -155,6 +199,8 @@ def with_further_keys(data):
 def test_additional_keys_of_later_releases_are_accepted(audit, tmp_path):
     data = with_further_keys(copy.deepcopy(written(audit)))
     del data["summary"]["words"]["later"], data["settings"]["thresholds"]["later"]
+    for total in (*data["usage"]["users"], *data["usage"]["accounts"]):
+        del total["held_by_type"]["later"]
     for found in (*data["findings"], *data["gone"]):
         del found["holding"]["xid"]["later"], found["holding"]["throttled"]["later"]
     VALIDATOR.validate(data)
