@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -414,3 +415,40 @@ def test_hosts_without_the_helper_are_hosts_that_did_not_answer(play, folder):
     done = play(dir=str(folder / "helper"), reader="helper", hosts="here")
     assert done.returncode == 2
     assert "there is nothing to audit" in said(done) and "1 of 1 host did not answer (here)" in said(done)
+
+
+SACCT = r"""#!/bin/sh
+for word in "$@"; do
+    case $word in
+        --delimiter=*) mark=${word#*=} ;;
+    esac
+done
+for field in 7 7_1 alice team-a COMPLETED START END 00:00:00 cpu=8,gres/gpu=2 node-1; do
+    printf '%s%s' "$field" "$mark"
+done
+echo
+"""
+
+
+def test_accounts_of_slurm_are_in_the_report(play, server, host, inventory, folder):
+    """Read the jobs once for the cluster, and say why another cluster is missing."""
+    end = int(time.time()) - 20 * 3600
+    (host.bin / "sacct").write_text(SACCT.replace("START", str(end - 10 * 3600)).replace("END", str(end)))
+    (host.bin / "sacct").chmod(0o755)
+    with_slurm = yaml.safe_load(inventory.read_text())
+    with_slurm["gpu_hosts"]["hosts"]["here"]["gpu_slurm_node"] = "node-1"
+    with_slurm["gpu_slurm_accounting"] = {"hosts": {"here": {}, "far": {}}}
+    path = folder / "slurm.yml"
+    path.write_text(yaml.safe_dump(with_slurm))
+    done = play(inventory=path, prometheus={"url": server}, dir=str(folder / "slurm"))
+    assert done.returncode == 0, said(done)
+    usage = read(folder / "slurm")["usage"]
+    assert usage["sources"] == ["sacct on here"]
+    (job,) = usage["jobs"]
+    assert (job["name"], job["user"], job["account"], job["evidence"]) == ("7_1", "alice", "team-a", "whole node")
+    assert (job["devices"], job["held_gpu_seconds"], job["efficiency_ratio"]) == (
+        ["here gpu 0", "here gpu 1"],
+        72000,
+        0,
+    )
+    assert "far: it did not answer" in said(done)
