@@ -20,7 +20,7 @@ ROLES = Path(__file__).resolve().parents[2] / "roles"
 def texts(folder: Path, pattern: str, prefix: str = "") -> dict[str, str]:
     """Return the contents of the files in a folder that match a glob.
 
-    The keys are the prefix and the path of the file in the folder.
+    Each key is the prefix followed by the file's path in the folder.
     """
     files = (file for file in folder.glob(pattern) if file.is_file())
     return {prefix + file.relative_to(folder).as_posix(): file.read_text(encoding="utf-8") for file in files}

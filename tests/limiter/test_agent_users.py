@@ -21,9 +21,9 @@ from tests.limiter.sm import World
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has connections of other users")
 def test_no_number_of_users_keeps_others_from_seeing(tmp_path, built, monkeypatch):
-    """The users hold everything that is open to them.
+    """Let ten users block everything that they can access.
 
-    These are sockets that they do not read, locks, and the file itself.
+    Each user connects to all sockets without reading from them, and opens and locks all files of the agent.
     """
     world = World(tmp_path, built)
     tenants = [make_tenant(world.tenant(50, f"tenant-{seat}", seat)) for seat in range(2)]

@@ -102,7 +102,10 @@ class GpuHost:
 
     @contextlib.contextmanager
     def job(self, unit: str, command: str, program: str = "sleep") -> Iterator[Job]:
-        """Run a command in a unit, and yield the job once the command runs the program."""
+        """Run a command in a unit, and yield the job.
+
+        First wait until the main process of the unit executes `program`.
+        """
         # systemd keeps ended units for some time, so use unique names.
         unit += f"-{uuid.uuid4().hex[:6]}"
         self.ask(f"systemd-run --quiet --collect --unit={unit} {command}")

@@ -170,13 +170,13 @@ class _Drainer(_Execution):
         return name or recorded or os.uname().nodename.partition(".")[0]
 
     def _check_host(self, node: Node) -> None:
-        """Raise DrainError if the node belongs to another host.
+        """Raise DrainError if the Slurm node belongs to another host.
 
-        A process that runs in place of slurmd could name such a node.
+        A process that runs in place of slurmd could name the node of another host.
         """
         own = os.uname().nodename
         if node.host and node.host not in (own, own.partition(".")[0]):
-            problem = "it is a node of the host %s, and this host is %s" % (printable(node.host[:255]), own)
+            problem = "this node belongs to the host %s, but this host is %s" % (printable(node.host[:255]), own)
             cure = "Set gpu_drain_slurm_node to Slurm's name of this host (scontrol show nodes)."
             raise DrainError("Slurm node %s" % node.name, problem, cure)
 

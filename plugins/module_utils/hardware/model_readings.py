@@ -21,8 +21,8 @@ CORES = {"7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "1
 _LACKS = ("NotSupported", "FunctionNotFound")
 #: Name of the readings with module parameters, and the parameter that disables NVLinks.
 PARAMETERS, _NVLINK_DISABLE = "/proc/driver/nvidia/params", "NvLinkDisable"
-#: Reason if the driver leaves a field unset. All fields are integers. If a field is unset, it has the initial zero from
-#: the caller, of type double.
+#: Reason in the reading of a field that the driver did not set. The driver returns every field as an integer. If it
+#: does not set a field, the field keeps the caller's initial value, which is a zero of type double.
 _NOT_FILLED = "the driver says success and fills no value in"
 #: Maximum utilization of a GPU that counts as idle. It does not raise the clocks.
 _BUSY_PERCENT = 1

@@ -67,7 +67,7 @@ def find(name: str, holders: Sequence[Holder]) -> Target:
 def is_administrator(uid: int, groups: Sequence[str]) -> bool:
     """Return whether a user is an administrator.
 
-    Administrators are root and the members of these groups in the host's database.
+    Administrators are root and all members of `groups`, according to the host's user and group databases.
     """
     if uid == _ROOT:
         return True
@@ -86,7 +86,10 @@ def is_administrator(uid: int, groups: Sequence[str]) -> bool:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user in the host's database, or the uid."""
+    """Return the name of a user from the host's user database.
+
+    Returns "uid N" if the database does not have the user.
+    """
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -73,7 +73,7 @@ def pods_to_evict(
 
     `uids` selects the pods. If `uids` is None, all pods except mirror pods are selected. `pods` are all pods of the
     node, as in the API. `daemonsets` are their existing controllers (`client.daemonsets_of`).
-    Raises EvictionError with all selected pods that the options do not permit to evict.
+    Raises EvictionError if the options forbid the eviction of a selected pod. The error lists all such pods.
     """
     candidates = [pod for pod in pods if uids is None or pod["metadata"].get("uid") in set(uids)]
     chosen, problems = [], []

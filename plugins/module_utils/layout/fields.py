@@ -67,7 +67,7 @@ def word(node: Node, pattern: re.Pattern[str], kind: str, cure: str) -> str | No
 
 def read_name(node: Node) -> str | None:
     """Return a name that need not be unique, or None after reporting an error."""
-    cure = "Names become unit, file and label names: up to 63 letters, digits, _ . and -, a letter or digit first."
+    cure = "Write up to 63 letters, digits, _ . and -, and start with a letter or digit. Units, files and labels use the name."
     return word(node, _NAME, "a name", cure)
 
 

@@ -38,7 +38,7 @@ def risk(one: Occupant, then: Shape, model: str, need: Need | None, host: str) -
     elif peak is not None and peak > _TIGHT_RATIO * memory:
         found.append(("medium", "it used %.0f %% of the memory that it will have" % (100 * peak / memory)))
     if host != one.key[0]:
-        found.append(("medium", "it moves to another host with its data, and its scheduler needs the change"))
+        found.append(("medium", "it moves to another host with its data, and its scheduler must be reconfigured"))
     if then.technique and then.technique.risk and one.shape.kind != then.kind:
         found.append(("medium", then.technique.risk))
     if one.wish.latency == "low" and then.kind not in ("mig", "whole"):

@@ -78,7 +78,7 @@ def test_uncountable_gpus_are_not_lost(nvml, tmp_path):
     record.write_text('{"GPU-1": {"index": "0", "model": "a model"}}')
     with pytest.raises(pynvml.NVMLError):
         Gpus(record).scan()
-    # A GPU in the record that is missing from the count is lost.
+    # NVML counts no GPU, but the record lists one. This GPU is lost.
     nvml(nvmlDeviceGetCount=lambda: 0)
     (gpu,) = Gpus(record).scan()
     assert gpu.lost and gpu.entity == Entity("GPU-1", "GPU-1", "0", "a model")

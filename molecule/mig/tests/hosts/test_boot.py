@@ -12,7 +12,7 @@ from tests.lab.lab_fixtures import BOOT_UNIT as UNIT
 from tests.lab.lab_fixtures import reboot
 from tests.thorough import THOROUGH
 
-#: The boot unit lists this name. Like clients on real hosts, the service itself names no other unit.
+#: Service that uses GPUs. The boot unit names it in Before=. Like real GPU clients, its unit names no other unit.
 CLIENT = "ollama"
 LOOK = "nvidia-smi -L; nvidia-smi --query-gpu=compute_mode --format=csv,noheader"
 CLIENT_UNIT = f"""[Unit]

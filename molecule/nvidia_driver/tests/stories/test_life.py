@@ -38,9 +38,9 @@ def is_whole(state, version):
     assert state.broken == ""
 
 
-#: Print the state of the required services, and the process of the client that uses the GPUs.
+#: Command that prints the states of the required services, and the process of the client that uses the GPUs.
 SERVICES = "systemctl is-active nvidia-persistenced nvidia-fabricmanager client | xargs; systemctl show --property MainPID client"
-#: The command after a run: first the services, then the state.
+#: Command that the tests run after a driver change. It prints SERVICES first, then the state of the driver.
 SEE = SERVICES + "; echo ===; " + LOOK
 
 

@@ -23,7 +23,7 @@ from .steps import VgpuPlan, also, caps, size
 _ISOLATION = {
     NOT_ISOLATED: "  not isolated from neighbours",
     SEALED: "  neighbours can delay it",
-    READ_ONLY: "  neighbours cannot write its words",
+    READ_ONLY: "  neighbours can only read its page",
 }
 
 

@@ -80,12 +80,15 @@ def _advice(host: Host, gpu: Gpu) -> str:
 
 
 def _unlisted(gpu: Gpu) -> bool:
-    """Return whether a placeholder (pid 0) replaces unlisted processes."""
+    """Return whether the GPU has a process with pid 0.
+
+    Such a placeholder replaces processes that NVML does not list.
+    """
     return any(process.pid == 0 for process in gpu.processes)
 
 
 def _listed(gpu: Gpu) -> Gpu:
-    """Return the GPU without that placeholder."""
+    """Return a copy of the GPU without the placeholder processes, whose pid is 0."""
 
     def listed(part: Any) -> Any:
         kept = {name: tuple(each for each in getattr(part, name) if each.pid != 0) for name in ("processes", "held_by")}

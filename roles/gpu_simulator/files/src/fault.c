@@ -68,7 +68,8 @@ const char *fault_action_name(int32_t action, char words[32])
 }
 
 /* A lasting fault whose function name has no version (nvmlDeviceGetCount) applies to all versions of the function,
- * because clients choose one of them. Names of versions end in _v2, or in V if the version is in a structure. */
+ * because clients choose one of them. The name of a version ends in _v and a number, or in V if the caller passes the
+ * version number in the argument's structure. */
 static bool is_version_of(const char *plain, const char *name)
 {
 	size_t length = strlen(plain);

@@ -263,7 +263,7 @@ def test_node_of_another_host_is_not_drained(tmp_path, monkeypatch, of, own):
     if own:
         assert taking.own_node() == "node7"
         return
-    with pytest.raises(DrainError, match=r"it is a node of the host gpu-b, and this host is gpu-a\.example\.org"):
+    with pytest.raises(DrainError, match=r"this node belongs to the host gpu-b, but this host is gpu-a\.example\.org"):
         taking.own_node()
 
 

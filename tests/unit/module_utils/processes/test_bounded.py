@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Functions with limits: results, errors, and no process that keeps running."""
+"""Functions with limits return results and errors, and leave no process behind."""
 
 from __future__ import annotations
 

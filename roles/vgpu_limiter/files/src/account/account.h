@@ -30,7 +30,7 @@ struct account {
 	_Atomic uint64_t context_pending[QUOTA_GPUS];	/* bytes of contexts being created, which NVML cannot list yet */
 	_Atomic unsigned contexts_begun, contexts_ended;	/* started and finished calls that create or destroy contexts */
 	_Atomic bool has_managed;			/* managed memory exists. It counts in full wherever it is, or not at all */
-	_Atomic unsigned learned;			/* bit mask of GPUs, by index, for which NVML was queried for the cost of a context */
+	_Atomic unsigned learned;			/* bit mask of GPUs, by index, on which NVML was asked for the cost of a context */
 
 	/* Used in nvml.c by one thread at a time. The flag `settling` ensures this. */
 	_Atomic bool settling;

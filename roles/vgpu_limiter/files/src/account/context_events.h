@@ -30,7 +30,7 @@ static inline bool context_changes_are_over(struct account *account)
 	return atomic_load(&account->contexts_ended) == atomic_load(&account->contexts_begun);
 }
 
-/* Return a bit mask of GPUs with contexts for which NVML was not yet queried for the cost of a context. */
+/* Return a bit mask of the GPUs on which the process has a context, but has not yet asked NVML for a context's cost. */
 static inline unsigned context_places_to_learn(struct account *account)
 {
 	unsigned with_contexts = 0;
