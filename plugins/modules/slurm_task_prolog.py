@@ -18,7 +18,9 @@ author:
   - openfleet.gpu contributors (!UNKNOWN)
 options:
   state:
-    description: V(present) installs, V(absent) removes.
+    description: >-
+      V(present) installs, V(absent) removes. The program is kept while C(slurm.conf) uses it, because Slurm starts no task
+      without it.
     type: str
     choices: [present, absent]
     default: present
@@ -27,10 +29,9 @@ options:
     type: str
     default: ""
   gres_conf:
-    description: Lines of C(gres.conf) for the node. If empty, O(gres_file) is read.
+    description: Lines of C(gres.conf) for the node. Without this option, O(gres_file) is read.
     type: list
     elements: str
-    default: []
   gres_file:
     description: >-
       Path of the C(gres.conf) on the host. If the numbers of MIG capabilities change at a boot, the unit corrects them in the
@@ -90,7 +91,7 @@ devices:
   type: list
   elements: str
 advice:
-  description: What to add to C(slurm.conf). Empty if nothing is missing, or if C(slurmctld) does not respond.
+  description: What to change in C(slurm.conf). Empty if nothing is missing, or if C(slurmctld) does not respond.
   returned: success
   type: str
   sample: Add TaskProlog=/usr/lib/openfleet-gpu/slurm/task-prolog to slurm.conf, and run scontrol reconfigure.
@@ -109,7 +110,7 @@ def argspec():
     return {
         "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         "node": text,
-        "gres_conf": texts,
+        "gres_conf": {"type": "list", "elements": "str"},
         "gres_file": text,
         "types": texts,
         "devices": texts,

@@ -21,6 +21,8 @@ from . import nvidia_ctk
 #: The service that writes /var/run/cdi/nvidia.yaml. It exists since release 1.18 of the container toolkit and does not
 #: react to MIG changes: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
 REFRESH = "nvidia-cdi-refresh.service"
+#: The service that lists the devices for Slurm jobs. It is not active after its work (role gpu_slurm).
+SLURM_DEVICES = "openfleet-slurm-devices.service"
 BOOT = systemd.BOOT
 
 #: Time limit for a restart. systemd's own defaults are 90 s for stopping a service and 90 s for starting it
@@ -129,7 +131,10 @@ def steps(seen: Seen, again: bool = False) -> tuple[Step, ...]:
                 specs = seen.specs
         result += map(Renew, specs)
     for unit in seen.services:
-        if unit.running:
+        if unit.name == SLURM_DEVICES:
+            if _refreshes(unit):
+                result.append(Restart(unit, "restart", wait))
+        elif unit.running:
             result.append(Restart(unit, "try-restart", wait))
         elif again and unit.active == "failed":
             result.append(Restart(unit, "restart", wait))
@@ -163,7 +168,7 @@ def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem |
     if not systemd.booted(root):
         return seen, None
     try:
-        boot, refresh, *asked = _units([BOOT, REFRESH, *services], run)
+        boot, refresh, *asked = _units([BOOT, REFRESH, SLURM_DEVICES, *services], run)
         starting = systemd.starting(run, boot.active)
     except FileNotFoundError:
         return seen, None

@@ -26,10 +26,11 @@ _CONFIGURED = re.compile(r"^TaskProlog\s*=\s*(\S.*?)\s*$", re.MULTILINE)
 def body(params: Mapping[str, Any], target: Installation, _sources: Sources) -> dict[str, Any]:
     """Apply the requested state, and return its part of the module's result."""
     if params["state"] == "absent":
-        _uninstall(target)
-        return {"devices": [], "advice": ""}
+        return {"devices": [], "advice": _uninstall(target)}
     _install(target, params)
-    return {"devices": read_uuids(target), "advice": "" if target.check else _advice(target)}
+    configured = _configured(target)
+    advice = "" if configured is None or _uses_program(target, configured) else _advice(configured)
+    return {"devices": read_uuids(target), "advice": advice}
 
 
 def _install(target: Installation, params: Mapping[str, Any]) -> None:
@@ -37,8 +38,11 @@ def _install(target: Installation, params: Mapping[str, Any]) -> None:
         raise InstallError(
             "/" + COMMAND, "it is missing, and it lists the devices", "Set gpu_layout_restore_at_boot: true."
         )
-    lines = params["gres_conf"] or _lines_of_file(target, params["gres_file"])
-    found = slots(lines, params["node"], params["types"], read_nodes(target.root).minors)
+    lines, known = params["gres_conf"], read_nodes(target.root).minors
+    if lines is None:
+        lines = _lines_of_file(target, params["gres_file"])
+    # A layout may have no GRES.
+    found = slots(lines, params["node"], params["types"], known) if lines else []
     settings = {"version": 1, "node": params["node"], "gres_file": params["gres_file"], "slots": _known(target, found)}
     before = _text(target, DEVICES)
     if target.mark(UNFINISHED):
@@ -83,18 +87,28 @@ def read_uuids(target: Installation) -> list[str]:
     return ["" if row[2] == "-" else row[2] for row in rows if len(row) == 3 and row[0].isdigit()]
 
 
-def _advice(target: Installation) -> str:
-    """Return what the administrator must add to slurm.conf. Empty if nothing is missing."""
+def _configured(target: Installation) -> str | None:
+    """Return TaskProlog of slurm.conf. Empty if it is not set, and None if slurmctld does not respond."""
+    if not target.is_host:
+        return None
     try:
-        configured = _CONFIGURED.search(target.ask("scontrol", "show", "config"))
-    except (InstallError, FileNotFoundError):
+        found = _CONFIGURED.search(target.ask("scontrol", "show", "config"))
+    except InstallError:
+        return None
+    except FileNotFoundError:
         return ""
-    value = configured.group(1) if configured else "(null)"
-    if value == "(null)":
+    return found.group(1) if found and found.group(1) != "(null)" else ""
+
+
+def _uses_program(target: Installation, configured: str) -> bool:
+    return bool(configured) and (configured == "/" + PROGRAM or PROGRAM in _text(target, configured.lstrip("/")))
+
+
+def _advice(configured: str) -> str:
+    """Return what the administrator must change in slurm.conf."""
+    if not configured:
         return "Add TaskProlog=/%s to slurm.conf, and run scontrol reconfigure." % PROGRAM
-    if value == "/" + PROGRAM or PROGRAM in _text(target, value.lstrip("/")):
-        return ""
-    return "slurm.conf has TaskProlog=%s. Let this program end with: exec /%s" % (value, PROGRAM)
+    return "slurm.conf has TaskProlog=%s. Let this program end with: exec /%s" % (configured, PROGRAM)
 
 
 def _lines_of_file(target: Installation, path: str) -> list[str]:
@@ -111,12 +125,19 @@ def _text(target: Installation, relative: str) -> str:
         return ""
 
 
-def _uninstall(target: Installation) -> None:
+def _uninstall(target: Installation) -> str:
+    """Remove everything, but keep the program while Slurm runs it. Return what the administrator must change first."""
+    if not any(target.path(relative).exists() for relative in (UNIT_FILE, PROGRAM, SETTINGS)):
+        return ""
+    configured = _configured(target) if target.path(PROGRAM).exists() else ""
+    # Without its TaskProlog, Slurm starts no task.
+    keeps = configured is None or _uses_program(target, configured)
     if target.path(UNIT_FILE).exists():
         target.systemctl("disable", "--quiet", UNIT, log_of=UNIT)
-    for relative in (UNIT_FILE, PROGRAM, SETTINGS, DEVICES, UNFINISHED):
+    for relative in (UNIT_FILE, *(() if keeps else (PROGRAM,)), SETTINGS, DEVICES, UNFINISHED):
         target.remove(relative)
     for relative in (PROGRAM, SETTINGS):
         target.prune(target.path(relative).parent, report=False)
     if target.done:
         target.reload(target.is_host)
+    return "Remove /%s from TaskProlog in slurm.conf, and run again to remove the file." % PROGRAM if keeps else ""

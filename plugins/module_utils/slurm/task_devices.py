@@ -173,7 +173,7 @@ def write_devices(root: Path, gpus: Sequence[Gpu], nodes: DeviceNodes) -> Iterat
 
 def _correct(path: Path, node: str, changes: Mapping[tuple[str, ...], tuple[str, ...]]) -> Iterator[str]:
     """Write the new device nodes to gres.conf."""
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
     changed = with_files(text, node, changes)
     if changed == text and all(_files_field(new) in text for new in changes.values()):
         # An interrupted run wrote them.

@@ -19,6 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.cdi import nvidia_ct
 from ansible_collections.openfleet.gpu.plugins.module_utils.cdi.follow import (
     BOOT,
     REFRESH,
+    SLURM_DEVICES,
     Renew,
     Restart,
     Seen,
@@ -95,6 +96,16 @@ def test_running_services_are_restarted(active):
 @pytest.mark.parametrize("active", ["inactive", "failed", "deactivating"])
 def test_stopped_services_are_not_restarted(active):
     assert steps(Seen(services=(unit("a.service", active),))) == ()
+
+
+@pytest.mark.parametrize(("enabled", "restarted"), [("enabled", True), ("disabled", False)])
+def test_list_of_devices_for_slurm_is_written_again(enabled, restarted):
+    """The unit is inactive after its work."""
+    service = unit(SLURM_DEVICES, "inactive", enabled)
+    assert steps(Seen(services=(service,))) == ((Restart(service, "restart", True),) if restarted else ())
+    assert steps(Seen(services=(service,), starting=True)) == (
+        (Restart(service, "restart", False),) if restarted else ()
+    )
 
 
 def test_recovery_starts_failed_but_not_stopped_services():
