@@ -48,6 +48,12 @@ options:
     type: list
     elements: str
     default: []
+  in_use:
+    description: >-
+      Whether Slurm uses these lines of C(gres.conf) already. If not, only devices that keep their number are listed until the
+      next start of slurmd or the next run.
+    type: bool
+    default: true
   program:
     description: Text of the program.
     type: str
@@ -86,7 +92,7 @@ done:
   type: list
   elements: str
 devices:
-  description: UUIDs of the devices by Slurm's number. A device that does not exist has an empty one.
+  description: UUIDs of the devices by Slurm's number. A device that does not exist has its last one, or an empty one.
   returned: success
   type: list
   elements: str
@@ -114,6 +120,7 @@ def argspec():
         "gres_file": text,
         "types": texts,
         "devices": texts,
+        "in_use": {"type": "bool", "default": True},
         "program": text,
         "unit": text,
         **sources.argspec(),

@@ -206,6 +206,12 @@ def _import(parted: argparse.ArgumentParser) -> None:
     parted.add_argument("--label", metavar="NAME", help="only the configuration of this name")
 
 
+def _slurm_devices(devices: argparse.ArgumentParser) -> None:
+    devices.add_argument(
+        "--common", action="store_true", help="only devices that keep their number, while slurmd uses an old gres.conf"
+    )
+
+
 def _nothing(_command: argparse.ArgumentParser) -> None:
     """Add no arguments."""
 
@@ -301,7 +307,7 @@ _COMMANDS = {
     "slurm-devices": (
         "..slurm.task_devices:refresh",
         "list the devices for jobs of Slurm (started by systemd)",
-        _nothing,
+        _slurm_devices,
     ),
     "metrics": (
         ".metrics:metrics",

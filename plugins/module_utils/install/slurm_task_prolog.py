@@ -30,7 +30,7 @@ def body(params: Mapping[str, Any], target: Installation, _sources: Sources) -> 
     _install(target, params)
     configured = _configured(target)
     advice = "" if configured is None or _uses_program(target, configured) else _advice(configured)
-    return {"devices": read_uuids(target), "advice": advice}
+    return {"devices": _uuids(target), "advice": advice}
 
 
 def _install(target: Installation, params: Mapping[str, Any]) -> None:
@@ -55,11 +55,14 @@ def _install(target: Installation, params: Mapping[str, Any]) -> None:
         target.systemctl("enable", "--quiet", UNIT)
         target.reload(target.is_host)
     # Also without a change here, because the instances may have changed.
-    target.systemctl("restart", UNIT, log_of=UNIT)
+    if params["in_use"]:
+        target.systemctl("restart", UNIT, log_of=UNIT)
+    elif target.is_host:
+        target.run("/" + COMMAND, "slurm-devices", "--common")
     if target.is_host and not target.check:
         if _text(target, DEVICES) != before:
             target.done.append("write /%s" % DEVICES)
-        _refuse_other_devices(read_uuids(target), params["devices"])
+        _refuse_other_devices(_uuids(target), params["devices"])
     target.finish()
 
 
@@ -81,10 +84,10 @@ def _refuse_other_devices(current: list[str], expected: list[str]) -> None:
             raise InstallError("/" + DEVICES, problem, "Run again.")
 
 
-def read_uuids(target: Installation) -> list[str]:
-    """Return the UUIDs in DEVICES by number. Devices that do not exist have an empty one."""
-    rows = [line.split() for line in _text(target, DEVICES).splitlines()]
-    return ["" if row[2] == "-" else row[2] for row in rows if len(row) == 3 and row[0].isdigit()]
+def _uuids(target: Installation) -> list[str]:
+    """Return the UUIDs that the command has recorded, by number. They are empty for devices that do not exist."""
+    slots = json.loads(_text(target, SETTINGS) or '{"slots": []}')["slots"]
+    return [slot.get("uuid", "") for slot in slots]
 
 
 def _configured(target: Installation) -> str | None:

@@ -109,6 +109,16 @@ def with_files(text: str, node: str, changes: Mapping[tuple[str, ...], tuple[str
     return "\n".join(map(changed, text.split("\n")))
 
 
+def _common(text: str, other: str) -> str:
+    """Return a list in which the devices are missing that are not in another list, too."""
+    listed = set(other.splitlines())
+    lines = [
+        line if line in listed or not line[:1].isdigit() else line.rpartition(" ")[0] + " -"
+        for line in text.splitlines()
+    ]
+    return "".join(line + "\n" for line in lines)
+
+
 def _files_field(files: Sequence[str]) -> str:
     return "MultipleFiles=" + ",".join(files)
 
@@ -121,7 +131,7 @@ def refresh(options: Namespace) -> int:
     root = Path("/")
     with BoundedSession() as session:
         gpus = session.observe().gpus
-    for line in write_devices(root, gpus, read_nodes(root)):
+    for line in write_devices(root, gpus, read_nodes(root), options.common):
         print(line)
     return 0
 
@@ -136,10 +146,11 @@ def read_nodes(root: Path) -> DeviceNodes:
     )
 
 
-def write_devices(root: Path, gpus: Sequence[Gpu], nodes: DeviceNodes) -> Iterator[str]:
+def write_devices(root: Path, gpus: Sequence[Gpu], nodes: DeviceNodes, common: bool = False) -> Iterator[str]:
     """Write DEVICES for the current GPUs, and the new device nodes to gres.conf. Yield a message for each change.
 
-    gres.conf is written first. If the run is interrupted, the next one writes the same.
+    gres.conf is written first. If the run is interrupted, the next one writes the same. If `common` is true, slurmd does not
+    use the slots yet. Then only devices are listed that have the same number and type in the current list.
     Raises TaskDevicesError if the settings cannot be read.
     """
     settings = _settings(root)
@@ -163,6 +174,8 @@ def write_devices(root: Path, gpus: Sequence[Gpu], nodes: DeviceNodes) -> Iterat
         durable.write(root / SETTINGS, dict(settings, slots=rows))
     text = table(slots, devices, (root / "proc/sys/kernel/random/boot_id").read_text().strip())
     path = root / DEVICES
+    if common:
+        text = _common(text, path.read_text() if path.exists() else "")
     if not path.exists() or path.read_text() != text:
         durable.write_text(path, text, 0o644)
         yield "/%s written" % DEVICES

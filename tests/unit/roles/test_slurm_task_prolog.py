@@ -115,8 +115,8 @@ def test_missing_file_is_an_error(prolog):
     [
         ("6", "Slurm gave the job the device 6, and"),
         ("0,99999999999999999999", "the device 99999999999999999999, and"),
-        ("2", "the job has the device 2 (1g.10gb), which does not exist now"),
-        ("3,5", "the job has the device 5 (pad), which does not exist now"),
+        ("2", "the job has the device 2 (1g.10gb), which does not exist, or which is changing"),
+        ("3,5", "the job has the device 5 (pad), which does not exist, or which is changing"),
     ],
 )
 def test_unknown_device_is_an_error(prolog, numbers, problem):

@@ -69,7 +69,7 @@ def test_list_follows_recreated_instances(host, kinds):
     """Other instances of the same types, as after a reboot."""
     host.apply(layout())
     host.ask("systemctl start openfleet-slurm-devices")
-    assert "does not exist now" in run(host, "--gres=gpu:3g.40gb:1")[1]
+    assert "which does not exist" in run(host, "--gres=gpu:3g.40gb:1")[1]
     host.apply(layout(MIXED))
     host.restart()
     host.in_service()

@@ -26,7 +26,7 @@ LINES = [
 ]
 UUIDS = ["MIG-a", "GPU-1"]
 REQUEST = {
-    "state": "present", "node": "gpu-a", "gres_conf": LINES, "gres_file": "", "types": [], "devices": UUIDS,
+    "state": "present", "node": "gpu-a", "gres_conf": LINES, "gres_file": "", "types": [], "devices": UUIDS, "in_use": True,
     "program": "#!/bin/sh\n", "unit": "[Service]\n",
 }  # fmt: skip
 
@@ -42,9 +42,11 @@ class Host(Installation):
 
     def answer(self, command, **_options):
         self.commands.append(command)
-        if command[:2] == ["systemctl", "restart"]:
-            rows = "".join(f"{number} type {uuid}\n" for number, uuid in enumerate(self.uuids))
-            (self.root / DEVICES).write_text("# devices\nboot 1\n" + rows)
+        if command[:2] == ["systemctl", "restart"] or "slurm-devices" in command:
+            settings = json.loads((self.root / SETTINGS).read_text())
+            rows = [dict(slot, uuid=uuid) for slot, uuid in zip(settings["slots"], self.uuids, strict=True)]
+            (self.root / SETTINGS).write_text(json.dumps(dict(settings, slots=rows), indent=1))
+            (self.root / DEVICES).write_text("".join(self.uuids))
         failed = command[0] == "scontrol" and self.task_prolog is None
         return subprocess.CompletedProcess(
             command, int(failed), f"Prolog = (null)\nTaskProlog              = {self.task_prolog}\n", ""
@@ -71,11 +73,8 @@ def test_installs_the_program_the_unit_and_the_devices(root):
     result, host = install(root)
     assert result["devices"] == UUIDS
     assert (root / PROGRAM).stat().st_mode & 0o777 == 0o755
-    assert json.loads((root / SETTINGS).read_text())["slots"][1] == {
-        "type": "h100",
-        "gpu": "GPU-1",
-        "files": ["/dev/nvidia1"],
-    }
+    slot = {"type": "h100", "gpu": "GPU-1", "files": ["/dev/nvidia1"], "uuid": "GPU-1"}
+    assert json.loads((root / SETTINGS).read_text())["slots"][1] == slot
     verbs = [command[1] for command in host.commands if command[0] == "systemctl"]
     # systemd must see the link in slurmd.service.wants.
     assert verbs.index("enable") < verbs.index("daemon-reload") < verbs.index("restart")
@@ -87,15 +86,18 @@ def test_installs_the_program_the_unit_and_the_devices(root):
 def test_recorded_uuids_of_the_same_devices_are_kept(root):
     """The command records the UUIDs. Without them, devices could get another number while jobs run."""
     install(root)
-    settings = json.loads((root / SETTINGS).read_text())
-    settings["slots"][0]["uuid"] = "MIG-a"
-    (root / SETTINGS).write_text(json.dumps(settings, indent=1))
-    assert not install(root)[1].done
-    install(root, gres_conf=LINES[1:], devices=[])
-    assert [slot.get("uuid") for slot in json.loads((root / SETTINGS).read_text())["slots"]] == [None]
+    before = (root / SETTINGS).read_text()
+    assert '"uuid": "MIG-a"' in before
+    assert not install(root)[1].done and (root / SETTINGS).read_text() == before
 
 
-@pytest.mark.parametrize("uuids", [["MIG-b", "GPU-1"], ["-", "GPU-1"]])
+def test_lines_that_slurm_does_not_use_yet(root):
+    _result, host = install(root, in_use=False)
+    assert [f"/{COMMAND}", "slurm-devices", "--common"] in host.commands
+    assert not any(command[:2] == ["systemctl", "restart"] for command in host.commands)
+
+
+@pytest.mark.parametrize("uuids", [["MIG-b", "GPU-1"], ["", "GPU-1"]])
 def test_other_devices_than_planned_are_refused(root, uuids):
     with pytest.raises(InstallError, match=r"the device 0 is (MIG-b|missing) now, and the plan has MIG-a.* Run again"):
         install(root, Host(root, uuids=uuids))

@@ -79,8 +79,8 @@ def host(tmp_path):
         (tmp_path / SETTINGS).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / SETTINGS).write_text(json.dumps(settings))
 
-    def run(gpus, nodes=NODES):
-        messages = list(write_devices(tmp_path, gpus, nodes))
+    def run(gpus, nodes=NODES, common=False):
+        messages = list(write_devices(tmp_path, gpus, nodes, common))
         first, second, *rows = (tmp_path / DEVICES).read_text().splitlines()
         assert first.startswith("#") and second == "boot " + boot.read_text().strip()
         assert [row.split()[0] for row in rows] == [str(number) for number in range(len(rows))]
@@ -165,6 +165,15 @@ def test_missing_devices_are_marked(host):
 
 def test_profile_of_another_type_does_not_get_the_number(host):
     assert host(partitioned((1, "4g.40gb", 4, "MIG-other"), *STATE[1:]))[0][0] == "-"
+
+
+def test_numbers_that_change_are_not_listed_until_slurmd_uses_them(host):
+    """The layout and gres.conf have changed, and slurmd still allocates the former numbers."""
+    host(partitioned(*STATE))
+    after = [*STATE[1:], (11, "1g.10gb", 2, "MIG-d")]
+    host.set_up([line("1g.10gb", 9), line("1g.10gb", 10), line("1g.10gb", 11), *LINES[3:]])
+    assert host(partitioned(*after), common=True)[0] == ["-", "-", "-", "GPU-1", "GPU-2", "-"]
+    assert host(partitioned(*after))[0] == ["MIG-b", "MIG-c", "MIG-d", "GPU-1", "GPU-2", "-"]
 
 
 def test_missing_settings_are_an_error(host):
