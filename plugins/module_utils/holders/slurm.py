@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 import sys
 import time
+from pathlib import Path
 from typing import Any, Sequence
 
 from ..frozen import frozen
-from ..model import Gpu, Holder, Host
+from ..model import Holder, Host
 from ..processes.command import Run, ask
 from .devices import Devices, Place
 from .model import SLURM, SLURM_DAEMON, place_of, unknown
@@ -45,6 +47,9 @@ _GIVEN = re.compile(r"\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES(?:_IDX)?=(\S*))
 _NO_INDEX = sys.maxsize
 #: A node name (slurm.conf(5)) that cannot be mistaken for an option.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
+#: List of the devices by Slurm's number, which the role gpu_slurm writes (module_utils/slurm/task_devices.py).
+DEVICES = "etc/openfleet-gpu/slurm/devices"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 #: (name, count, indexes). The indexes are None if they are unknown.
 Resource = "tuple[str, int, tuple[int, ...] | None]"
 
@@ -97,7 +102,7 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
             problem,
             "Check that slurmctld answers (scontrol ping) and how many jobs it has (squeue), then run again.",
         )
-    order = _order(devices, host.gpus, fields(record))
+    order = _order(devices, host, fields(record), node)
     holders: list[Holder] = []
     for job in jobs:
         given = job.given_on(node)
@@ -120,7 +125,7 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
 
 
 def _of_job(
-    host: Host, processes: Processes, job: Job, given: Sequence[Resource], order: Sequence[Gpu] | None
+    host: Host, processes: Processes, job: Job, given: Sequence[Resource], order: Sequence[Place | None] | None
 ) -> list[Holder]:
     who = str(job)
     places = _by_index(order, given) or _by_tasks(host, processes, job.id, sum(count for _name, count, _ in given))
@@ -225,11 +230,12 @@ def _record(run: Run, job: str) -> str:
         raise
 
 
-def _by_index(order: Sequence[Gpu] | None, given: Sequence[Resource]) -> set[Place] | None:
+def _by_index(order: Sequence[Place | None] | None, given: Sequence[Resource]) -> set[Place] | None:
     indexes = [index for _name, _count, known in given for index in known or (_NO_INDEX,)]
     if order is None or any(index >= len(order) for index in indexes):
         return None
-    return {(order[index].uuid, None) for index in indexes}
+    places = {order[index] for index in indexes}
+    return None if None in places else {place for place in places if place}
 
 
 def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Place] | None:
@@ -249,17 +255,52 @@ def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Pla
     return {place for place in places if place}
 
 
-def _order(devices: Devices, gpus: tuple[Gpu, ...], record: dict[str, str]) -> Sequence[Gpu] | None:
-    """Return the GPUs in Slurm's order, or None if the order is unknown.
+def _order(devices: Devices, host: Host, record: dict[str, str], node: str) -> Sequence[Place | None] | None:
+    """Return the GPUs or GPU instances in Slurm's order, or None if the order is unknown.
 
-    Slurm numbers the whole GPUs in gres.conf by device node. With MIG, Slurm numbers MIG devices. Their order then
-    depends on how they were detected.
+    The role gpu_slurm lists it. Without this list, Slurm numbers the whole GPUs in gres.conf by device node. With MIG, Slurm
+    numbers MIG devices. Their order then depends on how they were detected.
     """
-    listed = sum(count for name, count, _ in resources(record.get("Gres", "")) if name == "gpu")
+    types = _types(record.get("Gres", ""))
+    listed = _listed_devices(node)
+    if [kind for kind, _uuid in listed] == types:
+        return [place_of(host, uuid) for _kind, uuid in listed]
     order = devices.in_minor_order()
-    if any(gpu.mig.enabled for gpu in gpus) or not listed == len(gpus) == len(order):
+    if any(gpu.mig.enabled for gpu in host.gpus) or not len(types) == len(host.gpus) == len(order):
         return None
-    return order
+    return [(gpu.uuid, None) for gpu in order]
+
+
+def _types(gres: str) -> list[str]:
+    """Return the type of each device of gres/gpu, by number."""
+    found: list[str] = []
+    for name, counted, _detail in _RESOURCE.findall(gres):
+        if name == "gpu":
+            *types, last = counted[1:].split(":")
+            found += ["".join(types)] * (int(last) if last.isdigit() else 1)
+    return found
+
+
+def _listed_devices(node: str) -> list[tuple[str, str]]:
+    """Return type and UUID of each device of the node, from the file that root wrote since the last boot.
+
+    Returns an empty list without such a file.
+    """
+    try:
+        path = Path("/", DEVICES)
+        status = path.stat()
+        boot = Path(_BOOT_ID).read_text(encoding="utf-8").strip()
+        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []
+    if (
+        status.st_uid
+        or stat.S_IMODE(status.st_mode) & 0o022
+        or ["boot", boot] not in rows
+        or ["node", node] not in rows
+    ):
+        return []
+    return [(row[1], row[2]) for row in rows if len(row) == 3 and row[0].isdigit()]
 
 
 def fields(record: str) -> dict[str, str]:

@@ -9,7 +9,8 @@ import json
 import re
 from typing import Any, Mapping
 
-from ..slurm.task_devices import DEVICES, SETTINGS, UNIT, read_nodes
+from ..holders.slurm import DEVICES
+from ..slurm.task_devices import SETTINGS, UNIT, read_nodes
 from ..slurm.task_slots import slots
 from .files import Installation, InstallError
 from .layout_boot import COMMAND

@@ -18,13 +18,14 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from .. import durable
 from ..errors import FleetError
 from ..frozen import frozen
+from ..holders.slurm import DEVICES
 from ..model import Gpu
 from ..vendors.nvidia.nvml.bounded_session import BoundedSession
 from .device_nodes import capabilities, minors
 from .mig_devices import Device, DeviceNodes, all_devices, device_files
 
-#: Files of an installation, relative to the root. The TaskProlog reads DEVICES.
-SETTINGS, DEVICES = "etc/openfleet-gpu/slurm/settings.json", "etc/openfleet-gpu/slurm/devices"
+#: File of an installation, relative to the root. The TaskProlog reads DEVICES.
+SETTINGS = "etc/openfleet-gpu/slurm/settings.json"
 UNIT = "openfleet-slurm-devices.service"
 _NO_DEVICE = "-"
 
@@ -80,11 +81,12 @@ def _fits(slot: Slot, device: Device) -> bool:
     return not slot.in_mig or slot.type == device.type
 
 
-def table(slots: Sequence[Slot], devices: Sequence[Device | None], boot: str) -> str:
-    """Return the file for the TaskProlog: a line with number, type and UUID for each device."""
+def table(node: str, slots: Sequence[Slot], devices: Sequence[Device | None], boot: str) -> str:
+    """Return the list of devices: a line with number, type and UUID for each of them."""
     lines = [
         "# Devices by Slurm's number. Written by openfleet.gpu, which replaces changes.",
         "boot %s" % boot,
+        "node %s" % node,
         *(
             "%d %s %s" % (number, slot.type or _NO_DEVICE, device.uuid if device else _NO_DEVICE)
             for number, (slot, device) in enumerate(zip(slots, devices))
@@ -172,7 +174,7 @@ def write_devices(root: Path, gpus: Sequence[Gpu], nodes: DeviceNodes, common: b
     ]
     if rows != settings["slots"]:
         durable.write(root / SETTINGS, dict(settings, slots=rows))
-    text = table(slots, devices, (root / "proc/sys/kernel/random/boot_id").read_text().strip())
+    text = table(settings["node"], slots, devices, (root / "proc/sys/kernel/random/boot_id").read_text().strip())
     path = root / DEVICES
     if common:
         text = _common(text, path.read_text() if path.exists() else "")

@@ -19,10 +19,9 @@ from ..model import Node, Offer
 from ..node import node_gpus
 from ..request import Offered, Request, as_data, offered
 from .change import Current, Job, change, known, needs_restart
-from .devices import Device
+from .devices import Device, matches_layout
 from .devices import current as current_devices
 from .devices import desired as desired_devices
-from .devices import matches_layout
 from .gres import GPU, MPS, SHARD, Gres, joined, parse
 from .gres_conf import GresConfError, lines, uuids
 from .offer import KEY, node_gres

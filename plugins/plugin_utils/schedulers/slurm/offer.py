@@ -169,7 +169,7 @@ def _notes(gpus: Sequence[NodeGpu]) -> list[str]:
     inside = [each.gpu.index for each in gpus if any(isinstance(part.access, Clients) for part in each.instances or ())]
     if inside:
         notes.append(
-            "%s: Slurm gives an instance with MPS to one job. A TaskProlog connects the job to the daemon (docs/mps.md)."
+            "%s: Slurm gives an instance with MPS to one job. The role's TaskProlog connects the job to the daemon."
             % gpus_text(inside)
         )
     if any(isinstance(each.access, Clients) for each in gpus):

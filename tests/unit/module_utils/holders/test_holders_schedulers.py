@@ -89,6 +89,55 @@ def test_job_holds_its_allocated_gpus(jobs):
     assert found[0].who == "Slurm job 1 (train) of user root"
 
 
+@pytest.fixture
+def listed(tmp_path, monkeypatch):
+    """Return a function that writes the list of devices as the role gpu_slurm does."""
+    boot, path = tmp_path / "boot_id", tmp_path / "devices"
+    boot.write_text("boot-1\n")
+    monkeypatch.setattr(holders_slurm, "_BOOT_ID", str(boot))
+    monkeypatch.setattr(holders_slurm, "DEVICES", str(path))
+
+    def write(*devices, boot="boot-1", node="gpu-a", mode=0o644):
+        rows = "".join(f"{number} {device}\n" for number, device in enumerate(devices))
+        path.write_text(f"# devices\nboot {boot}\nnode {node}\n{rows}")
+        path.chmod(mode)
+
+    return write
+
+
+PARTS = host(gpu(0, instance(1, 0), instance(2, 2)), gpu(1, instance(3, 0)), gpu(2), gpu(3))
+NODE_MIG = NODE_USED.replace(" Gres=gpu:h100:4 ", " Gres=gpu:3g.40gb:1(S:0),gpu:1g.10gb:2(S:0),gpu:h100:2 ")
+DEVICE_ROWS = ("3g.40gb MIG-2", "1g.10gb MIG-1", "1g.10gb MIG-3", "h100 GPU-2", "h100 GPU-3")
+
+
+def test_listed_devices_determine_the_instances_of_a_job(jobs, listed):
+    """A job that has no process yet holds exactly its instances."""
+    assert len(jobs(PARTS, Slurm(node=NODE_MIG))) == 4
+    listed(*DEVICE_ROWS)
+    found = jobs(PARTS, Slurm(node=NODE_MIG))
+    assert sorted((h.gpu_uuid, h.gpu_instance_id, h.job) for h in found) == [("GPU-0", 1, "1"), ("GPU-0", 2, "1")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (DEVICE_ROWS, {"boot": "boot-0"}),
+        (DEVICE_ROWS, {"node": "gpu-b"}),
+        (DEVICE_ROWS, {"mode": 0o666}),
+        # slurmd does not use these devices: their types differ from those of the node.
+        (DEVICE_ROWS[:-1], {}),
+        ((DEVICE_ROWS[1], DEVICE_ROWS[0], *DEVICE_ROWS[2:]), {}),
+        # The device of the job is changing, or does not exist.
+        (("3g.40gb -", *DEVICE_ROWS[1:]), {}),
+        (("3g.40gb MIG-9", *DEVICE_ROWS[1:]), {}),
+        ((), {}),
+    ],
+)
+def test_other_lists_are_no_evidence(jobs, listed, rows, options):
+    listed(*rows, **options)
+    assert [h.gpu_uuid for h in jobs(PARTS, Slurm(node=NODE_MIG))] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+
+
 def test_idle_node_needs_one_query(jobs):
     run = Slurm(node=NODE_IDLE)
     assert jobs(FOUR, run) == ()

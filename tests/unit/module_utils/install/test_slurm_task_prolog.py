@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import DEVICES
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.files import Installation, InstallError
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.layout_boot import COMMAND
 from ansible_collections.openfleet.gpu.plugins.module_utils.install.slurm_task_prolog import (
@@ -17,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.install.slurm_task_p
     UNIT_FILE,
     body,
 )
-from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.task_devices import DEVICES, SETTINGS
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.task_devices import SETTINGS
 
 CAPABILITIES = "/dev/nvidia-caps/nvidia-cap21,/dev/nvidia-caps/nvidia-cap22"
 LINES = [

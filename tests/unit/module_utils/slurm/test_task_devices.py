@@ -9,11 +9,11 @@ import json
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import DEVICES
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.mig_devices import DeviceNodes
 from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.task_devices import (
-    DEVICES,
     SETTINGS,
     TaskDevicesError,
     write_devices,
@@ -81,8 +81,8 @@ def host(tmp_path):
 
     def run(gpus, nodes=NODES, common=False):
         messages = list(write_devices(tmp_path, gpus, nodes, common))
-        first, second, *rows = (tmp_path / DEVICES).read_text().splitlines()
-        assert first.startswith("#") and second == "boot " + boot.read_text().strip()
+        first, second, third, *rows = (tmp_path / DEVICES).read_text().splitlines()
+        assert first.startswith("#") and second == "boot " + boot.read_text().strip() and third == "node gpu-a"
         assert [row.split()[0] for row in rows] == [str(number) for number in range(len(rows))]
         return [row.split()[2] for row in rows], messages
 
