@@ -97,11 +97,13 @@ devices:
   type: list
   elements: str
 advice:
-  description: What to change in C(slurm.conf). Empty if nothing is missing, or if C(slurmctld) does not respond.
+  description: Change that C(slurm.conf) needs. Empty if nothing is missing, or if C(slurmctld) does not respond.
   returned: success
   type: str
   sample: Add TaskProlog=/usr/lib/openfleet-gpu/slurm/task-prolog to slurm.conf, and run scontrol reconfigure.
 """
+
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -110,9 +112,10 @@ from ..module_utils.install.slurm_task_prolog import body
 from ..module_utils.runner import run
 
 
-def argspec():
-    text = {"type": "str", "default": ""}
-    texts = {"type": "list", "elements": "str", "default": []}
+def argspec() -> dict[str, Any]:
+    """Return the options of the module."""
+    text: dict[str, Any] = {"type": "str", "default": ""}
+    texts: dict[str, Any] = {"type": "list", "elements": "str", "default": []}
     return {
         "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         "node": text,
@@ -127,7 +130,8 @@ def argspec():
     }
 
 
-def main():
+def main() -> None:
+    """Run the module."""
     module = AnsibleModule(argument_spec=argspec(), supports_check_mode=True)
     run(module, lambda: sources.bring_about(module.params, module.check_mode, body))
 

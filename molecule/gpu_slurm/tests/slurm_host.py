@@ -139,7 +139,7 @@ class SlurmHost:
         )
 
     def set_task_prolog(self, path: str) -> None:
-        """Set TaskProlog in slurm.conf, or remove it if the path is empty. slurmd reads it when it starts a step."""
+        """Set TaskProlog in slurm.conf, or remove it if the path is empty."""
         line = f"sed -i '1i TaskProlog={path}' /etc/slurm/slurm.conf; " if path else ""
         self.ask(f"sed -i '/^TaskProlog=/d' /etc/slurm/slurm.conf; {line}scontrol reconfigure")
         self.wait_until(f"scontrol show config | grep -q '^TaskProlog *= {path or '(null)'}$'")

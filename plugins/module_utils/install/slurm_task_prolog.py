@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Install or remove the TaskProlog of Slurm, and the list of devices that it reads."""
+"""Install or remove Slurm's TaskProlog and its list of devices."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _install(target: Installation, params: Mapping[str, Any]) -> None:
 
 
 def _known(target: Installation, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the slots, with the UUIDs that the command has recorded for the same slots."""
+    """Return the slots, with the recorded UUIDs if the slots are the same."""
     try:
         recorded = json.loads(_text(target, SETTINGS))["slots"]
     except (ValueError, KeyError):
@@ -78,7 +78,10 @@ def _known(target: Installation, found: list[dict[str, Any]]) -> list[dict[str, 
 
 
 def _refuse_other_devices(current: list[str], expected: list[str]) -> None:
-    """Refuse if the devices differ from those of the plan, because the layout changed after it."""
+    """Refuse devices that differ from the plan.
+
+    The layout changed after the plan was made.
+    """
     for number, (uuid, other) in enumerate(zip(expected, current)):
         if uuid != other:
             problem = "the device %d is %s now, and the plan has %s" % (number, other or "missing", uuid or "none")
@@ -86,13 +89,19 @@ def _refuse_other_devices(current: list[str], expected: list[str]) -> None:
 
 
 def _uuids(target: Installation) -> list[str]:
-    """Return the UUIDs that the command has recorded, by number. They are empty for devices that do not exist."""
+    """Return the recorded UUIDs by number.
+
+    A device that never existed has an empty one.
+    """
     slots = json.loads(_text(target, SETTINGS) or '{"slots": []}')["slots"]
     return [slot.get("uuid", "") for slot in slots]
 
 
 def _configured(target: Installation) -> str | None:
-    """Return TaskProlog of slurm.conf. Empty if it is not set, and None if slurmctld does not respond."""
+    """Return TaskProlog of slurm.conf.
+
+    Empty if it is not set, and None if slurmctld does not respond.
+    """
     if not target.is_host:
         return None
     try:
@@ -130,7 +139,10 @@ def _text(target: Installation, relative: str) -> str:
 
 
 def _uninstall(target: Installation) -> str:
-    """Remove everything, but keep the program while Slurm runs it. Return what the administrator must change first."""
+    """Remove everything, except the program while Slurm runs it.
+
+    Returns what the administrator must change first.
+    """
     if not any(target.path(relative).exists() for relative in (UNIT_FILE, PROGRAM, SETTINGS)):
         return ""
     configured = _configured(target) if target.path(PROGRAM).exists() else ""

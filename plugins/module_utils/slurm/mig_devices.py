@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Name the MIG devices of a GPU as GRES types, in the order of gres.conf. Pure: no I/O."""
+"""List the MIG devices of a GPU as Slurm does. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def capability_names(minor: int, device: Device) -> tuple[str, str]:
 
 
 def all_devices(gpu: Gpu) -> list[Device]:
-    """Return the MIG devices of a GPU, or the GPU itself if MIG mode is off. Its type is empty."""
+    """Return the MIG devices of a GPU, or the GPU if MIG mode is off.
+
+    The type of a whole GPU is empty.
+    """
     return mig_devices(gpu) if gpu.mig.enabled else [Device("", gpu, gpu.uuid)]
 
 

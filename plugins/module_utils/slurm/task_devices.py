@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the UUIDs of the devices that Slurm allocates, by number, for the TaskProlog.
+"""List the UUIDs of a node's devices by Slurm's number, for the TaskProlog.
 
 Slurm gives a job the numbers of its devices on the node. The numbers come from gres.conf, and the UUIDs from NVML.
 The UUIDs of MIG devices and the numbers of their capabilities may change when instances are created again, for example
@@ -36,9 +36,9 @@ class TaskDevicesError(FleetError):
 
 @frozen
 class Slot:
-    """A device of gres.conf: its GRES type, the UUID of its GPU, its last UUID, and its device nodes.
+    """A device of gres.conf.
 
-    A MIG device has several files. A pad has no UUIDs.
+    It has a GRES type, the UUID of its GPU, its own last UUID, and its device nodes. A MIG device has several files. A pad has no UUIDs.
     """
 
     type: str
@@ -112,7 +112,7 @@ def with_files(text: str, node: str, changes: Mapping[tuple[str, ...], tuple[str
 
 
 def _common(text: str, other: str) -> str:
-    """Return a list in which the devices are missing that are not in another list, too."""
+    """Return the list without the devices that another list lacks."""
     listed = set(other.splitlines())
     lines = [
         line if line in listed or not line[:1].isdigit() else line.rpartition(" ")[0] + " -"
@@ -149,9 +149,9 @@ def read_nodes(root: Path) -> DeviceNodes:
 
 
 def write_devices(root: Path, gpus: Sequence[Gpu], nodes: DeviceNodes, common: bool = False) -> Iterator[str]:
-    """Write DEVICES for the current GPUs, and the new device nodes to gres.conf. Yield a message for each change.
+    """Write DEVICES for the current GPUs. Yield a message for each change.
 
-    gres.conf is written first. If the run is interrupted, the next one writes the same. If `common` is true, slurmd does not
+    New device nodes are written to gres.conf. This file is written first. If the run is interrupted, the next one writes the same. If `common` is true, slurmd does not
     use the slots yet. Then only devices are listed that have the same number and type in the current list.
     Raises TaskDevicesError if the settings cannot be read.
     """
@@ -203,6 +203,7 @@ def _correct(path: Path, node: str, changes: Mapping[tuple[str, ...], tuple[str,
 def _settings(root: Path) -> dict[str, Any]:
     path = root / SETTINGS
     try:
-        return json.loads(path.read_text())
+        settings: dict[str, Any] = json.loads(path.read_text())
+        return settings
     except (OSError, ValueError) as error:
         raise TaskDevicesError(str(path), "it cannot be read: %s" % error, "Run the role gpu_slurm.") from error

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the devices of a node for the TaskProlog from the lines of gres.conf. Pure: no I/O.
+"""Read the devices of a node from lines of gres.conf. Pure: no I/O.
 
 https://slurm.schedmd.com/gres.conf.html
 """
@@ -25,7 +25,7 @@ class SlotsError(FleetError):
 
 
 def slots(lines: Sequence[str], node: str, types: Sequence[str], minors: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return the devices of gres/gpu in Slurm's order, for the settings of task_devices.
+    """Return the devices of gres/gpu in Slurm's order.
 
     `types` are the types in the order of the node's Gres=, which sorts the lines. `minors` are the device minors of the GPUs by
     UUID. Each device has `type`, `files` and `gpu`, the UUID of its GPU, which is empty for a pad. Raises SlotsError if a line

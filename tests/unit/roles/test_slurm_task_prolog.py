@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The TaskProlog of the role gpu_slurm: the environment of a task for its device numbers.
+"""The TaskProlog of the role gpu_slurm: the environment for device numbers.
 
 The real script runs, with its folder and the number of the boot in a temporary directory. Slurm adds the printed lines to the
 environment of the task.
@@ -85,7 +85,7 @@ def test_numbers_become_uuids(prolog, numbers, uuids):
 
 
 def test_script_is_executable_by_any_posix_shell_and_starts_no_program(prolog):
-    """An empty PATH finds no program."""
+    """Run it with a PATH in which the shell finds no program."""
     assert prolog("0", PATH="/nonexistent")[0] == 0
 
 

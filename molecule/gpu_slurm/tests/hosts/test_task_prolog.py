@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The environment of jobs with the TaskProlog: UUIDs of their devices, and MPS daemons."""
+"""The environment of jobs with the TaskProlog: UUIDs and MPS daemons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAEMONS = "/etc/openfleet-gpu/mps"
 
 @pytest.fixture
 def kinds(host):
-    """Use the TaskProlog on a node with MIG, and return the type of each device by UUID."""
+    """Use the TaskProlog on a node with MIG. Return each device's type by UUID."""
     found = host.reset(layout(MIXED))
     host.use_task_prolog(found)
     yield uuids_of(host)
@@ -39,7 +39,7 @@ def test_jobs_see_the_uuids_of_their_devices(host, kinds):
 
 
 def test_steps_see_the_devices_of_the_step(host, kinds):
-    """The variables of other jobs and steps, which a user may inherit, have no effect."""
+    """Check that variables of other jobs and steps, which a user may inherit, have no effect."""
     leaked = "CUDA_VISIBLE_DEVICES=0 SLURM_STEP_GPUS=0 SLURM_JOB_GPUS=1"
     for options in ("--gres=gpu:h100:2", "--gres=gpu:h100:2 --gpu-bind=single:1 -n2"):
         status, text = run(host, options, environment=leaked)

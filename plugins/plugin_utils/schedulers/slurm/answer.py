@@ -13,15 +13,15 @@ import re
 from typing import Any, Mapping, Sequence
 
 from ....module_utils.errors import FleetError
-from ....module_utils.slurm.mig_devices import DeviceNodes
+from ....module_utils.slurm.mig_devices import Device, DeviceNodes
 from ...host_values import Reader
 from ..model import Node, Offer
 from ..node import node_gpus
 from ..request import Offered, Request, as_data, offered
 from .change import Current, Job, change, known, needs_restart
-from .devices import Device, matches_layout
 from .devices import current as current_devices
 from .devices import desired as desired_devices
+from .devices import matches_layout
 from .gres import GPU, MPS, SHARD, Gres, joined, parse
 from .gres_conf import GresConfError, lines, uuids
 from .offer import KEY, node_gres

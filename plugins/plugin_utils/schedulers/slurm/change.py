@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Sequence
 
-from .devices import Device
+from ....module_utils.slurm.mig_devices import Device
 from .gres import GPU, SHARD, Gres, joined, totals
 
 NOTHING, IN_PLACE, AFFECTED, ALL = WAYS = ("nothing", "in place", "affected jobs", "all jobs")

@@ -28,7 +28,10 @@ PAD = GPU_LINE + "Type=pad MultipleFiles=/dev/nvidia-caps/nvidia-cap1,/dev/nvidi
 
 
 def cap(instance):
-    """Return the capability of a GPU instance of GPU 0 in these tests. The next one is that of its compute instance."""
+    """Return the capability of a GPU instance of GPU 0.
+
+    The next number is that of its compute instance.
+    """
     return 100 + 10 * instance
 
 
@@ -65,7 +68,7 @@ STATE = [(1, "3g.40gb", 4, "MIG-a"), (9, "1g.10gb", 0, "MIG-b"), (10, "1g.10gb",
 
 @pytest.fixture
 def host(tmp_path):
-    """Return a function that writes the devices for the GPUs and returns (UUIDs by number, messages)."""
+    """Return a function that writes the devices and returns (UUIDs, messages)."""
     boot = tmp_path / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("boot-1\n")
@@ -102,7 +105,7 @@ def test_devices_have_the_numbers_of_gres_conf(host):
 
 
 def test_gres_conf_identifies_the_devices(host):
-    """The instance with the first placement is not the first one in gres.conf, for example because a job kept its number."""
+    """Test an order that differs from the placements, as after a change beside a job."""
     host.set_up([line("1g.10gb", 10), line("1g.10gb", 9)])
     assert host(partitioned(*STATE))[0] == ["MIG-c", "MIG-b"]
 
@@ -168,7 +171,7 @@ def test_profile_of_another_type_does_not_get_the_number(host):
 
 
 def test_numbers_that_change_are_not_listed_until_slurmd_uses_them(host):
-    """The layout and gres.conf have changed, and slurmd still allocates the former numbers."""
+    """Test changed files while slurmd still allocates the former numbers."""
     host(partitioned(*STATE))
     after = [*STATE[1:], (11, "1g.10gb", 2, "MIG-d")]
     host.set_up([line("1g.10gb", 9), line("1g.10gb", 10), line("1g.10gb", 11), *LINES[3:]])

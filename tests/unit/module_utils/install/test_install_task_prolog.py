@@ -33,7 +33,7 @@ REQUEST = {
 
 
 class Host(Installation):
-    """A host whose systemctl writes the list of devices, and whose scontrol prints TaskProlog."""
+    """A host with replacements for systemctl, scontrol and gpu-layout."""
 
     is_host = True
 
@@ -85,7 +85,7 @@ def test_installs_the_program_the_unit_and_the_devices(root):
 
 
 def test_recorded_uuids_of_the_same_devices_are_kept(root):
-    """The command records the UUIDs. Without them, devices could get another number while jobs run."""
+    """Check that devices keep their number. Without the UUIDs, they could get another one."""
     install(root)
     before = (root / SETTINGS).read_text()
     assert '"uuid": "MIG-a"' in before
