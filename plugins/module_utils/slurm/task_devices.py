@@ -38,7 +38,8 @@ class TaskDevicesError(FleetError):
 class Slot:
     """A device of gres.conf.
 
-    It has a GRES type, the UUID of its GPU, its own last UUID, and its device nodes. A MIG device has several files. A pad has no UUIDs.
+    It has a GRES type, the UUID of its GPU, its own last UUID, and its device nodes. A MIG device has several files. A pad has no
+    UUIDs.
     """
 
     type: str
@@ -151,8 +152,9 @@ def read_nodes(root: Path) -> DeviceNodes:
 def write_devices(root: Path, gpus: Sequence[Gpu], nodes: DeviceNodes, common: bool = False) -> Iterator[str]:
     """Write DEVICES for the current GPUs. Yield a message for each change.
 
-    New device nodes are written to gres.conf. This file is written first. If the run is interrupted, the next one writes the same. If `common` is true, slurmd does not
-    use the slots yet. Then only devices are listed that have the same number and type in the current list.
+    New device nodes are written to gres.conf first. If the run is interrupted, the next one writes the same. If `common` is
+    true, slurmd does not use the slots yet. Then only devices are listed that have the same number and type in the current
+    list.
     Raises TaskDevicesError if the settings cannot be read.
     """
     settings = _settings(root)

@@ -7,20 +7,30 @@ from __future__ import annotations
 import re
 
 import pytest
-from slurm_host import MIXED, TASK_PROLOG, layout, uuids_of
+from slurm_host import MIXED, SHARED, SLICED, TASK_PROLOG, layout, uuids_of
 
 DEVICES = "/etc/openfleet-gpu/slurm/devices"
-DAEMONS = "/etc/openfleet-gpu/mps"
+DAEMONS, TENANTS = "/etc/openfleet-gpu/mps", "/etc/openfleet-gpu/vgpu"
 
 
 @pytest.fixture
-def kinds(host):
-    """Use the TaskProlog on a node with MIG. Return each device's type by UUID."""
-    found = host.reset(layout(MIXED))
-    host.use_task_prolog(found)
-    yield uuids_of(host)
-    host.ask(f"rm -rf {DAEMONS}/lab.client.env")
+def files(host):
+    """Remove the files of tests."""
+    yield
+    host.ask(f"rm -rf {DAEMONS}/lab.client.env {TENANTS}/lab")
     host.set_task_prolog("")
+
+
+@pytest.fixture
+def kinds(host, files):
+    """Use the TaskProlog on a node with MIG. Return each device's type by UUID."""
+    host.use_task_prolog(host.reset(layout(MIXED)))
+    return uuids_of(host)
+
+
+def write(host, path, *lines):
+    """Write the file with the environment of an MPS daemon or a tenant."""
+    host.ask(f"mkdir -p $(dirname {path}); printf '%s\\n' {' '.join(lines)} > {path}")
 
 
 def run(host, options, command="echo $CUDA_VISIBLE_DEVICES", environment=""):
@@ -39,7 +49,7 @@ def test_jobs_see_the_uuids_of_their_devices(host, kinds):
 
 
 def test_steps_see_the_devices_of_the_step(host, kinds):
-    """Check that variables of other jobs and steps, which a user may inherit, have no effect."""
+    """Check that inherited variables of other jobs have no effect."""
     leaked = "CUDA_VISIBLE_DEVICES=0 SLURM_STEP_GPUS=0 SLURM_JOB_GPUS=1"
     for options in ("--gres=gpu:h100:2", "--gres=gpu:h100:2 --gpu-bind=single:1 -n2"):
         status, text = run(host, options, environment=leaked)
@@ -81,11 +91,11 @@ def test_list_follows_recreated_instances(host, kinds):
 
 def test_job_on_a_served_instance_is_a_client(host, kinds):
     (large,) = [uuid for uuid, kind in kinds.items() if kind == "3g.40gb"]
-    lines = ["CUDA_MPS_PIPE_DIRECTORY=/run/openfleet-mps/lab", f"CUDA_VISIBLE_DEVICES={large}"]
-    host.ask(f"mkdir -p {DAEMONS}; printf '%s\\n' {' '.join(lines)} > {DAEMONS}/lab.client.env")
+    pipe = "CUDA_MPS_PIPE_DIRECTORY=/run/openfleet-mps/lab"
+    write(host, f"{DAEMONS}/lab.client.env", pipe, f"CUDA_VISIBLE_DEVICES={large}")
     shown = "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY"
     assert run(host, "--gres=gpu:3g.40gb:1", shown) == (0, f"{large} /run/openfleet-mps/lab")
-    status, text = run(host, "--gres=gpu:1g.10gb:1", shown, "CUDA_MPS_PIPE_DIRECTORY=/run/openfleet-mps/lab")
+    status, text = run(host, "--gres=gpu:1g.10gb:1", shown, pipe)
     assert (status, kinds[text]) == (0, "1g.10gb")
 
 
@@ -98,3 +108,31 @@ def test_second_run_changes_nothing_and_a_site_prolog_can_call_it(host, kinds):
     host.set_task_prolog("/etc/slurm/site-prolog")
     status, text = run(host, "--gres=gpu:3g.40gb:1", "echo $SITE $CUDA_VISIBLE_DEVICES")
     assert (status, text.split()[0], kinds[text.split()[1]]) == (0, "1", "3g.40gb")
+
+
+def test_job_on_a_shard_is_the_tenant_of_its_account(host, files):
+    host.use_task_prolog(host.reset(layout(SHARED, SLICED), "gpu,shard"))
+    gpu = host.module("gpu_info", telemetry=False, holders=False)["gpus"][1]["uuid"]
+    write(host, f"{TENANTS}/lab/env", "OPENFLEET_VGPU=lab", f"CUDA_VISIBLE_DEVICES={gpu}")
+    shown = "echo $CUDA_VISIBLE_DEVICES $OPENFLEET_VGPU"
+    assert run(host, "--gres=shard:1 --account=lab", shown) == (0, f"{gpu} lab")
+    status, text = run(host, "--gres=shard:1 --account=other", shown, "OPENFLEET_VGPU=lab")
+    assert status != 0 and f"the account other is not a tenant of the GPU {gpu}" in text
+    assert run(host, "--gres=gpu:h100:1 --account=other", "echo started") == (0, "started")
+
+
+def test_job_with_a_share_is_a_client(host, files):
+    daemon = {"sharing": "mps", "mps": {"name": "lab", "clients": 4, "active_thread_percentage": 25}}
+    # The daemon does not run, so the layout is not applied.
+    host.apply(layout())
+    found = host.reset(layout(daemon), "gpu,mps", apply=False)
+    host.use_task_prolog(found)
+    served = host.module("gpu_info", telemetry=False, holders=False)["gpus"][0]["uuid"]
+    write(
+        host,
+        f"{DAEMONS}/lab.client.env",
+        "CUDA_MPS_PIPE_DIRECTORY=/run/openfleet-mps/lab",
+        f"CUDA_VISIBLE_DEVICES={served}",
+    )
+    shown = "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    assert run(host, "--gres=mps:20", shown) == (0, f"{served} /run/openfleet-mps/lab 20")

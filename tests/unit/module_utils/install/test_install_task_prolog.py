@@ -85,7 +85,7 @@ def test_installs_the_program_the_unit_and_the_devices(root):
 
 
 def test_recorded_uuids_of_the_same_devices_are_kept(root):
-    """Check that devices keep their number. Without the UUIDs, they could get another one."""
+    """Check that devices keep their number by their UUIDs."""
     install(root)
     before = (root / SETTINGS).read_text()
     assert '"uuid": "MIG-a"' in before
