@@ -458,18 +458,18 @@ leg-cores:
 	    [ -x $$venv/bin/pytest ] || { $(NEWEST_PYTHON) -m venv $$venv; $(call install,$$venv,$(extras) --group unit "ansible-core~=$$core.0"); }; \
 	    $$venv/bin/python -m pytest --quiet -m core tests/unit tests/integration; done'
 
-# Debian 13 on the hosts. Runs after the scenarios of the same names, with a separate molecule directory. Also CDI in a
-# cluster, because the containerd of Debian 12 does not support CDI.
+# Debian 13 on the hosts. Runs after the scenarios of the same names, with a separate molecule directory. Also CDI and
+# the DRA driver in a cluster, because the containerd of Debian 12 does not support CDI.
 leg-trixie:
 	@export LAB_RELEASE=trixie NO_COLOR=1 XDG_CACHE_HOME=$(CURDIR)/.cache/trixie OPENFLEET_CHECKOUT=$(OPENFLEET_CHECKOUT)-13
 	tests/leg run trixie bash -ec 'tests/lab/image/build; \
 	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done; \
-	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py; }'
+	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py tests/kubernetes/test_dra.py; }'
 
 # A real cluster: site.yml and pods on nodes that are lab hosts. This leg does not run in a PID namespace, because
 # podman needs the machine's process IDs. The figures are measured last, in a separate cluster, because its node has the
 # same name as one of the tests' nodes.
-cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site cdi)
+cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site cdi dra)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes bash -ec 'pytest --quiet $(cluster_tests); pytest --quiet "$(cluster_figures)"'

@@ -2,10 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import yaml
 from tests.integration.simulated_host import ROOT, SimulatedHost
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes import control_plane
+from tests.kubernetes.go_programs import GoModule
 from tests.kubernetes.node_stand_in import CONFIG_MAP, NAMESPACE
 
 RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
@@ -42,23 +40,8 @@ def plugin(cluster):
 
 @pytest.fixture(scope="session")
 def helm():
-    """Build the program `helm`, and return its folder.
-
-    The program is cached together with those of tests/kubernetes/build.
-    """
-    module = Path(__file__).with_name("helm")
-    cache = Path(os.environ.get("OPENFLEET_GO_CACHE") or clusters.REPOSITORY / ".cache" / "go").absolute()
-    sources = b"".join((module / name).read_bytes() for name in ("go.mod", "go.sum"))
-    folder = cache / ("helm-%s" % hashlib.sha256(sources).hexdigest()[:16])
-    flags = {
-        "GOTOOLCHAIN": "local",
-        "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false -trimpath",
-        "CGO_ENABLED": "0",
-    }
-    caches = {"GOCACHE": str(cache / "build"), "GOMODCACHE": str(cache / "modules")}
-    command = ["go", "build", "-o", "%s/" % folder, "-ldflags=-s -w", "helm.sh/helm/v3/cmd/helm"]
-    subprocess.run(command, cwd=module, env={**os.environ, **flags, **caches}, check=True)
-    return folder
+    """Build the program `helm`, and return its folder."""
+    return GoModule("helm").build("helm.sh/helm/v3/cmd/helm")
 
 
 @pytest.fixture(scope="session")

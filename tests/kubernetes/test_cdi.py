@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
+from tests.kubernetes import cdi
 from tests.kubernetes import cluster as clusters
 
 pytestmark = [
@@ -33,22 +34,6 @@ LAYOUT = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]},
     {"gpus": [1, 2, 3], "sharing": "exclusive"},
 ]
-#: Creates what a driver's installation and udev would create: the library whose name contains the version, and device
-#: nodes of GPUs. The nodes have the numbers of /dev/null, because there is no driver.
-DRIVER = """
-set -eu
-folder=/usr/lib/$(uname -m)-linux-gnu
-echo 'a stand-in' >"$folder/libcuda.so.$0"
-ln -sf "libcuda.so.$0" "$folder/libcuda.so.1"
-# A hook of CDI's would make it in the pod, whose /usr is the node's and cannot be written.
-ln -sf libcuda.so.1 "$folder/libcuda.so"
-for name in nvidia0 nvidia1 nvidia2 nvidia3 nvidiactl; do mknod -m 666 /dev/$name c 1 3; done
-cd /etc/containerd
-keys='enable_cdi = true\\ncdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]'
-sed -i "/^\\[plugins.*cri\\"\\]/a $keys" config.toml
-systemctl restart containerd
-"""
-LIST_NODES = "find /dev -type c -name 'nvidia*'; echo end; trap 'exit 0' TERM; while :; do sleep 1000 & wait; done"
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +42,7 @@ def cluster(tmp_path_factory):
     with clusters.running(tmp_path_factory.mktemp("cdi") / "plane", [NODE]) as found:
         # This playbook also copies NVML's bindings to the node.
         found.play("tests/kubernetes/layout.yml", "--limit", NODE, "--extra-vars", json.dumps({"gpu_layout": LAYOUT}))
-        version = found.module(NODE, "openfleet.gpu.gpu_info")["driver_version"]
-        found.run(NODE, "sh", "-c", DRIVER, version)
+        cdi.enable(found, NODE)
         found.apply(*plugin_with_cdi())
         yield found
 
@@ -79,22 +63,6 @@ def plugin_with_cdi():
     return objects
 
 
-def nodes_in(cluster, pod):
-    """Return the NVIDIA nodes in the pod's /dev, from its log."""
-    metadata = pod["metadata"]
-    folder = "/var/log/pods/%s_%s_%s/main" % (metadata["namespace"], metadata["name"], metadata["uid"])
-    lines = []
-
-    def logged():
-        log = cluster.run(NODE, "sh", "-c", "cat %s/*.log" % folder, check=False)
-        # Remove the time, the stream and the mark from each line.
-        lines[:] = [line.split(" ", 3)[-1] for line in log.splitlines()]
-        return "end" in lines
-
-    cluster.plane.wait(logged, "pod %s lists its nodes" % metadata["name"])
-    return set(lines[: lines.index("end")])
-
-
 def test_pod_sees_only_device_nodes_of_its_instance(cluster):
     planned = kubernetes_mapping(LAYOUT, "nvidia_device_plugin", expected_gpus=["H100-80GB"] * 4, node=NODE)
     given = {
@@ -113,9 +81,9 @@ def test_pod_sees_only_device_nodes_of_its_instance(cluster):
         ("whole", "nvidia.com/gpu"),
     ):
         pod = clusters.sleeper(name, {resource: 1})
-        pod["spec"]["containers"][0]["command"] = ["sh", "-c", LIST_NODES]
+        pod["spec"]["containers"][0]["command"] = ["sh", "-c", cdi.LIST_NODES]
         cluster.apply(pod)
-        pods[name] = nodes_in(cluster, cluster.runs(name))
+        pods[name] = cdi.nodes_in(cluster, cluster.runs(name))
     gpus = {name: {node for node in nodes if node[len("/dev/nvidia") :].isdigit()} for name, nodes in pods.items()}
     capabilities = {name: {node for node in nodes if "/nvidia-cap" in node} for name, nodes in pods.items()}
     assert gpus["large"] == gpus["small"] == {"/dev/nvidia0"}

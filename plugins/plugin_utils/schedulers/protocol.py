@@ -39,6 +39,7 @@ class Changes:
     restart       true if the backend's component must be restarted to detect changed devices
     delete        objects of the API to delete first, each with `apiVersion`, `kind` and the names in `metadata`
     write         objects of the API to create or change. Fields that an object does not list are kept
+    lost          pods of the node that have a device which no longer exists: (UID, namespace/name)
     problems      reasons why nothing may be changed
     lines         lines of the plan
     """
@@ -52,13 +53,14 @@ class Changes:
     restart: bool = False
     delete: tuple[Mapping[str, Any], ...] = ()
     write: tuple[Mapping[str, Any], ...] = ()
+    lost: tuple[tuple[str, str], ...] = ()
     problems: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
 
     @property
     def in_step(self) -> bool:
         """Return whether the node matches the offer."""
-        return not (self.problems or self.labels or self.data or self.pending or self.delete or self.write)
+        return not (self.problems or self.labels or self.data or self.pending or self.delete or self.write or self.lost)
 
 
 @dataclass(frozen=True)

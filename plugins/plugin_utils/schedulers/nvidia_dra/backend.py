@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any, Mapping, Sequence
 
 from ...host_values import text
-from ..kubernetes.api_objects import name_of
+from ..kubernetes.api_objects import name_of, texts
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, allocatable, differing
 from ..model import Node, Offer
 from ..nvidia_device_plugin.backend import RESOURCE as OF_DEVICE_PLUGIN
@@ -58,6 +58,7 @@ class Dra(KubernetesBackend):
         Kind(api.API, "ResourceClaimTemplate"),
         Kind("apps/v1", "DaemonSet", namespaced=True),
         Kind("v1", "Pod", "spec.nodeName"),
+        Kind(api.API, "ResourceClaim"),
     )
 
     def offer(self, node: Node) -> Offer:
@@ -97,6 +98,8 @@ class Dra(KubernetesBackend):
             restart=changes.restart or bool(gates),
             delete=tuple(api.reference(item) for item in [*old, *recreated]),
             write=(*write, *gates),
+            # Until the driver has published the layout's devices, a missing device proves nothing.
+            lost=() if changes.pending else _lost(objects, place.node),
             lines=(*changes.lines, *lines),
         )
 
@@ -145,6 +148,11 @@ def _desired(offer: Mapping[str, Any], place: Place) -> list[dict[str, Any]]:
         if request["template"]
     ]
     return [*map(api.device_class, profiles), *templates]
+
+
+def _lost(objects: Sequence[Any], node: str) -> tuple[tuple[str, str], ...]:
+    pods = (texts(pod, "metadata") for pod in api.lost_pods(objects, node))
+    return tuple((pod.get("uid", ""), "%s/%s" % (pod.get("namespace", ""), pod["name"])) for pod in pods)
 
 
 def _differs(desired: Any, current: Any) -> bool:

@@ -96,17 +96,32 @@ def published(objects: Sequence[Any], node: str = "") -> dict[str, dict[str, str
     The names are those of an offer. With `node`, only this node is included. Only the newest generation of a pool counts, as for
     the scheduler.
     """
-    slices = [spec for spec in (_mapping(item, "spec") for item in of_kind(objects, "ResourceSlice")) if _is_own(spec)]
-    newest: dict[Any, int] = {}
-    for spec in slices:
-        pool = _pool(spec)
-        newest[pool] = max(newest.get(pool, 0), _generation(spec))
     found: dict[str, dict[str, str]] = {}
-    for spec in slices:
+    for spec in _newest(objects):
         name = spec.get("nodeName")
-        if isinstance(name, str) and node in ("", name) and _generation(spec) == newest[_pool(spec)]:
+        if isinstance(name, str) and node in ("", name):
             found.setdefault(name, {}).update(_devices(spec))
     return found
+
+
+def lost_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
+    """Return the pods with a claim whose device the node no longer publishes.
+
+    `objects` contains only pods of the node. Such a pod does not start. If it already runs, Kubernetes does not end it.
+    """
+    names = {
+        device.get("name")
+        for spec in _newest(objects)
+        if spec.get("nodeName") == node
+        for device in _mappings(spec.get("devices"))
+    }
+    claims = {
+        _names(item)
+        for item in of_kind(objects, "ResourceClaim")
+        for result in _mappings(_mapping(_mapping(_mapping(item, "status"), "allocation"), "devices").get("results"))
+        if (result.get("driver"), result.get("pool")) == (DRIVER, node) and result.get("device") not in names
+    }
+    return [pod for pod in of_kind(objects, "Pod") if _is_active(pod) and claims & set(_claims(pod))]
 
 
 def daemonset(objects: Sequence[Any], selector: str) -> Mapping[str, Any] | None:
@@ -149,7 +164,7 @@ def with_gates(item: Mapping[str, Any], changed: Mapping[str, bool]) -> dict[str
 
 def requested(pod: Any) -> set[str]:
     """Return the extended resources that an active pod requests."""
-    if _mapping(pod, "status").get("phase") in ("Succeeded", "Failed"):
+    if not _is_active(pod):
         return set()
     spec = _mapping(pod, "spec")
     containers = [*_list(spec.get("initContainers")), *_list(spec.get("containers"))]
@@ -163,8 +178,37 @@ def _container(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return (named or containers or [{}])[0]
 
 
-def _is_own(spec: Mapping[str, Any]) -> bool:
-    return spec.get("driver") == DRIVER
+def _is_active(pod: Any) -> bool:
+    return _mapping(pod, "status").get("phase") not in ("Succeeded", "Failed")
+
+
+def _names(item: Any) -> tuple[str, str]:
+    return texts(item, "metadata").get("namespace", ""), name_of(item)
+
+
+def _claims(pod: Any) -> Iterator[tuple[str, str]]:
+    """Yield namespace and name of each claim of a pod.
+
+    Kubernetes names the claims of templates.
+    """
+    namespace = _names(pod)[0]
+    for each in _mappings(_mapping(pod, "spec").get("resourceClaims")):
+        yield namespace, str(each.get("resourceClaimName"))
+    for each in _mappings(_mapping(pod, "status").get("resourceClaimStatuses")):
+        yield namespace, str(each.get("resourceClaimName"))
+
+
+def _newest(objects: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Return the `spec` of the driver's current ResourceSlices.
+
+    These are the slices of the newest generation of each pool.
+    """
+    slices = [_mapping(item, "spec") for item in of_kind(objects, "ResourceSlice")]
+    slices = [spec for spec in slices if spec.get("driver") == DRIVER]
+    newest: dict[Any, int] = {}
+    for spec in slices:
+        newest[_pool(spec)] = max(newest.get(_pool(spec), 0), _generation(spec))
+    return [spec for spec in slices if _generation(spec) == newest[_pool(spec)]]
 
 
 def _pool(spec: Mapping[str, Any]) -> tuple[str, str]:
@@ -177,7 +221,7 @@ def _generation(spec: Mapping[str, Any]) -> int:
 
 
 def _devices(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for device in _list(spec.get("devices")):
+    for device in _mappings(spec.get("devices")):
         attributes = _mapping(device, "attributes")
         kind, uuid, profile = (_mapping(attributes, name).get("string") for name in ("type", "uuid", "profile"))
         if not isinstance(uuid, str):
@@ -191,6 +235,10 @@ def _devices(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _mapping(parent: Any, key: str) -> Mapping[str, Any]:
     value = parent.get(key) if isinstance(parent, Mapping) else None
     return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in _list(value) if isinstance(each, Mapping)]
 
 
 def _list(value: Any) -> list[Any]:

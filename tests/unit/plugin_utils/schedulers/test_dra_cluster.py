@@ -277,6 +277,43 @@ def test_gpus_are_not_offered_by_two_components():
     assert changes(mapping(), node(), GATED, ended)["problems"] == []
 
 
+def claim(device, node="n1", name="claim-1"):
+    results = [{"driver": "gpu.nvidia.com", "pool": node, "device": device, "request": "gpu"}]
+    status = {"allocation": {"devices": {"results": results}}}
+    return {"kind": "ResourceClaim", "metadata": {"name": name, "namespace": "team"}, "status": status}
+
+
+def pod_with(claim_name="claim-1", phase="Pending", by_template=True):
+    metadata = {"name": "train", "namespace": "team", "uid": "u1"}
+    spec, status = {"resourceClaims": [{"name": "gpu"}]}, {"phase": phase}
+    if by_template:
+        status["resourceClaimStatuses"] = [{"name": "gpu", "resourceClaimName": claim_name}]
+    else:
+        spec["resourceClaims"][0]["resourceClaimName"] = claim_name
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+@pytest.mark.parametrize("by_template", [True, False])
+def test_pod_whose_device_is_gone_is_reported(phase, by_template):
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    pod = pod_with(phase=phase, by_template=by_template)
+    found = changes(planned, ready, *objects, claim("device-77"), pod)
+    assert found["lost"] == [["u1", "team/train"]] and not found["in_step"]
+    for other in (claim("device-1"), claim("device-77", node="n2"), claim("device-77", name="other")):
+        assert changes(planned, ready, *objects, other, pod)["in_step"]
+    ended = pod_with(phase="Succeeded", by_template=by_template)
+    assert changes(planned, ready, *objects, claim("device-77"), ended)["lost"] == []
+
+
+def test_no_pod_is_lost_while_published_devices_differ():
+    planned = mapping(instances=NOW)
+    ready, objects = follows(planned)
+    found = changes(planned, ready, resource_slice({}), *objects[1:], claim("device-1"), pod_with())
+    assert found["pending"] and found["lost"] == []
+
+
 @pytest.mark.parametrize(
     "form", [{}, {"kind": "ResourceSlice"}, {"kind": "DaemonSet", "spec": 3}, "x", None, {"kind": "Pod"}]
 )

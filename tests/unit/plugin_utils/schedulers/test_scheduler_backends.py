@@ -78,7 +78,8 @@ def test_the_filter_describes_a_backend_that_publishes_devices():
     described = scheduler_backend("nvidia_dra")
     assert needs("nvidia_dra") == {**NOTHING, "applies": True, "component": "DRA driver", "reads": described["reads"]}
     assert described["offered_in"]["kind"] == "ResourceSlice"
-    assert {each["kind"] for each in described["reads"]} == {"DeviceClass", "ResourceClaimTemplate", "DaemonSet", "Pod"}
+    kinds = {"DeviceClass", "ResourceClaimTemplate", "ResourceClaim", "DaemonSet", "Pod"}
+    assert {each["kind"] for each in described["reads"]} == kinds
     assert described["defaults"]["namespace"] == "dra-driver-nvidia-gpu"
 
 
