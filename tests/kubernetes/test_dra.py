@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run site.yml on a node with NVIDIA's DRA driver.
 
-The node has MIG, MPS, time slicing and whole GPUs at once. API server, scheduler, kubelet and DRA driver are real. Requires Debian 13's containerd (LAB_RELEASE=trixie).
+The node has MIG, MPS, time slicing and whole GPUs at once. API server, scheduler, kubelet and DRA driver are real.
+Requires Debian 13's containerd (LAB_RELEASE=trixie).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import os
 import re
 
 import pytest
+import yaml
 
 from tests.kubernetes import cdi, dra
+from tests.kubernetes.cluster import REPOSITORY
 from tests.kubernetes.dra import NODE
 
 pytestmark = [
@@ -24,6 +27,7 @@ pytestmark = [
     ),
 ]
 
+README = REPOSITORY / "roles" / "gpu_kubernetes" / "README.md"
 MIG = {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}
 REST = [
     {
@@ -157,6 +161,31 @@ def test_change_of_one_gpu_evicts_only_pods_on_removed_instances(cluster, site):
     assert names == {*TEMPLATES.values(), "node1-mig-0-2g.20gb"} - {TEMPLATES["small"]}
     done = site(CHANGED)
     assert re.search(r"^node1 .*changed=0 ", done, re.MULTILINE), done[-3000:]
+
+
+def test_example_of_the_readme_shares_a_gpu_with_limits(cluster, site):
+    """Run two pods with the claim of the example.
+
+    The claim has the limits of mps-core and mps-memory.
+    """
+    site(CHANGED)
+    cluster.plane.kubectl("delete", "deployment", "mps", "--wait=true")
+    cluster.plane.wait(lambda: not cluster.pods("app=mps"), "no pod with the GPU of MPS")
+    [example] = re.findall(
+        r"```yaml\n(apiVersion: resource\.k8s\.io/v1\nkind: ResourceClaim\n.*?)```", README.read_text(), re.DOTALL
+    )
+    claim = yaml.safe_load(example)
+    cluster.apply({**claim, "metadata": {**claim["metadata"], "namespace": "default"}})
+    spec = dra.claiming("")
+    spec["resourceClaims"] = [{"name": "gpu", "resourceClaimName": claim["metadata"]["name"]}]
+    for name in ("first", "second"):
+        metadata = {"name": name, "namespace": "default", "labels": {"app": name}}
+        cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    nodes = [gpu_nodes(cdi.nodes_in(cluster, cluster.runs(name))) for name in ("first", "second")]
+    assert nodes == [{"/dev/nvidia1"}] * 2
+    log = cluster.run(NODE, "sh", "-c", "cat /var/lib/kubelet/plugins/gpu.nvidia.com/mps/*/log/control.log")
+    assert "Cmd:set_default_active_thread_percentage 30" in log
+    assert re.search(r"Cmd:set_default_device_pinned_mem_limit GPU-\S+ 16384M", log)
 
 
 def test_removal_leaves_no_object_of_the_role(cluster, site):
