@@ -4,18 +4,21 @@
 
 The figures are the time until a new layout is offered, disturbed pods, and API requests. The cluster is that of
 tests/kubernetes with one node. The API server, scheduler, kubelet and NVIDIA's device plugin are real, and the GPUs are
-simulated. site.yml runs with the role's defaults and the permissions of the role's manifest. SEED selects the
+simulated. A second cluster, with a node of Debian 13, has NVIDIA's DRA driver instead of the device plugin.
+site.yml runs with the role's defaults and the permissions of the role's manifest. SEED selects the
 transitions of the eviction plan, and CASES sets their number.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from datetime import datetime
@@ -39,7 +42,8 @@ ON_CLUSTER = (
     "kubernetes_api_calls_noop",
     "kubernetes_api_writes_noop",
 )
-FIGURES = (*ON_CLUSTER, "kubernetes_pods_disturbed_needlessly_planned")
+WITH_DRA = ("dra_seconds_to_slices", "dra_pods_disturbed_needlessly")
+FIGURES = (*ON_CLUSTER, "kubernetes_pods_disturbed_needlessly_planned", *WITH_DRA)
 NODE = "node1"
 GPUS = ["H100-80GB"] * 4
 TRANSITIONS = 10
@@ -67,7 +71,7 @@ def figures(options):
     yield "kubernetes_pods_disturbed_needlessly_planned", needless, "count"
     missing = why_no_cluster()
     if missing:
-        yield from ((name, None, missing) for name in ON_CLUSTER)
+        yield from ((name, None, missing) for name in (*ON_CLUSTER, *WITH_DRA))
         return
     from tests.kubernetes import cluster as clusters
 
@@ -77,6 +81,10 @@ def figures(options):
         yield from on_cluster(
             cluster, clusters, amount(options, TRANSITIONS, 1), QUICK_DELAYS if options.get("SMALL") else {}
         )
+    if options.get("SMALL"):
+        yield from ((name, None, "SMALL=1 builds no image of Debian 13") for name in WITH_DRA)
+        return
+    yield from with_dra(TRANSITIONS)
 
 
 def why_no_cluster() -> str:
@@ -182,6 +190,76 @@ def on_cluster(cluster, clusters, transitions, delays):
     yield from zip(ON_CLUSTER, values, units)
 
 
+def with_dra(transitions):
+    """Change the layout of a node with the DRA driver several times.
+
+    Yields the figures of WITH_DRA. A pod runs on each kind of sharing. Only the pod on a changed instance may end.
+    """
+    from tests.kubernetes import dra
+
+    os.environ["LAB_RELEASE"] = "trixie"
+    build = HERE.parent / "lab" / "image" / "build"
+    subprocess.run([str(build), "kubernetes"], check=True, stdout=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="openfleet-bench-") as folder, dra.running(
+        Path(folder) / "plane", mixed_with(RESTS[0])
+    ) as cluster:
+        variables = {
+            "gpu_kubernetes_backend": "nvidia_dra",
+            "gpu_kubernetes_kubeconfig": str(dra.role_kubeconfig(cluster)),
+            "gpu_kubernetes_plugin_manifest": str(dra.MANIFEST),
+            "gpu_kubernetes_plugin_sha256": hashlib.sha256(dra.MANIFEST.read_bytes()).hexdigest(),
+            "gpu_kubernetes_plugin_kubeconfig": str(cluster.plane.kubeconfig),
+        }
+        site(cluster, variables, mixed_with(RESTS[0]))
+        staying = {"large": "mig-0-3g.40gb", "mps": "mps-1", "sliced": "time-slicing-2", "whole": "exclusive-3"}
+        for name, template in staying.items():
+            create(cluster, claiming(dra, name, template))
+        before = {name: state(cluster.runs(name)) for name in staying}
+        seconds, needless = [], 0
+        pairs = itertools.pairwise(itertools.islice(itertools.cycle(RESTS), transitions + 1))
+        for number, (old, new) in enumerate(pairs):
+            name = "moves-%d" % number
+            create(cluster, claiming(dra, name, "mig-0-%s" % old[-1]["profile"]))
+            uuid = dra.device_of(cluster, cluster.runs(name))["uuid"]
+            ends = ends_of(site(cluster, variables, mixed_with(new)))
+            seconds.append((ends[OFFERED] - ends[APPLIED]).total_seconds())
+            gone, survives = cluster.pod(name) is None, uuid in devices(cluster)
+            if not survives and not gone:
+                raise AssertionError(f"the pod {name} exists, and its instance does not")
+            disturbed = [each for each in staying if state(cluster.pod(each)) != before[each]]
+            needless += len(disturbed) + (survives and gone)
+            print(
+                f"bench: DRA transition {number + 1} of {transitions}: {seconds[-1]:.1f} s to slices, "
+                f"disturbed without need: {disturbed or 'none'}",
+                file=sys.stderr,
+            )
+            if not gone:
+                cluster.plane.call("DELETE", "/api/v1/namespaces/default/pods/%s?gracePeriodSeconds=0" % name)
+    yield WITH_DRA[0], statistics.median(seconds), "s"
+    yield WITH_DRA[1], needless, "count"
+
+
+def mixed_with(rest):
+    """Return a layout with four kinds of sharing.
+
+    On the GPU with MIG, the first instance stays.
+    """
+    limits = {"name": "inference", "clients": 4, "active_thread_percentage": 25, "pinned_memory_limit": "18GiB"}
+    return [
+        {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, *rest]},
+        {"gpus": [1], "sharing": "mps", "mps": limits},
+        {"gpus": [2], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 4}},
+        {"gpus": [3], "sharing": "exclusive"},
+    ]
+
+
+def claiming(dra, name, template):
+    """Return a pod with a claim of the node's template."""
+    metadata = {"name": name, "namespace": "default", "labels": {"app": name}}
+    spec = dra.claiming("%s-%s" % (NODE, template))
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
 def layout_with(rest):
     """Return a layout that only changes the second GPU.
 
@@ -199,17 +277,22 @@ def run_site(cluster, variables, layout) -> float:
 
     The time is from the change of the GPUs until the node offers the new resources.
     """
-    told = site(cluster, variables, layout)
-    ends = {}
-    for play in told["plays"]:
-        for task in play["tasks"]:
-            if task["hosts"].get(NODE, {}).get("skipped") is not True and "end" in task["task"]["duration"]:
-                ends[task["task"]["name"]] = datetime.fromisoformat(task["task"]["duration"]["end"].rstrip("Z"))
+    ends = ends_of(site(cluster, variables, layout))
     planned = kubernetes_mapping(layout, "nvidia_device_plugin", expected_gpus=GPUS, node=NODE)["resources"]
     offered = {name: number for name, number in cluster.allocatable(NODE).items() if number}
     if offered != planned:
         raise AssertionError(f"the node offers {offered}, planned are {planned}")
     return (ends[OFFERED] - ends[APPLIED]).total_seconds()
+
+
+def ends_of(told) -> dict[str, datetime]:
+    """Return when each task of a run ended on the node."""
+    ends = {}
+    for play in told["plays"]:
+        for task in play["tasks"]:
+            if task["hosts"].get(NODE, {}).get("skipped") is not True and "end" in task["task"]["duration"]:
+                ends[task["task"]["name"]] = datetime.fromisoformat(task["task"]["duration"]["end"].rstrip("Z"))
+    return ends
 
 
 def site(cluster, variables, layout) -> dict:

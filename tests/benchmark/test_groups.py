@@ -24,6 +24,7 @@ REASONS = {
     "demo_": ["not measured yet: "],
     "mig_": ["partitioning needs root"],
     "kubernetes_": ["KUBERNETES=skip", "there is no Go"],
+    "dra_": ["KUBERNETES=skip", "there is no Go", "SMALL=1 builds no image of Debian 13"],
 }
 
 

@@ -22,6 +22,8 @@ from tests.kubernetes.control_plane import REPOSITORY
 
 #: This is not the plugin's usual namespace, because other tests on the same API server create that one.
 NAMESPACE, CONFIG_MAP = "plugin-by-chart", "openfleet-gpu-device-plugin"
+DRIVER = Path(__file__).with_name("dra-driver.yml")
+GATE = '            - {name: FEATURE_GATES, value: "DynamicMIG=%s"}'
 
 
 def write_chart(path):
@@ -80,6 +82,24 @@ def test_chart_with_another_checksum_is_refused(tmp_path):
     assert refused.returncode != 0
     assert "localhost: the device plugin of %s is not installed: " % chart in text
     assert "Check gpu_kubernetes_plugin_chart, gpu_kubernetes_plugin_sha256 and" in text
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_manifest_of_a_driver_that_removes_instances_is_not_installed(tmp_path, enabled):
+    manifest = tmp_path / "driver.yml"
+    manifest.write_text(DRIVER.read_text().replace("env:", "env:\n%s" % GATE % str(enabled).lower()))
+    given = {
+        "ansible_python_interpreter": sys.executable,
+        "gpu_kubernetes_backend": "nvidia_dra",
+        "gpu_kubernetes_kubeconfig": str(tmp_path / "none"),
+        "gpu_kubernetes_plugin_manifest": str(manifest),
+        "gpu_kubernetes_plugin_sha256": hashlib.sha256(manifest.read_bytes()).hexdigest(),
+        "gpu_kubernetes__plugin_lacks_default": True,
+    }
+    text = " ".join(install(tmp_path, given).stdout.split())
+    # Without the gate, the installation gets as far as the cluster, which does not exist.
+    assert "localhost: the DRA driver of %s is not installed: " % manifest in text
+    assert ("the feature gate DynamicMIG removes MIG instances" in text) is enabled
 
 
 @pytest.mark.thorough
