@@ -38,11 +38,11 @@ IN_TABLES = ["thread", "two_threads", "main_ended", "main_ended_and_thread"]
 IN_MAPS = ["mapped", "mapped_low", "main_ended_and_mapped"]
 #: The kernel shows that these files exist, but not which files they are.
 SUSPECTS = {
-    "stream": "sent to a Unix socket",
-    "datagram": "sent to a Unix socket",
-    "not_accepted": "sent to a Unix socket",
-    "socket_in_flight": "sent to a Unix socket",
-    "in_flight_of_thread": "sent to a Unix socket",
+    "stream": "sent to its Unix socket",
+    "datagram": "sent to its Unix socket",
+    "not_accepted": "sent to its Unix socket",
+    "socket_in_flight": "sent to its Unix socket",
+    "in_flight_of_thread": "sent to its Unix socket",
     "ring": "registered with io_uring",
     "ring_of_thread": "registered with io_uring",
     "mapped_ring": "registered with io_uring",

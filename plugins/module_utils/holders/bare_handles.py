@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # ruff: noqa: PTH208
-"""Check whether a process uses a GPU or may only have received an open node of it.
+"""Check whether a process uses a GPU, or may only have received an open GPU node.
 
 Users can pass open files to other processes (unix(7), SCM_RIGHTS). Services that read control messages, such as D-Bus
 and syslog, keep such files open. An open node alone is therefore no reason to end a system process or stop a system
-unit. A process that uses a GPU also maps a node of the driver. No other process can create this mapping for it.
+unit. A process that uses a GPU also maps a node of the driver. Other processes cannot create such a mapping in it.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def has_mapped(pid: int) -> bool:
 
 @task
 def _has_mapped(pid: int, majors: list[int]) -> bool:
-    """Check in a child process, because reads of mappings and mapped files may hang."""
+    """Implement `has_mapped` in a child process, because the reads may hang."""
     return has_mapped_node(folder_of("/proc", pid, live_task("/proc", pid)), majors)
 
 
 def has_open(pid: int) -> bool:
     """Return whether a process has a GPU node open.
 
-    The node may be in the file table of any thread, mapped, or in an io_uring ring. Returns True if this cannot be read
-    or takes too long.
+    The node may be in the file table of any thread, in a memory mapping, or in an io_uring ring. Returns True if the
+    check takes too long or the caller may not read the files.
     """
     try:
         return bool(ask(account_of("/proc/%d" % pid), _has_open, pid, sorted(_majors())))
@@ -77,9 +77,9 @@ def has_open(pid: int) -> bool:
 
 @task
 def _has_open(pid: int, majors: list[int]) -> bool:
-    """Check in a child process, because the check may hang or take long.
+    """Implement `has_open` in a child process, because it may hang or take long.
 
-    There may be a million open files, and some may be on a file system that hangs.
+    A process may have a million open files, and some may be on a file system that hangs.
     """
     for task_id, folder in tables("/proc", pid, can_compare()):
         try:
@@ -121,6 +121,6 @@ def _is_of_system(holder: Holder) -> bool:
         return False
     if parse_cgroup(text, own_container()).container_id:
         return False
-    # Without systemd, the cgroup shows nothing, so the account decides.
+    # Without systemd, the cgroup does not identify system processes. Accounts below _FIRST_USER then count as the system.
     owner = owner_of(holder.pid or 0)
     return owner is None or owner < _FIRST_USER

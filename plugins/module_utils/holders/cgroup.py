@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the unit, container, job and pod of a process from its cgroup path.
 
-The path is parsed from the top, as in systemd. Only root arranges the top of the hierarchy. Below a unit or a user
-manager with delegation, processes choose the names: a service may create a cgroup named postgresql.service.
+The path is parsed from the top, as in systemd, because only root can create cgroups at the top of the hierarchy. Below
+a unit or user manager with delegation, processes choose the names. A service may create a cgroup postgresql.service.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Iterator, Sequence
 from ..frozen import frozen
 
 _ID = r"(?P<id>[0-9a-f]{64})"
-#: The systemd scope of a container, or its plain cgroup from another cgroup driver.
+#: The systemd scope of a container, or its cgroup if the runtime does not use systemd.
 _CONTAINER = re.compile(r"(?:(?P<runtime>docker|libpod|crio|cri-containerd|nerdctl)-)?%s(?:\.scope)?$" % _ID)
 _RUNTIMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
 #: Top cgroups of containers if the runtime does not use systemd.
@@ -46,20 +46,20 @@ def parse_cgroup(text: str, inside: str | None = None) -> Origin:
     """Return the unit, container, Slurm job and pod of a process.
 
     `text` is the text of /proc/PID/cgroup, for cgroup v1, v2 or both. `inside` is the id of the container in which the
-    caller runs. This container counts as the host.
+    caller runs, or None. A process in this container is treated like a process of the host.
 
-    Everything that the systemd of a user started is user@UID.service. The name of a user's container includes the UID
-    in its runtime (podman@1000), because the system may have a unit or container with the same name.
+    All processes that a user's systemd started have the unit user@UID.service. The runtime of a user's container
+    includes the UID (podman@1000), because the system may have a container with the same name.
     """
     if inside:
-        # Replace only the first occurrence, because the names below it are not trusted.
+        # Remove only the first occurrence of the caller's container, because users can choose the names below it.
         text = re.sub(r"(?m)^([^/\n]*)/[^\n]*?%s[^/\n]*" % re.escape(inside), r"\1", text)
     origins = [_origin(components) for components in _paths(text)]
 
     def first(name: str) -> str | None:
         return next((value for value in (getattr(origin, name) for origin in origins) if value), None)
 
-    # Any hierarchy may show the container. With cgroup v1, the hierarchy of systemd sometimes does not.
+    # With cgroup v1, the hierarchy of systemd sometimes does not show the container. Search all hierarchies for it.
     contained = [origin for origin in origins if origin.container_id]
     name = contained[0].unit_or_container if contained else first("unit_or_container")
     return Origin(name, first("container_id"), first("job"), first("pod"))
@@ -88,7 +88,7 @@ def _origin(path: Sequence[str]) -> Origin:
         return _of_pod(path)
     manager = _USER_MANAGER.match(top)
     if manager:
-        # All cgroups below belong to one user, whatever their names are.
+        # All cgroups below this one belong to one user, whatever their names are.
         return _of_user(manager.group(1), below)
     if _SLURM.match(top):
         job = next((match.group(1) for match in map(_JOB.match, below[1:3]) if match), None)

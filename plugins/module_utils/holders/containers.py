@@ -8,8 +8,8 @@
 
 Every runtime adds the device node of the GPU to the container's /dev, and every container has its own mount namespace.
 /proc/PID/root/dev of a process in the container therefore shows the GPU. This holds for podman, docker, containerd,
-CRI-O, LXC and nspawn, and for every mode of the container toolkit (CDI, hook, legacy). Other sources are not used: the
-records of the runtimes all differ, and the device cgroup in cgroup v2 is a BPF program that cannot be read back.
+CRI-O, LXC and nspawn, and for every mode of the container toolkit (CDI, hook, legacy). Two other sources are not used.
+Each runtime keeps different records, and the device cgroup in cgroup v2 is a BPF program that cannot be read back.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .model import CONTAINER, short, unknown
 from .processes import Processes, Seen
 from .watchers import UNNAMED, is_named_so, is_watcher
 
-#: Nodes that differ between a privileged container and its host, or between two boots.
+#: Device nodes that may differ between a privileged container and its host, or between two boots of the host.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")
-#: Suffixes for the description of a holder.
+#: Suffixes of `Holder.who`.
 WATCHES, HAS_OPEN = ", which only watches the GPU", ", which has its device node open"
 _ONLY_WATCHES = " and only watches it"
-#: Maximum number of files that are read in a /dev.
+#: Maximum number of files that are read in a container's /dev.
 _MOST_NODES = 8192
 #: Maximum length of a list of mounts in characters. A container may have any number of mounts.
 _MOST_MOUNTS = 1 << 22
@@ -68,14 +68,14 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
                     problem = "the devices of the container of pid %d, user %s, are not known: its file system does not answer"
                     problem %= (member.pid, processes.user(member.pid))
                     holders += unknown(
-                        gpus, problem, "End that process, or the server of its file system.", pid=member.pid
+                        gpus, problem, "End the process, or the server of its file system.", pid=member.pid
                     )
-                # This is the user's own file system, and no process in the namespace has a GPU open.
+                # Otherwise the file system belongs to a user, and no process in the namespace has a GPU open.
                 break
             except OSError as error:
                 if os.geteuid() == 0 and not any(process.nodes for process in members):
-                    # Root can read every /dev, except one that was made unreadable, such as a link to itself or a
-                    # user's own file system. No process in the namespace has a GPU open.
+                    # Root can read every normal /dev. Only a /dev that is a link to itself or a user's own file system
+                    # is unreadable. Ignore it, because no process in the namespace has a GPU open.
                     break
                 problem = "the devices of the container of pid %d cannot be seen (%s)" % (member.pid, error.strerror)
                 holders += unknown(gpus, problem, "Run as root, with the capability CAP_SYS_PTRACE.", pid=member.pid)
@@ -111,8 +111,8 @@ def _holder(processes: Processes, first: Seen, place: Place, watches: bool) -> H
 def _given(devices: Devices, process: str) -> list[Place]:
     """Return the GPUs and GPU instances whose nodes are in the /dev of a process.
 
-    Returns an empty list if the process has the /dev of the host. Raises OSError, or NoAnswerError if the file system
-    of the process does not answer.
+    Returns an empty list if the process has the /dev of the host. Raises OSError if the /dev cannot be read, and
+    NoAnswerError if its file system does not answer.
     """
     user = _users_namespace(process)
     wanted = _nodes_of_driver(devices.dev) if user else None
@@ -127,7 +127,7 @@ def _given(devices: Devices, process: str) -> list[Place]:
             places.add(place)
     if places and not user and listing["every"] and not _has_driver(process):
         # A privileged container, such as a node agent or a storage driver, has all nodes of the host although no GPU is
-        # assigned to it. If it opens a GPU, the open file shows this.
+        # assigned to it. If such a container opens a GPU, the scan of open files finds it.
         return []
     inside = {gpu for gpu, instance in places if instance is not None}
     return sorted(
@@ -136,7 +136,7 @@ def _given(devices: Devices, process: str) -> list[Place]:
 
 
 class _Node(NamedTuple):
-    """The fields of a file's status that Devices.node uses."""
+    """The fields of os.stat_result that `Devices.node` uses."""
 
     st_mode: int
     st_rdev: int
@@ -149,8 +149,8 @@ def _read_dev(folder: str, dev: str, wanted: list[str] | None) -> dict[str, Any]
     Returns the `wanted` nodes, or all nodes if `wanted` is None. Returns None if the /dev is not a directory or is the
     /dev of the host.
 
-    This function runs in a child process, because the root of the container may be a user's own file system. If the
-    /dev is a link, it is not followed, because it would be resolved from the root of the host.
+    This function runs in a child process, because the root of the container may be a user's own file system, which may
+    hang. If /dev is a symbolic link, it is not followed, because its target would be resolved from the host's root.
     """
     if not stat.S_ISDIR(os.lstat(folder).st_mode) or os.path.samefile(folder, dev):
         return None
@@ -176,7 +176,8 @@ def _has_list(path: str) -> bool:
 def _names(folder: str, dev: str) -> list[str]:
     """Return the names in the /dev of a container.
 
-    If there are too many names, the first ones and the names of the host's driver nodes are returned.
+    If the /dev has more than _MOST_NODES names, only the first ones are returned, and all names of the driver's nodes
+    in the host's /dev.
     """
     names = list(itertools.islice(_nodes(folder), _MOST_NODES + 1))
     if len(names) > _MOST_NODES:
@@ -195,7 +196,7 @@ def _nodes_of_driver(dev: str) -> list[str]:
 class _User:
     """The user and groups of a process in a user namespace.
 
-    In such a namespace, any user may create any /dev.
+    In a user namespace, any user can create a /dev with any nodes. `may_open` therefore checks their permissions.
     """
 
     def __init__(self, status: str) -> None:
@@ -213,7 +214,7 @@ class _User:
 def _users_namespace(process: str) -> _User | None:
     """Return the user of a process that is in another user namespace.
 
-    Returns None if the process has the host's user namespace or if this is unknown.
+    Returns None if the process is in the host's user namespace, or if its namespace is unknown.
     """
     if not is_foreign(process):
         return None
@@ -236,7 +237,7 @@ def _has_driver(process: str) -> bool:
             mounts = file.read(_MOST_MOUNTS)
     except OSError:
         return True
-    # If the list is longer, its rest may contain the driver.
+    # If the list of mounts was truncated, the missing part may contain the driver.
     return len(mounts) == _MOST_MOUNTS or any(name in mounts for name in _DRIVER_FILES)
 
 
@@ -264,8 +265,8 @@ def _status(path: str) -> os.stat_result | None:
 def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
     """Replace the ids of Docker containers with their names.
 
-    Docker is queried only if a holder is in a Docker container. If Docker does not answer, the ids are kept. A
-    container that does not have the name of a watcher is not a watcher.
+    Docker is queried only if a holder is in a Docker container. If Docker does not answer, the ids are kept. If the
+    name of a container is not the name of a watcher, its holder is no longer marked as a watcher.
     """
     unnamed = {holder.unit_or_container for holder in holders if UNNAMED.fullmatch(holder.unit_or_container or "")}
     if not unnamed:
@@ -300,7 +301,7 @@ def parse_docker(listed: str) -> dict[str, str]:
     names = {}
     for line in listed.splitlines():
         container, _blank, called = line.partition(" ")
-        # Legacy links are listed as names, too. They contain a slash.
+        # Docker also lists legacy links (--link) as names of the container. These contain a slash.
         own = [name for name in called.split(",") if name and "/" not in name]
         if own:
             names[container[:12]] = own[0]

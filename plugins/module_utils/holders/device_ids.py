@@ -26,7 +26,7 @@ from ..model import Gpu, Host
 from .devices import GPU, Devices, Place
 from .model import place_of
 
-# MIG UUIDs are matched first, because an old MIG UUID contains the UUID of its GPU.
+# The pattern for old MIG UUIDs comes first, because an old MIG UUID (MIG-GPU-…/GI/CI) contains the UUID of its GPU.
 _UUID = re.compile(r"(?<![0-9A-Za-z])(?:MIG-GPU-[0-9A-Za-z-]+/\d+/\d+|(?:MIG|GPU)-[0-9A-Za-z-]+)")
 _PCI = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -34,7 +34,8 @@ _NODE = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?(?:/vgpu\d+)?")
 _INDEX = re.compile(r"(\d{1,4})-\d+")
 _CLAIMED = re.compile(r"(?:.*-)?gpu-(\d{1,4})(?:-mig-(.+))?")
 _CLAIMED_PASSTHROUGH = re.compile(r"(?:.*-)?gpu-vfio-\d+")
-# START in gpu-M-mig-PROFILE-ID-START, and in gpu-M-mig-ID-START-SIZE of releases before 25.12.
+# The part after "mig-" in device names of NVIDIA's DRA driver. The group is the first memory slice (START):
+# gpu-M-mig-PROFILE-ID-START, or gpu-M-mig-ID-START-SIZE before release 25.12.
 _START, _START_BEFORE = re.compile(r".*[a-z].*-\d+-(\d{1,2})"), re.compile(r"\d+-(\d{1,2})-\d+")
 
 _GPU_WORD = re.compile(r"(?<![a-z])(?:v|p|x)?(?:gpu|cuda)|(?<![a-z])(?:mig|mps)(?![a-z])")
@@ -62,8 +63,8 @@ def may_be_gpu(name: str) -> bool:
 def named_exactly(host: Host, text: str, sys: str = "/sys") -> set[Place] | None:
     """Return the GPUs and instances for the UUIDs or the PCI address in a text.
 
-    This works for any resource. Returns an empty set if the host does not have the device, and None if the text has
-    neither a UUID nor a PCI address.
+    The name of the resource is not needed. Returns an empty set if the host does not have the device, and None if the
+    text has neither a UUID nor a PCI address.
     """
     names = _UUID.findall(text)
     if names:
@@ -99,7 +100,7 @@ def named(host: Host, devices: Devices, device: str, resource: str, sys: str = "
 def mentioned(host: Host, text: str) -> set[Place]:
     """Return the GPUs and instances of this host whose UUIDs occur in a text.
 
-    The text is for example the answer of a device plugin.
+    The text may be the answer of a device plugin.
     """
     places: set[Place] = set()
     for gpu in host.gpus:
@@ -115,7 +116,7 @@ def mentioned(host: Host, text: str) -> set[Place]:
 
 
 def without_parents(places: set[Place]) -> set[Place]:
-    """Remove each GPU that has an instance among the places."""
+    """Remove each whole GPU if one of its instances is also in `places`."""
     inside = {uuid for uuid, instance in places if instance is not None}
     return {place for place in places if place[1] is not None or place[0] not in inside}
 
@@ -146,7 +147,7 @@ def _at(host: Host, device: Path) -> set[Place]:
 
 
 def _of_minor(host: Host, devices: Devices, minor: str) -> tuple[Gpu | None, bool]:
-    """Return the GPU for a device minor, and whether all minors are known."""
+    """Return (GPU or None, whether the minors of all GPUs are known) for a minor."""
     place = devices.place((GPU, int(minor)))
     gpus = [gpu for gpu in host.gpus if place and gpu.uuid == place[0]]
     return (gpus[0], True) if gpus else (None, not devices.uncertain)

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Map device nodes to GPUs and GPU instances.
 
-/dev/nvidiaN is a GPU. /dev/nvidia-caps/nvidia-capM is a MIG capability. N is the device minor. It may differ from the
-index in NVML, which follows the PCI order. /proc/driver/nvidia lists both numbers (see "Device Nodes and Capabilities"
+/dev/nvidiaN is a GPU. /dev/nvidia-caps/nvidia-capM is a MIG capability. N and M are device minors. N may differ from
+the GPU's index in NVML, which follows the PCI order. /proc/driver/nvidia lists both numbers (see "Device Nodes and Capabilities"
 in NVIDIA's MIG User Guide, https://docs.nvidia.com/datacenter/tesla/mig-user-guide/).
 """
 
@@ -23,8 +23,8 @@ _GPU_MAJOR, _FIRST_OTHER_MINOR = 195, 254
 _NODE = re.compile(r"/nvidia(\d+)$")
 _CAPABILITY_NODE = re.compile(r"/nvidia-cap(\d+)$")
 _ACCESS = re.compile(r"gpu(\d+)/gi(\d+)/(?:ci\d+/)?access (\d+)$")
-#: Constants for the minors if the driver does not list them. A GPU has 15 GPU instances. Each of them has one minor
-#: itself and 8 minors for compute instances.
+#: Constants to compute the minors of capabilities if the driver does not list them. Each GPU has 15 GPU instances, and
+#: each instance has 9 minors: one for itself and 8 for its compute instances.
 _FIRST_CAPABILITY, _CAPABILITIES_PER_GPU, _CAPABILITIES_PER_INSTANCE = 3, 135, 9
 
 GPU, CAPABILITY = "gpu", "capability"
@@ -48,7 +48,7 @@ class Devices:
             else:
                 self._by_minor[minor] = gpu
         self._capability_major = self._major("nvidia-caps")
-        #: If there is no driver, as with simulated GPUs, nodes have no numbers and are matched by name.
+        #: Whether the host has the driver. Without it (simulated GPUs), nodes have no numbers and are matched by name.
         self.has_driver = (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in self.listed_majors.split()
         self._listed: dict[int, tuple[int, int]] | None = None
 
@@ -80,8 +80,8 @@ class Devices:
     def node(self, path: str, status: os.stat_result | None) -> Node | None:
         """Return the driver's node with the device number of a path, or None.
 
-        The driver sees only the number. A container may have the node under another name, and users can choose names.
-        Names are used only on hosts with simulated GPUs, which have no driver and therefore no numbers.
+        The driver sees only the number. A container may have the node under another name, and users can choose the
+        name. The name is used only for simulated GPUs, which have no driver and therefore no device numbers.
         """
         if status is not None and stat.S_ISCHR(status.st_mode):
             node = self.numbered_node(os.major(status.st_rdev), os.minor(status.st_rdev))
@@ -137,7 +137,7 @@ class Devices:
     def _minor(self, gpu: Gpu) -> int | None:
         gpus = self._proc / "driver/nvidia/gpus"
         if not gpus.is_dir():
-            # Simulated GPUs have no driver. If they have nodes, the number is the index.
+            # Simulated GPUs have no driver. If the host has nodes for them, the number in the name is the GPU's index.
             return gpu.index
         match = re.search(
             r"^Device Minor:\s*(\d+)", _read(gpus / (gpu.pci_address or "none") / "information"), re.MULTILINE

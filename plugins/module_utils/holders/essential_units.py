@@ -7,8 +7,8 @@ Any user can pass an open file to another process (unix(7), SCM_RIGHTS). D-Bus a
 them until the receiver reads them. A user can therefore cause the bus, or a service on it, to have a GPU node open.
 Ending this service would bring down the host, although the service does not use the GPU.
 
-The list has only services whose cgroup contains no processes of users. For example, cron and sshd are not in the list.
-For all other services, systemd reports whether they are on the bus.
+The list has only services without user processes in their cgroup. cron and sshd have such processes and are therefore
+missing. For a service that is not in the list, `is_on_bus` queries systemd.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _SERVICE = re.compile(r"[A-Za-z0-9:_.\\@-]+\.service")
 
 
 def is_essential(unit: str | None) -> bool:
-    """Return whether a service is in the list. `unit` is its name in the cgroup."""
+    """Return whether a service must never be stopped.
+
+    `unit` is the name of the service in the cgroup.
+    """
     return bool(unit and _ESSENTIAL.fullmatch(unit))
 
 

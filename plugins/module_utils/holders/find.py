@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the holders of GPUs and instances: everything that counts as a user.
+"""Find the holders of GPUs and instances: processes, containers, allocations.
 
 NVML lists only processes that have a context. Other holders are jobs between two kernels, containers that have a GPU,
-and allocations of schedulers. If the users of a GPU cannot be determined, it has a holder of kind `unknown`. A result is
-outdated at once, so scan again right before each destructive step.
+and allocations of schedulers. If a scan cannot find out whether a GPU is in use, the GPU gets a holder of kind
+`unknown`. Holders change all the time, so scan again right before each destructive step.
 """
 
 from __future__ import annotations
@@ -45,38 +45,38 @@ if TYPE_CHECKING:
 #: Values of `Holder.kind`.
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
-#: Process names and subcommands of the collection's own scans, which root runs outside of containers. They are short
-#: and do not run while a run changes the host (`transaction.looking`). If such a process was killed and hangs in the
-#: driver, it is a holder.
+#: Process names and subcommands of the collection's own scans, which root runs outside of containers. Their processes
+#: are not holders, because they end soon and wait while a run changes the host (`transaction.looking`). A killed one
+#: that hangs in the driver is a holder.
 LOOK = (("gpu-layout", "gpu-layout-nvml"), {"metrics", "holders", "keep-serve", "vgpu-agent"})
 
 KUBELET_DIRECTORY = "/var/lib/kubelet"
 
-#: Time limit in seconds for the whole scan. A tool that is still running at the end of this time keeps its own timeout.
+#: Time limit in seconds for the whole scan. A tool that is still running then may continue until its own time limit.
 _LOOK_SECONDS = 20.0
 _VGPU_MODULE = "/sys/module/nvidia_vgpu_vfio"
 #: Maximum number of PIDs in a message.
 _PIDS_SHOWN = 5
-# Number of scans that must all show hidden references. A single scan is not sufficient, because files are opened and
-# closed during the scan.
+# Number of scans in a row that must find hidden references. One scan is not sufficient, because processes open and
+# close files during a scan.
 _SCANS = 3
-# (problem, cure) for each reason why a process is a suspect.
+# (problem, fix) in messages for each reason why a process is a suspect.
 _SUSPECTS = {
     IN_RING: (
         "a process has files registered with io_uring, and the kernel does not show whether a GPU is among them",
-        "End it, or have it unregister its files.",
+        "End the process, or let it unregister its files.",
     ),
     IN_SOCKET: (
-        "open files were sent to a Unix socket of a process that does not receive them, and may be of a GPU",
-        "End it, or have it receive them.",
+        "a process does not receive files that were sent to its Unix socket, and a GPU may be among them",
+        "End the process, or let it receive the files.",
     ),
-    IN_MAPS: ("the mappings of a process cannot be read in time", "End it, or the server of its file system."),
+    IN_MAPS: ("the mappings of a process cannot be read in time", "End the process, or the server of its file system."),
     NO_RIGHT: (
         "the mappings of a process cannot be read",
-        "Run as root. Within a container, give it the capabilities CAP_SYS_PTRACE and CAP_SYS_ADMIN.",
+        "Run as root. If this host is a container, give it the capabilities CAP_SYS_PTRACE and CAP_SYS_ADMIN.",
     ),
 }
-#: Maximum length of a text after its control characters were escaped.
+#: Maximum length of each text of a holder, after its control characters were escaped.
 _TEXT_LENGTH = 4 * COMMAND_LENGTH
 
 
@@ -94,8 +94,8 @@ def find_holders(
     `sockets` is true, `listens` and `clients` are set.
 
     This process and its running children are not holders, because they have the GPUs open for this run
-    (nvml/bounded_session.py). A child that was given up and hangs in the driver is a holder. Raises no errors. Data
-    that cannot be read becomes a holder of kind "unknown", and its text has the fix.
+    (nvml/bounded_session.py). A child that was abandoned because it hangs in the driver is a holder. Raises no errors.
+    If data cannot be read, the result has a holder of kind "unknown", whose text has the reason and the fix.
     """
     if not host.gpus:
         return ()
@@ -273,7 +273,7 @@ def _process(processes: Processes, pid: int, name: str | None, place: Place, kin
 
 
 def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder]:
-    cure = "Run as root (become: true). Within a container, give it the capability CAP_SYS_PTRACE."
+    cure = "Run as root (become: true). If this host is a container, give it the capability CAP_SYS_PTRACE."
     holders = []
     if not devices.can_be_open:
         pass
@@ -296,10 +296,10 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
 
         for gpu in host.gpus:
             for name in virtual_machines(gpu):
-                problem = "nvidia_vgpu_vfio assigned a part of it to a virtual machine (%s)" % name
+                problem = "nvidia_vgpu_vfio assigned a part of the GPU to a virtual machine (%s)" % name
                 holders += unknown([gpu], problem, "Shut the virtual machine down and remove the device.")
     if os.geteuid() != 0:
-        # In MIG mode, such a caller does not see all processes (nvml.h, nvmlDeviceGetComputeRunningProcesses_v3).
+        # In MIG mode, NVML lists all processes only to root (nvml.h, nvmlDeviceGetComputeRunningProcesses_v3).
         instances = [gpu for gpu in host.gpus if gpu.mig.enabled]
         holders += unknown(instances, "NVML lists the processes of other users to root only", cure)
     if devices.can_be_open:
@@ -308,15 +308,15 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
             if pids:
                 holders += _suspected(host, processes, pids, problem, cure_of_it)
     if devices.uncertain:
-        problem = "/proc/driver/nvidia does not list the number of its device node"
+        problem = "/proc/driver/nvidia does not list the number of the GPU's device node"
         holders += unknown(devices.uncertain, problem, "Reload the driver, or reboot the host.")
     return holders
 
 
 def _suspected(host: Host, processes: Processes, pids: list[int], problem: str, cure: str) -> list[Holder]:
-    """Return a holder for all suspects that have the same reason.
+    """Return one holder per GPU for all suspects that have the same reason.
 
-    If there is only one process, the holder has its details.
+    If `pids` has only one process, the holder has the PID, user and command of the process.
     """
     shown = []
     for pid in pids[:_PIDS_SHOWN]:
@@ -346,7 +346,7 @@ def _cut(text: str) -> str:
 def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:
     """Keep one holder for each process and GPU or instance.
 
-    The first source wins, because it has the most details.
+    If several sources found the same process, the first holder is kept, because it has the most details.
     """
     found: dict[tuple[object, ...], Holder] = {}
     for holder in holders:
@@ -363,7 +363,7 @@ def _sort_key(holder: Holder) -> tuple[int, int, int, str]:
 def gpus(host: Host, holders: Iterable[Holder] | None, profiles: bool = False) -> list[dict[str, Any]]:
     """Return the GPUs and their instances as data, with their holders.
 
-    If `holders` is None, there was no scan, and the holders in the result are None.
+    If `holders` is None, no scan was made, and `holders` of each GPU and instance in the result is None.
     """
     seen = None if holders is None else tuple(holders)
     data: list[dict[str, Any]] = to_data(host.gpus)

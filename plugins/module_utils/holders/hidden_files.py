@@ -5,9 +5,9 @@
 # ruff: noqa: PTH116, PTH123
 """Find files that are open without a file descriptor.
 
-They are mapped, registered with io_uring, or in flight in a Unix socket. The kernel shows the device of a mapped file.
-For a registered file, it shows only the name, which users can choose. For files in flight, it shows only their number.
-A ring or socket that may hold a GPU node therefore makes its process a suspect, not a known holder.
+Such files are mapped, registered with io_uring, or in flight in a Unix socket. The kernel shows the device of a mapped
+file. For a registered file, it shows only the name, which users can choose. For files in flight, it shows only how many
+there are. A process whose ring or socket may hold a GPU node is therefore a suspect, not a known holder.
 """
 
 from __future__ import annotations
@@ -27,26 +27,28 @@ from .tasks import can_compare, distinct
 # Reasons why a process is a suspect.
 IN_RING, IN_SOCKET, IN_MAPS, NO_RIGHT = "ring", "socket", "mapping", "right"
 _ROOT = 0
-# Number of processes per query. It is small enough for the time limit of a query.
+# Number of processes per query. With this number, a query ends within its time limit.
 _BATCH = 16
-# Maximum size of a list of mappings. A process may have as many mappings as vm.max_map_count allows, and the path of
-# each may be a page long.
+# Maximum size of a list of mappings in bytes. A process may have vm.max_map_count mappings, each with a path of up to
+# one page, so the list may be much longer.
 _MOST_BYTES = 1 << 24
 _MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ ([0-9a-f]+:[0-9a-f]+) ([1-9][0-9]*) +(.*)$", re.MULTILINE)
 _NODE_NAME = re.compile(r"/nvidia(?:-cap)?\d+(?: \(deleted\))?$")
 # A process that maps one of these nodes uses a GPU.
 _USED_NODE = re.compile(r"/nvidia\d+$|/nvidia-uvm$")
 _ANONYMOUS_DEVICE = "00:"
-# If another thread holds the lock of a ring, the kernel lists no files (io_uring/fdinfo.c). The read is then retried.
+# Number of tries to read a ring, and the pause between them. While another thread holds the lock of the ring, the kernel
+# lists no files (io_uring/fdinfo.c).
 _RING_TRIES, _RING_PAUSE_SECONDS = 20, 0.005
 _MOST_RING_BYTES = 1 << 20
 _REGISTERED = re.compile(r"^UserFiles:\s*(\d+)$(.*?)(?=^UserBufs:|\Z)", re.MULTILINE | re.DOTALL)
 _SLOT = re.compile(r"^\s*\d+: (.*)$", re.MULTILINE)
 _NO_FILE = "<none>"
-# Registered files outside of file systems, in the format of Linux 6.10 and later.
+# Names of registered files that are not in a file system, as Linux 6.10 and later show them.
 _NOT_OF_FILE_SYSTEM = re.compile(r"(?:socket|pipe):\[\d+\]|anon_inode:\[?\w+\]?")
 _IN_FLIGHT = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
-# Seconds after which files in flight count, and interval between checks. A receiver that works takes its files sooner.
+# Seconds after which files in flight make a process a suspect, and interval between two checks. A receiver that works
+# takes its files sooner.
 _IN_FLIGHT_SECONDS, _POLL_SECONDS = 1.0, 0.05
 
 
@@ -54,7 +56,7 @@ _IN_FLIGHT_SECONDS, _POLL_SECONDS = 1.0, 0.05
 class Suspect:
     """A process that may hold a GPU.
 
-    `reason` is IN_RING, IN_SOCKET, IN_MAPS (no answer) or NO_RIGHT (not permitted).
+    `reason` is IN_RING, IN_SOCKET, IN_MAPS (the mappings did not answer) or NO_RIGHT (no permission to read them).
     """
 
     pid: int
@@ -65,7 +67,7 @@ class Suspect:
 class Process:
     """A process to examine.
 
-    `folder` is its folder in /proc. `remote` are the devices of the remote file systems that it has mounted.
+    `folder` is its folder in /proc. `remote` has the devices of all remote file systems that are mounted for it.
     """
 
     pid: int
@@ -77,8 +79,8 @@ class Process:
 class Mappings:
     """The results for mapped files, by process.
 
-    `devices` are the numbers of mapped nodes. `paths` are their paths, on a host without a driver. `rings` are the
-    inodes of mapped rings.
+    `devices` has the device numbers of mapped nodes. On a host without a driver, `paths` has their paths instead.
+    `rings` has the inodes of mapped io_uring rings.
     """
 
     devices: Mapping[int, Sequence[Tuple[int, int]]]
@@ -90,7 +92,7 @@ class Mappings:
 def mappings(processes: Sequence[Process], majors: Sequence[int], deadline: float) -> Mappings:
     """Return the mapped nodes of processes.
 
-    Nodes are matched by the driver's major numbers, or by path if there are none. The mappings are read in a child
+    Nodes are matched by the driver's major numbers, or by path if `majors` is empty. The mappings are read in a child
     process, in batches for each account, because a page fault on a user's own file system can delay the read forever.
     `deadline` is in seconds of time.monotonic().
     """
@@ -118,7 +120,7 @@ def _asked(
 ) -> List[Tuple[Process, Any]]:
     """Return (process, its row from `_mapped`) for each process.
 
-    If a row is missing, the reason is returned in its place.
+    If the row of a process cannot be read, the result has a reason (IN_MAPS or NO_RIGHT) instead of the row.
     """
     rows: List[Tuple[Process, Any]] = []
     batches = [members[at : at + _BATCH] for at in range(0, len(members), _BATCH)]
@@ -130,7 +132,7 @@ def _asked(
             answer = ask(account, _mapped, [[one.folder, *one.remote] for one in batch], list(majors), worker=MAPS)
         except NoAnswerError:
             if len(batch) > 1:
-                # Retry the processes one at a time. Only those that do not answer become suspects.
+                # The batch did not answer. Retry its processes one at a time. Only processes that do not answer become suspects.
                 batches[:0] = [[one] for one in batch]
             else:
                 rows.append((batch[0], IN_MAPS))
@@ -149,7 +151,7 @@ def _has_memory(folder: str) -> bool:
     return True
 
 
-# (device, inode) of files on block devices that are not nodes of the driver. On a block device, an inode is unique.
+# (device, inode) of checked files on block devices that are not nodes of the driver. Inodes on a block device are unique.
 _known: Set[Tuple[str, str]] = set()
 # Start, end, device, inode and path from a line in /proc/PID/maps.
 _Line = Tuple[str, str, str, str, str]
@@ -157,9 +159,9 @@ _Line = Tuple[str, str, str, str, str]
 
 @task
 def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
-    """Return a row for each process.
+    """Return the row with the mapped nodes of each process.
 
-    A row is [device numbers, paths, inodes of rings], None if the process has ended, or a reason.
+    A row is [device numbers, paths, inodes of rings], None if the process has ended, or a reason of `Suspect`.
     """
     allowed = not majors or _may_follow()
     rows: List[Any] = []
@@ -190,7 +192,8 @@ def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
 def has_mapped_node(folder: str, majors: List[int]) -> bool:
     """Return whether a process maps a node of the driver.
 
-    Nodes are matched by major number, or by name if `majors` is empty. Must run in a child process. Raises OSError.
+    Nodes are matched by major number, or by name if `majors` is empty. Call this in a child process, because the read
+    may hang. Raises OSError.
     """
     _row, files = _sorted_lines(_beginning(folder + "/maps"))
     if majors:
@@ -203,7 +206,7 @@ def _beginning(path: str) -> str:
         chunks = []
         size = 0
         while size <= _MOST_BYTES:
-            # The kernel returns one page per read.
+            # Read several times, because the kernel returns only one page per read.
             chunk = file.read(1 << 20)
             if not chunk:
                 break
@@ -213,7 +216,7 @@ def _beginning(path: str) -> str:
 
 
 def _sorted_lines(text: str) -> Tuple[List[Any], List[_Line]]:
-    """Return an empty row with the inodes of mapped rings, and the lines of files."""
+    """Return a row that has only the inodes of mapped rings, and the other lines."""
     lines = _MAPPED.findall(text)
     rings = {int(line[3]) for line in lines if line[4] == RING}
     return [[], [], sorted(rings)], [line for line in lines if line[4].startswith("/")]
@@ -273,7 +276,8 @@ def registered(text: str) -> List[str] | None:
 def may_be_node(name: str) -> bool:
     """Return whether a registered file may be a device node.
 
-    Users can choose the names of files in file systems, so only files outside of file systems are excluded.
+    Users can choose the names of files in file systems. Only names of files outside of file systems therefore prove that
+    the file is no node.
     """
     return not _NOT_OF_FILE_SYSTEM.fullmatch(name)
 
@@ -281,7 +285,7 @@ def may_be_node(name: str) -> bool:
 def rings_of(folder: str, paths: Sequence[str]) -> Tuple[List[List[str] | None], List[int]]:
     """Return the registered file names of each ring, and the inodes of the rings.
 
-    The names are None if they are unknown.
+    If the names of a ring are unknown, None is returned in place of its list.
     """
     try:
         rows = ask(account_of(folder), _rings, list(paths), worker=MAPS)
@@ -292,7 +296,7 @@ def rings_of(folder: str, paths: Sequence[str]) -> Tuple[List[List[str] | None],
 
 @task
 def _rings(paths: List[str]) -> List[Any]:
-    """Read rings in a child process.
+    """Read rings in a child process, because the read may hang.
 
     Until Linux 5.12, the kernel waits for the lock of the ring.
     """
@@ -316,8 +320,8 @@ def _rings(paths: List[str]) -> List[Any]:
 def in_flight(sockets: Sequence[Tuple[int, str, str]], deadline: float) -> List[Suspect]:
     """Return processes with files in flight in a Unix socket.
 
-    These files were sent but not yet received (unix(7), SCM_RIGHTS). `sockets` has (PID, link, path) for each open
-    socket. Linux 5.6 and later show the number of these files. Files that are received within a second are ignored.
+    Files in flight were sent but not yet received (unix(7), SCM_RIGHTS). `sockets` has (PID, link, path) for each open
+    socket. Linux 5.6 and later show the number of files in flight. Files that are received within a second are ignored.
     """
     once = {link: (pid, path) for pid, link, path in sockets}
     waiting = {link: where for link, where in once.items() if _IN_FLIGHT.search(info_of(where[1]))}
@@ -332,7 +336,7 @@ def distinct_files(files: Sequence[Tuple[int, int, int, int]]) -> List[Tuple[int
     """Return one file for each open file description.
 
     A file is (task id, descriptor, major, minor). Returns None if kcmp(2) does not work. The comparison runs in a child
-    process: kcmp(2) waits for a process that is in execve(2), and a file system can delay execve(2) forever.
+    process, because kcmp(2) waits while the process is in execve(2), and a file system can delay execve(2) forever.
     """
     if not files or not can_compare():
         return None if files else []

@@ -23,10 +23,10 @@ _DRIVER = "nvidia"
 
 _MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-# Order of unloading: each module depends on modules after it.
+# Order in which modules are unloaded. A module may depend on later modules in this list.
 _UNLOADED = (_DRM, _MODESET, "nvidia_vgpu_vfio", "nvidia_fs", "nvidia_peermem", "gdrdrv")
 
-# Every CUDA process has this module open, and the process itself is a holder of its GPU.
+# Module whose node every CUDA process has open. It is not listed as a holder, because the process already is one.
 _OF_PROCESSES = "nvidia_uvm"
 
 # A pending MIG mode survives a reboot only on these architectures (MIG User Guide, "Persistence").
@@ -35,9 +35,10 @@ _MODE_SURVIVES = ("ampere",)
 
 @frozen
 class KernelHolder:
-    """A module that holds a GPU, its use count and its uses.
+    """A module that holds a GPU.
 
-    `module` is None if the kernel itself holds the GPU. `use_count` is None if it is unknown.
+    `module` is None if the kernel itself holds the GPU. `use_count` is None if the count is unknown. `uses` has the
+    known uses as text for messages.
     """
 
     module: str | None
@@ -53,14 +54,14 @@ class KernelHolder:
 
 
 def survives_reboot(gpu: Gpu) -> bool:
-    """Return whether a pending MIG mode becomes active in a reboot."""
+    """Return whether a pending MIG mode of the GPU becomes active in a reboot."""
     return gpu.architecture in _MODE_SURVIVES
 
 
 def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return the holder that drives a display of this GPU.
+    """Return the holder in the kernel that drives a display of this GPU.
 
-    It is found through the PCI device in sysfs.
+    It is found through the PCI device of the GPU in sysfs.
     """
     device = Path(sys, "bus/pci/devices", gpu.pci_address)
     cards = [name for name in _names(device / "drm") if name.startswith("card")]
@@ -80,9 +81,9 @@ def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[K
 
 
 def module_holders(sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return modules that depend on the driver and have users beyond other modules.
+    """Return modules that depend on the driver and are not only used by modules.
 
-    Such a module may hold any GPU.
+    Such a module may hold any GPU of the host.
     """
     holders = []
     for module in _on_top(sys, proc):
@@ -145,9 +146,9 @@ def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
 def virtual_machines(gpu: Gpu, sys: str = "/sys") -> list[str]:
     """Return the virtual devices of a GPU that virtual machines use.
 
-    nvidia_vgpu_vfio assigned them. The result has their names in sysfs. A mediated device has a UUID. Since Linux 6.8,
-    virtual functions are used, which have the number of their type (NVIDIA vGPU software user guide, "Creating an
-    NVIDIA vGPU on a Linux with KVM Hypervisor").
+    The module nvidia_vgpu_vfio assigned them. The result has their names in sysfs. A mediated device is named by a UUID.
+    Since Linux 6.8, virtual functions are used instead: a used one has a file with its vGPU type (NVIDIA vGPU software
+    user guide, "Creating an NVIDIA vGPU on a Linux with KVM Hypervisor").
     """
     device = Path(sys, "bus/pci/devices", gpu.pci_address)
     functions = [device, *(device / name for name in _names(device) if name.startswith("virtfn"))]

@@ -4,9 +4,9 @@
 """Read which GPUs the kubelet has assigned to pods.
 
 The sources are the checkpoints of the kubelet's device manager and DRA manager. Their formats are defined in
-kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. DeviceIDs maps NUMA nodes
-to lists. Until 1.19, it was a single list. Until 1.31, the devices of a claim were in CDIDevices instead of
-DriverState.
+kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. DeviceIDs maps each NUMA
+node to a list. Until Kubernetes 1.19, DeviceIDs was a single list. Until 1.31, the devices of a claim were in CDIDevices
+instead of DriverState.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _DEVICES, _CLAIMS = "device-plugins/kubelet_internal_checkpoint", "dra_manager_s
 class _Allocation:
     """The devices that are assigned to a pod.
 
-    `ids` belong to a resource, or to a driver in a claim. `answer` is the text that the device plugin returned.
+    `resource` is the name of the resource, or of the claim's DRA driver. `what` names the container or claim in
+    messages. `answer` is the text that the device plugin returned, or the claim in the checkpoint of the DRA driver.
     """
 
     pod: str
@@ -42,12 +43,11 @@ class _Allocation:
 
 
 def kubelet(host: Host, devices: Devices, processes: Processes, directory: str) -> list[Holder]:
-    """Return a holder for each container or claim of a pod and each of its GPUs.
+    """Return a holder for each GPU of each container or claim of a pod.
 
     GPU instances are treated like GPUs. When a pod has ended, the kubelet keeps its allocation until it admits the next
-    pod. An allocation therefore counts only while its pod has a running process (according to the cgroup) or while the
-    kubelet keeps the pod's folder. If the allocation is older than the boot, a folder counts only after the kubelet has
-    started.
+    pod. An allocation therefore counts only while a cgroup shows a running process of the pod, or while the kubelet
+    keeps the pod's folder. If the checkpoint is older than the boot, the folder counts only while the kubelet runs.
     """
     return [
         *_from(host, devices, processes, directory, _DEVICES, _allocations),
@@ -83,11 +83,11 @@ def _holders(host: Host, devices: Devices, given: _Allocation, pod: str, running
     who = "%s of pod %s (%s)" % (given.what, pod, given.resource)
     if not running:
         who += ", which has no running process: delete the pod if it has ended"
-    # Plugins that share GPUs (HAMi, Volcano) do not use the id that the kubelet chose, but the device that the
-    # scheduler chose. Their answer has the UUID of this device, unless devices are assigned by index.
+    # Plugins that share GPUs (HAMi, Volcano) assign the device that the scheduler chose, not the id that the kubelet
+    # chose. Their answer has the UUID of this device, unless the plugin assigns devices by index.
     places = mentioned(host, given.answer)
     by_id = [] if places else [(device, named(host, devices, device, given.resource)) for device in given.ids]
-    # If the host does not have the device of an id, the id holds nothing.
+    # An id of a device that the host does not have is ignored.
     places = places or without_parents({place for _device, known in by_id for place in known or ()})
     holders = [
         Holder(uuid, instance, KUBELET, who, unit_or_container=given.container, job=given.pod)
@@ -121,7 +121,7 @@ def _allocations(data: Any, directory: str) -> Iterator[_Allocation]:
 def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
     """Yield the devices of each pod and claim.
 
-    UUIDs are only in the driver's own checkpoint.
+    The kubelet's checkpoint has no UUIDs. They are only in the checkpoint of the DRA driver.
     """
     # Since Kubernetes 1.32, the list is stored as JSON text inside the file (pkg/kubelet/cm/dra/state/checkpoint.go).
     entries = (
@@ -180,16 +180,16 @@ def _decoded(answer: Any) -> str:
 def _nameless_instances(host: Host) -> bool:
     """Return whether a MIG device has no UUID.
 
-    If so, a missing match with a UUID proves nothing.
+    If so, a UUID that matches no device may belong to this MIG device.
     """
     instances = (instance for gpu in host.gpus for instance in gpu.mig.instances)
     return any(compute.mig_uuid is None for instance in instances for compute in instance.compute_instances)
 
 
 def _pod_name(directory: str, pod: str) -> str:
-    """Return namespace/name of a pod, or its uid.
+    """Return namespace/name of a pod, or its UID if the name is unknown.
 
-    The name is in the folder of the pod's logs (<namespace>_<name>_<uid>).
+    The kubelet names the folder of the pod's logs <namespace>_<name>_<uid>.
     """
     logs = Path(directory, "../../log/pods").resolve()
     for folder in logs.glob("*_%s" % pod):

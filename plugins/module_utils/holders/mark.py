@@ -44,5 +44,5 @@ def _compute(compute: ComputeInstance, instance: GpuInstance, holders: list[Hold
 
 
 def _once(holders: Iterable[Holder]) -> tuple[Holder, ...]:
-    """Remove holders that have the same text, and sort the rest."""
+    """Keep one holder for each `who`, and sort them."""
     return tuple(holder for _who, holder in sorted({str(holder): holder for holder in holders}.items()))

@@ -29,7 +29,7 @@ _COMMAND_LENGTH = 80
 
 
 def unknown(gpus: Iterable[Gpu], problem: str, cure: str, **details: Any) -> list[Holder]:
-    """Return a holder of kind "unknown" for each GPU that a problem may affect."""
+    """Return a holder of kind "unknown" for each of the GPUs."""
     who = "%s. %s" % (problem.rstrip("."), cure)
     return [Holder(gpu.uuid, None, UNKNOWN, who, **details) for gpu in gpus]
 

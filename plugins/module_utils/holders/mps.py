@@ -6,11 +6,11 @@
 NVML sometimes does not list a client that is between two CUDA kernels, but its MPS server does.
 
 Root in a client's container has access to the pipe directory and can answer in place of the daemon. An answer is
-therefore only a hint. The Linux kernel shows whether a server belongs to the daemon, and whether a client shares a GPU with
-the server.
+therefore verified with data from the kernel: whether the server belongs to the daemon, and whether the client and the
+server have the same GPU open.
 
-Daemons of other users are not queried, because their users control the answers. The servers and clients of such a
-daemon are found by the device nodes that they have open.
+Daemons of users other than root are not queried, because their users control the answers. The servers and clients of
+such a daemon are found by the device nodes that they have open.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from .tasks import can_compare, tables
 
 #: Default pipe directory (nvidia-cuda-mps-control(1)).
 _DEFAULT = "/tmp/nvidia-mps"
-#: Time limit in seconds for all daemons of a host. A scan holds the lock of the host.
+#: Time limit in seconds for the queries to all daemons of a host. It is short, because a scan holds the host's lock.
 _DEADLINE_SECONDS = 3 * TOOL_TIMEOUT_SECONDS
-#: Minor numbers of GPUs, and the first capability of an instance (/proc/driver/nvidia-caps/mig-minors). The other minor
-#: numbers are those of nvidiactl and nvidia-modeset.
+#: Minor numbers of GPU nodes, and the lowest minor number of an instance's capability
+#: (/proc/driver/nvidia-caps/mig-minors). Higher minors of the GPUs' major belong to nvidiactl and nvidia-modeset.
 _GPU_MINORS, _FIRST_INSTANCE_CAPABILITY = range(254), 3
 
 
 def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run) -> list[Holder]:
     """Return a holder for each client of each MPS server.
 
-    Its GPUs and instances are those that the server has open.
+    A client holds the GPUs and instances that both the client and its server have open.
     """
     holders: list[Holder] = []
     deadline = time.monotonic() + _DEADLINE_SECONDS
-    # The truncated process names of servers and daemons are the same.
+    # `named` also returns servers, because process names are truncated. `is_roots` then excludes them.
     for daemon in processes.named(MPS_CONTROL):
         # If the daemon is in a container, the container and the open files of its server already are holders.
         if not processes.is_roots(daemon.pid, MPS_CONTROL) or processes.in_container(daemon.pid):
@@ -60,10 +60,10 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
                     control.check_time()
                     holders += _client(devices, processes, gpus, (daemon.pid, server, client))
         except MpsError as error:
-            problem = "an MPS daemon (pid %d) runs here, and its clients are not known: %s"
+            problem = "the clients of the MPS daemon with pid %d are not known: %s"
             problem %= (daemon.pid, error.problem)
             holders += unknown(
-                gpus, problem, "Stop it (echo quit | %s) if it is not needed." % MPS_CONTROL, pid=daemon.pid
+                gpus, problem, "Stop the daemon (echo quit | %s) if it is not needed." % MPS_CONTROL, pid=daemon.pid
             )
     return holders
 
@@ -81,12 +81,12 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids:
     own = _places(devices, processes, client)
     # Simulated GPUs have no nodes, so it is unknown which GPU the client uses.
     places = [place for place in of_server if place in own] if devices.can_be_open else of_server
-    contradiction = "" if serves(server, client, daemon, processes.proc) else "is not known to be of that server"
+    contradiction = "" if serves(server, client, daemon, processes.proc) else "may not be a client of this server"
     if devices.can_be_open and not places:
-        contradiction = "has no GPU open itself that the server has open" if own else "has no GPU open itself"
+        contradiction = "has none of the server's GPUs open" if own else "has no GPU open"
     everywhere = [(gpu.uuid, None) for gpu in gpus]
     if contradiction:
-        who += ", %s and is not ended. Stop that server if it is not needed" % contradiction
+        who += ", %s and is not ended. Stop this server if it is not needed" % contradiction
         return [Holder(uuid, instance, MPS, who) for uuid, instance in of_server or everywhere]
     return [
         Holder(uuid, instance, MPS, who, client, user, command, origin.unit_or_container, origin.job or origin.pod)
@@ -97,8 +97,8 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids:
 def is_server(server: int, daemon: int | None, proc: str) -> bool:
     """Return whether a process is a server of the daemon.
 
-    The parent, the executed file and the PID namespace of the process are checked. A process that answers in place of
-    the daemon can name any PID, but cannot turn this process into a child of the daemon.
+    The parent, the executed file and the PID namespace of the process are checked. A program that answers in place of
+    the daemon can name any PID, but cannot make the process with this PID a child of the daemon.
     """
     parent = re.search(r"^PPid:\s*(\d+)", read("%s/%d/status" % (proc, server)), re.MULTILINE)
     return (
@@ -123,9 +123,9 @@ def serves(server: int, client: int, daemon: int | None, proc: str) -> bool:
 
 
 def shares_gpu(server: int, client: int, proc: str) -> bool:
-    """Return whether both processes have the same GPU open.
+    """Return whether two processes have the same GPU open.
 
-    In MIG mode, they must have the same instance open. Returns True if there is no driver (simulated GPUs).
+    In MIG mode, both must have the same instance open. Returns True if there is no driver (simulated GPUs).
     """
     majors = {
         name: int(number)
@@ -160,9 +160,9 @@ def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
 
 @task
 def _open_devices(proc: str, pid: int) -> list[tuple[int, int]]:
-    """Read open devices in a child process.
+    """Read open devices in a child process, because the read may take long.
 
-    A forged answer may name a process that has any number of open files.
+    A forged answer may name a process with any number of open files.
     """
     found = set()
     for task_id, folder in tables(proc, pid, can_compare(proc)):
@@ -176,9 +176,9 @@ def _open_devices(proc: str, pid: int) -> list[tuple[int, int]]:
 
 
 def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
-    """Return the instances that a process has open.
+    """Return the GPU instances that a process has open.
 
-    If a GPU is open without an instance, the GPU is returned.
+    If a process has a GPU open but none of its instances, the whole GPU is returned.
     """
     nodes = processes.seen[pid].nodes if pid in processes.seen else ()
     places = {place for place in (devices.place(node) for node in nodes) if place}
@@ -202,9 +202,10 @@ def _pipe_directory(processes: Processes, pid: int) -> str | None:
 
 @task
 def _is_same(own: str, through_root: str) -> bool:
-    """Compare the paths in a child process, because one leads through another root.
+    """Return whether two paths are the same folder. Runs in a child process.
 
-    Raises OSError if the path does not exist.
+    One path leads through the root directory of another process, and its file system may hang. Raises OSError if a path
+    does not exist.
     """
     other = Path(through_root)
     other.stat()

@@ -32,20 +32,20 @@ _REFUSED = re.compile(r"privilege|^Unknown command|^Invalid", re.IGNORECASE | re
 _SIZE = re.compile(r"(?<![0-9])([0-9]{1,9})([GM])")
 _PID = re.compile(r"\s*([0-9]{1,10})\s*", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
-#: Time limit in seconds for all commands to one daemon in one run. The lock of the host is held during this time.
+#: Time limit in seconds for all commands to one daemon in one run. It is limited, because the run holds the host's lock.
 _SECONDS = 6 * TOOL_TIMEOUT_SECONDS
 #: Maximum number of servers of a daemon, and of clients of all its servers. A server has up to 60 clients
 #: (https://docs.nvidia.com/deploy/mps/, "Limitations").
 _MOST_SERVERS, _MOST_CLIENTS = 64, 1024
-#: Maximum length of an answer, and of an answer in a message.
+#: Maximum length in characters of an answer, and of the part of an answer that a message quotes.
 _MOST_LETTERS, _SHOWN = 1 << 16, 200
 #: If two programs query a daemon at the same time, one of them may fail or get an empty answer (seen with 535.261.03).
-#: All readers of this collection therefore take turns with the collection's own daemons. They use a lock that only root
-#: can open. In a sandboxed service, the lock may be unavailable.
+#: Before a program of this collection queries one of the collection's daemons, it therefore takes this lock. Only root
+#: can open the lock. In a sandboxed service, the lock may be unavailable.
 _LOCK, _OWN = "/run/openfleet-gpu-mps.lock", "/run/openfleet-mps/"
 _TURN_SECONDS, _TURN_POLL_SECONDS = 5.0, 0.01
-#: Tools of an operator do not take turns. A command that fails or gets no answer is therefore retried after each of
-#: these pauses, in seconds.
+#: Other tools do not use the lock. A command that fails or gets no answer is therefore retried after each of these
+#: pauses, in seconds.
 _AGAIN_SECONDS = (0.05, 0.2, 0.5)
 _COLLISION = re.compile(r"exit status 1: (Cannot send command to MPS control daemon.*)?$", re.DOTALL)
 
@@ -60,8 +60,8 @@ class Control:
     """Query and change the control daemon of a pipe directory.
 
     If the directory is None, the default of nvidia-cuda-mps-control is used. Root in the container of a client can
-    forge answers. Each answer is therefore limited in length, characters and number of entries. All answers together
-    must arrive before `deadline`, in seconds of time.monotonic().
+    forge answers. Length, characters and number of entries of an answer are therefore limited. All answers must arrive
+    before `deadline`, in seconds of time.monotonic().
     """
 
     def __init__(self, run: Run, directory: str | None, deadline: float | None = None) -> None:
@@ -74,8 +74,8 @@ class Control:
     def ask(self, command: str, answers: bool = False) -> str:
         """Send a command and return the answer.
 
-        If `answers` is true, an empty answer is an error. Raises MpsError if the daemon does not answer or refuses the
-        command.
+        `answers` means that the command always has an answer, so an empty answer is an error. Raises MpsError if the
+        daemon does not answer or refuses the command.
         """
         for pause in (*_AGAIN_SECONDS, None):
             left = self.check_time()
@@ -106,7 +106,9 @@ class Control:
         return left
 
     def _odd(self, problem: str) -> MpsError:
-        return MpsError(self.where, problem, "Check which process answers at its pipes, since no MPS daemon does this.")
+        return MpsError(
+            self.where, problem, "Check which process answers at the daemon's pipes. An MPS daemon does not do this."
+        )
 
     def servers(self) -> tuple[int, ...]:
         """Return the PIDs of the daemon's servers.
@@ -115,7 +117,7 @@ class Control:
         """
         answer = self.ask("get_server_list")
         if not answer:
-            # Either there is no server, or another program queried at the same time and received the answer.
+            # Either the daemon has no server, or another program queried at the same time and received the answer.
             self.percentage()
             answer = self.ask("get_server_list")
         pids = _pids(answer)
@@ -137,16 +139,16 @@ class Control:
     def percentage(self, server: int | None = None) -> float | None:
         """Return the maximum thread percentage for clients of a server.
 
-        If `server` is None, return the percentage for new servers. A server that is starting or ending reports none.
-        The result is then None.
+        If `server` is None, return the percentage for new servers. Returns None if the server is starting or ending,
+        because it then reports no percentage.
         """
         of = "get_default_active_thread_percentage" if server is None else "get_active_thread_percentage %d" % server
         return _number(self.ask(of, answers=server is None))
 
     def set_percentage(self, percentage: int, server: int | None = None) -> float | None:
-        """Set the percentage, and return the value that is read back, or None.
+        """Set the maximum thread percentage, and return the answer, or None.
 
-        Connected clients keep their percentage.
+        Clients that are already connected keep their percentage.
         """
         of = "set_default_active_thread_percentage" if server is None else "set_active_thread_percentage %d" % server
         return _number(self.ask("%s %d" % (of, percentage)))
@@ -154,8 +156,8 @@ class Control:
     def limit(self, index: int, server: int | None = None) -> int | None:
         """Return the memory limit in bytes that a client has on a device.
 
-        `index` is the index of the device in the daemon. The limit is rounded as in `rounded_limit`. Returns None if
-        there is no limit or no answer.
+        `index` is the index of the device in the daemon. The daemon rounds the limit as `rounded_limit` does. Returns
+        None if the daemon reports no limit.
         """
         of = "get_default_device_pinned_mem_limit" if server is None else "get_device_pinned_mem_limit %d" % server
         match = _SIZE.search(self.ask("%s %d" % (of, index)))
@@ -191,7 +193,7 @@ def _turn(directory: str | None) -> Iterator[None]:
 def limit_command(index: int, limit_bytes: int, server: int | None = None) -> str:
     """Return the command that sets a memory limit.
 
-    The unit is MiB. If a command has another unit than M or G, the daemon ignores the unit and keeps the number.
+    The limit is in MiB (M). The daemon accepts only the units M and G. It ignores other units and uses the bare number.
     """
     of = "set_default_device_pinned_mem_limit" if server is None else "set_device_pinned_mem_limit %d" % server
     return "%s %d %dM" % (of, index, limit_bytes // _MIB)
@@ -209,7 +211,7 @@ def rounded_limit(limit_bytes: int | None) -> int | None:
 
 
 def _pids(text: str) -> tuple[int, ...]:
-    # Only whole lines count. For example, "Server 5 not found" has no PID.
+    # Only a line that is a number is a PID. For example, "Server 5 not found" has no PID.
     matches = (_PID.fullmatch(line) for line in text.splitlines())
     return tuple(dict.fromkeys(int(match.group(1)) for match in matches if match))
 
@@ -230,8 +232,8 @@ def pipe_directory(name: str) -> str:
 
 def client_mounts(name: str) -> list[dict[str, Any]]:
     """Return the CDI mounts for the container of a client."""
-    # The mounts are writable, because a client locks a file in them. All other options are those of the engines'
-    # /dev/shm, which the second mount replaces.
+    # The mounts are writable, because a client locks a file in them. The other options are the options with which engines
+    # mount /dev/shm, because the second mount replaces it.
     return [
         {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}
         for path in (pipe_directory(name), "/dev/shm")

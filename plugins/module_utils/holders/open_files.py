@@ -6,8 +6,8 @@
 # ruff: noqa: PTH116
 """Identify open files that are, or may hold, device nodes of the driver.
 
-A file system may never answer. Files are therefore read with statx(2) and AT_STATX_DONT_SYNC, which returns the data
-that the kernel has cached. Python has no function for this call.
+A file system may never answer a stat(2). Files are therefore queried with statx(2) and AT_STATX_DONT_SYNC, which returns
+data that the kernel has cached. Python has no function for statx(2), so the C library is called.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REMOTE_MOUNT = re.compile(
     r"(?:nfs4?|cifs|smb3|ceph|lustre|gpfs|beegfs|9p|afs|autofs|orangefs|panfs|wekafs) ",
     re.MULTILINE,
 )
-# Device number of such a mount, in decimal.
+# Device number of a mount with one of these file systems, in decimal.
 _REMOTE_DEVICE = re.compile(
     r"^\d+ \d+ (\d+):(\d+) \S+ \S+ .*? - "
     r"(?:nfs4?|cifs|smb3|ceph|lustre|gpfs|beegfs|9p|afs|autofs|orangefs|panfs|wekafs) ",
@@ -39,7 +39,7 @@ _REMOTE_DEVICE = re.compile(
 #: Maximum size of a mountinfo in bytes.
 _MOST_BYTES = 1 << 22
 # Link targets in /proc/PID/fd for rings, sockets and buffers of the driver. Users cannot forge the targets of rings and
-# sockets, because a path begins with a slash.
+# sockets, because the target of a file with a path begins with a slash.
 RING, SOCKET, _BUFFER = "anon_inode:[io_uring]", "socket:[", "/dmabuf:"
 #: Constants from linux/fcntl.h and linux/stat.h, and the offsets of stx_mode, stx_rdev_major and stx_rdev_minor in
 #: struct statx.
@@ -49,9 +49,9 @@ _MODE, _DEVICE = struct.Struct("=H"), struct.Struct("=II")
 
 
 class RemoteMounts:
-    """Mounts with a server that might not answer, by mount namespace.
+    """Mounts of network file systems, by mount namespace.
 
-    Files on these mounts are not queried.
+    Files on these mounts are not queried, because the server might not answer.
     """
 
     def __init__(self, proc: str) -> None:
@@ -60,9 +60,9 @@ class RemoteMounts:
         self._devices: dict[str | None, list[str]] = {}
 
     def of(self, folder: str, namespace: str | None) -> dict[str, str]:
-        """Return the ids of these mounts by path.
+        """Return the ids of a task's remote mounts, by mount point.
 
-        `folder` is the folder of a task in /proc, and `namespace` the task's mount namespace.
+        `folder` is the folder of the task in /proc, and `namespace` is the task's mount namespace.
         """
         if namespace not in self._mounts:
             text = read(folder + "/mountinfo", _MOST_BYTES)
@@ -76,18 +76,18 @@ class RemoteMounts:
         return self._mounts[namespace]
 
     def devices(self, namespace: str | None) -> list[str]:
-        """Return the devices of these mounts in the format of /proc/PID/maps.
+        """Return the devices of the remote mounts in a mount namespace.
 
-        Returns an empty list if the namespace was not read.
+        The devices have the format of /proc/PID/maps. Returns an empty list if the namespace was not read.
         """
         return self._devices.get(namespace, [])
 
 
 @frozen
 class Opened:
-    """Open files of a process that are not GPU nodes.
+    """Open files of a process that the scan examines later.
 
-    The scan fills these lists.
+    `node_of` fills these lists.
     """
 
     # Files of the driver: (task id, descriptor, major, minor). Major and minor are 0 for a buffer of the driver.
@@ -98,16 +98,16 @@ class Opened:
 
 
 def node_of(path: str, devices: Devices, remote: Mapping[str, str], opened: Opened | None = None) -> Node | None:
-    """Return the node for an open file, or None.
+    """Return the GPU node that an open file is, or None.
 
-    Raises OSError if the caller has no permission to read the file. A node may have any name, because of mount namespaces,
-    removed mounts and passed files. If there is a driver, the device number therefore decides. The name only identifies
-    remote mounts, which are not queried. Other relevant files are added to `opened`.
+    A node may have any name, because of mount namespaces, removed mounts and passed files. If the host has the driver,
+    nodes are therefore identified by device number. The name is only compared with remote mounts, which are not queried.
+    Files of the driver, rings and sockets are added to `opened`. Raises OSError if the caller may not read the file.
     """
     try:
         target = os.readlink(path)
     except FileNotFoundError:
-        # The file has been closed. A permission error is raised.
+        # The file has been closed. Other errors, such as a missing permission, are raised.
         return None
     if not target.startswith("/"):
         # Not a path, for example a socket or a pipe.
@@ -137,7 +137,7 @@ def _place(path: str) -> tuple[int, int]:
 def _is_drivers_buffer(path: str) -> bool:
     """Return whether the driver exported a dma-buf.
 
-    The driver's name for it is in nv-dmabuf.c. Before release 590, it is the name of the module.
+    The exporter's name in the fdinfo is from nv-dmabuf.c of the driver. Before release 590, it is the module's name.
     """
     return bool(re.search(r"^exp_name:\s*(?:nvidia|nv_dmabuf)$", info_of(path), re.MULTILINE))
 
@@ -156,7 +156,7 @@ def _by_name(path: str, target: str, devices: Devices) -> Node | None:
 def _is_of_mount(path: str, number: str) -> bool:
     """Return whether an open file is on the mount with this id.
 
-    The path alone does not show this, because it may be from another namespace.
+    The path alone does not show the mount, because the path may be from another mount namespace.
     """
     return "\nmnt_id:\t%s\n" % number in "\n" + info_of(path)
 
@@ -170,7 +170,7 @@ def _statx() -> Any:
 
 
 _call = _statx()
-#: Allocated only once, because a scan reads thousands of files.
+#: Allocate the buffer only once, because a scan reads thousands of files.
 _buffer = ctypes.create_string_buffer(_SIZE)
 
 

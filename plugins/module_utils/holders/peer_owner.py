@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define owners of connections: systemd units and containers.
 
-They are identified by their cgroup.
+A process belongs to an owner if its cgroup does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _DOCKER = (Origin("docker.service"), Origin("snap.docker.dockerd.service"))
 class UnitOwner(Owner):
     """The processes of a unit, and of the container that the unit starts.
 
-    The container is given by its engine and name. The container of a quadlet has a cgroup below the unit's own, because
-    Podman's generator sets --cgroups=split. A Docker container has a cgroup of Docker. The container's id from the
-    engine is therefore compared with the cgroup of the process.
+    `engine` and `container` name the container. The container of a quadlet has a cgroup below the unit's cgroup, because
+    Podman's generator sets --cgroups=split. Docker creates the cgroup of a Docker container elsewhere. The container's
+    id is therefore queried from the engine, and compared with the cgroup of the process.
     """
 
     def __init__(self, unit: str, engine: str = "", container: str = "") -> None:
@@ -42,7 +42,7 @@ class UnitOwner(Owner):
 
 
 class UserOfUnitOwner(UnitOwner):
-    """The processes in a unit that run as the same user as its main process.
+    """The processes in a unit that run as the same user as the unit's main process.
 
     Processes of other users in the unit are excluded.
     """
@@ -83,16 +83,16 @@ class ContainerOwner(Owner):
         return parse_cgroup(process.cgroup, self._inside) == self._origin
 
     def forwarder(self, process: Process) -> bool:
-        """Return whether the process is a docker-proxy of root's engine.
+        """Return whether the process is a docker-proxy of root's Docker.
 
-        The user id, the program and the unit are checked.
+        The user ids, the executed file and the unit of the process are checked.
         """
         is_root = process.uids == {0} and Path(process.executable).name == "docker-proxy"
         return is_root and parse_cgroup(process.cgroup, self._inside) in _DOCKER
 
 
 def container_id(engine: str, container: str) -> str:
-    """Return the full id of the container from root's engine, or ""."""
+    """Return the full id of a container, or "" if root's engine does not have it."""
     number = _answer([engine, "container", "inspect", "--format", "{{.Id}}", "--", container])
     return number if len(number) == 64 and number.isalnum() else ""
 
@@ -100,7 +100,7 @@ def container_id(engine: str, container: str) -> str:
 def own_container() -> str | None:
     """Return the id of the container in which this process runs, or None.
 
-    This container counts as the host.
+    Other processes in this container are treated like processes of the host.
     """
     try:
         return parse_cgroup(Path(peer.PROC, "self/cgroup").read_text()).container_id

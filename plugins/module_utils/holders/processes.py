@@ -32,15 +32,15 @@ from .model import NAME_LENGTH
 from .open_files import Opened, RemoteMounts, node_of
 from .tasks import can_compare, folder_of, live_task, other_tasks, tables
 
-#: Maximum length of a command line: characters in a holder, and bytes that are read.
+#: Maximum number of characters of a command line in a holder, and of bytes that are read.
 COMMAND_LENGTH, _COMMAND_BYTES = 1000, 1 << 14
-#: Maximum number of open files of a process that are read in the first pass. Most processes have fewer.
+#: Maximum number of open files per process that are read in the first pass. The second pass reads processes with more.
 _FEW_FILES = 1 << 10
 #: Number of open files between two checks of the time.
 _EVERY = 256
-# Maximum number of rounds. Each round scans the processes that started during the previous one.
+# Maximum number of rounds of a scan. Each round scans the processes that started during the previous round.
 _MOST_ROUNDS = 3
-#: Podman's monitor, which is the parent of each container, and a pattern for container names (libpod,
+#: Name of Podman's monitor, which is the parent process of each container, and a pattern for container names (libpod,
 #: define.NameRegex).
 _MONITOR = "conmon"
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -62,7 +62,7 @@ class Seen:
 
 @frozen
 class Times:
-    """The times of a process (proc(5), stat). None if /proc does not show them."""
+    """The times of a process (proc(5), stat). A time that /proc does not show is None."""
 
     #: Start as a Unix time.
     started_seconds: float | None = None
@@ -76,7 +76,7 @@ class Times:
 class Processes:
     """All processes of the host.
 
-    `unreadable` are processes whose open files this caller has no permission to read.
+    `unreadable` has the PIDs of processes whose open files the caller has no permission to read.
     """
 
     proc: str
@@ -87,7 +87,7 @@ class Processes:
     own_mount_namespace: str | None
     #: Id of the container in which this process runs.
     own_container: str | None = None
-    #: Processes whose open files were not all read in time. Those with the most open files come first.
+    #: PIDs of processes whose open files were not all read in time. Processes that were read in part come first.
     crowded: tuple[int, ...] = ()
     # Processes that may hold a GPU.
     suspects: tuple[Suspect, ...] = ()
@@ -95,7 +95,7 @@ class Processes:
     driver_files: tuple[tuple[int, int, int, int], ...] = ()
     # Number of mappings of the driver's nodes, by device number.
     driver_mappings: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    # This process and its children. Their open files count only in the comparison with the use count.
+    # PIDs of this process and its children. Their open files are only compared with the use count of the driver.
     own: frozenset[int] = frozenset()
 
     def named(self, name: str) -> list[Seen]:
@@ -111,10 +111,10 @@ class Processes:
             return uid
 
     def is_roots(self, pid: int, program: str) -> bool:
-        """Return whether root runs this program.
+        """Return whether root runs the process and it executes a file named `program`.
 
-        All user ids and the executed file are checked. Name, arguments and environment are not used: a process chooses
-        them, and a setuid program gets them from its caller.
+        All user ids are checked. Name, arguments and environment are not used, because a process chooses them, and a
+        setuid program gets them from its caller.
         """
         return self.runs_as_root(pid) and executable_of(pid, self.proc) == program
 
@@ -138,9 +138,9 @@ class Processes:
         return int(parent) if parent else None
 
     def command(self, pid: int) -> str | None:
-        """Return the command line without secrets.
+        """Return the command line of a process without secrets.
 
-        If it is empty, the process name in brackets is returned, as in ps.
+        If the command line is empty, the process name in brackets is returned, as in ps.
         """
         words = self.arguments(pid)
         if words:
@@ -164,7 +164,7 @@ class Processes:
     def origin(self, pid: int) -> Origin:
         """Return the unit, container, job and pod of a process.
 
-        The source is its cgroup. For containers without cgroups, it is podman's monitor.
+        They are read from the cgroup of the process. For containers without cgroups, they are read from podman's monitor.
         """
         origin = parse_cgroup(self._text(pid, "cgroup"), self.own_container)
         monitor = self._monitor(pid)
@@ -172,7 +172,7 @@ class Processes:
         if monitor is None or "-n" not in words[:-1]:
             return origin
         owner = self._status(monitor, "Uid")
-        # Only the podman of root is named "podman". An unknown owner does not count as root.
+        # Only root's podman is named "podman". If the owner of the monitor is unknown, it is not treated as root.
         runtime = "podman" if owner == "0" else "podman@%s" % (owner or "unknown")
         given = words[words.index("-n") + 1]
         name = "%s container %s" % (runtime, given if _CONTAINER_NAME.fullmatch(given) else "of no name")
@@ -186,14 +186,14 @@ class Processes:
     def booted(self) -> float | None:
         """Return the start time of PID 1 as a Unix time.
 
-        The start of the kernel is not used, because the host may itself be a container.
+        The start of the kernel is not used, because this host may be a container that started later.
         """
         return self.times(1).started_seconds
 
     def times(self, pid: int) -> Times:
         """Return the start time and the CPU time of a process.
 
-        Both are read at once, because the PID may be reused.
+        Both come from one read of /proc/PID/stat, because another process may get the PID between two reads.
         """
         text = self._text(pid, "stat")
         ticks = start_ticks(text)
@@ -231,7 +231,7 @@ class Processes:
         return match.group(1) if match else None
 
     def _text(self, pid: int, name: str) -> str:
-        # `stat` must be that of the whole process, not that of one thread.
+        # `stat` must be the file of the whole process, not of one thread.
         folder = "%s/%d" % (self.proc, pid) if name == "stat" else self.folder(pid)
         return read("%s/%s" % (folder, name))
 
@@ -239,8 +239,8 @@ class Processes:
 def start_ticks(text: str) -> int | None:
     """Return the start time in clock ticks from the text of /proc/PID/stat.
 
-    Returns None if the process has ended. A process has ended when all its threads have ended. If only the main thread
-    has ended, it is in state Z.
+    Returns None if the process has ended, which means that all its threads have ended. State Z alone does not show this,
+    because it only means that the main thread has ended.
     """
     # The name may contain blanks and brackets. Field 3 is the state, field 20 the number of threads, and field 22 the
     # start.
@@ -257,7 +257,7 @@ def started_ticks_of(pid: int, proc: str = "/proc") -> int | None:
     """
     text = read("%s/%d/stat" % (proc, pid))
     if _state(text) in _ENDED and not any(_runs(proc, pid, task) for task in other_tasks(proc, pid)):
-        # If a debugger has not reaped ended threads, the kernel still counts them.
+        # The number of threads includes ended threads that a debugger has not reaped.
         return None
     return start_ticks(text)
 
@@ -309,7 +309,7 @@ def command_of(words: Sequence[str]) -> str:
     """Return a command line for a holder, truncated and without secrets."""
     from ..processes.command_line import shown
 
-    # The number of words is limited too, because tens of thousands of words take a second.
+    # Limit the number of words too, because it takes a second to search tens of thousands of words for secrets.
     line = shown(words[:COMMAND_LENGTH])
     return line if len(line) <= COMMAND_LENGTH else line[: COMMAND_LENGTH - 3] + "..."
 
@@ -318,7 +318,7 @@ def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> P
     """Examine every process once, except this process and its children.
 
     Processes that end during the scan are omitted. The scan ends at `deadline` (seconds of time.monotonic()). Processes
-    that were not reached before the deadline are `crowded`.
+    that were not read before the deadline are in `crowded` of the result.
     """
     return _Scan(devices, proc, deadline).run()
 
@@ -328,8 +328,8 @@ class _Scan:
 
     def __init__(self, devices: Devices, proc: str, deadline: float) -> None:
         self._devices, self._proc, self._deadline = devices, proc, deadline
-        # Children have the GPUs open for this process (nvml/bounded_session.py). A child that was given up and hangs is
-        # a holder.
+        # Running children of this process have the GPUs open for it (nvml/bounded_session.py), so they are no holders. A
+        # child that was abandoned because it hangs is a holder.
         self._own = frozenset({os.getpid(), *child_process.running()} if proc == "/proc" else ())
         self._mounts = RemoteMounts(proc)
         self._compare = can_compare(proc)
@@ -337,7 +337,7 @@ class _Scan:
         self._opened: dict[int, Opened] = {}
         self._unreadable: list[int] = []
         self._crowded: list[int] = []
-        # Processes that were not examined.
+        # PIDs of processes that were not examined before the deadline.
         self._missed: list[int] = []
         self._done: set[int] = set()
 
@@ -348,7 +348,7 @@ class _Scan:
                 break
             for pid in started:
                 self._examine(pid)
-        # Processes with many files come last, so that they do not hide other holders.
+        # Read processes with many files last, so that the time limit does not prevent finding other holders.
         slow = []
         for pid in self._crowded:
             with contextlib.suppress(OSError):
@@ -360,7 +360,7 @@ class _Scan:
         files = {file for opened in self._opened.values() for file in opened.driver}
         for pid in self._own:
             self._seen.pop(pid, None)
-        # The processes that took the most time are listed first.
+        # List the processes that were read in part first, because they took the most time.
         crowded = tuple(pid for pid in slow + self._missed if pid not in self._own)
         complete = os.geteuid() == 0 or 1 in self._seen
         container = parse_cgroup(read(self._proc + "/self/cgroup")).container_id
@@ -392,8 +392,8 @@ class _Scan:
             # The process has ended.
             return
         except OSError:
-            # Either reading is not permitted, or this process lacks descriptors or memory. In both cases, the process
-            # may hold a GPU.
+            # Either the caller may not read the process, or the caller lacks descriptors or memory. In both cases, the
+            # process may hold a GPU.
             self._unreadable.append(pid)
             process, whole = self._unseen(pid), True
         self._seen[pid] = process
@@ -401,7 +401,7 @@ class _Scan:
             self._crowded.append(pid)
 
     def _unseen(self, pid: int) -> Seen:
-        """Return a process without open files, because they were not read."""
+        """Return the process with an empty list of nodes, if its files were not read."""
         return Seen(pid, self._name(pid), (), _mount_namespace("%s/%d" % (self._proc, pid)))
 
     def _name(self, pid: int) -> str:
@@ -438,9 +438,9 @@ class _Scan:
         return Seen(pid, self._name(pid), tuple(sorted(nodes)), namespace, task), whole
 
     def _hidden(self, slow: list[int]) -> tuple[dict[tuple[int, int], int], tuple[Suspect, ...]]:
-        """Add the nodes that are open without a file descriptor.
+        """Add the nodes that processes keep open without a file descriptor.
 
-        Returns the number of mappings by device, and the suspects.
+        Returns (number of mappings of the driver's nodes by device number, suspects).
         """
         if not self._devices.can_be_open:
             return {}, ()
@@ -458,8 +458,8 @@ class _Scan:
             rings = self._opened[member.pid].rings if member.pid in self._opened else []
             if rings or mapped.rings.get(member.pid):
                 suspects += self._of_rings(member, rings, mapped.rings.get(member.pid, ()))
-        # Skip sockets that the init process has open. They belong to host services, which receive their files
-        # eventually. For example, the journal receives long messages as files.
+        # Skip sockets that the init process also has open, because they belong to services of the host. Such a service
+        # receives its files eventually. For example, the journal receives long messages as files.
         inits = {target for target, _path in self._opened[1].sockets} if 1 in self._opened else set()
         sockets = [
             (pid, target, path)
@@ -489,7 +489,7 @@ class _Scan:
         if not self._devices.has_driver:
             self._add(member.pid, [self._by_name(name) for name in known])
             known = []
-        # A ring that is mapped but has no descriptor (IORING_REGISTER_RING_FDS) does not show its files.
+        # If a ring is mapped but has no descriptor (IORING_REGISTER_RING_FDS), /proc does not show its registered files.
         if None in names or set(mapped) - set(inodes) or any(map(may_be_node, known)):
             return [Suspect(member.pid, IN_RING)]
         return []
@@ -497,7 +497,7 @@ class _Scan:
     def _by_name(self, path: str) -> Node | None:
         """Return the node for a path or file name.
 
-        Returns None for a path outside of the folders with nodes.
+        Returns None if the path is outside of the folders that contain device nodes.
         """
         folders = (self._devices.dev + "/", "/dev/")
         if "/" in path and not path.startswith(folders):

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the GPUs that Slurm has allocated on this host.
 
-Allocated GPUs count whether or not the jobs use them now. Slurm is queried only if slurmd runs. The record of the node
-shows whether any GPU is allocated. In most cases, this is the only query. The records of the jobs show which GPUs are
+A job holds its allocated GPUs even while it does not use them. Slurm is queried only if slurmd runs. The first query
+reads the node's record, which shows whether any GPU is allocated. If so, the records of the jobs show which GPUs are
 allocated. Formats: https://slurm.schedmd.com/scontrol.html (show node and show job, with -d).
 """
 
@@ -29,18 +29,17 @@ from .processes import Processes
 #: Generic resources for GPUs or parts of GPUs (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
-#: A resource in a list: its name, type or count, and details. Examples: gpu:h100:2(IDX:0-1), gpu(IDX:0-1),
-#: gpu:8(S:0-1).
+#: A resource in a list: its name, an optional type and count, and details. Examples: gpu:h100:2(IDX:0-1),
+#: gpu(IDX:0-1), gpu:8(S:0-1).
 _RESOURCE = re.compile(r"([A-Za-z_]\w*)((?::[^,(]+)*)(?:\(([^)]*)\))?(?:,|$)")
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
-#: The start of a job's record up to the job's name, and the field before the list of resources by node. Until Slurm
-#: 17.02, the list has GRES_IDX.
+#: The start of a job's record up to the job's name, and the field before the list of resources on each node. Until Slurm
+#: 17.02, the key in this list is GRES_IDX.
 _RECORD = re.compile(r"JobId=\d+ (?:ArrayJobId=\d+ ArrayTaskId=\S+ )?(?:HetJobId=\d+ HetJobOffset=\d+ )?JobName=")
 _JOB_RESOURCES = re.compile(r"\sJOB_GRES=\S*")
-#: The field after account and WCKey, and the field after the resources.
+#: The field that follows the account and WCKey in a job's record, and the field that follows the resources.
 _STATE, _NEEDS = " JobState=", " MinCPUsNode="
-#: Maximum number of values in a range. It is more than the nodes that slurm.conf(5) allows, and more than the GPUs of
-#: any host.
+#: Maximum number of values in a range of nodes or GPUs. slurm.conf(5) allows fewer nodes, and no host has so many GPUs.
 _MOST_NUMBERS = 1 << 16
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _GIVEN = re.compile(r"\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES(?:_IDX)?=(\S*))?")
@@ -55,13 +54,13 @@ Resource = "tuple[str, int, tuple[int, ...] | None]"
 
 
 def slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline: float = math.inf) -> list[Holder]:
-    """Return a holder for each job on this node and each of its GPUs.
+    """Return a holder for each GPU of each job on this node.
 
-    GPU instances are treated like GPUs. Each job is queried separately, because the name of a job may look like further
-    records. If the queries do not end before `deadline` (time.monotonic()), the allocations are unknown.
+    GPU instances are treated like GPUs. Each job is queried separately, because the name of a job may look like the
+    records of other jobs. If the queries do not end before `deadline` (time.monotonic()), the result has unknown holders.
     """
-    # A machine may be several Slurm nodes, each with its own slurmd. If a slurmd runs in a container, the container is
-    # a holder.
+    # A machine may be several Slurm nodes, each with its own slurmd. A slurmd in a container is skipped, because the
+    # container is a holder.
     daemons = [
         daemon.pid
         for daemon in processes.named(SLURM_DAEMON)
@@ -107,15 +106,15 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
     for job in jobs:
         given = job.given_on(node)
         if given is None:
-            # This job may have any GPU. Its unknown GPUs must not hide other jobs.
+            # This job may have any GPU. Add its unknown holders, but also list the GPUs of the other jobs.
             holders += unknown(
-                host.gpus, "the GPUs of %s are not known" % job, "Cancel it (scancel), or wait.", job=job.id
+                host.gpus, "the GPUs of %s are not known" % job, "Cancel the job (scancel), or wait.", job=job.id
             )
             continue
         used -= sum(count for _name, count, _indexes in given)
         holders += _of_job(host, processes, job, given, order) if given else ()
     if used > 0:
-        # A job that is starting or ending may be in only one of the two records.
+        # While a job starts or ends, only one of the records of node and job may show its GPUs.
         holders += unknown(
             host.gpus,
             "Slurm has allocated %d more GPUs of this host than the records of its jobs show" % used,
@@ -140,14 +139,14 @@ def _of_job(
 class Job:
     """A job. `user` and `name` are from squeue, `record` is from scontrol.
 
-    The user chooses the name of the job. It may look like the rest of a record, with other users, nodes and GPUs. The
-    record is therefore parsed after the name that squeue reports. Users also choose account and WCKey (without
-    accounting), paths and comments, so these are not parsed.
+    The user chooses the name of the job. The name may look like the rest of a record, with other users, nodes and GPUs.
+    The parser therefore skips the name that squeue reports. Users also choose account and WCKey (without accounting),
+    paths and comments, so these are not parsed.
     """
 
     id: str
     user: str
-    #: Name as printed by squeue. For a job array, it has several lines.
+    #: Name as printed by squeue. For a job array, squeue prints one line for each task.
     name: str
     record: str
 
@@ -157,7 +156,7 @@ class Job:
     def given_on(self, node: str) -> list[Resource] | None:
         """Return the GPU resources of the job on a node.
 
-        Returns None if texts from the user make the record ambiguous.
+        Returns None if texts that the user chose make the record ambiguous.
         """
         begins = _RECORD.match(self.record)
         rest = self.record[begins.end() :] if begins else ""
@@ -246,7 +245,7 @@ def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Pla
     """
     uuids: set[str] = set()
     for pid in processes.seen:
-        # Find the processes of the job by cgroup, because any user can set the variables of a job.
+        # Find the processes of the job by cgroup, because any user can set a job's variables in their own processes.
         if processes.origin(pid).job == job:
             uuids |= set(processes.environment(pid).get("CUDA_VISIBLE_DEVICES", "").split(",")) - {""}
     places = {place_of(host, device) for device in uuids}
@@ -314,8 +313,8 @@ def fields(record: str) -> dict[str, str]:
 def given_on(record: str, node: str) -> list[Resource]:
     """Return the GPU resources of a job on a node, as in `resources`.
 
-    `record` is the part after the name. A detailed record has consecutive groups of Nodes= … GRES=. The text after
-    these groups may come from the user.
+    `record` is the part of the job's record after the name. A detailed record has consecutive groups of Nodes= … GRES=.
+    The user may have chosen the text after these groups.
     """
     row = _JOB_RESOURCES.search(record)
     part = _GIVEN.search(record, row.end() if row else 0)

@@ -25,9 +25,9 @@ from .tasks import can_compare, tables
 
 #: Maximum number of processes of a unit or container, of files of a process, and of sockets in a network namespace.
 _MOST_PROCESSES, _MOST_FILES, _MOST_SOCKETS = 4096, 1 << 16, 1 << 16
-#: Maximum size of a table. A line of the table has 150 characters, or 178 characters with IPv6.
+#: Maximum size of a socket table in bytes. A line of the table has 150 characters, or 178 characters with IPv6.
 _MOST_BYTES = _MOST_SOCKETS * 180
-#: States of a socket in the table (include/net/tcp_states.h).
+#: States of a socket in a socket table (include/net/tcp_states.h).
 _ESTABLISHED, _LISTEN = "01", "0A"
 _NO_ORIGIN = Origin()
 
@@ -38,7 +38,7 @@ class _UnknownError(Exception):
 
 @frozen
 class _Socket:
-    """A line of the table, with addresses in kernel format.
+    """A line of a socket table, with addresses in the kernel's format.
 
     `inode` is 0 until the connection is accepted.
     """
@@ -68,7 +68,7 @@ def with_sockets(holders: Sequence[Holder], processes: Processes, deadline: floa
 
 @dataclass
 class _SocketReading:
-    """Read open sockets and tables. Each is read only once."""
+    """Read the open sockets of processes, and socket tables. Each is read only once."""
 
     processes: Processes
     deadline: float
@@ -81,7 +81,7 @@ class _SocketReading:
     def at(self, pid: int) -> dict[str, bool | int | None]:
         """Return `listens` and `clients` for the service of a process.
 
-        The service is the unit or container, or else the process alone.
+        The service is the unit or container of the process. If the process has neither, the service is the process.
         """
         try:
             self._in_time()
@@ -118,7 +118,7 @@ class _SocketReading:
     def _origin(self, pid: int) -> Origin:
         """Return the unit or container of a process.
 
-        The source is the cgroup or podman's monitor.
+        The cgroup or podman's monitor identifies the unit or container.
         """
         if pid not in self._origins:
             self._origins[pid] = self.processes.origin(pid)
@@ -127,7 +127,7 @@ class _SocketReading:
     def _of(self, origin: Origin) -> list[int]:
         """Return the processes of a unit or container."""
         if not self._members:
-            # If a container has no cgroup, only its monitor identifies it.
+            # A container without a cgroup is identified only by podman's monitor.
             monitored = bool(self.processes.named("conmon"))
             known: dict[str, Origin] = {}
             for pid in self.processes.seen:
@@ -188,7 +188,7 @@ class _SocketReading:
     def _table(self, namespace: str, pids: Sequence[int]) -> list[_Socket]:
         """Return the listening sockets and the connections of a network namespace.
 
-        They are read through the first process in `pids` that is alive.
+        The socket tables are read from the folder in /proc of the first running process in `pids`.
         """
         if namespace not in self._tables:
             for pid in pids:
@@ -208,7 +208,7 @@ class _SocketReading:
 
 
 def _clients(table: Sequence[_Socket], ports: set[str], own: set[int]) -> int:
-    """Count the connections to these ports that come from outside the service."""
+    """Count the connections to the service's ports that come from outside the service."""
     connections = [socket for socket in table if not socket.listens]
     # Connections of the service to its own ports. One end may be IPv6 and the other IPv4.
     inner = {

@@ -21,9 +21,10 @@ T = TypeVar("T")
 # System call numbers for kcmp(2), which the C library does not wrap, and its types (linux/kcmp.h).
 _CALL_NUMBER = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "s390x": 343}.get(os.uname().machine)
 _FILE, _FILES = 0, 2
-# Maximum number of tables to compare with. If a process has more tables, a shared table may be read twice.
+# Maximum number of tables with which a task's table is compared. If a process has more, a shared one may be read twice.
 _MOST_TABLES = 8
-# Link count of /proc/PID/task if there is one task: two, plus one for each task (fs/proc/base.c, proc_task_getattr).
+# Link count of /proc/PID/task if the process has one task. It is two plus the number of tasks (fs/proc/base.c,
+# proc_task_getattr).
 _LINKS_OF_ONE_TASK = 3
 
 
@@ -39,9 +40,9 @@ def can_compare(proc: str = "/proc") -> bool:
 def tables(proc: str, pid: int, compare: bool) -> Iterator[Tuple[int, str]]:
     """Yield (task id, folder in /proc) once for each table of open files.
 
-    The table of the main thread comes first. Read each table before requesting the next one: tasks are compared after
-    the read, so that a main thread that ends hides no table. If `compare` is false (see `can_compare`), every task is
-    yielded.
+    The table of the main thread comes first. Read each table before requesting the next one. Tasks are compared only
+    then, because a table could be missed if the main thread ended between the comparison and the read. If `compare` is
+    false (see `can_compare`), every task is yielded.
     """
     folder = "%s/%d" % (proc, pid)
     yield pid, folder
@@ -71,7 +72,7 @@ def other_tasks(proc: str, pid: int) -> List[int]:
 def folder_of(proc: str, pid: int, task: int | None) -> str:
     """Return the folder of a task in /proc. None means the main thread.
 
-    The folder is /proc/TID. It is not listed but exists. Unlike /proc/PID/task/TID, it has map_files.
+    The folder is /proc/TID, which exists although /proc does not list it. Unlike /proc/PID/task/TID, it has map_files.
     """
     folder = "%s/%d" % (proc, pid)
     # The path leads through the process, because `proc` may be a folder with links to only some processes.
@@ -87,9 +88,9 @@ def live_task(proc: str, pid: int) -> int | None:
 
 
 def _has_namespaces(folder: str) -> bool:
-    """Return whether a task still has its namespaces, so it has not exited.
+    """Return whether a task still has its namespaces.
 
-    A task releases its namespaces after its open files.
+    If so, the task has not exited. A task that exits releases its open files first, and then its namespaces.
     """
     try:
         os.readlink(folder + "/ns/mnt")
@@ -103,8 +104,8 @@ def _has_namespaces(folder: str) -> bool:
 def distinct(files: Iterable[T], place: Callable[[T], Tuple[int, int]]) -> List[T]:
     """Return one file for each open file description.
 
-    Processes share open file descriptions after fork(2) and dup(2). `place` returns (task id, descriptor). A file that
-    has been closed counts separately.
+    Descriptors share an open file description after fork(2) and dup(2). `place` returns (task id, descriptor) of a file.
+    A file that has been closed cannot be compared, so it is always returned.
     """
 
     def order(one: T, other: T) -> int:
@@ -132,7 +133,10 @@ _syscall = _libc()
 
 
 def _kcmp(task: int, other: int, kind: int, descriptor: int = 0, other_descriptor: int = 0) -> int:
-    """Return 0 if the two are equal, 1 or 2 for their order, or less than 0 on errors."""
+    """Compare two files or tables of two tasks with kcmp(2).
+
+    Returns 0 if they are equal, 1 or 2 for their order, and a negative number on errors.
+    """
     if _CALL_NUMBER is None:
         return -1
     return int(_syscall(_CALL_NUMBER, task, other, kind, descriptor, other_descriptor))

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Compare the driver's use count with the open files of a scan. Pure functions.
 
-/proc/modules counts the users of a module. Users are dependent modules and open files of the module's nodes, however
-the files are kept open. If the count exceeds the number of open files, a file is hidden from the scan.
+/proc/modules shows the number of references to a module. Dependent modules and open files of the module's nodes hold
+references, however the files are kept open. If the count exceeds the files that the scan found, a file is hidden.
 
 An open file holds one reference to the module of its operations. It holds a second one to the owner of the device if
 the owner is set (fs/char_dev.c). The sources of the driver show where the owner is set (kernel-open/nvidia: nv.c,
@@ -20,18 +20,18 @@ from typing import Dict, Mapping, Tuple
 from ..frozen import frozen
 
 MODULE = "nvidia"
-# Modules of NVIDIA's driver package. They hold references only as dependent modules or to themselves.
+# Modules of NVIDIA's driver package. They hold no hidden references to the module `nvidia`.
 _DRIVERS_OWN = {MODULE, "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"}
 # RDMA holds references to buffers of the driver (dma-buf) without an open file.
 _KEEPS_BUFFERS = "ib_core"
 _LINE = re.compile(r"^(\S+) \d+ (\d+|-) (\S+) \S+ \S+(?: \((\S*)\))?$", re.MULTILINE)
 _OUT_OF_TREE = "O"
-# The driver's first major number is fixed, and minor 254 belongs to nvidia-modeset. All other major numbers are known
-# only by name (/proc/devices).
+# The major number of GPU nodes is fixed, and its minor 254 belongs to nvidia-modeset. The driver's other major numbers
+# vary. /proc/devices lists them by name.
 _GPU_MAJOR, _MODESET_MINOR = 195, 254
 _FRONTEND = "nvidia-frontend"
 _CAPABILITIES = ("nvidia-caps", "nvidia-caps-imex-channels")
-# Device number for a dma-buf in a list of files.
+# Used instead of a device number for a dma-buf in a list of files.
 BUFFER = (0, 0)
 
 
@@ -39,9 +39,10 @@ BUFFER = (0, 0)
 class Found:
     """The results of a scan.
 
-    `least` and `most` are the limits for the number of references that the open files hold. They can differ, because a
-    mapping may belong to a file that is also open. `least` is None if processes may share files. `complete` is true if
-    all processes were examined. `uses` is true if a process has a node of the driver open.
+    `least` and `most` are the limits for the number of references that the open files and mappings hold. They can
+    differ, because a mapping may belong to a file that is also open. `least` is None if the scan cannot find out which
+    files processes share. `complete` is true if all processes were examined. `uses` is true if a process has a node of
+    the driver open.
     """
 
     least: int | None
@@ -54,8 +55,8 @@ class Found:
 class Verdict:
     """The result of a comparison.
 
-    `hidden` is the number of hidden references. `accounted` is true if every reference is explained. If the counts
-    cannot be compared, neither is set.
+    `hidden` is the number of references that belong to no open file. `accounted` is true if every reference belongs to
+    an open file or a module. If the numbers cannot be compared, `hidden` is 0 and `accounted` is False.
     """
 
     hidden: int = 0
@@ -63,7 +64,7 @@ class Verdict:
 
 
 def references(number: Tuple[int, int], listed_majors: str) -> int:
-    """Return the number of references that an open file with this number holds.
+    """Return how many references an open file with this device number holds.
 
     `listed_majors` is the text of /proc/devices.
     """
@@ -90,7 +91,7 @@ def compare(before: str, after: str, found: Found) -> Verdict:
         return Verdict()
     modules = _modules(after)
     if any(_OUT_OF_TREE in flags and name not in _DRIVERS_OWN for name, (_count, _users, flags) in modules.items()):
-        # Such a module may hold references from symbol_get(), which are not listed.
+        # A module from outside of the kernel may hold references from symbol_get(), which /proc/modules does not list.
         return Verdict()
     if _KEEPS_BUFFERS in modules and found.uses:
         return Verdict()
@@ -98,9 +99,9 @@ def compare(before: str, after: str, found: Found) -> Verdict:
 
 
 def _unexplained_by_modules(text: str) -> int | None:
-    """Return the number of references that are not held by modules.
+    """Return the number of references to the driver that modules do not hold.
 
-    Returns None if it is unknown.
+    Returns None if /proc/modules does not show the number.
     """
     line = _modules(text).get(MODULE)
     if line is None or not line[0].isdigit():

@@ -6,8 +6,8 @@
 """Identify watchers: processes that keep GPUs open but never create a context.
 
 Watchers use NVML or the driver. They do not block changes of instances. They block a reset and a change of the MIG mode
-(nvml.h, nvmlDeviceSetMigMode). A watcher is identified by the file that it executes and by the users who can change
-this file, not by its name.
+(nvml.h, nvmlDeviceSetMigMode). A process is recognized as a watcher by the file that it executes, and only if no user
+except root can change this file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..processes.accounts import account_of
 from ..processes.file_worker import NoAnswerError, ask, task
 from .processes import Processes, executable_of
 
-#: Watchers that also run in containers, and all watchers.
+#: Names of watchers that may also run in containers. `WATCHERS` has the names of all watchers.
 _IN_CONTAINERS = (
     "nvidia-persistenced",
     "nv-hostengine",
@@ -29,27 +29,27 @@ _IN_CONTAINERS = (
     "gpu-feature-discovery",
 )
 WATCHERS = (*_IN_CONTAINERS, "nvidia-smi", "nvtop")
-#: Directories with these programs.
+#: Directories of the host's watchers.
 DIRECTORIES = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
-#: System units of watchers that run as their own user. The first belongs to the role dcgm_exporter and runs Python. The
-#: second belongs to the driver, and a package may have replaced its program. Only root's systemd starts processes in
-#: these units.
+#: System units whose processes are watchers although the executed file does not show it. dcgm-exporter.service of the
+#: role dcgm_exporter runs Python. A package may have replaced the program of nvidia-persistenced.service. Only root's
+#: systemd starts processes in these units.
 WATCHER_UNITS = ("dcgm-exporter.service", "nvidia-persistenced.service")
-#: A container id from a cgroup. containers.py queries Docker for the container's name.
+#: A Docker container whose name is still unknown, with the id from the cgroup. containers.py queries Docker for the name.
 UNNAMED = re.compile(r"docker container ([0-9a-f]{12})")
 
 
 def is_watcher(processes: Processes, pid: int) -> bool:
     """Return whether a process only watches GPUs.
 
-    The caller must check whether the process has a capability of an instance open.
+    A process that has the capability of an instance open holds this instance. The caller must check this.
     """
     origin = processes.origin(pid)
     if origin.unit_or_container in WATCHER_UNITS:
         return True
     if origin.container_id or origin.pod or processes.in_container(pid):
-        # Root in a container can give files any name. A pod is accepted because the records of the kubelet cover it.
-        # The name that Docker has for a container is checked later, in `with_names`.
+        # Root in a container can give files any name, so the container's name must match too. Pods need no such name,
+        # because the kubelet's checkpoint lists their GPUs. `with_names` checks the names of Docker containers later.
         container = origin.unit_or_container
         believed = bool(origin.pod) or is_named_so(container) or bool(UNNAMED.fullmatch(container or ""))
         return believed and any(processes.is_roots(pid, program) for program in _IN_CONTAINERS)
@@ -57,7 +57,7 @@ def is_watcher(processes: Processes, pid: int) -> bool:
 
 
 def is_named_so(container: str | None) -> bool:
-    """Return whether a container of root's engine has the name of a watcher.
+    """Return whether a container of root's engine has a watcher's name.
 
     Only root can choose this name.
     """
@@ -66,10 +66,10 @@ def is_named_so(container: str | None) -> bool:
 
 
 def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:
-    """Return whether a process executes a watcher that belongs to the host.
+    """Return whether a process executes a watcher's file in the host's directories.
 
-    Only root can change the file. Any user may run nvidia-smi. The path in /proc is used only for the name of the
-    program, because a process can choose the path with a mount or another root directory.
+    Any user may run nvidia-smi, but only root may be able to change the file. The path in /proc is used only for the
+    name of the program, because a process can choose the path with a mount or another root directory.
     """
     process = "%s/%d" % (processes.proc, pid)
     name = executable_of(pid, processes.proc)
@@ -87,9 +87,9 @@ def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:
 
 @task
 def _identity(path: str) -> list[int]:
-    """Identify the executed file in a child process.
+    """Return the identity of the executed file. Runs in a child process.
 
-    The file may be on a user's own file system.
+    The file may be on a user's own file system, which may hang.
     """
     status = os.stat(path)
     return [status.st_dev, status.st_ino]
@@ -109,7 +109,7 @@ def _file_of(directory: str, name: str) -> tuple[int, int] | None:
 
 
 def _steps(path: str) -> list[str]:
-    """Return the path and its parent directories."""
+    """Return a path and all its parent directories."""
     steps = [path]
     while steps[-1] != os.path.dirname(steps[-1]):
         steps.append(os.path.dirname(steps[-1]))
@@ -117,6 +117,6 @@ def _steps(path: str) -> list[str]:
 
 
 def _only_root_changes(path: str) -> bool:
-    # The path is resolved and contains no links. The mode of a link would permit every user.
+    # `path` is resolved, because the mode of a symbolic link would permit changes by every user.
     status = os.lstat(path)
     return status.st_uid == 0 and not status.st_mode & (0o002 if status.st_gid == 0 else 0o022)

@@ -220,10 +220,10 @@ def test_process_without_an_open_gpu_is_not_ended_by_a_servers_answer(tmp_path):
         (8, "mps", None),
     }
     (named_only,) = (h for h in found if h.pid is None)
-    assert "pid 7 (postgres" in named_only.who and "has no GPU open itself" in named_only.who
+    assert "pid 7 (postgres" in named_only.who and "has no GPU open" in named_only.who
 
 
-NOT_KNOWN = "is not known to be of that server and is not ended"
+NOT_KNOWN = "may not be a client of this server and is not ended"
 
 
 @pytest.mark.parametrize(
@@ -233,13 +233,13 @@ NOT_KNOWN = "is not known to be of that server and is not ended"
         # A server of root serves all users.
         ("nvidia-cuda-mps-server", 0, 5, "nvidia0", None),
         # Root in a client's container answers for the daemon and names a process that uses another GPU.
-        ("nvidia-cuda-mps-server", 0, 5, "nvidia1", "has no GPU open itself that the server has open and is not ended"),
+        ("nvidia-cuda-mps-server", 0, 5, "nvidia1", "has none of the server's GPUs open and is not ended"),
         ("nvidia-cuda-mps-server", 1000, 5, "nvidia0", NOT_KNOWN),
         # Not a child of the daemon: any user can start a process with this name.
         ("nvidia-cuda-mps-server", 2000, 1, "nvidia0", NOT_KNOWN),
         ("nvidia-cuda-mps-server", 0, 1, "nvidia0", NOT_KNOWN),
         ("nvidia-persistenced", 0, 5, "nvidia0", NOT_KNOWN),
-        (None, None, None, "nvidia0", "has no GPU open itself that the server has open and is not ended"),
+        (None, None, None, "nvidia0", "has none of the server's GPUs open and is not ended"),
     ],
 )
 def test_client_is_ended_only_if_the_kernel_confirms_it(tmp_path, server, uid, parent, opened, problem):
