@@ -1,0 +1,119 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Define requests, bookings and offers of leases as frozen values.
+
+Times are Unix times in seconds, and durations are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Sequence
+
+from ..errors import FleetError
+from ..frozen import frozen
+from ..layout.leases import Leases
+from ..sizes import format_size
+
+
+class LeaseError(FleetError):
+    """A request that is refused."""
+
+
+@frozen
+class Shape:
+    """The part of each GPU that a lease has: a profile, or a quota.
+
+    `profile` is the name of a MIG profile. It is None for a quota of `memory_bytes` and `sm_percent`.
+    """
+
+    memory_bytes: int = 0
+    sm_percent: int = 0
+    profile: str | None = None
+
+    def __str__(self) -> str:
+        return self.profile or "%s and %d %%" % (format_size(self.memory_bytes), self.sm_percent)
+
+
+@frozen
+class Request:
+    """A request for a lease.
+
+    `number` is unique on the host and grows with each request. `gpus` is the number of GPUs, each with the `shape`.
+    """
+
+    number: int
+    account: str
+    shape: Shape
+    seconds: float
+    gpus: int = 1
+
+
+@frozen
+class Place:
+    """A place on a GPU. `start` is the placement of a MIG instance, or 0."""
+
+    gpu_uuid: str
+    start: int = 0
+
+
+@frozen
+class Booking:
+    """A request with its places and times.
+
+    `where` is the layout entry. If `started` is false, the request waits, and `begins` is the latest start if all leases
+    end in time.
+    """
+
+    request: Request
+    where: str
+    places: tuple[Place, ...]
+    begins: float
+    started: bool = False
+
+    @property
+    def ends(self) -> float:
+        """Return the end of the lease."""
+        return self.begins + self.request.seconds
+
+
+@frozen
+class Use:
+    """A shape at the start of its place, on a GPU."""
+
+    shape: Shape
+    start: int
+
+
+class Card(Protocol):
+    """A GPU with leases. Cards are frozen values.
+
+    A technique or a divider has its own class of cards.
+    """
+
+    @property
+    def uuid(self) -> str:
+        """Return the UUID of the GPU."""
+
+    def supports(self, shape: Shape) -> str | None:
+        """Return why the GPU never has room for the shape, or None."""
+
+    def find(self, shape: Shape, uses: Sequence[Sequence[Use]], start: int | None = None) -> tuple[Any, int] | None:
+        """Return the cost and the start of the best place, or None.
+
+        `uses` has the leases on the GPU for each instant of the time. The place must be free at all instants. The best
+        place leaves the largest leases possible. If `start` is given, only this place is considered. Costs of cards with
+        the same class can be compared.
+        """
+
+    def free(self, uses: Sequence[Use]) -> str:
+        """Return what is free beside these leases, for messages."""
+
+
+@frozen
+class Offer:
+    """The leases of a layout entry and its GPUs."""
+
+    where: str
+    leases: Leases
+    cards: tuple[Card, ...]
