@@ -97,8 +97,29 @@ jobs:
   returned: success
   type: list
   elements: dict
+sockets:
+  description: Number of sockets of the node in Slurm. Null if slurmctld does not report it.
+  returned: success
+  type: int
+cores_per_socket:
+  description: Number of cores of each socket of the node in Slurm. Null if slurmctld does not report it.
+  returned: success
+  type: int
+topology_plugin:
+  description: C(TopologyPlugin) of the cluster.
+  returned: success
+  type: str
+  sample: topology/tree
+cores:
+  description: C(package) and C(cpus) of each online core of the host, from C(/sys/devices/system/cpu).
+  returned: success
+  type: list
+  elements: dict
+  sample: [{package: 0, cpus: "0,64"}]
 minors:
-  description: C(uuid) and C(minor) of each GPU, from C(/proc/driver/nvidia). C(/dev/nvidia0) has the minor 0.
+  description: >-
+    C(uuid) and C(minor) of each GPU, from C(/proc/driver/nvidia), and C(local_cpus), the CPUs that are closest to it.
+    C(/dev/nvidia0) has the minor 0. C(local_cpus) is empty if the kernel does not report it.
   returned: success
   type: list
   elements: dict

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the device nodes of GPUs and MIG capabilities from files of the driver."""
+"""Read the device nodes of GPUs and MIG capabilities from files of the driver, and cores from sysfs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,29 @@ _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,4})\s*$", re.MULTILINE)
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
 
 
-def minors(folder: Path) -> Iterator[dict[str, Any]]:
-    """Read the UUID of each GPU and its device minor (/dev/nvidiaN)."""
+def cores(folder: Path) -> list[dict[str, Any]]:
+    """Read the package and the CPUs of each online core (Documentation/admin-guide/cputopology.rst)."""
+    found = {}
+    for path in folder.glob("cpu[0-9]*/topology"):
+        package, cpus = _text(path / "physical_package_id").strip(), _text(path / "thread_siblings_list").strip()
+        if package.isdigit() and cpus:
+            found[cpus] = {"package": int(package), "cpus": cpus}
+    return [found[cpus] for cpus in sorted(found)]
+
+
+def minors(folder: Path, devices: Path | None = None) -> Iterator[dict[str, Any]]:
+    """Read the UUID of each GPU and its device minor (/dev/nvidiaN).
+
+    With the folder of the PCI devices in sysfs, also read the CPUs that are closest to the GPU.
+    """
     for path in sorted(folder.glob("*/information")):
         text = _text(path)
         uuid, minor = _UUID.search(text), _MINOR.search(text)
         if uuid and minor:
-            yield {"uuid": uuid.group(1), "minor": int(minor.group(1))}
+            row = {"uuid": uuid.group(1), "minor": int(minor.group(1))}
+            if devices is not None:
+                row["local_cpus"] = _text(devices / path.parent.name.lower() / "local_cpulist").strip()
+            yield row
 
 
 def capabilities(listed: Path, nodes: Path) -> Iterator[dict[str, Any]]:

@@ -19,9 +19,9 @@ from ..holders.slurm import NODE_NAME, NoAnswerError, fields, job_gres
 from ..plan.transaction import DIRECTORY
 from ..processes.command import Run, ask, run_tool
 from . import record
-from .device_nodes import capabilities, minors
+from .device_nodes import capabilities, cores, minors
 
-_CONFIGURED = re.compile(r"^(SLURM_VERSION|GresTypes)\s*=\s*(\S+)\s*$", re.MULTILINE)
+_CONFIGURED = re.compile(r"^(SLURM_VERSION|GresTypes|TopologyPlugin)\s*=\s*(\S+)\s*$", re.MULTILINE)
 _NAME_CURE = "Set gpu_slurm_node to Slurm's name of this host (scontrol show nodes)."
 
 
@@ -32,7 +32,12 @@ class SlurmError(FleetError):
 
 
 def read_node(
-    name: str, run: Run = run_tool, proc: str = "/proc", dev: str = "/dev", state_directory: str = DIRECTORY
+    name: str,
+    run: Run = run_tool,
+    proc: str = "/proc",
+    dev: str = "/dev",
+    sys: str = "/sys",
+    state_directory: str = DIRECTORY,
 ) -> dict[str, Any]:
     """Return the Slurm node of this host as data.
 
@@ -69,10 +74,18 @@ def read_node(
             }
             for job, user, given in jobs
         ],
-        "minors": list(minors(Path(proc, "driver/nvidia/gpus"))),
+        "sockets": _number(values.get("Sockets", "")),
+        "cores_per_socket": _number(values.get("CoresPerSocket", "")),
+        "topology_plugin": configured.get("TopologyPlugin", ""),
+        "cores": cores(Path(sys, "devices/system/cpu")),
+        "minors": list(minors(Path(proc, "driver/nvidia/gpus"), Path(sys, "bus/pci/devices"))),
         "recorded": record.load(record.path_of(state_directory, name))["devices"],
         "capabilities": list(capabilities(Path(proc, "driver/nvidia-caps/mig-minors"), Path(dev, "nvidia-caps"))),
     }
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
 
 
 def _answer(run: Run, where: str, *command: str) -> str:

@@ -146,3 +146,41 @@ def test_unknown_gpus_leave_the_layout_unchecked():
     found = slurm_mapping(MIG, slurm=node())
     assert (found["checked"], found["problems"]) == (False, [])
     assert {key: found[key] for key in EMPTY} == EMPTY
+
+
+def test_lines_have_cores_and_links_of_the_host():
+    cores = [{"package": cpu // 4, "cpus": "%d,%d" % (cpu, cpu + 8)} for cpu in range(8)]
+    near = ["0-3,8-11", "4-7,12-15"]
+    minors = [{"uuid": "GPU-a-%d" % number, "minor": number, "local_cpus": near[number]} for number in range(2)]
+    slurm = node(
+        "gpu:h100:2,shard:4", minors=minors, cores=cores, sockets=2, cores_per_socket=4, gres_types="gpu,shard"
+    )
+    found = slurm_mapping(SLICED, slurm=slurm, state=host(2))
+    assert [line.partition(" Name=")[2] for line in found["gres_conf"]] == [
+        "gpu Type=h100 File=/dev/nvidia0 Cores=0-3",
+        "gpu Type=h100 File=/dev/nvidia1 Cores=4-7",
+        # slurmd copies the cores of the GPU.
+        "shard File=/dev/nvidia1 Count=4",
+    ]
+    counted = slurm_mapping(SLICED, slurm={**slurm, "sockets": 16, "cores_per_socket": 1}, state=host(2))
+    assert not any("Cores=" in line for line in counted["gres_conf"])
+    assert counted["plan"][1].startswith("node h100-01: gres.conf has no Cores=: Slurm counts 16 sockets")
+
+
+def test_instances_have_the_cores_of_their_gpu():
+    made = [(1, "3g.40gb", 4, None), (2, "3g.40gb", 0, None)]
+    cores = [{"package": cpu, "cpus": str(cpu)} for cpu in range(2)]
+    minors = [{"uuid": "GPU-a-%d" % number, "minor": number, "local_cpus": str(number)} for number in range(2)]
+    capabilities = [{"name": "gpu0/gi%d/%saccess" % (gi, part), "number": gi} for gi in (1, 2) for part in ("", "ci0/")]
+    slurm = node(minors=minors, capabilities=capabilities, cores=cores, sockets=2, cores_per_socket=1)
+    found = slurm_mapping(MIG, slurm=slurm, state=host(2, made))["gres_conf"]
+    assert [line.split()[-1] for line in found] == ["Cores=0", "Cores=0", "Cores=1"]
+    old = slurm_mapping(MIG, slurm={**slurm, "node_version": "22.05.8"}, state=host(2, made))
+    assert not any("Cores=" in line for line in old["gres_conf"])
+    assert any("before Slurm 24.11" in line for line in old["plan"])
+
+
+def test_a_list_of_cpus_from_a_host_is_checked():
+    for row in ({"package": 0, "cpus": "0-8191"}, {"package": 0, "cpus": "x"}):
+        found = slurm_mapping(SLICED, slurm=node(cores=[row]), state=host(2))
+        assert "is not a list of CPUs" in found["problems"][0] and found["gres_conf"] == []

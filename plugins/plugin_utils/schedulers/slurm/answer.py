@@ -25,6 +25,7 @@ from .devices import matches_layout
 from .gres import GPU, MPS, SHARD, Gres, joined, parse
 from .gres_conf import GresConfError, lines, uuids
 from .offer import KEY, node_gres
+from .topology import MOST_THREADS, Core, Cpus, parse_cpus, placement
 
 # Format of a result of slurm_info, with generous limits for one node.
 _SLURM_INFO = {
@@ -41,7 +42,11 @@ _SLURM_INFO = {
         4096,
     ],
     "recorded": [{"type!": "text", "uuid": "text"}, 1024],
-    "minors!": [{"uuid!": "gpu_uuid", "minor!": "small"}, 64],
+    "minors!": [{"uuid!": "gpu_uuid", "minor!": "small", "local_cpus": "text"}, 64],
+    "sockets": "small?",
+    "cores_per_socket": "small?",
+    "cores": [{"package!": "small", "cpus!": "text"}, 8192],
+    "topology_plugin": "text",
     "capabilities!": [{"name!": "text", "number!": "count"}, 16384],
 }
 _VERSION = re.compile(r"([0-9]{2})\.([0-9]{2})(?:\.([0-9]{1,3}))?")
@@ -58,6 +63,7 @@ def answer(request: Request, node: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         info = Reader(name).read("slurm_info", node, _SLURM_INFO) if node else None
         current = _current(info) if info else None
+        cpus = _cpus(info) if info else Cpus()
     except FleetError as error:
         return {**as_data(Offered(Offer(KEY), problems=[str(error)])), **_NOTHING}
     found = offered(dataclasses.replace(request, backend=KEY), (KEY,), _version(info) if info else None)
@@ -77,8 +83,10 @@ def answer(request: Request, node: Mapping[str, Any] | None) -> dict[str, Any]:
     missing: list[str] = []
     if all(map(matches_layout, desired)):
         whole = Node(desired, name)
+        near = placement(desired_devices(desired), cpus, current.version)
+        missing = ["node %s: %s" % (name, note) for note in near.notes]
         try:
-            given.update(gres_conf=lines(whole, _device_nodes(info)), devices=uuids(whole))
+            given.update(gres_conf=lines(whole, _device_nodes(info), near), devices=uuids(whole))
         except GresConfError as error:
             # The driver creates the nodes of capabilities on demand, so this blocks gres.conf, and not the layout.
             missing = [str(error)]
@@ -152,6 +160,14 @@ def _version(info: Mapping[str, Any]) -> tuple[int, ...] | None:
     matches = [_VERSION.match(text) for text in texts]
     versions = [tuple(int(part or 0) for part in match.groups()) for match in matches if match]
     return min(versions) if len(versions) == len(texts) else None
+
+
+def _cpus(info: Mapping[str, Any]) -> Cpus:
+    where = "node %s" % info["node"]
+    cores = [Core(row["package"], parse_cpus(row["cpus"], where, MOST_THREADS)) for row in info.get("cores") or ()]
+    local = {row["uuid"]: parse_cpus(row.get("local_cpus") or "", where) for row in info["minors"]}
+    known = [core for core in cores if core.cpus]
+    return Cpus(info.get("sockets") or 0, info.get("cores_per_socket") or 0, known, local)
 
 
 def _device_nodes(info: Mapping[str, Any]) -> DeviceNodes:

@@ -16,13 +16,14 @@ from ..model import Node
 from .devices import desired, matches_layout
 from .gres import GPU, MPS, SHARD
 from .offer import PERCENT, replicas
+from .topology import Placement
 
 
 class GresConfError(FleetError):
     """The node does not have the devices of its layout."""
 
 
-def lines(node: Node, nodes: DeviceNodes) -> list[str]:
+def lines(node: Node, nodes: DeviceNodes, placement: Placement | None = None) -> list[str]:
     """Return the lines of gres.conf for a node whose GPUs match the layout.
 
     The order is that of the node's `Gres=`. Raises GresConfError if a GPU does not match the layout, or has no device node.
@@ -32,9 +33,17 @@ def lines(node: Node, nodes: DeviceNodes) -> list[str]:
             problem = "its MIG instances differ from the layout"
             raise GresConfError(_where(each.gpu, node), problem, "Apply the layout first.")
     line = "NodeName=%s AutoDetect=off Name=%%s %%s" % node.name
-    found = [line % (GPU, "Type=%s %s" % (device.type, _files(device, node, nodes))) for device in desired(node.gpus)]
+    found = [
+        line
+        % (
+            GPU,
+            "Type=%s %s%s"
+            % (device.type, _files(device, node, nodes), _near(position, device, placement or Placement())),
+        )
+        for position, device in enumerate(desired(node.gpus))
+    ]
     for each in sorted(node.gpus, key=lambda each: each.gpu.index):
-        # slurmd copies the type from the line of the GPU.
+        # slurmd copies the type and the cores from the line of the GPU.
         if isinstance(each.access, Clients):
             found.append(line % (MPS, "File=%s Count=%d" % (_gpu_path(each.gpu, node, nodes), PERCENT)))
         elif replicas(each):
@@ -48,6 +57,12 @@ def uuids(node: Node) -> list[str]:
     Slurm writes these numbers to CUDA_VISIBLE_DEVICES of a job.
     """
     return [device.uuid for device in desired(node.gpus)]
+
+
+def _near(position: int, device: Device, placement: Placement) -> str:
+    """Return the cores and links of a device. An instance has the cores of its GPU."""
+    cores, links = placement.cores.get(device.gpu.uuid), placement.links.get(position)
+    return (" Cores=%s" % cores if cores else "") + (" Links=%s" % links if links else "")
 
 
 def _files(device: Device, node: Node, nodes: DeviceNodes) -> str:

@@ -14,7 +14,9 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.node import SlurmError, read_node
 
 NODE = "NodeName=gpu-a Arch=x86_64 NodeHostName=one Version=22.05.8 Gres=gpu:h100:4(S:0) State=MIXED Partitions=main"
+NODE += " CoresPerSocket=4 Sockets=2 ThreadsPerCore=2"
 CONFIG = "ClusterName             = lab\nGresTypes               = gpu,shard\nSLURM_VERSION           = 24.11.5\n"
+CONFIG += "TopologyParam           = (null)\nTopologyPlugin          = topology/tree\n"
 JOB = (
     "JobId=%s JobName=train UserId=alice(1000) GroupId=g(1) JobState=RUNNING JOB_GRES=gpu:h100:1 "
     "Nodes=gpu-a CPU_IDs=0 Mem=0 GRES=%s MinCPUsNode=1 WorkDir=/"
@@ -45,14 +47,15 @@ def test_jobs_have_the_numbers_of_their_devices():
         squeue="7 alice\n8 bob\n9 eve\n", name="train\n", job7=JOB % (7, "gpu:h100:2(IDX:0,3)"), job8=JOB % (8, ""),
         job9=JOB % (9, "gpu:h100:1(IDX:1)") + " JobState=RUNNING MinCPUsNode=1 Nodes=gpu-a",
     )  # fmt: skip
-    found = read_node("", tools, proc="/nonexistent")
+    found = read_node("", tools, proc="/nonexistent", sys="/nonexistent")
     assert found == {
         "node": "gpu-a", "version": "24.11.5", "node_version": "22.05.8", "gres": "gpu:h100:4(S:0)", "gres_types": "gpu,shard",
         "jobs": [
             {"id": "7", "user": "alice", "gres": [{"name": "gpu", "count": 2, "numbers": (0, 3)}]},
             {"id": "9", "user": "eve", "gres": None},
         ],
-        "state": "MIXED", "reason": "", "started": "", "recorded": None, "minors": [], "capabilities": [],
+        "state": "MIXED", "reason": "", "started": "", "recorded": None, "sockets": 2, "cores_per_socket": 4,
+        "topology_plugin": "topology/tree", "cores": [], "minors": [], "capabilities": [],
     }  # fmt: skip
 
 
@@ -75,10 +78,30 @@ def test_capabilities_without_a_device_node_are_left_out(tmp_path):
     (tmp_path / "dev/nvidia-caps").mkdir(parents=True)
     for number in (1, 2, 282, 283):
         (tmp_path / "dev/nvidia-caps" / f"nvidia-cap{number}").touch()
-    found = read_node("gpu-a", Tools(), str(tmp_path / "proc"), str(tmp_path / "dev"))
-    assert found["minors"] == [{"uuid": "GPU-1", "minor": 2}]
+    found = read_node("gpu-a", Tools(), str(tmp_path / "proc"), str(tmp_path / "dev"), str(tmp_path / "sys"))
+    assert found["minors"] == [{"uuid": "GPU-1", "minor": 2, "local_cpus": ""}]
     names = [(row["name"], row["number"]) for row in found["capabilities"]]
     assert names == [("gpu2/gi1/access", 282), ("gpu2/gi1/ci0/access", 283)]
+
+
+def test_cores_and_close_cpus_are_read_from_sysfs(tmp_path):
+    gpu = tmp_path / "proc/driver/nvidia/gpus/0000:1A:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("GPU UUID: \t GPU-1\nDevice Minor: \t 0\n")
+    device = tmp_path / "sys/bus/pci/devices/0000:1a:00.0"
+    device.mkdir(parents=True)
+    (device / "local_cpulist").write_text("1,3\n")
+    for cpu, (package, siblings) in enumerate([(0, "0,2"), (1, "1,3"), (0, "0,2"), (1, "1,3")]):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{package}\n")
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    # An offline CPU has no topology, and cpufreq is a folder beside the CPUs.
+    (tmp_path / "sys/devices/system/cpu/cpu4").mkdir()
+    (tmp_path / "sys/devices/system/cpu/cpufreq").mkdir()
+    found = read_node("gpu-a", Tools(), str(tmp_path / "proc"), "/nonexistent", str(tmp_path / "sys"))
+    assert found["cores"] == [{"package": 0, "cpus": "0,2"}, {"package": 1, "cpus": "1,3"}]
+    assert found["minors"] == [{"uuid": "GPU-1", "minor": 0, "local_cpus": "1,3"}]
 
 
 @pytest.mark.parametrize(
