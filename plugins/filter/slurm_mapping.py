@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 DOCUMENTATION = r"""
 name: slurm_mapping
@@ -28,6 +28,13 @@ options:
       refused, because the version of Slurm is unknown.
     type: dict
     default: {}
+  kept:
+    description: >-
+      UUIDs of the MIG devices that the layout's plan keeps: C(kept) of each GPU in RV(openfleet.gpu.layout#module:plan_data).
+      Jobs on them are not affected.
+    type: list
+    elements: str
+    default: []
   node:
     description: Name of the host in messages. O(slurm) has the name of the node.
     type: str
@@ -56,11 +63,11 @@ _value:
   description:
     - C(problems) lists messages, and is empty if the layout can be mapped. C(checked) is true if the GPUs were known. If not,
       only the syntax of the layout was checked. C(plan) has lines to print.
-    - C(gres) is the value of C(Gres=) for the node, including GRES that are not GPUs. C(resources) is the number of each GRES by
-      name. C(config) has C(Gres), C(GresTypes) and C(AccountingStorageTRES).
+    - C(gres) is the value of C(Gres=) for the node, including pads and GRES that are not GPUs. C(resources) is the number of
+      each GRES of the layout by name. C(config) has C(Gres), C(GresTypes) and C(AccountingStorageTRES) without pads.
     - C(gres_conf) lists the lines of C(gres.conf). C(devices) lists UUIDs by their number in C(CUDA_VISIBLE_DEVICES) of a job.
-      Both are empty without O(slurm), while the MIG instances of a GPU differ from the layout, and while a device node is
-      missing.
+      A pad has an empty UUID. Both are empty without O(slurm), while the MIG instances of a GPU differ from the layout, and
+      while a device node is missing.
     - C(current) lists the devices that Slurm has now by number, each with C(type) and C(uuid). C(restart) is true if the daemons
       take new GRES only when they restart. Both are empty without O(slurm).
     - C(change) has C(way) (V(nothing), V(in place), V(affected jobs) or V(all jobs)), C(jobs) (jobs that must end first) and
@@ -73,7 +80,11 @@ _value:
 
 
 def slurm_mapping(
-    layout_data: object, slurm: dict[str, Any] | None = None, removed: bool = False, **options: Any
+    layout_data: object,
+    slurm: dict[str, Any] | None = None,
+    kept: Sequence[str] = (),
+    removed: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
@@ -83,7 +94,7 @@ def slurm_mapping(
 
     if removed:
         return removal(slurm or {}, str(options.get("node", "")))
-    return answer(Request(layout_data, KEY, **options), slurm)
+    return answer(Request(layout_data, KEY, **options), slurm, kept)
 
 
 class FilterModule:

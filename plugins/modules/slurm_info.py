@@ -11,6 +11,7 @@ short_description: Report the GRES of a host's Slurm node, and the jobs that hol
 version_added: "0.1.0"
 description:
   - Asks C(slurmctld) for the node of this host, with C(scontrol) and C(squeue). It changes nothing.
+  - If the cluster has a C(job_submit) plugin, C(sbatch --test-only) checks that it refuses requests for GPUs without a type.
   - The filter P(openfleet.gpu.slurm_mapping#filter) compares the result with a layout.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -128,6 +129,18 @@ capabilities:
   returned: success
   type: list
   elements: dict
+gres_conf:
+  description: Lines about GPUs of this node in C(gres.conf) and the files that it includes. Empty if a file cannot be read.
+  returned: success
+  type: list
+  elements: str
+pad_problem:
+  description: >-
+    Why a job could get a pad of this node. A pad is a GRES without a device (C(roles/gpu_slurm/README.md)). Empty if the cluster
+    refuses all requests that could get one.
+  returned: success
+  type: str
+  sample: no job_submit plugin refuses requests for GPUs without a type
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -45,6 +45,7 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
                 "observed": _observed(gpu.gpu),
                 "steps": _steps(gpu),
                 "planned": to_data(gpu.planned()),
+                "kept": gpu.division.kept_uuids(),
             }
             for gpu in plan.gpus
         ],

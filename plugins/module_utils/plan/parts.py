@@ -80,6 +80,9 @@ class DivisionPart(Protocol):
         A reload of the driver is not included.
         """
 
+    def kept_uuids(self) -> list[str]:
+        """Return the UUIDs of the devices in the GPU that no step removes."""
+
     def planned(self) -> Sequence[Any]:
         """Return the kept and the new parts, each pinned to its position."""
 

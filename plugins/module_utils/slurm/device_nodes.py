@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, Iterator
 
-_CAPABILITY = re.compile(r"^(gpu[0-9]+/gi[0-9]+/(?:ci[0-9]+/)?access) ([0-9]{1,9})$", re.MULTILINE)
+_CAPABILITY = re.compile(r"^(config|monitor|gpu[0-9]+/gi[0-9]+/(?:ci[0-9]+/)?access) ([0-9]{1,9})$", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*([0-9]{1,4})\s*$", re.MULTILINE)
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
 

@@ -45,6 +45,11 @@ def capability_names(minor: int, device: Device) -> tuple[str, str]:
     return "%s/access" % instance, "%s/ci%d/access" % (instance, device.compute_id or 0)
 
 
+def capability_path(number: int) -> str:
+    """Return the device node of a MIG capability."""
+    return "/dev/nvidia-caps/nvidia-cap%d" % number
+
+
 def all_devices(gpu: Gpu) -> list[Device]:
     """Return the MIG devices of a GPU, or the GPU if MIG mode is off.
 
@@ -67,7 +72,7 @@ def device_files(device: Device, nodes: DeviceNodes) -> tuple[str, ...]:
     names = capability_names(minor, device)
     if any(name not in nodes.capabilities for name in names):
         return ()
-    return (path, *("/dev/nvidia-caps/nvidia-cap%d" % nodes.capabilities[name] for name in names))
+    return (path, *(capability_path(nodes.capabilities[name]) for name in names))
 
 
 def mig_devices(gpu: Gpu) -> list[Device]:

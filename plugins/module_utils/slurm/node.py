@@ -20,8 +20,13 @@ from ..plan.transaction import DIRECTORY
 from ..processes.command import Run, ask, run_tool
 from . import record
 from .device_nodes import capabilities, cores, minors
+from .gres_lines import gres_lines
+from .pads import pad_problem
 
-_CONFIGURED = re.compile(r"^(SLURM_VERSION|GresTypes|TopologyPlugin)\s*=\s*(\S+)\s*$", re.MULTILINE)
+_CONFIGURED = re.compile(
+    r"^(SLURM_VERSION|SLURM_CONF|GresTypes|JobSubmitPlugins|TopologyPlugin)\s*=\s*(\S+)\s*$", re.MULTILINE
+)
+_SLURM_CONF = "/etc/slurm/slurm.conf"
 _NAME_CURE = "Set gpu_slurm_node to Slurm's name of this host (scontrol show nodes)."
 
 
@@ -81,6 +86,8 @@ def read_node(
         "minors": list(minors(Path(proc, "driver/nvidia/gpus"), Path(sys, "bus/pci/devices"))),
         "recorded": record.load(record.path_of(state_directory, name))["devices"],
         "capabilities": list(capabilities(Path(proc, "driver/nvidia-caps/mig-minors"), Path(dev, "nvidia-caps"))),
+        "gres_conf": gres_lines(Path(configured.get("SLURM_CONF") or _SLURM_CONF).with_name("gres.conf"), name),
+        "pad_problem": pad_problem(run, values.get("Partitions", ""), configured),
     }
 
 

@@ -75,6 +75,53 @@ def test_applied_layout_has_lines_and_devices():
     assert "no capability gpu0/gi2/access" in without["plan"][1]
 
 
+def busy_node(**more):
+    """Return a host with two 3g.40gb on GPU 0, and jobs on one of them and GPU 1."""
+    minors = [{"uuid": "GPU-a-%d" % number, "minor": number} for number in range(2)]
+    names = [("config", 1), ("monitor", 2)]
+    names += [("gpu0/gi%d/%saccess" % (gi, part), 10 * gi + len(part)) for gi in (1, 2, 3) for part in ("", "ci0/")]
+    files = ["nvidia0,/dev/nvidia-caps/nvidia-cap%d0,/dev/nvidia-caps/nvidia-cap%d4" % (gi, gi) for gi in (2, 1)]
+    return node(
+        "gpu:3g.40gb:2,gpu:h100:1",
+        jobs=[("7", held(0)), ("8", held(2))],
+        minors=minors,
+        capabilities=[{"name": name, "number": number} for name, number in names],
+        gres_conf=[
+            *("NodeName=h100-01 Name=gpu Type=3g.40gb MultipleFiles=/dev/%s" % each for each in files),
+            "NodeName=h100-01 Name=gpu Type=h100 File=/dev/nvidia1",
+        ],
+        **more,
+    )
+
+
+ONE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}]
+MADE = [(1, "3g.40gb", 4, None), (2, "3g.40gb", 0, None)]
+NO_RULE = "no job_submit plugin refuses requests for GPUs without a type"
+
+
+def test_pads_and_kept_instances_let_jobs_continue():
+    slurm = busy_node(pad_problem="")
+    found = slurm_mapping(ONE, slurm=slurm, state=host(2, MADE), kept=["MIG-GPU-a-0-2"])
+    assert found["change"] == {"way": "in place", "jobs": [], "restart": False}
+    assert found["gres"] == "gpu:3g.40gb:1,gpu:pad:1,gpu:h100:1"
+    assert slurm_mapping(ONE, slurm=slurm, state=host(2, MADE))["change"]["jobs"] == ["7"]
+    # After the layout is applied.
+    found = slurm_mapping(ONE, slurm=slurm, state=host(2, MADE[1:]))
+    assert found["change"] == {"way": "in place", "jobs": [], "restart": False}
+    assert found["devices"] == ["MIG-GPU-a-0-2", "", "GPU-a-1"]
+    pad = "Name=gpu Type=pad MultipleFiles=/dev/nvidia-caps/nvidia-cap1,/dev/nvidia-caps/nvidia-cap2"
+    assert found["gres_conf"][1] == "NodeName=h100-01 AutoDetect=off %s" % pad
+
+
+@pytest.mark.parametrize("problem", [NO_RULE, None])
+def test_without_the_rule_all_jobs_wait_and_the_plan_says_why(problem):
+    slurm = busy_node(**({} if problem is None else {"pad_problem": problem}))
+    found = slurm_mapping(ONE, slurm=slurm, state=host(2, MADE), kept=["MIG-GPU-a-0-2"])
+    assert found["change"] == {"way": "all jobs", "jobs": ["7", "8"], "restart": False}
+    reason = problem or "the host did not report whether jobs can get one"
+    assert found["plan"][1] == "Pads could keep the total of gres/gpu, but %s." % reason
+
+
 def test_without_slurm_only_the_gres_are_returned():
     found = slurm_mapping(MIG, expected_gpus=["H100-80GB"] * 8, node="h100-01")
     assert (found["gres"], found["change"], found["gres_conf"]) == ("gpu:3g.40gb:2,gpu:h100:7", {}, [])
@@ -134,6 +181,7 @@ def test_shards_are_refused_in_a_cluster_with_mps(types, is_refused):
         (MIG, {"slurm": node(node="-x; reboot")}, "the host sent"),
         (MIG, {"slurm": node(jobs=[("7 NodeName=x", None)])}, "the host sent"),
         (MIG, {"slurm": {"node": "h100-01"}}, "the host sent"),
+        (MIG, {"kept": ["; reboot"]}, "the host sent"),
     ],
 )
 def test_only_problems_are_returned(layout, options, problem):

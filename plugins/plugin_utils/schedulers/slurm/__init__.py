@@ -7,6 +7,8 @@ gres         the GRES of a node as text and as values
 devices      devices that Slurm allocates, in Slurm's order
 offer        GRES of a layout, and refused entries
 gres_conf    lines of gres.conf for the current devices
+record       current devices by number, from gres.conf
+order        order of the devices in which running jobs keep theirs
 change       running jobs that must end before a change
 answer       result of the filter `slurm_mapping`
 backend      class for the registry

@@ -13,18 +13,19 @@ import re
 from typing import Any, Mapping, Sequence
 
 from ....module_utils.errors import FleetError
-from ....module_utils.slurm.mig_devices import Device, DeviceNodes
+from ....module_utils.model import Gpu
+from ....module_utils.slurm.mig_devices import DeviceNodes
 from ...host_values import Reader
 from ..model import Node, Offer
 from ..node import node_gpus
 from ..request import Offered, Request, as_data, offered
-from .change import Current, Job, change, known, needs_restart
-from .devices import current as current_devices
+from .change import Current, Desired, Job, change, needs_restart
 from .devices import desired as desired_devices
 from .devices import matches_layout
 from .gres import GPU, MPS, SHARD, Gres, joined, parse
 from .gres_conf import GresConfError, lines, uuids
-from .offer import KEY, node_gres
+from .offer import KEY, node_gres, room, shared_gres
+from .record import in_order, record
 from .topology import MOST_THREADS, Core, Cpus, parse_cpus, placement
 
 # Format of a result of slurm_info, with generous limits for one node.
@@ -48,22 +49,26 @@ _SLURM_INFO = {
     "cores": [{"package!": "small", "cpus!": "text"}, 8192],
     "topology_plugin": "text",
     "capabilities!": [{"name!": "text", "number!": "count"}, 16384],
+    "gres_conf": ["text", 4096],
+    "pad_problem": "text",
 }
 _VERSION = re.compile(r"([0-9]{2})\.([0-9]{2})(?:\.([0-9]{1,3}))?")
+_UNCHECKED = "the host did not report whether jobs can get one"
 _NOTHING: dict[str, Any] = {"gres": "", "gres_conf": [], "devices": [], "current": [], "restart": False, "change": {}}
 
 
-def answer(request: Request, node: Mapping[str, Any] | None) -> dict[str, Any]:
+def answer(request: Request, node: Mapping[str, Any] | None, kept: Sequence[str] = ()) -> dict[str, Any]:
     """Return the GRES, the lines of gres.conf and the pending change of a node.
 
-    `node` is a result of slurm_info, or None if Slurm was not asked. Invalid input does not raise an error. It is reported in
-    the problems.
+    `node` is a result of slurm_info, or None if Slurm was not asked. `kept` are the UUIDs of the MIG devices that the layout's
+    plan keeps. Invalid input does not raise an error. It is reported in the problems.
     """
     name = request.node or "this host"
     try:
         info = Reader(name).read("slurm_info", node, _SLURM_INFO) if node else None
         current = _current(info) if info else None
         cpus = _cpus(info) if info else Cpus()
+        staying = frozenset(Reader(name).read("kept", list(kept), ["mig_uuid", 1024]))
     except FleetError as error:
         return {**as_data(Offered(Offer(KEY), problems=[str(error)])), **_NOTHING}
     found = offered(dataclasses.replace(request, backend=KEY), (KEY,), _version(info) if info else None)
@@ -80,25 +85,26 @@ def answer(request: Request, node: Mapping[str, Any] | None) -> dict[str, Any]:
     refused = _shared_types(name, gres, info["gres_types"])
     if refused:
         return {**given, **_NOTHING, "problems": [refused]}
+    nodes = _device_nodes(info)
+    current = dataclasses.replace(current, record=_record(current, info, found.gpus, nodes))
+    devices = desired_devices(desired, staying)
+    pending = change(name, Desired(devices, shared_gres(desired), room(desired)), current)
     missing: list[str] = []
     if all(map(matches_layout, desired)):
-        whole = Node(desired, name)
-        near = placement(desired_devices(desired), cpus, current.version)
+        near = placement(pending.order, cpus, current.version)
         missing = ["node %s: %s" % (name, note) for note in near.notes]
         try:
-            given.update(gres_conf=lines(whole, _device_nodes(info), near), devices=uuids(whole))
+            given.update(gres_conf=lines(Node(desired, name), nodes, pending.order, near), devices=uuids(pending.order))
         except GresConfError as error:
             # The driver creates the nodes of capabilities on demand, so this blocks gres.conf, and not the layout.
             missing = [str(error)]
-    current = dataclasses.replace(current, devices=_devices(current, info, current_devices(found.gpus, desired)))
-    pending = change(name, gres, desired_devices(desired), current)
-    line = pending.line or "node %s: gres %s (no change)" % (name, joined(gres) or "none")
+    line = pending.line or "node %s: gres %s (no change)" % (name, joined(current.gres) or "none")
     given.update(
         gres=pending.gres,
-        current=[{"type": each.type, "uuid": each.uuid} for each in current.devices],
+        current=[{"type": kind, "uuid": uuid} for kind, uuid in current.record],
         restart=needs_restart(current.version),
         change={"way": pending.way, "jobs": list(pending.jobs), "restart": pending.restart},
-        plan=[line, *missing, *found.offer.notes, *found.warnings],
+        plan=[line, *filter(None, [pending.note]), *missing, *found.offer.notes, *found.warnings],
     )
     return given
 
@@ -106,7 +112,7 @@ def answer(request: Request, node: Mapping[str, Any] | None) -> dict[str, Any]:
 def _current(info: Mapping[str, Any]) -> Current:
     gres, others = parse(info["gres"], "node %s" % info["node"])
     jobs = tuple(Job(job["id"], _job_gres(job.get("gres"))) for job in info["jobs"])
-    return Current(gres, others, jobs=jobs, version=_version(info))
+    return Current(gres, others, jobs=jobs, version=_version(info), pad_problem=info.get("pad_problem", _UNCHECKED))
 
 
 def _job_gres(rows: Sequence[Mapping[str, Any]] | None) -> tuple[tuple[str, int, tuple[int, ...] | None], ...]:
@@ -125,7 +131,7 @@ def removal(node: Mapping[str, Any], host: str) -> dict[str, Any]:
         current = _current(info)
     except FleetError as error:
         return {**empty, "problems": [str(error)]}
-    pending = change(info["node"], (), (), current)
+    pending = change(info["node"], Desired((), keeps_total=False), current)
     return {
         **empty,
         "plan": [pending.line or "node %s: gres none (no change)" % info["node"]],
@@ -135,18 +141,16 @@ def removal(node: Mapping[str, Any], host: str) -> dict[str, Any]:
     }
 
 
-def _devices(current: Current, info: Mapping[str, Any], shown: Sequence[Device]) -> tuple[Device, ...]:
-    """Return the devices that Slurm has for the node, by number.
+def _record(
+    current: Current, info: Mapping[str, Any], gpus: Sequence[Gpu], nodes: DeviceNodes
+) -> tuple[tuple[str, str], ...]:
+    """Return type and UUID of each device that Slurm has for the node, by number.
 
-    These are the recorded ones if the GRES of the node match them. The driver no longer shows them if a run was interrupted
-    after it changed the layout.
+    These are the recorded ones if the GRES of the node match them. If a run was interrupted after it changed the layout, the
+    files in gres.conf may be those of new devices.
     """
-    rows = info.get("recorded")
-    if rows and shown:
-        recorded = tuple(Device(row["type"], shown[0].gpu, row.get("uuid") or "") for row in rows)
-        if known(dataclasses.replace(current, devices=recorded)):
-            return recorded
-    return tuple(shown)
+    rows = [(row["type"], row.get("uuid") or "") for row in info.get("recorded") or ()]
+    return in_order(rows, current.gres) or record(info.get("gres_conf") or (), current.gres, gpus, nodes)
 
 
 def _version(info: Mapping[str, Any]) -> tuple[int, ...] | None:

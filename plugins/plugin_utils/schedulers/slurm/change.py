@@ -8,17 +8,21 @@ Tested with Slurm 22.05 and 24.11:
 - If the total of gres/gpu changes, slurmctld ends every job of the node that holds a GPU ("gres/gpu count mismatch").
 - If the total stays the same, jobs continue. Slurm 24.11 takes the new GRES with `scontrol reconfigure`.
   Slurm 22.05 needs a restart of slurmctld and slurmd, and the node must be resumed.
+- Pads keep the total: GRES of the type pad, without a device. Slurm gives them to requests without a type. So they are added
+  only if the cluster refuses such requests.
 
 A job holds its devices by number, so a job is affected if another device gets the number.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Mapping, Sequence
 
 from ....module_utils.slurm.mig_devices import Device
 from .gres import GPU, SHARD, Gres, joined, totals
+from .order import is_pad, kept, ordered, types
 
 NOTHING, IN_PLACE, AFFECTED, ALL = WAYS = ("nothing", "in place", "affected jobs", "all jobs")
 # Releases in which jobs were seen to survive a change of types with the same total. Others wait for all jobs.
@@ -40,21 +44,39 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Desired:
+    """The devices and GRES of the layout.
+
+    devices      devices, in the order of a node without jobs
+    shared       GRES other than gres/gpu, such as shards
+    room         number of devices for which a new total has room, so that later changes can keep it
+    keeps_total  whether pads may keep the total
+    """
+
+    devices: Sequence[Device]
+    shared: Sequence[Gres] = ()
+    room: int = 0
+    keeps_total: bool = True
+
+
+@dataclass(frozen=True)
 class Current:
     """The current state of a node.
 
-    gres     GRES for GPUs, from `scontrol show node`
-    others   other GRES of the node. They are kept
-    devices  current devices, in the order that the collection writes
-    jobs     running jobs with GRES
-    version  version of slurmctld, or None if it is unknown
+    gres         GRES for GPUs, from `scontrol show node`
+    others       other GRES of the node. They are kept
+    record       type and UUID of each device by number, from gres.conf. Empty if they are unknown
+    jobs         running jobs with GRES
+    version      version of slurmctld, or None if it is unknown
+    pad_problem  why a job could get a pad, or empty if the cluster refuses all such requests
     """
 
     gres: tuple[Gres, ...]
     others: tuple[str, ...] = ()
-    devices: tuple[Device, ...] = ()
+    record: tuple[tuple[str, str], ...] = ()
     jobs: tuple[Job, ...] = ()
     version: tuple[int, ...] | None = None
+    pad_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,36 +84,65 @@ class Change:
     """How the GRES of a node change.
 
     way      one of WAYS
+    order    devices by number. None is a pad
     jobs     jobs that must end first
     restart  true if slurmctld and slurmd must be restarted and the node resumed. If false, `scontrol reconfigure` is enough
     gres     new value of `Gres=`
     line     line of the plan, or empty if nothing changes
+    note     sentence about pads, or empty
     """
 
     way: str
+    order: tuple[Device | None, ...] = ()
     jobs: tuple[str, ...] = ()
     restart: bool = False
     gres: str = ""
     line: str = ""
+    note: str = ""
 
 
-def change(name: str, gres: Sequence[Gres], devices: Sequence[Device], current: Current) -> Change:
-    """Return how a node changes to other GRES.
-
-    `gres` and `devices` are those of the layout, in Slurm's order.
-    """
-    new = joined([*gres, *current.others])
-    same_gres = tuple(gres) == current.gres
-    old = known(current)
-    if same_gres and all(_stays(number, old, devices) for number in range(len(devices))):
-        return Change(NOTHING, gres=new)
+def change(name: str, desired: Desired, current: Current) -> Change:
+    """Return how a node changes to the GRES of a layout."""
+    total, note = _total(desired, current)
+    stay = kept(current.record, desired.devices)
+    same_shared = list(desired.shared) == [each for each in current.gres if each.name != GPU]
+    order = _unchanged(stay, desired, current) if same_shared else None
+    if order is not None:
+        # Without pads, the total would change. So they stay until the layout changes.
+        return Change(NOTHING, order, gres=_text(order, desired, current), note=note)
     restart = needs_restart(current.version)
-    if _must_empty(gres, current):
-        way, jobs = ALL, tuple(job.id for job in current.jobs)
+    fixed: dict[int, Device] = {}
+    if not same_shared or not _survives(current.version) or total != totals(current.gres).get(GPU, 0):
+        way, jobs = ALL, [job.id for job in current.jobs]
     else:
-        jobs = tuple(job.id for job in current.jobs if _is_affected(job, old, devices, current.version))
+        jobs = []
+        for job in current.jobs:
+            numbers = _numbers(job, current.version)
+            held = {**fixed, **{number: stay[number] for number in numbers if number in stay}}
+            if numbers and stay.keys() >= set(numbers) and ordered(desired.devices, total, held) is not None:
+                fixed = held
+            else:
+                jobs.append(job.id)
         way = AFFECTED if jobs else IN_PLACE
-    return Change(way, jobs, restart, new, _line(name, gres, current, way, jobs, restart))
+    order = ordered(desired.devices, total, fixed) or ()
+    line = _line(name, [*_counted(order), *desired.shared], current, way, jobs, restart)
+    return Change(way, order, tuple(jobs), restart, _text(order, desired, current), line, note)
+
+
+def _total(desired: Desired, current: Current) -> tuple[int, str]:
+    """Return the new total of gres/gpu, and a sentence about pads or an empty text."""
+    before = totals(current.gres).get(GPU, 0)
+    count, pads = len(desired.devices), sum(each.count for each in current.gres if is_pad(each.type))
+    if not desired.keeps_total:
+        return count, ""
+    problem = current.pad_problem
+    if not problem and not _survives(current.version):
+        problem = "they were not tested with this release of Slurm"
+    if count > before:
+        return (count if problem else max(count, desired.room)), ""
+    if problem and before - count > pads:
+        return count, "Pads could keep the total of gres/gpu, but %s." % problem
+    return before, "Jobs can get a pad: %s." % problem if problem and before > count else ""
 
 
 def needs_restart(version: tuple[int, ...] | None) -> bool:
@@ -99,47 +150,46 @@ def needs_restart(version: tuple[int, ...] | None) -> bool:
     return version is None or version[:2] < _RECONFIGURES
 
 
-def known(current: Current) -> list[Device]:
-    """Return the current devices by number.
-
-    Returns an empty list if the GRES of the node do not match them.
-    """
-    counts: dict[str, int] = {}
-    for device in current.devices:
-        counts[device.type] = counts.get(device.type, 0) + 1
-    shown = [(each.type, each.count) for each in current.gres if each.name == GPU]
-    return list(current.devices) if shown == list(counts.items()) else []
-
-
-def _must_empty(gres: Sequence[Gres], current: Current) -> bool:
-    """Return whether every job with GPUs must end first.
-
-    This is the case if slurmctld would end them, and for changes that were not tested with running jobs.
-    """
-    version = (current.version or ())[:2]
-    tested = version == _SURVIVES or version >= _RECONFIGURES
-    shared = [each for each in gres if each.name != GPU]
-    return not tested or totals(gres) != totals(current.gres) or shared != [e for e in current.gres if e.name != GPU]
-
-
-def _is_affected(job: Job, known: Sequence[Device], devices: Sequence[Device], version: tuple[int, ...] | None) -> bool:
-    """Return whether a job would lose a device, or get another one.
-
-    If a device of the job is unknown, the job is affected.
-    """
-    if any(name == SHARD for name, _count, _numbers in job.gres) and (version or ())[:2] < _KEEPS_SHARDS:
-        return True
-    return not all(
-        name == GPU and numbers and all(_stays(number, known, devices) for number in numbers)
-        for name, _count, numbers in job.gres
+def _unchanged(stay: Mapping[int, Device], desired: Desired, current: Current) -> tuple[Device | None, ...] | None:
+    """Return the current order if it has all devices of the layout and no others."""
+    if current.record:
+        gone = [kind for number, (kind, _uuid) in enumerate(current.record) if number not in stay and not is_pad(kind)]
+        if gone or len(stay) != len(desired.devices):
+            return None
+        return tuple(stay.get(number) for number in range(len(current.record)))
+    # The order of the devices is unknown, for example with AutoDetect. All that can be compared are the GRES.
+    gpus = tuple(each for each in current.gres if each.name == GPU)
+    return (
+        tuple(desired.devices)
+        if gpus == tuple(_counted(desired.devices)) and all(d.uuid for d in desired.devices)
+        else None
     )
 
 
-def _stays(number: int, known: Sequence[Device], devices: Sequence[Device]) -> bool:
-    if number >= min(len(known), len(devices)):
-        return False
-    old, new = known[number], devices[number]
-    return bool(old.uuid) and (old.type, old.uuid) == (new.type, new.uuid)
+def _survives(version: tuple[int, ...] | None) -> bool:
+    """Return whether jobs survive a change with the same total in this release."""
+    release = (version or ())[:2]
+    return release == _SURVIVES or release >= _RECONFIGURES
+
+
+def _numbers(job: Job, version: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the numbers of the job's devices.
+
+    Returns an empty tuple if they are unknown, or if the job must end in any case.
+    """
+    if any(name == SHARD for name, _count, _numbers in job.gres) and (version or ())[:2] < _KEEPS_SHARDS:
+        return ()
+    if not all(name == GPU and numbers for name, _count, numbers in job.gres):
+        return ()
+    return tuple(number for _name, _count, numbers in job.gres for number in numbers or ())
+
+
+def _counted(order: Sequence[Device | None]) -> list[Gres]:
+    return [Gres(GPU, kind, count) for kind, count in Counter(types(order)).items()]
+
+
+def _text(order: Sequence[Device | None], desired: Desired, current: Current) -> str:
+    return joined([*_counted(order), *desired.shared, *current.others])
 
 
 def _line(name: str, gres: Sequence[Gres], current: Current, way: str, jobs: Sequence[str], restart: bool) -> str:

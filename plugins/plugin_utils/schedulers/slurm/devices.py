@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Iterable, Sequence
+from typing import Collection, Iterable, Sequence
 
 from ....module_utils.layout.profile_name import profile_order
 from ....module_utils.model import Gpu
@@ -50,10 +50,11 @@ def _short(words: Sequence[str]) -> str:
     return "_".join(words)
 
 
-def desired(gpus: Sequence[NodeGpu]) -> list[Device]:
+def desired(gpus: Sequence[NodeGpu], kept: Collection[str] = ()) -> list[Device]:
     """Return the devices of the layout in Slurm's order.
 
-    If the instances of a GPU differ from the layout, all of them count as new.
+    `kept` are the UUIDs of the MIG devices that the layout's plan keeps. If the instances of a GPU differ from the layout, all
+    others count as new.
     """
     types = gpu_types(each.gpu for each in gpus)
     found: list[Device] = []
@@ -65,23 +66,11 @@ def desired(gpus: Sequence[NodeGpu]) -> list[Device]:
         elif matches_layout(each):
             found += mig_devices(each.gpu)
         else:
-            found += [Device(kind, each.gpu) for kind in _desired_types(each.instances)]
-    return _in_order(found)
-
-
-def current(gpus: Sequence[Gpu], layout_gpus: Sequence[NodeGpu]) -> list[Device]:
-    """Return the current devices in the order that the collection writes.
-
-    `layout_gpus` are the same GPUs with their entries. They provide the types of GPUs with MPS.
-    """
-    types = gpu_types(gpus)
-    served = {each.gpu.uuid for each in layout_gpus if isinstance(each.access, Clients)}
-    found: list[Device] = []
-    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
-        if gpu.mig.enabled:
-            found += mig_devices(gpu)
-        else:
-            found.append(Device(types[gpu.uuid] + SERVED if gpu.uuid in served else types[gpu.uuid], gpu, gpu.uuid))
+            staying = [device for device in mig_devices(each.gpu) if device.uuid in kept]
+            for kind in _desired_types(each.instances):
+                device = next((one for one in staying if one.type == kind), Device(kind, each.gpu))
+                found.append(device)
+                staying = [one for one in staying if one is not device]
     return _in_order(found)
 
 

@@ -8,40 +8,47 @@ https://slurm.schedmd.com/gres.conf.html
 
 from __future__ import annotations
 
+from typing import Sequence
+
 from ....module_utils.errors import FleetError
 from ....module_utils.model import Gpu
-from ....module_utils.slurm.mig_devices import Device, DeviceNodes, capability_names
+from ....module_utils.slurm.mig_devices import Device, DeviceNodes, capability_names, capability_path
 from ...techniques.access import Clients
 from ..model import Node
-from .devices import desired, matches_layout
+from .devices import matches_layout
 from .gres import GPU, MPS, SHARD
 from .offer import PERCENT, replicas
+from .order import types
 from .topology import Placement
+
+# Capabilities to configure and to monitor MIG. Only root may open them.
+PAD_CAPABILITIES = ("config", "monitor")
+_CAPABILITIES_CURE = "Check /proc/driver/nvidia-caps/mig-minors and /dev/nvidia-caps."
 
 
 class GresConfError(FleetError):
     """The node does not have the devices of its layout."""
 
 
-def lines(node: Node, nodes: DeviceNodes, placement: Placement | None = None) -> list[str]:
+def lines(
+    node: Node, nodes: DeviceNodes, order: Sequence[Device | None], placement: Placement | None = None
+) -> list[str]:
     """Return the lines of gres.conf for a node whose GPUs match the layout.
 
-    The order is that of the node's `Gres=`. Raises GresConfError if a GPU does not match the layout, or has no device node.
+    `order` has the devices by number, and None for pads. Raises GresConfError if a GPU does not match the layout, or has no
+    device node.
     """
     for each in node.gpus:
         if not matches_layout(each):
             problem = "its MIG instances differ from the layout"
             raise GresConfError(_where(each.gpu, node), problem, "Apply the layout first.")
     line = "NodeName=%s AutoDetect=off Name=%%s %%s" % node.name
-    found = [
-        line
-        % (
-            GPU,
-            "Type=%s %s%s"
-            % (device.type, _files(device, node, nodes), _near(position, device, placement or Placement())),
-        )
-        for position, device in enumerate(desired(node.gpus))
+    near = placement or Placement()
+    files = [
+        _files(device, node, nodes) + _near(position, device, near) if device else _pad_files(node, nodes)
+        for position, device in enumerate(order)
     ]
+    found = [line % (GPU, "Type=%s %s" % each) for each in zip(types(order), files)]
     for each in sorted(node.gpus, key=lambda each: each.gpu.index):
         # slurmd copies the type and the cores from the line of the GPU.
         if isinstance(each.access, Clients):
@@ -51,12 +58,12 @@ def lines(node: Node, nodes: DeviceNodes, placement: Placement | None = None) ->
     return found
 
 
-def uuids(node: Node) -> list[str]:
-    """Return the UUIDs of the devices by number.
+def uuids(order: Sequence[Device | None]) -> list[str]:
+    """Return the UUIDs of the devices by number, and an empty text for pads.
 
     Slurm writes these numbers to CUDA_VISIBLE_DEVICES of a job.
     """
-    return [device.uuid for device in desired(node.gpus)]
+    return [device.uuid if device else "" for device in order]
 
 
 def _near(position: int, device: Device, placement: Placement) -> str:
@@ -70,7 +77,26 @@ def _files(device: Device, node: Node, nodes: DeviceNodes) -> str:
     if device.instance_id is None:
         return "File=%s" % path
     names = capability_names(nodes.minors[device.gpu.uuid], device)
-    return "MultipleFiles=%s" % ",".join([path, *(_capability_path(name, device, node, nodes) for name in names)])
+    for name in names:
+        if name not in nodes.capabilities:
+            problem = "the driver lists no capability %s, which the MIG device %s needs" % (
+                name,
+                device.uuid or device.type,
+            )
+            raise GresConfError(_where(device.gpu, node), problem, _CAPABILITIES_CURE)
+    return "MultipleFiles=%s" % ",".join([path, *(capability_path(nodes.capabilities[name]) for name in names)])
+
+
+def _pad_files(node: Node, nodes: DeviceNodes) -> str:
+    """Return the files of a pad.
+
+    slurmd checks that they exist, and denies them to jobs with ConstrainDevices. So they are device nodes that no job needs.
+    Only MultipleFiles may be in several lines.
+    """
+    if not all(name in nodes.capabilities for name in PAD_CAPABILITIES):
+        problem = "the driver lists no capabilities %s, which pads need" % " and ".join(PAD_CAPABILITIES)
+        raise GresConfError(node.name, problem, _CAPABILITIES_CURE)
+    return "MultipleFiles=%s" % ",".join(capability_path(nodes.capabilities[name]) for name in PAD_CAPABILITIES)
 
 
 def _gpu_path(gpu: Gpu, node: Node, nodes: DeviceNodes) -> str:
@@ -78,16 +104,6 @@ def _gpu_path(gpu: Gpu, node: Node, nodes: DeviceNodes) -> str:
         problem = "the driver lists no device node of the GPU"
         raise GresConfError(_where(gpu, node), problem, "Check /proc/driver/nvidia/gpus.")
     return "/dev/nvidia%d" % nodes.minors[gpu.uuid]
-
-
-def _capability_path(name: str, device: Device, node: Node, nodes: DeviceNodes) -> str:
-    if name not in nodes.capabilities:
-        problem = "the driver lists no capability %s, which the MIG device %s needs" % (
-            name,
-            device.uuid or device.type,
-        )
-        raise GresConfError(_where(device.gpu, node), problem, "Check /proc/driver/nvidia-caps/mig-minors.")
-    return "/dev/nvidia-caps/nvidia-cap%d" % nodes.capabilities[name]
 
 
 def _where(gpu: Gpu, node: Node) -> str:

@@ -52,13 +52,30 @@ def offer(node: Node) -> Offer:
 def node_gres(gpus: Sequence[NodeGpu]) -> list[Gres]:
     """Return the GRES of the layout in the order of the node's `Gres=`."""
     counts = Counter(device.type for device in desired(gpus))
-    gres = [Gres(GPU, kind, count) for kind, count in counts.items()]
+    return [*(Gres(GPU, kind, count) for kind, count in counts.items()), *shared_gres(gpus)]
+
+
+def shared_gres(gpus: Sequence[NodeGpu]) -> list[Gres]:
+    """Return the GRES of shared GPUs: shards and gres/mps."""
+    gres = []
     shards = sum(replicas(each) for each in gpus)
     if shards:
         gres.append(Gres(SHARD, "", shards))
     if any(isinstance(each.access, Clients) for each in gpus):
         gres.append(Gres(MPS, "", PERCENT))
     return gres
+
+
+def room(gpus: Sequence[NodeGpu]) -> int:
+    """Return the largest number of devices that the GPUs can have.
+
+    The same GPUs stay in MIG mode.
+    """
+    largest = 0
+    for each in gpus:
+        most = max((profile.max_instances for profile in each.gpu.mig.profiles), default=0)
+        largest += 1 if each.instances is None else max(most, len(each.instances))
+    return largest
 
 
 def replicas(each: NodeGpu) -> int:

@@ -78,15 +78,15 @@ def parse_cpus(text: str, where: str, most: int = _LARGEST_CPU + 1) -> frozenset
     return frozenset(found)
 
 
-def placement(devices: Sequence[Device], cpus: Cpus, version: tuple[int, ...] | None) -> Placement:
-    """Return the cores and links of a node's devices, in the order of the devices.
+def placement(devices: Sequence[Device | None], cpus: Cpus, version: tuple[int, ...] | None) -> Placement:
+    """Return the cores and links of a node's devices, in the order of the devices. None is a pad.
 
     `version` is the version of Slurm, or None if it is unknown.
     """
     cores, core_note = _cores(cpus)
     links, link_note = _links(devices)
     notes = tuple(filter(None, (core_note, link_note)))
-    has_mig = any(device.instance_id is not None for device in devices)
+    has_mig = any(device is not None and device.instance_id is not None for device in devices)
     if has_mig and (cores or links) and (version is None or version < _WITH_MIG):
         note = "gres.conf has no Cores= and Links=: before Slurm 24.11, they are wrong on nodes with MIG instances."
         return Placement(notes=(note,))
@@ -147,13 +147,13 @@ def _range(socket: int, size: int) -> str:
     return "%d-%d" % (socket * size, socket * size + size - 1) if size > 1 else str(socket)
 
 
-def _links(devices: Sequence[Device]) -> tuple[dict[int, str], str]:
+def _links(devices: Sequence[Device | None]) -> tuple[dict[int, str], str]:
     """Return `Links=` by position, and a note if it cannot be determined.
 
     `Links=` has the number of links to the device at each position, and -1 for the device itself. Instances have no
     links. There are no values if all GPUs are connected equally, as by NVSwitch.
     """
-    whole = {position: device.gpu for position, device in enumerate(devices) if device.instance_id is None}
+    whole = {position: device.gpu for position, device in enumerate(devices) if device and device.instance_id is None}
     unknown = [gpu.label for gpu in whole.values() if any(link.remote_pci_address is None for link in gpu.nvlinks)]
     if unknown:
         return {}, "gres.conf has no Links=: NVML does not report the other end of an NVLink of %s." % unknown[0]

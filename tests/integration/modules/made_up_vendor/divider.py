@@ -44,6 +44,9 @@ class SlicesPart:
     left: tuple[Any, ...] = ()
     disturbs: tuple[Any, ...] = ()
 
+    def kept_uuids(self):
+        return []
+
     def planned(self):
         return ()
 

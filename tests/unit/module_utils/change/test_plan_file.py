@@ -106,6 +106,31 @@ def test_applied_plan_has_no_steps_left(situation):
     assert not restore(saved, done, wanted).changes
 
 
+@draws(60)
+@given(situations())
+def test_plan_lists_the_devices_that_stay(situation):
+    gpu, wanted = situation
+    instances = [
+        dataclasses.replace(
+            each,
+            compute_instances=tuple(
+                dataclasses.replace(part, mig_uuid="MIG-%d-%d" % (each.id, part.id)) for part in each.compute_instances
+            ),
+        )
+        for each in gpu.mig.instances
+    ]
+    gpu = gpu.with_instances(tuple(instances), gpu.mig.enabled)
+    saved = save(gpu, wanted)[1]["gpus"][0]
+    gone = [step for step in saved["steps"] if step["step"].startswith("Destroy")]
+    staying = [
+        part.mig_uuid
+        for each in instances
+        for part in each.compute_instances
+        if not any(each.id == s["gpu_instance_id"] and s.get("compute_instance_id") in (None, part.id) for s in gone)
+    ]
+    assert sorted(saved["kept"]) == sorted(staying)
+
+
 def test_saved_placement_is_kept_if_the_planner_could_choose():
     """The restored target pins every instance.
 

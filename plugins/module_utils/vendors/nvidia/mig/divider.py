@@ -63,6 +63,17 @@ class MigPart:
     disturbs: tuple[Disturbance, ...] = ()
     left: tuple[GpuInstance, ...] = ()
 
+    def kept_uuids(self) -> list[str]:
+        """Return the UUIDs of the MIG devices that no step removes."""
+        # The classes of the steps are not loaded for a GPU without MIG. Only one class has the id of a compute instance.
+        gone = {(getattr(s, "gpu_instance_id", None), getattr(s, "compute_instance_id", None)) for s in self.steps}
+        return [
+            part.mig_uuid
+            for instance in (*self.kept, *self.left)
+            for part in instance.compute_instances
+            if part.mig_uuid and (instance.id, part.id) not in gone
+        ]
+
     def planned(self) -> tuple[WantedInstance, ...]:
         """Return the kept and the new instances, each pinned to its placement."""
         return tuple(

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given
@@ -18,12 +18,14 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.cha
     IN_PLACE,
     NOTHING,
     Current,
+    Desired,
     Job,
     change,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.devices import Device
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.gres import Gres, parse, totals
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.offer import node_gres
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.offer import room, shared_gres
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.order import ordered, types
 from tests.unit.plugin_utils.schedulers.slurm.test_slurm_offer import (
     EXCLUSIVE,
     MIG,
@@ -44,23 +46,28 @@ def job(number, *device_numbers, kind="gpu"):
     return Job(str(number), ((kind, len(device_numbers) or 1, device_numbers or None),))
 
 
-def planned_change(host, entries, *jobs, was=None, version=NEW):
+NO_RULE = "no job_submit plugin refuses requests for GPUs without a type"
+
+
+def record_of(host):
+    """Return the devices of a host by number, as on a node without jobs."""
+    return tuple((device.type, device.uuid) for device in slurm_devices.desired(node_gpus(layout(), host)))
+
+
+def planned_change(host, entries, *jobs, was=None, record=None, version=NEW, kept=(), problem=NO_RULE):
     """Return the change of the node h100-01.
 
     `was` is the value of `Gres=`. Without it, the node has the GRES of its current devices.
     """
     desired = node_gpus(layout(*entries), host)
-    current = slurm_devices.current(host, desired)
-    counts = {}
-    for device in current:
-        counts[device.type] = counts.get(device.type, 0) + 1
-    was = was if was is not None else ",".join("gpu:%s:%d" % item for item in counts.items())
+    record = record_of(host) if record is None else record
+    kinds = [kind for kind, _uuid in record]
+    was = was if was is not None else ",".join("gpu:%s:%d" % (kind, kinds.count(kind)) for kind in dict.fromkeys(kinds))
     gres, others = parse(was, "h100-01")
     return change(
         "h100-01",
-        node_gres(desired),
-        slurm_devices.desired(desired),
-        Current(gres, others, tuple(current), jobs, version),
+        Desired(slurm_devices.desired(desired, kept), shared_gres(desired), room(desired)),
+        Current(gres, others, record, jobs, version, problem),
     )
 
 
@@ -119,7 +126,7 @@ def test_unchanged_node_has_no_line():
 
 
 def test_first_setup_has_no_gres_before():
-    found = planned_change(gpus(2), [SHARED, SHARED], was="(null)")
+    found = planned_change(gpus(2), [SHARED, SHARED], was="(null)", record=())
     assert found.line == "node h100-01: gres gpu:h100:2 (was none; total 0 -> 2): no GPU job is running"
 
 
@@ -155,26 +162,131 @@ def test_job_with_unknown_devices_must_end():
 def test_node_with_unknown_order_waits_for_its_jobs():
     # An administrator wrote gres.conf, so the devices of the jobs are unknown.
     was = "gpu:1g.10gb:2,gpu:3g.40gb:1,gpu:h100:3"
-    found = planned_change(split_host(), [THIRDS, *[SHARED] * 3], job(5, 3), was=was)
+    found = planned_change(split_host(), [THIRDS, *[SHARED] * 3], job(5, 3), was=was, record=())
     assert (found.way, found.jobs) == (AFFECTED, ("5",))
 
 
-def test_job_whose_device_gets_another_number_must_end():
-    # GPU 1 loses its 3g.40gb, so the devices of GPU 0 get other numbers.
+def test_numbers_of_running_jobs_stay():
+    # GPU 1 loses its 3g.40gb, so a node without jobs would number the devices of GPU 0 differently.
     host = gpus(2)
     host[0] = with_instances(host[0], (1, "3g.40gb", 4), (9, "1g.10gb", 0))
     host[1] = with_instances(host[1], (1, "3g.40gb", 4), (9, "1g.10gb", 0))
     one = {"sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]}
     two = {"sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}]}
     found = planned_change(host, [one, two], job(1, 0), job(2, 2))
+    assert (found.way, found.jobs) == (IN_PLACE, ())
+    assert [found.order[number].uuid for number in (0, 2)] == ["MIG-0-1-0", "MIG-0-9-0"]
+
+
+def test_job_whose_device_must_get_another_number_must_end():
+    # The devices of a type have consecutive numbers, so the two 1g.10gb need the numbers 1 and 2.
+    host = gpus(2)
+    host[0] = with_instances(host[0], (1, "3g.40gb", 4))
+    host[1] = with_instances(host[1], (1, "3g.40gb", 4), (9, "1g.10gb", 0))
+    one = {"sharing": "mig", "mig": [{"profile": "1g.10gb"}]}
+    two = {"sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]}
+    found = planned_change(host, [one, two], job(1, 1), job(2, 2))
+    assert (found.way, found.jobs) == (AFFECTED, ("1",))
+
+
+FEWER = {"sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}, {"profile": "1g.10gb"}]}
+
+
+def test_job_on_a_changed_gpu_must_end_unless_its_instance_is_kept():
+    jobs = job(1, 0), job(2, 1), job(3, 2), job(4, 3)
+    found = planned_change(split_host(), [FEWER, *[SHARED] * 3], *jobs)
+    assert (found.way, found.jobs) == (AFFECTED, ("1", "2", "3"))
+    found = planned_change(split_host(), [FEWER, *[SHARED] * 3], *jobs, kept=["MIG-0-1-0", "MIG-0-10-0"])
     assert (found.way, found.jobs) == (AFFECTED, ("2",))
+    assert [device.uuid for device in found.order] == [
+        "MIG-0-1-0",
+        "",
+        "MIG-0-10-0",
+        *("GPU-%08x" % n for n in (1, 2, 3)),
+    ]
 
 
-def test_job_on_another_instance_of_a_changed_gpu_must_end():
-    # The layout plan may recreate every instance of a GPU.
-    entry = {"sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}, {"profile": "1g.10gb"}]}
-    found = planned_change(split_host(), [entry, *[SHARED] * 3], job(1, 0), job(2, 1), job(3, 3))
-    assert (found.way, found.jobs) == (AFFECTED, ("1", "2"))
+# -- Pads keep the total --
+
+SEVEN_SLICES = {"sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}
+BIG = {"sharing": "mig", "mig": [{"profile": "7g.80gb"}]}
+
+
+def seven_host():
+    host = gpus(4)
+    host[0] = with_instances(host[0], *((7 + n, "1g.10gb", n) for n in range(7)))
+    return host
+
+
+def test_pads_keep_the_total_and_the_numbers_of_running_jobs():
+    found = planned_change(seven_host(), [THIRDS, *[SHARED] * 3], job(5, 7), job(6, 9), problem="")
+    assert (found.way, found.jobs, found.gres) == (IN_PLACE, (), "gpu:1g.10gb:3,gpu:pad:4,gpu:h100:3")
+    assert found.line == (
+        "node h100-01: gres gpu:1g.10gb:3,gpu:pad:4,gpu:h100:3 (was gpu:1g.10gb:7,gpu:h100:3; total 10): "
+        "in place, with scontrol reconfigure"
+    )
+
+
+def test_pads_are_last_on_a_node_without_jobs():
+    found = planned_change(seven_host(), [THIRDS, *[SHARED] * 3], problem="")
+    assert (found.way, found.gres) == (IN_PLACE, "gpu:1g.10gb:3,gpu:h100:3,gpu:pad:4")
+
+
+def test_pads_give_way_to_devices():
+    host = gpus(4)
+    host[0] = with_instances(host[0], (7, "1g.10gb", 0), (8, "1g.10gb", 1), (9, "1g.10gb", 2))
+    plain = record_of(host)
+    record = (*plain[:3], *[("pad", "")] * 4, *plain[3:])
+    was = "gpu:1g.10gb:3,gpu:pad:4,gpu:h100:3"
+    found = planned_change(host, [SEVEN_SLICES, *[SHARED] * 3], job(5, 7), was=was, record=record, problem="")
+    assert (found.way, found.gres) == (IN_PLACE, "gpu:1g.10gb:7,gpu:h100:3")
+    found = planned_change(host, [THIRDS, *[SHARED] * 3], job(5, 7), was=was, record=record, problem="")
+    assert (found.way, found.gres, found.note) == (NOTHING, was, "")
+
+
+def test_a_second_group_of_pads_has_another_type():
+    host = gpus(3)
+    host[0] = with_instances(host[0], *((7 + n, "1g.10gb", n) for n in range(7)))
+    host[2] = with_instances(host[2], (1, "3g.40gb", 4), (2, "3g.40gb", 0))
+    two = {"sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]}
+    found = planned_change(host, [two, SHARED, BIG], job(5, 7), problem="")
+    assert (found.way, found.gres) == (IN_PLACE, "gpu:2g.20gb:3,gpu:7g.80gb:1,gpu:pad:3,gpu:h100:1,gpu:pad2:2")
+
+
+def test_without_the_rule_the_plan_says_why_all_jobs_must_end():
+    found = planned_change(seven_host(), [THIRDS, *[SHARED] * 3], job(5, 7))
+    assert (found.way, found.jobs, found.gres) == (ALL, ("5",), "gpu:1g.10gb:3,gpu:h100:3")
+    assert found.note == "Pads could keep the total of gres/gpu, but %s." % NO_RULE
+
+
+def test_no_pad_is_added_without_the_rule():
+    host = gpus(4)
+    host[0] = with_instances(host[0], (7, "1g.10gb", 0), (8, "1g.10gb", 1), (9, "1g.10gb", 2))
+    plain = record_of(host)
+    record, was = (*plain, *[("pad", "")] * 4), "gpu:1g.10gb:3,gpu:h100:3,gpu:pad:4"
+    found = planned_change(host, [BIG, *[SHARED] * 3], job(5, 3), was=was, record=record)
+    assert (found.way, found.gres) == (ALL, "gpu:7g.80gb:1,gpu:h100:3")
+    four = {"sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 4}]}
+    found = planned_change(host, [four, *[SHARED] * 3], job(5, 3), was=was, record=record)
+    # The job's GPU has number 3, and four 1g.10gb do not fit before it.
+    assert (found.way, found.jobs, found.gres) == (IN_PLACE, (), "gpu:pad:1,gpu:h100:3,gpu:1g.10gb:4,gpu:pad2:2")
+    assert found.note == "Jobs can get a pad: %s." % NO_RULE
+    unchanged = planned_change(host, [THIRDS, *[SHARED] * 3], job(5, 3), was=was, record=record)
+    assert (unchanged.way, unchanged.gres, unchanged.note) == (NOTHING, was, found.note)
+
+
+def test_a_new_total_has_room_for_later_changes():
+    found = planned_change(gpus(4), [THIRDS, *[SHARED] * 3], job(5, 3), was="gpu:h100:4", problem="")
+    assert (found.way, found.gres) == (ALL, "gpu:1g.10gb:3,gpu:h100:3,gpu:pad:4")
+    found = planned_change(gpus(4), [THIRDS, *[SHARED] * 3], job(5, 3), was="gpu:h100:4")
+    assert (found.way, found.gres) == (ALL, "gpu:1g.10gb:3,gpu:h100:3")
+
+
+@pytest.mark.parametrize("version", [None, (23, 2, 7), (23, 11, 4), (24, 5, 2)])
+def test_no_pad_is_added_in_an_untested_release(version):
+    found = planned_change(seven_host(), [THIRDS, *[SHARED] * 3], job(5, 7), version=version, problem="")
+    assert (found.way, found.gres) == (ALL, "gpu:1g.10gb:3,gpu:h100:3")
+    assert found.note.endswith("they were not tested with this release of Slurm.")
 
 
 def test_changed_shards_wait_for_all_jobs():
@@ -184,18 +296,13 @@ def test_changed_shards_wait_for_all_jobs():
 
 
 def test_job_on_a_shard_does_not_outlive_a_restart_of_an_old_slurmctld():
-    host = gpus(3)
-    host[1] = dataclasses.replace(host[1], uuid="GPU-replaced")
-    was = "gpu:h100:3,shard:4"
-    entries = [SLICED, SHARED, SHARED]
-    found = planned_change(host, entries, job(1, 0, kind="shard"), job(2, 2), was=was, version=OLD)
-    assert found.way == NOTHING
-    planned = change(
-        "n", node_gres(node_gpus(layout(*entries), host)), slurm_devices.desired(node_gpus(layout(*entries), host)),
-        Current(parse(was, "n")[0], (), tuple(slurm_devices.current(gpus(3), node_gpus(layout(*entries), gpus(3)))),
-                (job(1, 0, kind="shard"), job(2, 2)), OLD),
-    )  # fmt: skip
-    assert (planned.way, planned.jobs) == (AFFECTED, ("1",))
+    host, entries = gpus(3), [SLICED, SHARED, SHARED]
+    jobs = job(1, 0, kind="shard"), job(2, 2)
+    assert planned_change(host, entries, *jobs, was="gpu:h100:3,shard:4", version=OLD).way == NOTHING
+    record = [*record_of(host)]
+    record[1] = ("h100", "GPU-replaced")
+    found = planned_change(host, entries, *jobs, was="gpu:h100:3,shard:4", record=tuple(record), version=OLD)
+    assert (found.way, found.jobs) == (AFFECTED, ("1",))
 
 
 # -- No job of a change that counts as safe loses a device --
@@ -221,42 +328,88 @@ def counted(devices):
     return tuple(Gres("gpu", kind, kinds.count(kind)) for kind in dict.fromkeys(kinds))
 
 
-@given(DEVICES, DEVICES, JOBS, st.sampled_from([None, OLD, (23, 11, 1), NEW]), st.booleans())
-def test_job_outside_the_list_keeps_its_devices(before, after, held, version, is_known):
+def as_record(devices):
+    return tuple((device.type, device.uuid) for device in devices)
+
+
+@given(
+    DEVICES,
+    DEVICES,
+    JOBS,
+    st.sampled_from([None, OLD, (23, 11, 1), NEW]),
+    st.booleans(),
+    st.sampled_from(["", NO_RULE]),
+)
+def test_job_outside_the_list_keeps_its_devices(before, after, held, version, is_known, problem):
     old, new = numbered(before), numbered(after)
     jobs = tuple(Job(str(number), (("gpu", len(ids), tuple(sorted(ids)) or None),)) for number, ids in enumerate(held))
-    current = Current(counted(old), (), tuple(old if is_known else old[1:]), jobs, version)
-    found = change("n", counted(new), new, current)
+    current = Current(counted(old), (), as_record(old) if is_known else (), jobs, version, problem)
+    found = change("n", Desired(new), current)
     continuing = [one for one in jobs if one.id not in found.jobs]
-    if totals(counted(old)) != totals(counted(new)):
+    text, kinds = parse(found.gres, "n")[0], types(found.order)
+    assert [(each.type, each.count) for each in text] == [(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
+    # slurmd numbers devices by type, so a type must not be divided.
+    assert sorted(kinds, key=list(dict.fromkeys(kinds)).index) == kinds
+    assert sorted(as_record(filter(None, found.order))) == sorted(as_record(new))
+    if totals(text) != totals(counted(old)):
         assert found.way == ALL and not continuing
     for one in continuing if found.way != NOTHING else ():
         assert version in (OLD, NEW)
         for number in one.gres[0][2]:
-            assert old[number].uuid and (old[number].type, old[number].uuid) == (new[number].type, new[number].uuid)
+            assert old[number].uuid and as_record([old[number]]) == as_record([found.order[number]])
     if found.way == NOTHING:
-        assert [(one.type, one.uuid) for one in old] == [(one.type, one.uuid) for one in new]
+        assert as_record(old) == as_record(found.order)
+    if problem or version not in (OLD, NEW):
+        assert None not in found.order
     assert (found.way == AFFECTED) <= bool(found.jobs)
     assert (found.way == IN_PLACE) <= (not found.jobs)
     assert bool(found.line) == (found.way != NOTHING)
 
 
+def every_order(devices, total):
+    """Yield all orders of types in which each type has consecutive numbers."""
+    blocks = [[device for device in devices if device.type == kind] for kind in dict.fromkeys(d.type for d in devices)]
+    for chosen in itertools.permutations(blocks):
+        spare = total - len(devices)
+        for gaps in itertools.product(range(spare + 1), repeat=len(chosen)):
+            if sum(gaps) <= spare:
+                order = [one for gap, block in zip(gaps, chosen) for one in [None] * gap + [block[0].type] * len(block)]
+                yield order + [None] * (total - len(order))
+
+
+@given(DEVICES, st.integers(0, 3), st.data())
+def test_an_order_is_found_whenever_one_exists(pairs, spare, data):
+    devices = numbered([pair for pair in pairs if pair[1] != 9])
+    total = len(devices) + spare
+    held = data.draw(st.lists(st.sampled_from(devices), max_size=3, unique=True)) if devices else []
+    places = data.draw(st.lists(st.integers(0, max(total - 1, 0)), min_size=len(held), max_size=len(held), unique=True))
+    fixed = dict(zip(places, held))
+    exists = any(
+        all(order[number] == device.type for number, device in fixed.items()) for order in every_order(devices, total)
+    )
+    found = ordered(devices, total, fixed)
+    assert (found is not None) == (exists or not devices)
+    if found is not None:
+        assert all(found[number] == device for number, device in fixed.items())
+
+
 @given(DEVICES, DEVICES, JOBS)
 def test_no_job_waits_without_a_reason(before, after, held):
-    """Check that a job that keeps its devices waits only if the total changes."""
+    """Check that jobs that keep their devices wait only if there is no order for them."""
     old, new = numbered(before), numbered(after)
     jobs = tuple(Job(str(number), (("gpu", len(ids), tuple(sorted(ids))),)) for number, ids in enumerate(held) if ids)
-    found = change("n", counted(new), new, Current(counted(old), (), tuple(old), jobs, NEW))
-    for one in jobs:
-        numbers = one.gres[0][2]
-        keeps = all(
-            number < min(len(old), len(new))
-            and old[number].uuid
-            and (old[number].type, old[number].uuid) == (new[number].type, new[number].uuid)
-            for number in numbers
-        )
-        if keeps and len(old) == len(new):
-            assert one.id not in found.jobs
+    found = change("n", Desired(new), Current(counted(old), (), as_record(old), jobs, NEW, ""))
+    keeps = {
+        one.id
+        for one in jobs
+        if all(n < len(old) and as_record([old[n]])[0] in as_record(new) and old[n].uuid for n in one.gres[0][2])
+    }
+    fixed = {
+        n: next(device for device in new if device.uuid == old[n].uuid and device.type == old[n].type)
+        for one in jobs if one.id in keeps for n in one.gres[0][2]
+    }  # fmt: skip
+    if len(new) <= len(old) and ordered(new, len(old), fixed) is not None:
+        assert not keeps & set(found.jobs)
 
 
 def test_every_layout_of_two_gpus_can_follow_every_other():

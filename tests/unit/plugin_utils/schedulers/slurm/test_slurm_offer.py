@@ -20,7 +20,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms imp
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.model import Node
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.node import node_gpus
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.offers import offer_node
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.devices import gpu_types
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.devices import desired, gpu_types
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.gres import (
     Gres,
     GresError,
@@ -33,6 +33,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.gre
     lines,
     uuids,
 )
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.record import record
 
 H100 = assumed_gpus(["H100-80GB"] * 8)
 NEW, OLD = (24, 11, 5), (22, 5, 8)
@@ -341,10 +342,15 @@ def node(host, *entries):
     return Node(node_gpus(layout(*entries), host), "h100-01", version=NEW)
 
 
+def lines_of(host, *entries, nodes=NODES, order=None):
+    found = node(host, *entries)
+    return lines(found, nodes, desired(found.gpus) if order is None else order)
+
+
 def test_lines_name_the_current_device_nodes():
     host = gpus(3)
     host[0] = with_instances(host[0], (2, "3g.40gb", 0), (1, "3g.40gb", 4))
-    found = lines(node(host, MIG, SLICED, EXCLUSIVE), NODES)
+    found = lines_of(host, MIG, SLICED, EXCLUSIVE)
     line = "NodeName=h100-01 AutoDetect=off Name="
     caps = "/dev/nvidia-caps/nvidia-cap"
     assert found == [
@@ -354,24 +360,33 @@ def test_lines_name_the_current_device_nodes():
         line + "gpu Type=h100 File=/dev/nvidia2",
         line + "shard File=/dev/nvidia1 Count=4",
     ]
-    assert uuids(node(host, MIG, SLICED, EXCLUSIVE)) == ["MIG-0-2-0", "MIG-0-1-0", "GPU-00000001", "GPU-00000002"]
+    assert uuids([*desired(node(host, MIG, SLICED, EXCLUSIVE).gpus), None]) == [
+        "MIG-0-2-0",
+        "MIG-0-1-0",
+        "GPU-00000001",
+        "GPU-00000002",
+        "",
+    ]
 
 
 def test_parts_of_a_split_instance_are_devices():
     host = [with_instances(gpus(1)[0], (1, "3g.40gb", 0, 1, 2))]
-    found = [text.partition("Type=")[2] for text in lines(node(host, SPLIT), NODES)]
+    found = [text.partition("Type=")[2] for text in lines_of(host, SPLIT)]
     caps = "/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12,/dev/nvidia-caps/nvidia-cap"
     assert found == ["2c.3g.40gb MultipleFiles=%s14" % caps, "1c.3g.40gb MultipleFiles=%s13" % caps]
 
 
 def test_mps_is_on_the_gpu_of_its_entry():
-    found = lines(node(gpus(2), EXCLUSIVE, MPS), NODES)
+    found = lines_of(gpus(2), EXCLUSIVE, MPS)
     assert found[-1].endswith("Name=mps File=/dev/nvidia1 Count=100")
 
 
 def test_minor_may_differ_from_the_index():
     nodes = DeviceNodes({"GPU-00000000": 1, "GPU-00000001": 0}, NODES.capabilities)
-    assert [text.split("=")[-1] for text in lines(node(gpus(2), None, None), nodes)] == ["/dev/nvidia1", "/dev/nvidia0"]
+    assert [text.split("=")[-1] for text in lines_of(gpus(2), None, None, nodes=nodes)] == [
+        "/dev/nvidia1",
+        "/dev/nvidia0",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -396,7 +411,67 @@ def test_minor_may_differ_from_the_index():
 )
 def test_missing_device_is_an_error(host, nodes, problem):
     with pytest.raises(GresConfError, match=problem):
-        lines(node(host, MIG), nodes)
+        lines_of(host, MIG, nodes=nodes)
+
+
+def test_pads_use_device_nodes_that_no_job_needs():
+    whole = desired(node(gpus(2), None, None).gpus)
+    nodes = DeviceNodes(NODES.minors, {"config": 1, "monitor": 2})
+    found = [
+        text.partition("Type=")[2]
+        for text in lines_of(gpus(2), None, None, nodes=nodes, order=[None, *whole, None, None])
+    ]
+    files = "MultipleFiles=/dev/nvidia-caps/nvidia-cap1,/dev/nvidia-caps/nvidia-cap2"
+    assert found == [
+        "pad %s" % files, "h100 File=/dev/nvidia0", "h100 File=/dev/nvidia1", "pad2 %s" % files, "pad2 %s" % files,
+    ]  # fmt: skip
+    with pytest.raises(GresConfError, match="no capabilities config and monitor, which pads need"):
+        lines_of(gpus(2), None, None, order=[*whole, None])
+
+
+# -- The devices in the current gres.conf --
+
+
+def recorded(host, found, gres, nodes=None):
+    nodes = nodes or NODES
+    return record(found, parse(gres, "n")[0], host, nodes)
+
+
+def test_current_devices_are_read_from_gres_conf():
+    host = [with_instances(gpus(1)[0], (2, "3g.40gb", 0), (1, "3g.40gb", 4)), *gpus(3)[1:]]
+    found = lines_of(host, MIG, None, None)
+    names = (("3g.40gb", "MIG-0-2-0"), ("3g.40gb", "MIG-0-1-0"), ("h100", "GPU-00000001"), ("h100", "GPU-00000002"))
+    assert recorded(host, found, "gpu:3g.40gb:2,gpu:h100:2") == names
+    assert recorded(host, found[::-1], "gpu:h100:2(S:0),gpu:3g.40gb:2") == (names[3], names[2], names[1], names[0])
+
+
+def test_device_that_is_gone_has_no_uuid():
+    host = [with_instances(gpus(1)[0], (2, "3g.40gb", 0), (1, "3g.40gb", 4))]
+    found = lines_of(host, MIG)
+    now = [with_instances(gpus(1)[0], (1, "3g.40gb", 4))]
+    assert recorded(now, found, "gpu:3g.40gb:2") == (("3g.40gb", ""), ("3g.40gb", "MIG-0-1-0"))
+
+
+@pytest.mark.parametrize(
+    ("found", "uuids_found"),
+    [
+        (["NodeName=n AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia[1,0]"], ["GPU-00000001", "GPU-00000000"]),
+        (["name=gpu type=h100 file=/dev/nvidia0,/dev/nvidia1"], ["GPU-00000000", "GPU-00000001"]),
+        (
+            ["AutoDetect=nvml", "NodeName=n AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia[0-1]"],
+            ["GPU-00000000", "GPU-00000001"],
+        ),
+        (["Name=gpu Type=h100 File=/dev/nvidia0", "Name=gpu Type=h100 File=/dev/null"], ["GPU-00000000", ""]),
+        # Slurm finds these devices itself, or the lines do not match the node.
+        (["AutoDetect=nvml", "Name=gpu Type=h100 File=/dev/nvidia[0-1]"], []),
+        (["Name=gpu Type=h100 Count=2"], []),
+        (["Name=gpu Type=h100 File=/dev/nvidia0"], []),
+        (["Name=gpu Type=a100 File=/dev/nvidia[0-1]"], []),
+        ([], []),
+    ],
+)
+def test_lines_of_an_administrator_are_read(found, uuids_found):
+    assert [uuid for _kind, uuid in recorded(gpus(2), found, "gpu:h100:2")] == uuids_found
 
 
 @given(st.lists(st.sampled_from([EXCLUSIVE, MIG, SEVENTHS, SPLIT, SLICED]), min_size=1, max_size=8))
@@ -411,7 +486,7 @@ def test_lines_and_node_agree(entries):
         with_instances(gpu, *made[id(entry)]) if id(entry) in made else gpu
         for gpu, entry in zip(gpus(len(entries)), entries)
     ]
-    found = lines(node(host, *entries), NODES)
+    found = lines_of(host, *entries)
     gres, _others = parse(offer_node(layout(*entries), host, "slurm", version=NEW).config["Gres"], "n")
     types = re.findall(r"Name=gpu Type=(\S+)", "\n".join(found))
     counted = [Gres("gpu", kind, types.count(kind)) for kind in dict.fromkeys(types)]
@@ -420,5 +495,6 @@ def test_lines_and_node_agree(entries):
     assert types == [each.type for each in counted for _number in range(each.count)]
     shards = sum(map(int, re.findall(r"Name=shard File=\S+ Count=(\d+)", "\n".join(found))))
     assert shards == sum(each.count for each in gres if each.name == "shard")
-    devices = uuids(node(host, *entries))
+    devices = uuids(desired(node(host, *entries).gpus))
+    assert [uuid for _kind, uuid in recorded(host, found, joined(gres))] == devices
     assert len(devices) == len(set(devices)) == len(types)
