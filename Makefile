@@ -382,10 +382,11 @@ leg-alert-rules:
 	@tests/leg run alert-rules pytest --quiet tests/monitoring
 
 # Run each group of `make bench` with the smallest input. run.py starts a PID namespace for groups without lab hosts.
-# The leg `kubernetes` measures the figures of a cluster.
+# The leg `kubernetes` measures the figures of a cluster. The leg `trixie` measures those of Slurm 24.11.
 cluster_figures := tests/benchmark/test_groups.py::test_each_group_measures_all_its_figures[kubernetes]
+slurm_figures := tests/benchmark/test_groups.py::test_each_group_measures_all_its_figures[slurm]
 leg-figures:
-	@tests/leg run figures pytest --quiet --deselect '$(cluster_figures)' tests/benchmark
+	@tests/leg run figures pytest --quiet --deselect '$(cluster_figures)' --deselect '$(slurm_figures)' tests/benchmark
 
 # Run audits and right-sizing with a real Prometheus, and show their pages in Chromium.
 leg-audit-reports:
@@ -459,11 +460,13 @@ leg-cores:
 	    $$venv/bin/python -m pytest --quiet -m core tests/unit tests/integration; done'
 
 # Debian 13 on the hosts. Runs after the scenarios of the same names, with a separate molecule directory. Also CDI and
-# the DRA driver in a cluster, because the containerd of Debian 12 does not support CDI.
+# the DRA driver in a cluster, because the containerd of Debian 12 does not support CDI, and changes on a busy node with
+# Slurm 24.11.
 leg-trixie:
 	@export LAB_RELEASE=trixie NO_COLOR=1 XDG_CACHE_HOME=$(CURDIR)/.cache/trixie OPENFLEET_CHECKOUT=$(OPENFLEET_CHECKOUT)-13
-	tests/leg run trixie bash -ec 'tests/lab/image/build; \
-	    for scenario in nvidia_driver container_toolkit mig; do molecule test --no-command-borders --scenario-name $$scenario; done; \
+	tests/leg run trixie bash -ec 'tests/lab/image/build; tests/lab/image/build slurm; \
+	    for scenario in nvidia_driver container_toolkit mig gpu_slurm; do molecule test --no-command-borders --scenario-name $$scenario; done; \
+	    pytest --quiet "$(slurm_figures)"; \
 	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py tests/kubernetes/test_dra.py; }'
 
 # A real cluster: site.yml and pods on nodes that are lab hosts. This leg does not run in a PID namespace, because

@@ -27,7 +27,7 @@ from typing import Iterator
 
 HERE = Path(__file__).resolve().parent
 #: Groups with lab hosts. podman can only manage containers from the PID namespace in which they were started.
-ON_LAB_HOSTS = ("kubernetes", "site")
+ON_LAB_HOSTS = ("kubernetes", "site", "slurm")
 OPTIONS = ("SEED", "SIZE", "CASES", "FAULTS", "TRACE", "PODS", "NODES", "SMALL")
 
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "collections")]

@@ -12,12 +12,27 @@ from typing import Any
 import jinja2
 
 from ansible_collections.openfleet.gpu.plugins.filter.slurm_mapping import slurm_mapping
+from tests.lab import host_modules
 from tests.lab.host_modules import run_module
 from tests.lab.lab_fixtures import REPOSITORY
 
 NODE = "gpu-a"
 WAIT_SECONDS = 120
 GPUS = range(4)
+# Removes the jobs and nodes that slurmctld knows.
+FORGET = "rm -f /var/lib/slurm/slurmctld/node_state* /var/lib/slurm/slurmctld/job_state*"
+JOB_SUBMIT = """
+local gpu_type = dofile("/etc/slurm/require_gpu_type.lua")
+function slurm_job_submit(job_desc, part_list, submit_uid)
+   if gpu_type.refused(job_desc) then return slurm.ERROR end
+   return slurm.SUCCESS
+end
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+   if gpu_type.refused(job_desc) then return slurm.ERROR end
+   return slurm.SUCCESS
+end
+return slurm.SUCCESS
+"""
 ROLE = REPOSITORY / "roles" / "gpu_slurm"
 TASK_PROLOG = "/usr/lib/openfleet-gpu/slurm/task-prolog"
 
@@ -63,8 +78,33 @@ class SlurmHost:
 
     def mapping(self, wanted: list[dict]) -> dict:
         """Return the result of the filter for a layout and the current state of the host."""
-        state = self.module("gpu_info", telemetry=False, holders=False)
-        return slurm_mapping(wanted, slurm=self.module("slurm_info"), state=state, node=self.name)
+        state, kept = self.gpus(), self.kept(wanted)
+        return slurm_mapping(wanted, slurm=self.module("slurm_info"), state=state, node=self.name, kept=kept)
+
+    def gpus(self) -> dict:
+        """Return the result of gpu_info."""
+        return self.module("gpu_info", telemetry=False, holders=False)
+
+    def kept(self, wanted: list[dict]) -> list[str]:
+        """Return the UUIDs of the MIG devices that the plan of a layout keeps."""
+        plan = run_module(self.name, "layout", check=True, layout=wanted)["plan_data"]
+        return [uuid for gpu in plan["gpus"] for uuid in gpu["kept"]]
+
+    def types(self) -> dict[str, str]:
+        """Return the profile of each MIG device and the model of each whole GPU, by UUID."""
+        found = {}
+        for gpu in self.gpus()["gpus"]:
+            parts = [part for one in gpu["mig"]["instances"] for part in [(one["profile"], one["compute_instances"])]]
+            if not gpu["mig"]["enabled"]:
+                found[gpu["uuid"]] = "h100"
+            found.update({compute["mig_uuid"]: profile for profile, computes in parts for compute in computes})
+        return found
+
+    def require_types(self, required: bool = True) -> None:
+        """Make slurmctld refuse requests for GPUs without a type, or accept them."""
+        add = "echo JobSubmitPlugins=lua >> /etc/slurm/slurm.conf; " if required else ""
+        self.ask(f"sed -i '/^JobSubmitPlugins=/d' /etc/slurm/slurm.conf; {add}systemctl restart slurmctld")
+        self.wait_until("scontrol ping >/dev/null")
 
     def apply(self, wanted: list[dict]) -> None:
         """Apply a layout to the GPUs, without Slurm."""
@@ -109,6 +149,13 @@ class SlurmHost:
         """Cancel all jobs, apply a layout and its GRES, and return the mapping."""
         self.ask("squeue --noheader --format %A | xargs --no-run-if-empty scancel")
         self.wait_until('[ -z "$(squeue --noheader)" ]')
+        if "pad" in self.node()["Gres"]:
+            # Pads of an earlier test would keep its total.
+            self.ask(
+                "sed -i 's/ Gres=[^ ]*/ Gres=gpu:h100:4/' /etc/slurm/slurm.conf; "
+                "echo 'Name=gpu Type=h100 File=/dev/nvidia[0-3]' > /etc/slurm/gres.conf"
+            )
+            self.restart(FORGET)
         if types not in self.ask("scontrol show config | grep '^GresTypes'").split():
             self.ask(f"sed -i 's/^GresTypes=.*/GresTypes={types}/' /etc/slurm/slurm.conf; systemctl restart slurmctld")
             self.wait_until("scontrol ping >/dev/null")
@@ -118,7 +165,7 @@ class SlurmHost:
         self.write(found, types)
         # After slurmctld has ended jobs with a count mismatch, version 24.11 may give a GPU to jobs and to shards at the
         # same time, so no test may depend on the state that an earlier one left.
-        self.restart("rm -f /var/lib/slurm/slurmctld/node_state* /var/lib/slurm/slurmctld/job_state*")
+        self.restart(FORGET)
         self.in_service()
         return found
 
@@ -169,12 +216,17 @@ class SlurmHost:
         return dict(word.split("=", 1) for word in self.ask(f"scontrol -o show node {NODE}").split() if "=" in word)
 
 
-def uuids_of(host: SlurmHost) -> dict[str, str]:
-    """Return the profile of each MIG device and the model of each whole GPU, by UUID."""
-    found = {}
-    for gpu in host.module("gpu_info", telemetry=False, holders=False)["gpus"]:
-        parts = [part for one in gpu["mig"]["instances"] for part in [(one["profile"], one["compute_instances"])]]
-        if not gpu["mig"]["enabled"]:
-            found[gpu["uuid"]] = "h100"
-        found.update({compute["mig_uuid"]: profile for profile, computes in parts for compute in computes})
+def prepared(name: str, host: Any) -> SlurmHost:
+    """Return a lab host that is ready for the tests.
+
+    It has the collection's modules, the device nodes of the GPUs and the rule for requests.
+    """
+    found = SlurmHost(name, host)
+    host_modules.install(name)
+    # The simulator creates the nodes of capabilities, and none of GPUs. slurmd only checks that they exist.
+    names = " ".join(f"/dev/nvidia{index}" for index in GPUS)
+    found.ask(f"for name in {names}; do [ -e $name ] || mknod -m 666 $name c 1 3; done")
+    rule = (REPOSITORY / "roles/gpu_slurm/files/require_gpu_type.lua").read_text(encoding="utf-8")
+    for file, text in (("require_gpu_type.lua", rule), ("job_submit.lua", JOB_SUBMIT)):
+        found.ask(f"printf %s {shlex.quote(text)} > /etc/slurm/{file}; chmod 644 /etc/slurm/{file}")
     return found

@@ -11,11 +11,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def command_of(leg: str) -> list[str]:
-    """Return the words of a leg's command on a machine with Go."""
+def script_of(leg: str) -> str:
+    """Return the commands of a leg on a machine with Go."""
     make = ["make", "--dry-run", f"leg-{leg}", "without_kubernetes=", "as_root="]
-    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
-    (line,) = (line for line in done.stdout.splitlines() if line.lstrip().startswith("tests/leg run"))
+    return subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def command_of(leg: str) -> list[str]:
+    """Return the words of a leg's command."""
+    (line,) = (line for line in script_of(leg).splitlines() if line.lstrip().startswith("tests/leg run"))
     return shlex.split(line)[3:]
 
 
@@ -27,4 +31,6 @@ def test_the_figures_of_a_cluster_follow_its_tests():
     group = figures[-1]
     assert group.endswith("[kubernetes]")
     # All other groups run in the leg `figures`.
-    assert command_of("figures") == ["pytest", "--quiet", "--deselect", group, "tests/benchmark"]
+    slurm = group.replace("[kubernetes]", "[slurm]")
+    assert command_of("figures") == ["pytest", "--quiet", "--deselect", group, "--deselect", slurm, "tests/benchmark"]
+    assert f'pytest --quiet "{slurm}"' in script_of("trixie")

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from slurm_host import MIXED, SEVEN, SHARED, SLICED, THREE, layout, uuids_of
+from slurm_host import MIXED, SEVEN, SHARED, SLICED, THREE, layout
 
 
 def test_jobs_get_the_devices_of_their_type(host):
     found = host.reset(layout(MIXED))
-    kinds = uuids_of(host)
+    kinds = host.types()
     assert found["gres"] == "gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3"
     given = []
     for gres, kind in [
@@ -39,7 +39,7 @@ def test_jobs_on_other_gpus_survive_a_change_in_place(host):
     assert [host.state(one) for one in (job, second, new)] == ["JobState=RUNNING Restarts=0"] * 3
     found = host.mapping(layout(THREE))
     assert found["change"]["way"] == "nothing"
-    kinds = uuids_of(host)
+    kinds = host.types()
     assert [kinds[found["devices"][int(number)]] for number in of_new["CUDA_VISIBLE_DEVICES"].split(",")] == [
         "1g.10gb"
     ] * 3
@@ -48,7 +48,10 @@ def test_jobs_on_other_gpus_survive_a_change_in_place(host):
 
 def test_job_on_a_changed_gpu_is_named(host):
     host.reset(layout(MIXED))
-    (on_mig, _environment), (_other, _environment) = host.submit("gpu:1g.10gb:1"), host.submit("gpu:h100:1")
+    on_mig, _environment = host.submit("gpu:3g.40gb:1")
+    # The instances of these jobs stay.
+    for gres in ("gpu:1g.10gb:1", "gpu:h100:1"):
+        host.submit(gres)
     planned = host.mapping(layout(THREE))
     assert (planned["change"]["way"], planned["change"]["jobs"]) == ("affected jobs", [on_mig])
     assert planned["plan"][0].endswith(f"jobs on changed GPUs must end first: {on_mig}")

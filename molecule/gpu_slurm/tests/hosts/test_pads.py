@@ -1,0 +1,102 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Pads keep running jobs alive while the number of MIG instances changes, and no job gets a pad."""
+
+from __future__ import annotations
+
+import time
+
+from slurm_host import SEVEN, THREE, layout
+
+# Time in seconds until the first new job must run.
+FIRST_JOB = 60
+
+
+def number_of(environment: dict[str, str]) -> int:
+    return int(environment["CUDA_VISIBLE_DEVICES"])
+
+
+def change(host, wanted: list[dict]) -> float:
+    """Apply a layout and its GRES in place, and return the seconds until a new job runs."""
+    planned = host.mapping(wanted)
+    assert (planned["change"]["way"], planned["change"]["jobs"]) == ("in place", []), planned["plan"]
+    started = time.monotonic()
+    host.apply(wanted)
+    found = host.mapping(wanted)
+    host.configure(found)
+    host.in_service()
+    host.submit("gpu:1g.10gb:1")
+    assert found["gres"] == host.node()["Gres"].partition("(")[0] == planned["gres"]
+    assert "INVAL" not in host.node()["State"]
+    return time.monotonic() - started
+
+
+def test_jobs_survive_seven_three_and_seven_slices(typed):
+    host = typed
+    host.reset(layout(SEVEN))
+    on_gpu, environment = host.submit("gpu:h100:1")
+    slices = [host.submit("gpu:1g.10gb:1") for _slice in range(7)]
+    planned = host.mapping(layout(THREE))
+    # Four of the seven instances are destroyed, and only their jobs must end.
+    waiting = planned["change"]["jobs"]
+    assert (planned["change"]["way"], len(waiting)) == ("affected jobs", 4), planned["plan"]
+    surviving = [
+        (on_gpu, number_of(environment)),
+        *((job, number_of(each)) for job, each in slices if job not in waiting),
+    ]
+    assert len(surviving) == 4
+    devices = host.mapping(layout(SEVEN))["devices"]
+    host.ask(f"scancel {' '.join(waiting)}")
+    host.wait_until(f"[ $(squeue --noheader | wc -l) = {len(surviving)} ]")
+    host.ask(f"scancel {surviving.pop()[0]}")
+    host.wait_until(f"[ $(squeue --noheader | wc -l) = {len(surviving)} ]")
+    for wanted in (THREE, SEVEN):
+        assert change(host, layout(wanted)) < FIRST_JOB
+        now = host.mapping(layout(wanted))["devices"]
+        for job, number in surviving:
+            assert host.state(job) == "JobState=RUNNING Restarts=0"
+            assert now[number] == devices[number]
+
+
+def test_requests_that_could_get_a_pad_are_refused(typed):
+    host = typed
+    host.reset(layout(THREE))
+    assert host.module("slurm_info")["pad_problem"] == ""
+    held = host.ask("sbatch --parsable --hold --chdir=/ --output=/dev/null --gres=gpu:h100:1 --wrap true").strip()
+    for request in (
+        "--gres=gpu:1",
+        "--gres=gpu",
+        "--gpus=2",
+        "--gres=gpu:1K",
+        "--gres=gpu:pad2:1",
+        "--gres=gpu:h100:1,gpu:pad:1",
+    ):
+        assert host.host.run(f"sbatch --chdir=/ {request} --wrap true").rc, request
+    assert host.host.run(f"scontrol update job={held} gres=gpu:1").rc
+    assert host.host.run("srun --gres=gpu:1 true").rc
+    host.ask("srun --gres=gpu:h100 true")
+
+
+def test_a_job_from_before_the_rule_prevents_pads(host):
+    host.reset(layout(SEVEN))
+    host.ask("sbatch --parsable --chdir=/ --output=/dev/null --gres=gpu:1 --wrap 'sleep 600'")
+    assert host.module("slurm_info")["pad_problem"] == "no job_submit plugin refuses requests for GPUs without a type"
+    host.require_types()
+    try:
+        assert host.module("slurm_info")["pad_problem"].endswith("requests GPUs without a type")
+        planned = host.mapping(layout(THREE))
+        assert planned["change"]["way"] == "all jobs" and "Pads could keep the total" in planned["plan"][1]
+    finally:
+        host.require_types(False)
+
+
+def test_a_rule_that_fails_is_noticed(typed):
+    """Check why requests are tried: slurmctld accepts them if the script fails."""
+    host = typed
+    host.reset(layout(SEVEN))
+    host.ask("cp /etc/slurm/job_submit.lua /tmp/; sed -i s/refused/misspelled/ /etc/slurm/job_submit.lua")
+    try:
+        host.require_types()
+        assert "does not refuse --gres=gpu:1" in host.module("slurm_info")["pad_problem"]
+    finally:
+        host.ask("cp /tmp/job_submit.lua /etc/slurm/")
