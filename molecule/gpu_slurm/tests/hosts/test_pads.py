@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pads keep running jobs alive while the number of MIG instances changes, and no job gets a pad."""
+"""Pads keep running jobs alive while the number of MIG instances changes.
+
+No job gets a pad.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ def number_of(environment: dict[str, str]) -> int:
 
 
 def change(host, wanted: list[dict]) -> float:
-    """Apply a layout and its GRES in place, and return the seconds until a new job runs."""
+    """Apply a layout and its GRES in place.
+
+    Returns the seconds until a new job runs.
+    """
     planned = host.mapping(wanted)
     assert (planned["change"]["way"], planned["change"]["jobs"]) == ("in place", []), planned["plan"]
     started = time.monotonic()
