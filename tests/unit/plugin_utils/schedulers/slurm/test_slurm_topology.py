@@ -59,7 +59,7 @@ def cores(cpus, **local):
         (cpus_of(2, 4, 2, interleaved=True), {"a": "0,2,4,6,8,10,12,14", "b": "1,3,5,7,9,11,13,15"}, {"a": "0-3", "b": "4-7"}),
         # Two NUMA nodes in each package: slurmctld drains a node with a part of a socket.
         (cpus_of(2, 4), {"a": "0-1", "b": "6-7"}, {"a": "0-3", "b": "4-7"}),
-        # Slurm counts NUMA nodes as sockets (numa_node_as_socket).
+        # Slurm can count NUMA nodes as sockets.
         (cpus_of(2, 4, sockets=4, cores_per_socket=2), {"a": "0-1", "b": "6-7"}, {"a": "0-1", "b": "6-7"}),
         (cpus_of(4, 1), {"a": "0,2", "b": "3"}, {"a": "0,2", "b": "3"}),
         (cpus_of(2, 4), {"a": "0-7"}, {}),
