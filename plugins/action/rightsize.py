@@ -76,6 +76,7 @@ class ActionModule(ControllerAction):
             reclaim_grace_seconds=grace_seconds,
             reclaim_exempt=args["reclaim_exempt"],
             reclaim_standby=args["reclaim_standby"],
+            reclaim_jobs=args["reclaim_jobs"],
         )
         proposal = make.make(request, time.time(), lambda line: display.display("rightsize: %s" % line))
         files = []

@@ -10,14 +10,16 @@ module: reclaim
 short_description: Stop idle GPU holders after a notice
 version_added: "0.1.0"
 description:
-  - Stops systemd services and Docker or Podman containers that hold GPUs without using them. M(openfleet.gpu.rightsize) lists
-    such holders.
+  - Stops systemd services, Docker or Podman containers and Slurm jobs that hold GPUs without using them.
+    M(openfleet.gpu.rightsize) lists such holders.
   - The first run that lists an idle holder only announces the stop. A later run stops the holder if the announcement is at
     least O(notice_seconds) old, if the holder is listed again with the same GPUs, and if it is not kept (C(gpu-layout keep)).
   - Before a stop, the module reads the holders again and watches the GPUs for O(look_seconds). A holder is spared if its GPUs
     differ from the listed GPUs, if one of its GPUs is in use, or if it started within the last O(quiet_seconds). A service is
     also spared if stopping it would stop other units.
   - In each run, O(items) must contain all holders that may be stopped. Announcements of other holders are deleted.
+  - A Slurm job is cancelled with C(scancel), and its C(AdminComment) has the reason. Jobs on several nodes and parts of
+    heterogeneous jobs are spared.
   - A stopped service is not disabled. Start it with C(systemctl start). If it is enabled, it starts at the next boot.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
@@ -34,10 +36,10 @@ options:
       kind:
         description: Kind of the holder.
         type: str
-        choices: [unit, container]
+        choices: [unit, container, job]
         required: true
       name:
-        description: Name of the unit, or name or ID of the container.
+        description: Name of the unit, name or ID of the container, or ID of the Slurm job.
         type: str
         required: true
       runtime:
@@ -59,6 +61,10 @@ options:
           After how many seconds without use the holder counts as idle. A holder that started within this time is spared, as
           with O(quiet_seconds).
         type: float
+      stop:
+        description: Whether the holder may be stopped. With V(false), it is only announced.
+        type: bool
+        default: true
   jupyter:
     description:
       - O(items) that are Jupyter servers. These servers keep running. Their kernels are shut down through the server's REST API
@@ -128,7 +134,7 @@ options:
       kind:
         description: As in O(items).
         type: str
-        choices: [unit, container]
+        choices: [unit, container, job]
         required: true
       name:
         description: As in O(items).
@@ -219,7 +225,7 @@ from ..module_utils.vendors.nvidia.nvml.bounded_session import BoundedSession
 from ..module_utils.vendors.nvidia.nvml.calls import respawn_with_pynvml
 
 _HOLDER = {
-    "kind": {"type": "str", "choices": ["unit", "container"], "required": True},
+    "kind": {"type": "str", "choices": ["unit", "container", "job"], "required": True},
     "name": {"type": "str", "required": True},
     "runtime": {"type": "str", "default": ""},
     "gpus": {"type": "list", "elements": "str", "required": True},
@@ -232,7 +238,12 @@ def argspec():
             "type": "list",
             "elements": "dict",
             "required": True,
-            "options": dict(_HOLDER, quiet_seconds={"type": "float"}, idle_after_seconds={"type": "float"}),
+            "options": dict(
+                _HOLDER,
+                quiet_seconds={"type": "float"},
+                idle_after_seconds={"type": "float"},
+                stop={"type": "bool", "default": True},
+            ),
         },
         "jupyter": {
             "type": "list",

@@ -145,6 +145,13 @@ options:
     type: list
     elements: str
     default: []
+  reclaim_jobs:
+    description:
+      - Whether to list idle Slurm jobs. V(spare) spares them. V(notify) only notifies their users. V(cancel) also cancels
+        them after the notice.
+    type: str
+    choices: [spare, notify, cancel]
+    default: spare
 extends_documentation_fragment:
   - ansible.builtin.action_common_attributes
 attributes:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide whether an idle unit or container may be stopped.
+"""Decide whether an idle unit, container or job may be stopped.
 
 The decision uses one scan of the host. All functions are pure, except for the clock.
 """
@@ -25,6 +25,8 @@ Place = Tuple[str, "int | None"]
 def held_by(item: Mapping[str, Any], holders: Sequence[Holder]) -> list[Holder]:
     """Return the holders that belong to the item."""
     name = item["name"]
+    if item["kind"] == "job":
+        return [holder for holder in holders if holder.job == name]
     if item["kind"] == "container":
         name = ("%s container %s" % (item.get("runtime") or "", name)).strip()
     return [holder for holder in holders if holder.unit_or_container == name]
@@ -46,13 +48,14 @@ def spared(
 
     `parts` is true if only idle parts of the item would be stopped.
     """
+    is_job = item["kind"] == "job"
     if is_essential(item["name"]):
         return "the host needs it"
     wanted = {place(text) for text in item["gpus"]}
     gpus = {gpu.uuid: gpu for gpu in host.gpus}
     if not mine:
         return "it no longer holds a GPU"
-    if any(holder.job for holder in mine):
+    if not is_job and any(holder.job for holder in mine):
         return "a scheduler started it"
     held = {_of(holder, gpus[holder.gpu_uuid]) for holder in mine if holder.gpu_uuid in gpus}
     if held - wanted and not parts:

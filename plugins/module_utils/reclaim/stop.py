@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stop idle units and containers that hold GPUs.
+"""Stop idle units, containers and Slurm jobs that hold GPUs.
 
 The steps are: send a notice, wait while owners can keep their items, watch the GPUs again, stop. A workload that was
 idle for days may have started to work a minute ago. An item is therefore spared if there is any doubt, and the reason
@@ -26,7 +26,7 @@ from ..keep.notices import Record, utc
 from ..model import Holder, Host
 from ..processes.command import FAILURES, run_tool
 from ..processes.peer import Owner, PeerError
-from . import jupyter, tell, wording
+from . import jobs, jupyter, tell, wording
 from .checks import held_by, in_words, spared, using, worked, young
 from .watch import Sample, watch
 
@@ -37,6 +37,10 @@ RUNTIMES = ("docker", "podman")
 #: Time limit for a stop. Docker and Podman kill a container 10 s after the stop signal.
 STOP_SECONDS = 60
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+#: The reason that Slurm records for a cancelled job.
+REASON = "openfleet.gpu: cancelled because it used none of its GPUs"
 
 
 class ReclaimError(FleetError):
@@ -80,6 +84,8 @@ class Tools:
     keeps: Callable[[], Sequence[Keep]] = tuple
     stop: Callable[[Mapping[str, Any]], None] | None = None
     closure: Callable[..., Any] = units.closure
+    #: Returns a Slurm job by its ID, or None if it has ended.
+    job: Callable[[str], jobs.SlurmJob | None] = jobs.read_job
 
 
 @dataclass
@@ -108,12 +114,17 @@ def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) ->
         if why:
             done.spare(item, why)
         elif policy.record is None:
-            due.append(item)
+            if item.get("stop", True):
+                due.append(item)
+            else:
+                done.spare(item, "the inventory does not allow to stop it")
         else:
             announced = policy.record.announced(item, run.now)
             after = None if announced is None else announced + policy.record.period_seconds
             if after is None:
                 done.noticed.append(run.notice(item, found))
+            elif not item.get("stop", True):
+                done.spare(item, "notice sent %s; the inventory does not allow to stop it" % utc(announced or 0))
             elif run.now < after:
                 done.spare(item, "notice sent %s, to be stopped after %s" % (utc(announced or 0), utc(after)))
             else:
@@ -168,6 +179,10 @@ class _Run:
             if not why and server is None:
                 least = max(self._policy.grace_seconds, item.get("idle_after_seconds") or 0.0)
                 why = young(count, least) or (_along(item, self._tools.closure) if item["kind"] == "unit" else "")
+            if not why and item["kind"] == "job":
+                why, found["user"] = self._job(
+                    item, max(self._policy.grace_seconds, item.get("idle_after_seconds") or 0.0)
+                )
             if not why and item["kind"] == "unit" and server is None and all(map(may_be_handed, count)):
                 why = "it only has the GPU open, and a user may have passed it the open file"
             if why:
@@ -194,11 +209,13 @@ class _Run:
             "gpus": list(item["gpus"]),
             "places": found["places"],
             "holders": found["holders"],
-            "user": tell.user_of(uid),
+            "user": found.get("user") or tell.user_of(uid),
+            "stop": item.get("stop", True),
             "idle_since": None if idle is None else self.now - idle,
             "stop_after": self.now + (policy.record.period_seconds if policy.record else 0.0),
             "jupyter": "kernels" in found,
-            "keep": item["name"] if policy.can_keep else "",
+            # Users cannot name a job to keep it. Cancelling it is up to them until the notice ends.
+            "keep": item["name"] if policy.can_keep and item["kind"] != "job" else "",
             "told": [],
             "untold": [],
         }
@@ -227,7 +244,7 @@ class _Run:
             "runtime": item.get("runtime") or "",
             "gpus": list(item["gpus"]),
         }
-        row.update(found, user=tell.user_of(uid), told=[], untold=[])
+        row.update(found, user=found.get("user") or tell.user_of(uid), told=[], untold=[])
         done.stopped.append(row)
         if self._policy.dry:
             return
@@ -236,6 +253,11 @@ class _Run:
             # If this fails, the next run removes the record, because it no longer lists the item.
             with contextlib.suppress(FleetError):
                 self._policy.record.remove(item)
+
+    def _job(self, item: Mapping[str, Any], least_seconds: float) -> tuple[str, str]:
+        """Return (why a job is spared or "", its user). Raises FleetError."""
+        job = self._tools.job(item["name"])
+        return ("it has ended", "") if job is None else (job.spared(least_seconds, self.now), job.user)
 
     def _tell(self, row: dict[str, Any], uid: int | None, text: str) -> None:
         for way in self._policy.ways:
@@ -290,8 +312,11 @@ def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
 
 
 def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
-    """Stop a unit or container. Raises FleetError if it does not stop."""
+    """Stop a unit, container or job. Raises FleetError if it does not stop."""
     name = item["name"]
+    if item["kind"] == "job":
+        jobs.cancel(name, REASON)
+        return
     if item["kind"] == "unit":
         _unit, found = closure(name)
         for one in found:

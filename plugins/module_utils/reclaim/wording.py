@@ -28,8 +28,13 @@ def notice(host: str, row: Mapping[str, Any], keep_url: str = "") -> str:
     lines = ["%s on %s holds %s and uses %s." % (_who(row), host, _gpus(row), nothing)]
     if row.get("idle_since"):
         lines.append("It has been idle since %s or longer." % utc(row["idle_since"]))
-    what = "Its idle kernels will be shut down" if row.get("jupyter") else "It will be stopped"
-    lines.append("%s after %s, unless it uses its GPU again or is kept." % (what, utc(row["stop_after"])))
+    if row["kind"] == "job" and not row.get("stop", True):
+        lines.append("If you no longer need it, run: scancel %s" % _cut(row["name"]))
+    elif row["kind"] == "job":
+        lines.append("It will be cancelled after %s, unless it uses its GPU again." % utc(row["stop_after"]))
+    else:
+        what = "Its idle kernels will be shut down" if row.get("jupyter") else "It will be stopped"
+        lines.append("%s after %s, unless it uses its GPU again or is kept." % (what, utc(row["stop_after"])))
     if row.get("keep"):
         lines += ["", "To keep it for 3 days, run on %s:" % host, "", "    gpu-layout keep %s 3d" % _cut(row["keep"])]
     link = _link(keep_url, host, row)
@@ -48,6 +53,8 @@ def stopped(host: str, row: Mapping[str, Any]) -> str:
             _who(row), host, _cut("; ".join(map(str, row["kernels"][:_SHOWN]))),
         )  # fmt: skip
         return what + "\n"
+    if row["kind"] == "job":
+        return "%s on %s was cancelled. It held %s and used nothing of it.\n" % (_who(row), host, _gpus(row))
     back = "systemctl start" if row["kind"] == "unit" else "%s start" % (row.get("runtime") or "docker")
     return "%s on %s was stopped. It held %s and used nothing of it.\nTo start it again: %s %s\n" % (
         _who(row), host, _gpus(row), _cut(back), _cut(row["name"]),
@@ -57,12 +64,16 @@ def stopped(host: str, row: Mapping[str, Any]) -> str:
 def subject(host: str, stage: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the subject line. `stage` is C(noticed) or C(stopped)."""
     words = "will be stopped" if stage == "noticed" else "stopped"
-    what = _cut(rows[0]["name"]) if len(rows) == 1 else "%d idle holders of GPUs" % len(rows)
+    if stage == "noticed" and not any(row.get("stop", True) for row in rows):
+        words = "idle"
+    name = ("job " if rows[0]["kind"] == "job" else "") + _cut(rows[0]["name"])
+    what = name if len(rows) == 1 else "%d idle holders of GPUs" % len(rows)
     return "GPU host %s: %s %s" % (host, what, words)
 
 
 def _who(row: Mapping[str, Any]) -> str:
-    return "%s %s" % ("Service" if row["kind"] == "unit" else "Container", _cut(row["name"]))
+    kinds = {"unit": "Service", "job": "Slurm job"}
+    return "%s %s" % (kinds.get(row["kind"], "Container"), _cut(row["name"]))
 
 
 def _gpus(row: Mapping[str, Any]) -> str:

@@ -53,6 +53,7 @@ class Request:
     reclaim_grace_seconds: float | None = None
     reclaim_exempt: Sequence[str] = ()
     reclaim_standby: Sequence[str] = ()
+    reclaim_jobs: str = "spare"
 
 
 def make(request: Request, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Proposal:
@@ -111,7 +112,12 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         reclaim=reclaimable(
             audit,
             request.states,
-            Bounds(request.reclaim_grace_seconds, tuple(request.reclaim_exempt), tuple(request.reclaim_standby)),
+            Bounds(
+                request.reclaim_grace_seconds,
+                tuple(request.reclaim_exempt),
+                tuple(request.reclaim_standby),
+                request.reclaim_jobs,
+            ),
         ),
         gpus=len(gpus),
         used_today=sum(gpu.used for gpu in gpus),
@@ -327,6 +333,7 @@ def _settings(request: Request) -> dict[str, Any]:
         "reclaim_grace_hours": None if request.reclaim_grace_seconds is None else request.reclaim_grace_seconds / 3600,
         "reclaim_exempt": list(request.reclaim_exempt),
         "reclaim_standby": list(request.reclaim_standby),
+        "reclaim_jobs": request.reclaim_jobs,
         "thresholds": dataclasses.asdict(request.audit.thresholds),
         "prices": [dataclasses.asdict(price) for price in request.audit.prices],
     }

@@ -186,9 +186,10 @@ class HostChange:
 
 @dataclass(frozen=True)
 class Reclaimable:
-    """An idle unit or container.
+    """An idle unit, container or Slurm job.
 
-    `spared` is the reason why it must not be stopped. It is empty if it may be stopped.
+    `spared` is the reason why it must not be stopped. It is empty if it may be stopped. If `stop` is false, it is only
+    announced.
     """
 
     host: str
@@ -202,6 +203,7 @@ class Reclaimable:
     spared: str = ""
     #: Quiet time after which the GPUs count as idle. The processes of the holder must be at least this old as well.
     idle_after_seconds: float = 0.0
+    stop: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find idle units and containers that may be stopped. Pure.
+"""Find idle units, containers and Slurm jobs that may be stopped. Pure.
 
 Others are spared, with a reason. The module `reclaim` stops them, after it has checked them again on their host.
 """
@@ -41,6 +41,9 @@ _NEVER_CONTAINERS = (
 #: Container engines that can stop a container by its name.
 RUNTIMES = ("docker", "podman")
 _CONTAINER = re.compile(r"(?:(\S+) )?container (\S+)")
+_JOB_ID = re.compile(r"[0-9]{1,12}")
+#: A Slurm job among the names of holders. Names of units have no blanks.
+_JOB = re.compile(r"job ([0-9]{1,12})")
 #: A container ID, which is reported if the name of the container is unknown.
 UNNAMED = re.compile(r"[0-9a-f]{12}")
 
@@ -53,11 +56,13 @@ class Bounds:
     the quiet time after which the audit reports the holder as idle. In any case, a holder must be at least as old as that
     limit. `exempt` has globs for units (with or without `.service`), containers, users and hosts. Matching holders are never
     stopped. `standby` has such globs for holders that may be stopped even if the verdict of the audit is standby.
+    `jobs` says what happens to Slurm jobs: "spare", "notify" or "cancel".
     """
 
     grace_seconds: float | None = None
     exempt: Sequence[str] = ()
     standby: Sequence[str] = ()
+    jobs: str = "spare"
 
 
 def reclaimable(audit: Audit, states: Mapping[str, Mapping[str, Any]], bounds: Bounds) -> tuple[Reclaimable, ...]:
@@ -71,11 +76,19 @@ def reclaimable(audit: Audit, states: Mapping[str, Mapping[str, Any]], bounds: B
     for host in sorted(states):
         held: dict[str, list[tuple[Finding | None, Mapping[str, Any], str]]] = defaultdict(list)
         for where, place, row in _holders(host, states[host]):
-            held[str(row.get("unit_or_container") or "")].append((found.get(place), row, where))
+            held[_holder_name(row, bounds)].append((found.get(place), row, where))
         for name, rows in sorted(held.items()):
             if any(one and one.verdict.word in (*_WORDS, _STANDBY) for one, _row, _where in rows):
                 made.append(_one(host, name, rows, bounds, audit.made_at_seconds))
     return tuple(sorted(made, key=lambda one: (bool(one.spared), -(one.waste_per_month or 0.0), one.host, one.name)))
+
+
+def _holder_name(row: Mapping[str, Any], bounds: Bounds) -> str:
+    """Return the name of a unit or container, or a Slurm job if jobs may be announced."""
+    job = str(row.get("job") or "")
+    if bounds.jobs != "spare" and _JOB_ID.fullmatch(job):
+        return "job %s" % job
+    return str(row.get("unit_or_container") or "")
 
 
 def _place(finding: Finding) -> tuple[str, str, str]:
@@ -108,17 +121,19 @@ def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_second
     findings = [one for one, _row, _where in used]
     quiet = min((one.holding.quiet.seconds if one and one.holding.quiet else 0.0) for one in findings)
     wasted = {one.id: one.verdict.waste_per_month for one in findings if one and one.verdict.waste_per_month}
-    container = _CONTAINER.fullmatch(name)
+    container, job = _CONTAINER.fullmatch(name), _JOB.fullmatch(name)
+    named = container.group(2) if container else job.group(1) if job else name
     found = Reclaimable(
         host,
-        "container" if container else "unit" if name else "process",
-        (container.group(2) if container else name) or "; ".join(sorted({str(row.get("who")) for row in holders})),
+        "container" if container else "job" if job else "unit" if name else "process",
+        named or "; ".join(sorted({str(row.get("who")) for row in holders})),
         (container.group(1) or "") if container else "",
         tuple(sorted({where for _one, _row, where in used})),
         quiet,
         tuple(sorted({str(row.get("who")) for row in holders})),
         sum(wasted.values()) if wasted else None,
         idle_after_seconds=max((one.verdict.idle_after_seconds or 0.0 for one in findings if one), default=0.0),
+        stop=not job or bounds.jobs == "cancel",
     )
     starts = [row["started_seconds"] for _one, row, _where in used if row.get("started_seconds") is not None]
     began = max(starts, default=None)
@@ -131,7 +146,7 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
         return "not a unit or container: an operator has to stop it"
     if any(row.get("kind") == "unknown" for row in holders):
         return "the holder of the GPU is unknown"
-    if any(row.get("job") for row in holders):
+    if found.kind != "job" and any(row.get("job") for row in holders):
         return "a job of a scheduler: cancel it there"
     named = (
         found.name,
@@ -142,7 +157,9 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
     rule = _matching(bounds.exempt, named)
     if rule is not None:
         return "exempt (%s)" % rule
-    kept = _kept_unit(found.name) if found.kind == "unit" else _kept_container(found, bounds)
+    kept = ""
+    if found.kind != "job":
+        kept = _kept_unit(found.name) if found.kind == "unit" else _kept_container(found, bounds)
     if kept:
         return kept
     if any(one is None or one.verdict.word not in (*_WORDS, _STANDBY) for one in findings):

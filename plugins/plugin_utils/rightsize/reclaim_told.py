@@ -31,6 +31,7 @@ _ITEM = {
     "user": "text",
     "idle_since": "number",
     "jupyter": "flag",
+    "stop": "flag",
     "keep": "text",
     "kernels": ["text"],
 }

@@ -288,14 +288,57 @@ def test_unchanged_oversized_workload_has_a_reason(missing, words):
 # --- Reclaimable holders ---
 
 
-def reclaim(states, words=None, grace_hours=48.0, exempt=(), quiet_hours=96.0, standby=(), idle_after_hours=48.0):
+def reclaim(
+    states, words=None, grace_hours=48.0, exempt=(), quiet_hours=96.0, standby=(), idle_after_hours=48.0, jobs="spare"
+):
     audit = audit_of(states, words or {}, quiet_hours, idle_after_hours)
-    return {
-        one.name: one for one in reclaimable(audit, states, Bounds(grace_hours and grace_hours * 3600, exempt, standby))
-    }
+    bounds = Bounds(grace_hours and grace_hours * 3600, exempt, standby, jobs)
+    return {one.name: one for one in reclaimable(audit, states, bounds)}
 
 
 IDLE = {("a", 0, ""): "idle"}
+
+
+def with_jobs(*held):
+    """Return a host whose GPUs jobs hold: the ID of the job of each GPU."""
+    slurm = {"kind": "slurm", "user": "alice", "pid": None}
+    return state(
+        *(
+            gpu("a", n, H100, holders=[{**holder(None, "GPU-a-%d" % n, job=job), **slurm, "who": "Slurm job %s" % job}])
+            for n, job in enumerate(held)
+        )
+    )
+
+
+@pytest.mark.parametrize(("jobs", "stop"), [("notify", False), ("cancel", True)])
+def test_idle_jobs_are_listed_one_by_one_if_the_inventory_allows_it(jobs, stop):
+    words = {("a", 0, ""): "idle", ("a", 1, ""): "held_without_process", ("a", 2, ""): "right"}
+    found = reclaim({"a": with_jobs("17", "18", "19")}, words, jobs=jobs)
+    assert {name: (one.kind, one.gpus, one.stop, one.spared) for name, one in found.items()} == {
+        "17": ("job", ("GPU-a-0",), stop, ""),
+        "18": ("job", ("GPU-a-1",), stop, ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("held", "more", "why"),
+    [
+        (["17", "17"], {}, "it also holds another GPU, which is in use or unknown"),
+        (["17"], {"exempt": ["alice"]}, "exempt (alice)"),
+        (["17"], {"exempt": ["17"]}, "exempt (17)"),
+        (["17"], {"quiet_hours": 20}, "idle for 20 h"),
+        # Pods of Kubernetes.
+        (["3f0c8b9a-0b1d-4c58-9f0e-0d9f1c8a7b11"], {}, "an operator has to stop it"),
+    ],
+)
+def test_idle_job_is_spared(held, more, why):
+    (one,) = reclaim({"a": with_jobs(*held)}, {**IDLE, ("a", 1, ""): "right"}, jobs="cancel", **more).values()
+    assert why in one.spared
+
+
+def test_idle_jobs_are_spared_by_default():
+    (one,) = reclaim({"a": with_jobs("17")}, IDLE).values()
+    assert one.spared == "not a unit or container: an operator has to stop it"
 
 
 def test_idle_service_can_be_stopped():
