@@ -131,7 +131,7 @@ $(venv_oldest_core_stamp):
 # Images are built one at a time (tests/lab/image/build takes a lock). A variant is the base image with additional
 # packages for some hosts: Prometheus and Alertmanager, Debian's Slurm, or a container engine for MPS clients.
 build_image = tests/lab/image/build
-.PHONY: image image-slurm image-sharing image-monitoring image-kubernetes image-rpm
+.PHONY: image image-slurm image-slurmdbd image-sharing image-monitoring image-kubernetes image-rpm
 image: packages
 	@$(build_image)
 
@@ -140,7 +140,8 @@ image-slurm: | image-monitoring
 image-sharing: | image-slurm
 image-kubernetes: image
 image-rpm: image
-image-slurm image-sharing image-monitoring image-kubernetes image-rpm: packages
+image-slurmdbd: image
+image-slurm image-slurmdbd image-sharing image-monitoring image-kubernetes image-rpm: packages
 	@$(build_image) $(@:image-%=%)
 
 # Debian's Prometheus and Alertmanager. The packages are only unpacked, because installing them would start the
@@ -258,6 +259,7 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 #leg bundle             site.yml on a host without a network, from a bundle
 #leg holders            detection of GPU holders: tests that hold GPUs of the whole machine
 #leg trixie             thorough run only: Debian 13 on hosts
+#leg slurm_accounting   thorough run only: jobs from a real slurmdbd with MariaDB
 #leg sanitized          thorough run only: the limiter with address and undefined-behavior sanitizers
 #leg threads            thorough run only: the limiter with the thread sanitizer
 #leg pythons            thorough run only: modules with each Python from 3.9 to 3.14 on hosts
@@ -266,13 +268,13 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 # The legs of `make test`. The longest legs come first, so that no long leg runs alone at the end. The number of
 # concurrent legs is the number of cores plus one, because a leg waits for its hosts an eighth of its time. `make
 # test-mig` installs what the leg `mig` needs and runs the leg. `make leg-mig` only runs it.
-scenarios := mig default container_toolkit monitoring gpu_drain gpu_slurm sharing nvidia_driver audit vgpu bundle rpm
+scenarios := mig default container_toolkit monitoring gpu_drain gpu_slurm sharing nvidia_driver audit vgpu bundle rpm slurm_accounting
 legs := modules commands kubernetes default kubernetes-api container_toolkit audit-reports audit sharing nvidia_driver rpm monitoring mig \
     limiter unit gpu_drain gpu_slurm adversary vgpu figures lint simulator alert-rules oldest-python oldest-core newest-core bundle holders
 # The thorough run also includes all long tests (tests/thorough.py) and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
-legs += trixie sanitized threads pythons cores
+legs += trixie sanitized threads pythons cores slurm_accounting
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
 # A leg that runs longer than this is ended and fails. The longest leg takes a sixth of this time.
@@ -285,6 +287,7 @@ needs_monitoring := image-monitoring
 needs_audit := image-monitoring
 needs_gpu_drain := image-slurm
 needs_gpu_slurm := image-slurm
+needs_slurm_accounting := image-slurmdbd
 needs_sharing := image-sharing
 needs_vgpu := image-sharing
 needs_commands := image
@@ -314,6 +317,7 @@ hosts_monitoring := 3
 hosts_nvidia_driver := 4
 hosts_rpm := 2
 hosts_sharing := 2
+hosts_slurm_accounting := 1
 hosts_trixie := 4
 hosts_vgpu := 1
 needs_of = venv-test $(or $(needs_$(1)),$(if $(filter $(1),$(scenarios) trixie),image))

@@ -22,7 +22,7 @@ HOUR = 3600.0
 
 
 def labelled(*jobs):
-    """Return the label of the exporter during the hours of each job: (ID, first hour, last hour)."""
+    """Return the exporter's label of the jobs (ID, first hour, last hour)."""
     return {
         ("gpu:info", "workload", str(job)): lambda hour, first=first, last=last: 1 if first <= hour < last else None
         for job, first, last in jobs

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Jobs that the module slurm_jobs reads.
 
-The output was recorded with Slurm 22.05 and 24.11. The records contain a finished job, a job array, a requeued job, a suspended job, running, pending and cancelled jobs.
+The output was recorded with Slurm 22.05 and 24.11. The records contain a finished job, a job array, a requeued job, a
+suspended job, running, pending and cancelled jobs.
 """
 
 from __future__ import annotations
