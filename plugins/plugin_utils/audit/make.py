@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 
+from ...module_utils.catalogue import load_models
 from ...module_utils.errors import FleetError
 from ..counted import counted
 from ..idle.rhythm import Span
@@ -188,7 +189,9 @@ def _usage(
     except PrometheusError as error:
         notes.append("The use by jobs is unknown. %s" % error)
     shown = {subject.place: str(subject) for subject in parts}
-    usage = joined.usage(start, use, lambda device: shown.get(device, " ".join(filter(None, device))))
+    boards = {board.name: model for model in load_models().values() for board in model.boards}
+    models = {str(one): boards[one.model] for one in parts if one.kind == "gpu" and one.model in boards}
+    usage = joined.usage(start, use, lambda device: shown.get(device, " ".join(filter(None, device))), models)
     return usage, list(dict.fromkeys(notes))
 
 

@@ -13,16 +13,19 @@ import bisect
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
+from ...module_utils.catalogue import Model
 from .job_devices import Device, Finder
 from .job_series import DeviceUse
 from .jobs import Job, Jobs
+from .usage_advice import advice
 from .usage_model import JobUse, Total, Usage
 
 #: Maximum number of jobs, users and accounts in a report.
 _MOST_JOBS, _MOST_TOTALS = 1000, 500
 _NO_NAME = "(none)"
+_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,17 @@ class Joined:
         """Return all devices whose use is needed."""
         return frozenset(device for placed in self._placed for device in placed.devices)
 
-    def usage(self, start_seconds: float, use: DeviceUse, device_name: Callable[[Device], str] = str) -> Usage:
-        """Return the use by jobs, users and accounts since `start_seconds`."""
+    def usage(
+        self,
+        start_seconds: float,
+        use: DeviceUse,
+        device_name: Callable[[Device], str] = str,
+        models: Mapping[str, Model] | None = None,
+    ) -> Usage:
+        """Return the use by jobs, users and accounts since `start_seconds`.
+
+        `models` has the models of whole GPUs by device name.
+        """
         start = max(start_seconds, self._jobs.since_seconds)
         rivals = self._rivals()
         rows = [self._of_job(placed, start, use, rivals, device_name) for placed in self._placed]
@@ -70,6 +82,8 @@ class Joined:
             _totals(zip(jobs, rows), lambda job: job.account, (start, self._end)),
             len(self._shared),
             len(self._other),
+            # Averages of longer intervals hide peaks.
+            advice(rows, models or {}) if use.step_seconds <= _HOUR else (),
         )
 
     def _place(self, job: Job) -> _Placed:

@@ -62,7 +62,7 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
     Raises FleetError if there is no data at all, or if a setting in the inventory is impossible.
     """
     audit = make_audit(request.audit, now_seconds, say)
-    notes = list(audit.sources.missing)
+    notes = [*audit.sources.missing, *(audit.usage.advice if audit.usage else ())]
     hosts = hosts_today(request.states, request.layouts)
     gpus = fleet_today(
         audit,

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import report_html, report_json
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.job_devices import (
@@ -290,6 +291,25 @@ def test_job_that_slurmctld_lost_counts_nowhere():
 def test_two_hosts_of_a_cluster_report_its_jobs_once():
     jobs = jobs_of({"a": result(row(7, 10, 20)), "b": result(row(7, 10, 20))}, START, END)
     assert len(jobs.jobs) == 1 and jobs.sources == ("sacct on a", "sacct on b")
+
+
+def test_account_with_small_jobs_gets_advice_from_the_audit():
+    compute = {GPUS[0]: hours(0, 100, 0.05)}
+    memory = {GPUS[0]: hours(0, 100, 4 * GIB)}
+    rows = [row(number, number * 10, number * 10 + 10) for number in range(8)]
+    labelled = {str(number): frozenset(GPUS[:1]) for number in range(8)}
+    model = next(one for one in load_models().values() if one.name == H100)
+    jobs = jobs_of({"login": result(*rows)}, START, END)
+    joined = Joined(jobs, END, Finder(SUBJECTS, {"n1": "n1"}, {}, labelled))
+
+    def advised(step):
+        use = DeviceUse(step, {place: dict(of) for place, of in compute.items()}, memory)
+        return joined.usage(START, use, lambda device: device[1], {"GPU-0": model}).advice
+
+    (sentence,) = advised(HOUR)
+    assert "Account team-a: 8 jobs with one GPU of type h100" in sentence and "1g.10gb" in sentence
+    # Averages of three hours hide peaks.
+    assert advised(3 * HOUR) == ()
 
 
 def test_intervals_limit_the_number_of_samples():

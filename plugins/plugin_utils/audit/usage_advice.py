@@ -1,0 +1,79 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find accounts whose jobs would have fitted into smaller MIG instances. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Mapping, Sequence
+
+from ...module_utils.catalogue import Model
+from ..counted import counted
+from .usage_model import JobUse
+
+#: Headroom over the peak of the memory and of the compute, as for other workloads (docs/sizing.md).
+_MEMORY_HEADROOM, _COMPUTE_HEADROOM = 1.15, 1.2
+#: Minimum number of jobs, of measured GPU hours, and of the measured share of the held hours.
+_LEAST_JOBS, _LEAST_SECONDS, _LEAST_RATIO = 5, 24 * 3600, 0.8
+_MIB = 1 << 20
+#: Maximum number of sentences.
+_MOST = 20
+
+
+def advice(jobs: Sequence[JobUse], models: Mapping[str, Model]) -> tuple[str, ...]:
+    """Return a sentence for each account and type of GPU whose jobs need less.
+
+    `jobs` are all jobs of the window, and `models` has the model of each device by its name in the jobs. A model is missing
+    if it is unknown or if the device is not a whole GPU. All jobs of an account with a type count, because they ask for the
+    same resource.
+    """
+    groups: dict[tuple[str, str], list[JobUse]] = defaultdict(list)
+    for job in jobs:
+        groups[(job.account, job.gres)].append(job)
+    found = []
+    for (account, gres), those in groups.items():
+        kind, _colon, count = gres.rpartition(":")
+        sentence = _advice(account, kind, those, models) if count == "1" else ""
+        if sentence:
+            found.append((-sum(job.held_gpu_seconds for job in those), sentence))
+    return tuple(sentence for _held, sentence in sorted(found)[:_MOST])
+
+
+def _advice(account: str, kind: str, jobs: Sequence[JobUse], models: Mapping[str, Model]) -> str:
+    known = [job for job in jobs if job.used_gpu_seconds is not None and job.memory_max_bytes is not None]
+    measured = sum(job.measured_gpu_seconds for job in known)
+    held = sum(job.held_gpu_seconds for job in jobs)
+    devices = {device for job in known for device in job.devices}
+    keys = {models[device].key if device in models else "" for device in devices}
+    if len(known) < _LEAST_JOBS or measured < max(_LEAST_SECONDS, _LEAST_RATIO * held) or len(keys) != 1 or "" in keys:
+        return ""
+    model = models[next(iter(devices))]
+    memory = max(job.memory_max_bytes or 0.0 for job in known)
+    compute = max(job.compute_max_ratio or 0.0 for job in known)
+    profile = _smallest(model, memory * _MEMORY_HEADROOM, compute * _COMPUTE_HEADROOM)
+    if not profile:
+        return ""
+    return (
+        "Account %s: %s with one GPU of type %s used at most %.1f GiB and %.0f %% of the compute. "
+        "MIG instances of the profile %s would have been enough."
+        % (account, counted(len(known), "job"), kind, memory / (1 << 30), 100 * compute, profile)
+    )
+
+
+def _smallest(model: Model, memory_bytes: float, compute_ratio: float) -> str:
+    """Return the smallest profile with this memory and compute.
+
+    Returns "" if only the whole GPU has them.
+    """
+    whole = max((profile.compute_slices for profile in model.profiles), default=0)
+    fitting = [
+        (profile.placement_size, profile.compute_slices, profile.name)
+        for profile in model.profiles
+        # Profiles with a suffix are for media and graphics.
+        if profile.compute_slices < whole
+        and profile.name.endswith("gb")
+        and model.profile_memory_mib(profile) * _MIB >= memory_bytes
+        and profile.compute_slices >= compute_ratio * whole
+    ]
+    return min(fitting)[2] if fitting else ""
