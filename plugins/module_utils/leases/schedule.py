@@ -60,14 +60,14 @@ def book(schedule: Schedule, request: Request, offers: Sequence[Offer], now: flo
         raise LeaseError(
             "this host", "no entry offers leases to %s" % request.account, "Ask for membership in a group of `leases`."
         )
-    # If time has passed, an earlier request may have room now.
+    # A request that is due comes before this one.
     schedule = advance(schedule, now)
     problems: list[LeaseError] = []
     best: Booking | None = None
     for offer in offers:
         try:
             check_limits(schedule, offer, request)
-            made = _earliest(request, offer, schedule.bookings, now)
+            made = _earliest(request, offer, _Times(offer, schedule.bookings, now))
         except LeaseError as error:
             problems.append(error)
             continue
@@ -126,10 +126,10 @@ def check_limits(schedule: Schedule, offer: Offer, request: Request) -> None:
             )
 
 
-def advance(schedule: Schedule, now: float) -> Schedule:
-    """Return the schedule in which all waiting requests start that can start now.
+def advance(schedule: Schedule, now: float, freed: bool = False) -> Schedule:
+    """Return the schedule in which the waiting requests start that are due.
 
-    Call this after a lease has ended or was resized, and when a booking begins.
+    If `freed` is true, a place became free earlier than planned, so other bookings can move forward and start.
     """
     if not schedule.waiting:
         return schedule
@@ -142,9 +142,13 @@ def advance(schedule: Schedule, now: float) -> Schedule:
         free_now = _fits(each, offers[each.where], [one for one in fixed if one.started], now)
         fixed.append(_begun(each, now) if free_now else each)
     later = [each for each in waiting if each.begins > now]
+    if not freed:
+        return _with(schedule, [*fixed, *later])
     moved: list[Booking] = []
+    times = {where: _Times(offer, fixed, now) for where, offer in offers.items()}
     for each in later:
-        moved.append(_earliest(each.request, offers[each.where], (*fixed, *moved), now))
+        moved.append(_earliest(each.request, offers[each.where], times[each.where], moved))
+        times[each.where].add(moved[-1])
     if any(new.begins > old.begins for new, old in zip(moved, later)):
         moved = _moved_one_by_one(fixed, later, offers, now)
     return _with(schedule, [*fixed, *(_begun(each, now) if each.begins <= now else each for each in moved)])
@@ -173,7 +177,7 @@ def _moved_one_by_one(
         moved = False
         for number, old in list(current.items()):
             others = [*fixed, *(each for each in current.values() if each.request.number != number)]
-            new = _earliest(old.request, offers[old.where], others, now)
+            new = _earliest(old.request, offers[old.where], _Times(offers[old.where], others, now))
             if new.begins < old.begins or not _fits(old, offers[old.where], others, now):
                 current[number] = new
                 moved = True
@@ -183,7 +187,8 @@ def _moved_one_by_one(
 def ended(schedule: Schedule, number: int, now: float) -> Schedule:
     """Return the schedule without a lease or a waiting request. Raises LeaseError."""
     gone = schedule.booking(number)
-    return advance(_with(schedule, [each for each in schedule.bookings if each is not gone]), now)
+    left = _with(schedule, [each for each in schedule.bookings if each is not gone])
+    return advance(left, now, freed=gone.ends > now)
 
 
 def extended(schedule: Schedule, number: int, seconds: float, now: float) -> Schedule:
@@ -193,7 +198,8 @@ def extended(schedule: Schedule, number: int, seconds: float, now: float) -> Sch
     """
     old = schedule.booking(number)
     request = dataclasses.replace(old.request, seconds=now + seconds - old.begins)
-    return advance(_changed(schedule, old, request, now, limited=dataclasses.replace(request, seconds=seconds)), now)
+    changed = _changed(schedule, old, request, now, limited=dataclasses.replace(request, seconds=seconds))
+    return advance(changed, now, freed=True)
 
 
 def resized(schedule: Schedule, number: int, request: Request, now: float) -> Schedule:
@@ -203,7 +209,7 @@ def resized(schedule: Schedule, number: int, request: Request, now: float) -> Sc
     """
     old = schedule.booking(number)
     limited = dataclasses.replace(request, seconds=0)
-    return advance(_changed(schedule, old, request, now, limited), now)
+    return advance(_changed(schedule, old, request, now, limited), now, freed=True)
 
 
 def _changed(schedule: Schedule, old: Booking, request: Request, now: float, limited: Request) -> Schedule:
@@ -244,25 +250,22 @@ def duration(seconds: float) -> str:
     return " ".join(words) or "0 min"
 
 
-def _earliest(request: Request, offer: Offer, others: Sequence[Booking], now: float) -> Booking:
+def _earliest(request: Request, offer: Offer, times: _Times, before: Sequence[Booking] = ()) -> Booking:
     """Return the booking with the earliest possible start.
 
-    Raises LeaseError if the GPUs never have room.
+    `before` are bookings that were found in the same way just before. A larger request of the same shape cannot start
+    earlier than one of them. Raises LeaseError if the GPUs never have room.
     """
-    times = _Times(offer, others, now)
     if len(offer.cards) < request.gpus:
         problem = "%d GPUs are too many for an entry with %d" % (request.gpus, len(offer.cards))
         raise LeaseError(offer.where, problem, "Ask for fewer GPUs.")
-    reasons = [card.supports(request.shape) for card in offer.cards]
-    if sum(reason is None for reason in reasons) < request.gpus:
-        problem = next(reason for reason in reasons if reason is not None)
-        raise LeaseError(offer.where, problem, "Ask for another size, or for fewer GPUs.")
-    for begins in times.starts:
-        places = times.places(request, begins)
-        if places is not None:
-            return Booking(request, offer.where, places, begins)
-    problem = "%s never fits on %s" % (request.shape, _count(request))
-    raise LeaseError(offer.where, problem, "Ask for less.")
+    least = max((each.begins for each in before if _is_smaller(each, request, offer)), default=times.now)
+    found = times.place(request, least) if request.gpus == 1 else times.places(request, least)
+    if found is not None:
+        return Booking(request, offer.where, *found)
+    reasons = filter(None, (card.supports(request.shape) for card in offer.cards))
+    problem = next(reasons, "%s never fits on %s" % (request.shape, _count(request)))
+    raise LeaseError(offer.where, problem, "Ask for another size, or for fewer GPUs.")
 
 
 def _fits(booking: Booking, offer: Offer, others: Sequence[Booking], now: float) -> bool:
@@ -287,23 +290,26 @@ class _Times:
 
     def __init__(self, offer: Offer, bookings: Sequence[Booking], now: float) -> None:
         self._cards = offer.cards
-        self._now = now
+        self.now = now
         self._by_card: dict[str, list[tuple[float, float, Use]]] = {card.uuid: [] for card in offer.cards}
-        ends_of_all = {now}
+        #: The times at which places on each GPU become free.
+        self._ends: dict[str, set[float]] = {card.uuid: {now} for card in offer.cards}
         for booking in bookings:
-            for uuid, use in _uses(booking):
-                if uuid in self._by_card:
-                    ends_of_all.add(booking.ends if booking.ends > now else now + _OVERDUE_SECONDS)
-                    self._by_card[uuid].append((booking.begins, booking.ends, use))
-        #: All possible starts. A place becomes free only when a booking ends.
-        self.starts = sorted(ends_of_all)
+            self.add(booking)
+
+    def add(self, booking: Booking) -> None:
+        """Add a booking."""
+        for uuid, use in _uses(booking):
+            if uuid in self._by_card:
+                self._ends[uuid].add(booking.ends if booking.ends > self.now else self.now + _OVERDUE_SECONDS)
+                self._by_card[uuid].append((booking.begins, booking.ends, use))
 
     def uses(self, card: Card, begins: float, ends: float) -> list[list[Use]]:
         """Return the leases on a GPU at each instant of this time at which they change."""
         near = [
             (start, end, use)
             for start, end, use in self._by_card[card.uuid]
-            if start < ends and (end > begins or end <= self._now >= begins)
+            if start < ends and (end > begins or end <= self.now >= begins)
         ]
         instants = sorted({begins, *(each[0] for each in near if each[0] > begins)})
         return [
@@ -311,16 +317,43 @@ class _Times:
             for instant in instants
         ]
 
-    def places(self, request: Request, begins: float) -> tuple[Place, ...] | None:
-        """Return the best places from `begins` on, or None if there are too few."""
-        found: list[tuple[Any, int, Place]] = []
+    def place(self, request: Request, least: float) -> tuple[tuple[Place, ...], float] | None:
+        """Return the earliest place for one GPU and its start, not before `least`.
+
+        Returns None if there is no place. Among places with the same start, the one with the lowest cost is returned.
+        """
+        best: tuple[float, Any, int, Place] | None = None
         for number, card in enumerate(self._cards):
-            best = card.find(request.shape, self.uses(card, begins, begins + request.seconds))
-            if best is not None:
-                found.append((best[0], number, Place(card.uuid, best[1])))
-        if len(found) < request.gpus:
-            return None
-        return tuple(place for _cost, _number, place in sorted(found, key=lambda each: each[:2])[: request.gpus])
+            # A place on this GPU becomes free only when a booking on it ends.
+            for begins in sorted(time for time in self._ends[card.uuid] if time >= least):
+                if best is not None and begins > best[0]:
+                    break
+                found = card.find(request.shape, self.uses(card, begins, begins + request.seconds))
+                if found is not None:
+                    place = (begins, found[0], number, Place(card.uuid, found[1]))
+                    best = place if best is None else min(best, place, key=lambda each: each[:3])
+                    break
+        return None if best is None else ((best[3],), best[0])
+
+    def places(self, request: Request, least: float) -> tuple[tuple[Place, ...], float] | None:
+        """Return the earliest places on several GPUs, as in `place`."""
+        for begins in sorted({time for ends in self._ends.values() for time in ends if time >= least}):
+            found: list[tuple[Any, int, Place]] = []
+            for number, card in enumerate(self._cards):
+                best = card.find(request.shape, self.uses(card, begins, begins + request.seconds))
+                if best is not None:
+                    found.append((best[0], number, Place(card.uuid, best[1])))
+            if len(found) >= request.gpus:
+                chosen = sorted(found, key=lambda each: each[:2])[: request.gpus]
+                return tuple(place for _cost, _number, place in chosen), begins
+        return None
+
+
+def _is_smaller(booking: Booking, request: Request, offer: Offer) -> bool:
+    own = booking.request
+    return (own.shape, booking.where) == (request.shape, offer.where) and (
+        own.gpus <= request.gpus and own.seconds <= request.seconds
+    )
 
 
 def _uses(booking: Booking) -> list[tuple[str, Use]]:

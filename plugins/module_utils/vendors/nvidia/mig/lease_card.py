@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Sequence
+import functools
+from typing import Callable, Mapping, Sequence
 
 from ....frozen import frozen
 from ....leases.model import Shape, Use
-from ....model import Gpu, GpuInstance, Placement
+from ....model import Gpu, GpuInstance
 from .fit import Capacity
 
 
@@ -27,13 +28,22 @@ class MigCard:
     fixed: tuple[GpuInstance, ...] = ()
     idle: tuple[GpuInstance, ...] = ()
     capacity: Capacity = dataclasses.field(default_factory=lambda: Capacity(()), compare=False, hash=False)
+    #: `Capacity.outlook`, which remembers its results.
+    outlook: Callable[[int], tuple[int, ...]] = dataclasses.field(default=lambda taken: (), compare=False, hash=False)
+    #: The used memory units of each (profile, start).
+    masks: Mapping[tuple[str, int], int] = dataclasses.field(default_factory=dict, compare=False, hash=False)
 
     @classmethod
     def of(
         cls, gpu: Gpu, profiles: Sequence[str], fixed: Sequence[GpuInstance], idle: Sequence[GpuInstance]
     ) -> MigCard:
         """Return the card of a GPU."""
-        return cls(gpu, tuple(profiles), tuple(fixed), tuple(idle), Capacity(gpu.mig.profiles))
+        capacity = Capacity(gpu.mig.profiles)
+        outlook = functools.lru_cache(maxsize=None)(capacity.outlook)
+        masks = {
+            (profile.name, place.start): place.mask for profile in gpu.mig.profiles for place in profile.placements
+        }
+        return cls(gpu, tuple(profiles), tuple(fixed), tuple(idle), capacity, outlook, masks)
 
     @property
     def uuid(self) -> str:
@@ -64,35 +74,29 @@ class MigCard:
         profile = self.capacity.profiles.get(shape.profile or "")
         if profile is None:
             return None
-        fixed = [instance.profile for instance in self.fixed]
-        for at_once in uses:
-            if self.capacity.shortage([*fixed, *(_name(use) for use in at_once), profile.name]):
-                return None
         taken = self._mask([use for at_once in uses for use in at_once])
-        before = self.capacity.outlook(taken)
+        places = [each for each in profile.placements if not each.mask & taken and start in (None, each.start)]
+        if not places or any(self._is_short(profile.name, at_once) for at_once in uses):
+            return None
+        before = self.outlook(taken)
         idle = {(instance.profile, instance.start) for instance in self.idle}
-        best: tuple[tuple[int, ...], int] | None = None
-        for placement in profile.placements:
-            if placement.mask & taken or start not in (None, placement.start):
-                continue
-            after = self.capacity.outlook(taken | placement.mask)
-            lost = tuple(a - b for a, b in zip(before, after))
-            cost = (*lost, int((profile.name, placement.start) not in idle), placement.start)
-            if best is None or cost < best[0]:
-                best = (cost, placement.start)
-        return best
+        costs = []
+        for placement in places:
+            after = self.outlook(taken | placement.mask)
+            lost = (a - b for a, b in zip(before, after))
+            costs.append((*lost, int((profile.name, placement.start) not in idle), placement.start))
+        return min(costs), min(costs)[-1]
 
     def removed(self, use: Use) -> tuple[GpuInstance, ...]:
         """Return the idle instances that must be removed for this use.
 
         An equal idle instance is used again.
         """
-        placement = self._placement(use)
+        mask = self.masks[_name(use), use.start]
         return tuple(
             instance
             for instance in self.idle
-            if instance.placement.mask & placement.mask
-            and (instance.profile, instance.start) != (use.shape.profile, use.start)
+            if instance.placement.mask & mask and (instance.profile, instance.start) != (use.shape.profile, use.start)
         )
 
     def free(self, uses: Sequence[Use]) -> str:
@@ -109,15 +113,17 @@ class MigCard:
                 texts.append("%dx %s" % (len(more) - len(uses), name))
         return "%s on gpu %d" % (" or ".join(texts), self.gpu.index) if texts else ""
 
+    def _is_short(self, name: str, uses: Sequence[Use]) -> bool:
+        names = [*(instance.profile for instance in self.fixed), *map(_name, uses), name]
+        return self.capacity.shortage(names) is not None
+
     def _mask(self, uses: Sequence[Use]) -> int:
         mask = 0
-        for placement in [*(i.placement for i in self.fixed), *map(self._placement, uses)]:
-            mask |= placement.mask
+        for instance in self.fixed:
+            mask |= instance.placement.mask
+        for use in uses:
+            mask |= self.masks[_name(use), use.start]
         return mask
-
-    def _placement(self, use: Use) -> Placement:
-        placements = self.capacity.profiles[_name(use)].placements
-        return next(each for each in placements if each.start == use.start)
 
 
 def _name(use: Use) -> str:
