@@ -10,7 +10,7 @@ from typing import Sequence
 
 from ...module_utils.layout.types import Layout
 from ...module_utils.model import Gpu
-from .model import MIXED, Node, Offer
+from .model import MIXED, Node, Offer, by_entry, refusal
 from .node import node_gpus
 from .registry import KEYS, any_backend
 
@@ -31,6 +31,11 @@ def offer_node(
     Raises SelectorError if a selector matches nothing or if a GPU is selected twice.
     """
     desired = node_gpus(layout, gpus)
+    leasing = [group for group in by_entry(desired) if group[0].entry is not None and group[0].entry.leases is not None]
+    if leasing:
+        problem = "it has leases, and a scheduler would offer the same parts of its GPUs"
+        cure = "Remove leases, or do not manage the host with a scheduler."
+        return Offer(key, refusals=tuple(refusal(group, problem, cure) for group in leasing))
     offer = any_backend(key).offer(Node(desired, name, mig_strategy, version))
     if not offer.refusals:
         return offer

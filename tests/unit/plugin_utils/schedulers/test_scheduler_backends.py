@@ -50,6 +50,23 @@ def test_each_backend_of_any_scheduler_has_its_key(key):
     assert registry.any_backend(key).key == key
 
 
+@pytest.mark.parametrize("key", registry.ALL_KEYS)
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"sharing": "vgpu", "vgpu": {}, "leases": {"by": "host", "groups": ["ml"]}},
+        {"sharing": "mig", "mig": [], "leases": {"by": "host", "groups": ["ml"], "profiles": ["1g.10gb"]}},
+    ],
+    ids=["vgpu", "mig"],
+)
+def test_no_backend_offers_gpus_with_leases(key, entry):
+    layout = parse_layout([{"gpus": [0], **entry}, {"gpus": [1], "sharing": "exclusive"}])
+    offer = offer_node(layout, assumed_gpus(["H100-80GB"] * 2), key)
+    (refused,) = offer.refusals
+    assert (refused.where, refused.gpus, offer.resources) == ("gpu_layout[0]", (0,), {})
+    assert "it has leases" in str(refused)
+
+
 @pytest.mark.parametrize(
     "path", ["plugins/filter/kubernetes_mapping.py", "roles/gpu_kubernetes/meta/argument_specs.yml"]
 )
