@@ -26,7 +26,8 @@ SCHEMA_VERSION = 1
 #: Value for boards whose reserved memory is unknown. Known boards reserve 448 to 728 MiB.
 ASSUMED_RESERVED_MIB = 512
 
-#: Step for derived memory sizes. The sizes of real profiles are multiples of 64 MiB, so the step is twice as coarse.
+#: Estimated memory sizes are multiples of this number. Measured profiles have multiples of 64 MiB, but estimates are less
+#: exact.
 DERIVED_MEMORY_STEP_MIB = 128
 
 #: Maximum number of GPUs of a simulated host. Must equal MAX_GPUS in host.h of the simulated library.
@@ -226,9 +227,9 @@ class Model:
     def profile_memory_mib(self, profile: Profile) -> int:
         """Return the memory of the profile in MiB, or an estimate if it is unknown.
 
-        The driver reserves a part of the memory. The estimate is the profile's share of the rest, in proportion to
-        placement units, rounded down to a multiple of DERIVED_MEMORY_STEP_MIB. Profiles are named by eighths of the
-        memory. The estimate must not exceed the eighths of the profile, so that it leads to the correct name.
+        The estimate is the profile's share of the memory that the driver does not reserve, in proportion to placement
+        units. The name of a profile has its memory in GB, rounded to eighths of the GPU's memory. The estimate is
+        therefore rounded down to a multiple of DERIVED_MEMORY_STEP_MIB, so that it leads to the same name.
         """
         if profile.memory_mib is not None:
             return profile.memory_mib
@@ -472,7 +473,7 @@ def _check(model: Model, source: str) -> None:
         )
     geometry = (model.compute_slices, model.placement_units, model.max_gpu_instances)
     if model.mig_capable != bool(model.profiles) or model.mig_capable != all(geometry):
-        problems.append(("mig_capable", "must be true with profiles, slices and units, false without them"))
+        problems.append(("mig_capable", "must be true if the model has profiles, slices and units, else false"))
     for i, profile in enumerate(model.profiles):
         problems += [(f"profiles[{i}].{field}", text) for field, text in _profile_problems(model, profile)]
     problems += _variant_problems(model)

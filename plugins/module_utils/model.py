@@ -152,7 +152,7 @@ class ComputeInstance:
 
 @frozen
 class GpuInstance:
-    """A GPU instance with its compute instances, and its processes from NVML."""
+    """A GPU instance, its compute instances, and the processes that NVML reports."""
 
     id: int
     profile: str
@@ -170,7 +170,7 @@ class GpuInstance:
 
     @property
     def uuids(self) -> tuple[str | None, ...]:
-        """Return the UUIDs of its MIG devices."""
+        """Return the UUIDs of the MIG devices in the GPU instance."""
         return tuple(compute.mig_uuid for compute in self.compute_instances)
 
 
@@ -259,9 +259,10 @@ class Division(Protocol):
 
     @property
     def instances(self) -> Sequence[Any]:
-        """Return the parts.
+        """Return the parts of the division.
 
-        Current parts are like `Part`. Desired parts have a profile and a start, or None.
+        A part of a current division has the members of `Part`. A part of a desired division has a profile, and a start
+        that may be None.
         """
 
 
@@ -305,7 +306,7 @@ class Device(Protocol):
 
     @property
     def held_by(self) -> Sequence[Any]:
-        """Return the holders, as set by `Vendor.with_holders`."""
+        """Return the holders of the device, as set by `Vendor.with_holders`."""
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -329,7 +330,7 @@ class Device(Protocol):
 
 @frozen
 class Gpu:
-    """A physical GPU of NVIDIA, as `Device`.
+    """A physical NVIDIA GPU, with the members of `Device`.
 
     `compute_mode` is "default", "exclusive_process" or "prohibited". It is None if MIG hides it. `pci_address` is None
     if the GPU is not on a PCI bus. `memory_total_bytes` is None if the GPU shares the memory of the CPU (GB10, Thor),
@@ -453,7 +454,7 @@ class Host:
 def parts_of(device: Any) -> tuple[Any, ...]:
     """Return the parts of a device, or the desired parts of a target.
 
-    A whole device has none.
+    Returns an empty tuple if the device or target is not divided.
     """
     return () if device.division is None else tuple(device.division.instances)
 

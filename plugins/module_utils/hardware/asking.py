@@ -43,7 +43,7 @@ class Asking(Session):
         except UnicodeDecodeError:
             return dict(reading, missing="the answer is not UTF-8 text")
         except (AttributeError, TypeError, ctypes.ArgumentError) as error:
-            # Another version of pynvml has another signature for this call.
+            # The installed version of pynvml defines this call with other arguments.
             return dict(reading, missing="this pynvml cannot make the call: %s" % error)
 
     def _index(self, handle: Any) -> int:

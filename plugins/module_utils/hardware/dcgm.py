@@ -37,7 +37,10 @@ def read_dcgm(level: int, seconds: float, run: Run = run_tool) -> dict[str, Any]
 
 
 def parse(text: str, status: int = 0) -> dict[str, Any]:
-    """Return the tests in the JSON. If there are none, the exit status decides."""
+    """Return (`problem`, `tests`) from the JSON as a dictionary.
+
+    `problem` also has a reason if the exit status reports a failure that no test explains.
+    """
     try:
         # Skip warnings before the JSON.
         data, _end = json.JSONDecoder().raw_decode(text, text.index("{"))

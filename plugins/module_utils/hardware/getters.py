@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List the read-only NVML functions for a host and for each GPU.
 
-If an argument of a function is not a number, reader.py calls the function. All numbers are from nvml.h.
+This list has only functions whose arguments are numbers. reader.py calls the other functions. All numbers are from
+nvml.h.
 """
 
 from __future__ import annotations

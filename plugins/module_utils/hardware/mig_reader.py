@@ -33,7 +33,7 @@ class MigReader(Asking):
     def _instances_of(self, handle: Any) -> list[tuple[Any, int]]:
         """Return (GPU instance, id of its profile) for each GPU instance.
 
-        Returns an empty list if they cannot be listed.
+        Skips the instances of a profile if NVML cannot list them.
         """
         instances = []
         for _number, info in self._profile_infos(handle):
@@ -56,7 +56,7 @@ class MigReader(Asking):
                 lambda number=number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number),
             )
             if info.get("code") == INVALID_ARGUMENT:
-                # NVML ends the list with an unknown profile.
+                # NVML knows no profile with this number, so there are no further profiles.
                 break
             yield info
             if "value" not in info:
@@ -176,7 +176,7 @@ class MigReader(Asking):
                 ),
             )
             if reading.get("code") == NOT_FOUND:
-                # There is a gap in the list.
+                # NVML has no MIG device with this index, but may have one with a higher index.
                 continue
             yield reading
             if not found:

@@ -23,7 +23,7 @@ _LACKS = ("NotSupported", "FunctionNotFound")
 PARAMETERS, _NVLINK_DISABLE = "/proc/driver/nvidia/params", "NvLinkDisable"
 #: Reason in the reading of a field that the driver did not set. The driver returns every field as an integer. If it
 #: does not set a field, the field keeps the caller's initial value, which is a zero of type double.
-_NOT_FILLED = "the driver says success and fills no value in"
+_NOT_FILLED = "the driver reports success but returns no value"
 #: Maximum utilization of a GPU that counts as idle. It does not raise the clocks.
 _BUSY_PERCENT = 1
 
@@ -32,7 +32,7 @@ _BUSY_PERCENT = 1
 class Field:
     """The value of a field.
 
-    `known` is true if the GPU answered. If the GPU lacks the feature, `value` is then None.
+    `known` is true if the GPU answered the call. If the answer is that the GPU lacks the feature, `value` is None.
     """
 
     value: Any
@@ -88,9 +88,9 @@ def _as_filled(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_parameters(calls: Iterable[Mapping[str, Any]], files: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the calls, with the module parameters added as readings.
+    """Return the calls, with the module parameters in `files` added as readings.
 
-    Old reports do not have the parameters as readings.
+    Old reports have no module parameters.
     """
     parameters = (files.get("parameters") or {}).items()
     return [*calls, *({"call": PARAMETERS, "of": name, "value": value} for name, value in parameters)]
@@ -121,12 +121,12 @@ def is_idle(readings: Readings) -> Field:
     # An H200 keeps its highest clock for some seconds after its last process has ended.
     clock, most = (readings.value("nvmlDeviceGet%sClockInfo" % word, "graphics") for word in ("", "Max"))
     if clock is not None and clock == most:
-        return Field(False, reason="its clock is the highest, as after work or if clocks are locked")
+        return Field(False, reason="it runs at its highest clock, because work has just ended or the clocks are locked")
     return Field(True)
 
 
 def fields_of(readings: Readings) -> dict[str, Field]:
-    """Return each field in the model file of the GPU, including profiles."""
+    """Return all fields of the GPU's model file with their values, by path."""
     read = readings.field
     fields = {
         "name": read("nvmlDeviceGetName"),
@@ -263,7 +263,7 @@ def _mig(readings: Readings) -> dict[str, Field]:
 def _max_gpu_instances(readings: Readings) -> Field:
     """Return the maximum number of instances.
 
-    While MIG mode is off, NVML reports 0. The profiles are then used.
+    While MIG mode is off, NVML reports 0. The number is then computed from the profiles.
     """
     if any(readings.value("nvmlDeviceGetMigMode") or ()):
         return readings.field("nvmlDeviceGetMaxMigDeviceCount")
@@ -332,7 +332,7 @@ def _of_links(readings: Readings, field: Field) -> Field:
 def _on_module(readings: Readings) -> Field:
     """Return whether the GPU is on a baseboard.
 
-    Module id 1 proves nothing, because cards report 0 or 1 too.
+    If only the module id is known, and it is 1, the result is unknown, because a card may also report 1.
     """
     module = readings.field("nvmlDeviceGetModuleId")
     name = str(readings.value("nvmlDeviceGetName") or "")

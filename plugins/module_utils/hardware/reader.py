@@ -144,7 +144,7 @@ class HardwareReader(MigReader):
         yield from self._mig_readings(handle)
 
     def _lookup_readings(self, handle: Any) -> Iterator[Reading]:
-        """Search the GPU by each of its identifiers, and yield the resulting index."""
+        """Look the GPU up by each of its identifiers, and yield the index of the result."""
         nvml = self._nvml
         for call, name in (
             ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"),
@@ -211,8 +211,8 @@ class HardwareReader(MigReader):
 
     def _field(self, value: Any) -> Any:
         self._nvml._nvmlCheckReturn(value.nvmlReturn)
-        # Names by NVML_VALUE_TYPE_*: double, unsigned, unsigned long, unsigned long long, signed long long, signed,
-        # unsigned short.
+        # The member of the value's union for each NVML_VALUE_TYPE_*, in their order: double, unsigned, unsigned long,
+        # unsigned long long, signed long long, signed, unsigned short.
         names = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
         return getattr(value.value, names[value.valueType])
 
@@ -222,7 +222,7 @@ class HardwareReader(MigReader):
             state = self._reading(getters.Getter("nvmlDeviceGetNvLinkState", (link,), words), handle)
             yield state
             if "value" not in state:
-                # All further links fail in the same way.
+                # The GPU has no further links, or NVML cannot read them either.
                 return
             yield self._reading(getters.Getter("nvmlDeviceGetNvLinkVersion", (link,), words), handle)
             yield self._reading(getters.Getter("nvmlDeviceGetNvLinkRemotePciInfo", (link,), words), handle)

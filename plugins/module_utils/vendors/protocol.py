@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Gap(Protocol):
-    """A value that a device does not report, unlike others of its model."""
+    """A value that a device does not report, unlike other devices of its model."""
 
     @property
     def gpu(self) -> Any:
@@ -32,13 +32,13 @@ class Gap(Protocol):
 
     @property
     def completed(self) -> Any:
-        """Return the device with the value.
+        """Return a copy of the device with the value of another device.
 
-        None if no other device has the value, and the device cannot work without it.
+        Returns None if no other device has the value, and the device cannot work without it.
         """
 
     def lost(self) -> LostGpu:
-        """Return the device as a lost one."""
+        """Return the device as a lost device."""
 
 
 class Session(Protocol):
@@ -52,13 +52,13 @@ class Session(Protocol):
     def observe(self, *, only: str | None = None) -> Host:
         """Return the host with its devices.
 
-        `layout/selectors.py` accepts only UUIDs that start with GPU-. Other identities need a pattern there.
-        If `only` is a UUID, only this device is read, and the others are returned as last read. A device that fails is
-        in `Host.lost`. Raises DeviceError if the driver fails.
+        UUIDs of devices must start with GPU-, or `layout/selectors.py` needs a pattern for them. If `only` is a UUID,
+        only this device is read, and the other devices are returned as last read. A device that fails is in
+        `Host.lost`. Raises DeviceError if the driver fails.
         """
 
     def give_up(self, gpu: str, error: DeviceError) -> None:
-        """Count a device as lost for the rest of the session."""
+        """Treat a device as lost for the rest of the session."""
 
 
 class Divider(Protocol):
@@ -73,7 +73,10 @@ class Divider(Protocol):
         """Return the desired division that the part of a layout entry describes."""
 
     def current(self, device: Any) -> Division | None:
-        """Return the desired division that restores the observed one, with pinned parts."""
+        """Return the desired division that restores the observed division.
+
+        All its parts are pinned to their positions.
+        """
 
     def plan(self, device: Any, target: Target, ownership: Ownership, undivided: Sequence[str]) -> DivisionPart:
         """Return the steps from the current to the desired division.
@@ -92,44 +95,48 @@ class Divider(Protocol):
         """
 
     def reload(self, session: Any) -> None:
-        """Reload the driver, which completes steps that need this. Raises DeviceError."""
+        """Reload the driver to complete steps that need a reload. Raises DeviceError."""
 
     def leave_pending(self, session: Any, plans: Sequence[GpuPlan]) -> None:
         """Leave the steps that need a reset pending until the host reboots.
 
-        If one of them fails, all are reverted and ApplyError is raised.
+        If one of these steps fails, all of them are reverted and ApplyError is raised.
         """
 
     def reboot_line(self, device: Any) -> str:
-        """Return a sentence if a reset may be refused, so that a reboot is needed, or ""."""
+        """Return a sentence if the plan may need a reboot, else "".
+
+        A reboot is needed if the device may refuse a reset.
+        """
 
     def untouched(self, device: Any, wanted: Division | None) -> bool:
         """Return whether the division is as wanted or as after a boot."""
 
     def only(self, device: Any, parts: Sequence[Any]) -> Any:
-        """Return the device with these parts only."""
+        """Return a copy of the device that has only these parts."""
 
     def report(self, planned: Any, device: Any) -> dict[str, Any]:
         """Return the keys about the division in the modules' return value `gpus`.
 
-        `planned` is the device as read for the plan, and `device` as last read.
+        `planned` is the device as it was read for the plan. `device` is the device as it was last read.
         """
 
     def target_data(self, division: Division | None) -> dict[str, Any]:
         """Return `target_keys` with their values in journals and saved plans.
 
-        The argument is None for no division, and for a division by another divider. A new divider then returns {}.
+        The argument is None if the target is not divided, or divided by another divider. In both cases, a new divider
+        must return {}.
         """
 
     def from_target_data(self, data: Mapping[str, Any]) -> Division | None:
         """Return the division that `target_data` wrote, or None.
 
-        The data may be from a host without this divider. If it lacks `target_keys`, a new divider returns None. Raises
-        KeyError, TypeError or ValueError if the data is invalid.
+        A release without this divider may have written the data. If the data lacks `target_keys`, a new divider must
+        return None. Raises KeyError, TypeError or ValueError if the data is invalid.
         """
 
     def pinned(self, division: Division | None, planned: Any) -> Division | None:
-        """Return the desired division with the parts that a saved plan has as `planned`."""
+        """Return the desired division with the parts under `planned` in a saved plan."""
 
     def observed_data(self, device: Any) -> dict[str, Any]:
         """Return the observed division in the format of saved plans."""
@@ -137,7 +144,7 @@ class Divider(Protocol):
     def differences(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """Return the differences between two values of `observed_data`.
 
-        The first list is about the device, and the second about its parts.
+        The first list has the differences of the device, and the second those of its parts.
         """
 
 
@@ -175,12 +182,12 @@ class DeviceSetting(Protocol):
 
 
 class VendorSetting(DeviceSetting, Protocol):
-    """A setting that follows from the kind of sharing, and that the session reads."""
+    """A setting whose value the kind of sharing determines. The session reads it."""
 
     def wanted(self, sharing: str, form: Form | None) -> str | None:
         """Return the value for a kind of sharing, or None for no change.
 
-        `form` is that of the technique. It is None if the kind has no part in the layout.
+        `form` is the technique's form. It is None for kinds of sharing without a part in the layout.
         """
 
 
@@ -192,7 +199,8 @@ class Vendor(Protocol):
     #: fails, UnansweredCallError if a call does not return, ResetRefusedError if a device refuses a reset, and
     #: DriverAbsentError if the driver is missing. Planning raises PlanError.
     failure: type[Any]
-    #: Names in messages: what reads the devices, the command that shows them, and other tools that divide them.
+    #: Names for messages: the library that reads the devices, the command that shows them, and other tools that divide
+    #: them.
     reader: str
     command: str
     other_tools: str
@@ -214,11 +222,12 @@ class Vendor(Protocol):
     def with_holders(self, host: Host, own: Pids) -> Host:
         """Return the host with the holders of its devices and their parts.
 
-        `own` are the processes of services by UUID. They are neither holders nor processes of a device.
+        `own` maps the UUID of each device to the PIDs of service processes. The result has them neither as holders nor as
+        processes of a device.
         """
 
     def gaps(self, host: Host) -> Iterator[Gap]:
-        """Yield values that a device does not report, unlike others of its model."""
+        """Yield values that a device does not report, unlike other devices of its model."""
 
     def lost_error(self, where: str, gpus: Sequence[LostGpu]) -> DeviceError:
         """Return the error for these lost devices, with the fix."""
@@ -232,7 +241,7 @@ class Vendor(Protocol):
     def respawn(self) -> None:
         """Restart the module with an interpreter that has the driver's binding.
 
-        If there is no such interpreter, return.
+        Returns only if the host has no such interpreter.
         """
 
     def without_driver(self, error: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ DIVIDERS: dict[str, Divider] = {divider.key: divider for vendor in VENDORS for d
 def vendor_of_host() -> Vendor:
     """Return the vendor of the host's GPUs.
 
-    It is the first vendor if no other is present.
+    If the host has GPUs of no vendor, the first vendor is returned.
     """
     return next((vendor for vendor in VENDORS[1:] if vendor.present()), VENDORS[0])
 
@@ -41,7 +41,7 @@ def divider_of(device: Device) -> Divider:
 def target_data(target: Target) -> dict[str, Any]:
     """Return a target in the format of journals and saved plans.
 
-    Each setting is a top-level key, and so is each key of a divider.
+    The names of the settings and the `target_keys` of each divider are top-level keys.
     """
     data: dict[str, Any] = {"gpu_uuid": target.gpu_uuid, "where": target.where, "sharing": target.sharing}
     for key, divider in DIVIDERS.items():

@@ -96,7 +96,7 @@ def _compared(
 
 def _the_same(gpu: int | None, call: str, compared: int, unfilled: int, links_off: str) -> Check:
     if not compared:
-        return not_run(AREA, gpu, call, "the driver fills no value in" if unfilled else links_off)
+        return not_run(AREA, gpu, call, "the driver returns no value" if unfilled else links_off)
     found = "%d of %d" % (compared, compared)
     if unfilled:
         found += ", %d not filled in by the driver" % unfilled

@@ -211,7 +211,7 @@ def variant(pci_subsystem_id="18bf", **differences):
         ({"boards": []}, "boards", "is empty"),
         ({"unconfirmed__colour": "no"}, "unconfirmed", "colour"),
         ({"power_watts__peak": 9}, "power_watts", "exactly"),
-        ({"mig_capable": False}, "mig_capable", "false without them"),
+        ({"mig_capable": False}, "mig_capable", "else false"),
         ({"profiles__4__placement_starts": [0, 6]}, "profiles[4].placement_starts", "6 does not leave room"),
         ({"profiles__4__placement_starts": ["0"]}, "profiles[4].placement_starts.0", "not int"),
         ({"profiles__4__memory_mib": None}, "profiles[4].memory_mib", "under unconfirmed"),

@@ -68,7 +68,8 @@ class ComputeMode:
             from .nvml.calls import NO_PERMISSION, NOT_SUPPORTED
 
             if error.code in (NOT_SUPPORTED, NO_PERMISSION):
-                # The driver reports this only when the mode is set, except in the cases that `plan` refuses.
+                # `plan` already refuses GPUs that are known to have a fixed mode. For other GPUs, the driver reports a
+                # fixed mode only in this call.
                 error.cure = _CURE
             raise
 
@@ -95,7 +96,7 @@ def _plan(gpu: Gpu, target: Target) -> GpuPart:
     if divided:
         wanted = None if now is None else DEFAULT
     if wanted == DEFAULT and gpu.compute_mode_fixed and now is None and not gpu.mig.enabled:
-        # A GPU without compute modes counts as a GPU in the default mode.
+        # A GPU without compute modes is treated as a GPU in the default mode.
         wanted = None
     if wanted not in (None, now) and gpu.compute_mode_fixed:
         raise PlanError(

@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find values that a GPU does not report, unlike others of its model.
+"""Find values that a GPU does not report, unlike other GPUs of its model.
 
 Pure functions.
 
-Some NVML codes, such as NOT_SUPPORTED, also mean that a healthy driver or model lacks a feature. A GPU that fails with
-such a code lacks a value.
+Some NVML error codes, such as NOT_SUPPORTED, may come from a faulty GPU, or from a healthy driver or model that lacks a
+feature. In both cases the value is missing. A comparison with other GPUs of the model shows whether the GPU is faulty.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _PROFILES_WITHOUT_MIG = 550
 
 @frozen
 class Gap:
-    """A value that a GPU does not report, the NVML call, and the GPU with it.
+    """A value that a GPU does not report, and the NVML call that should report it.
 
-    `completed` is None if no other GPU has the value, and the GPU cannot work without it.
+    `completed` is a copy of the GPU with the value of another GPU. It is None if no other GPU has the value, and the GPU
+    cannot work without it.
     """
 
     gpu: Gpu
@@ -35,13 +36,13 @@ class Gap:
     completed: Gpu | None
 
     def lost(self) -> LostGpu:
-        """Return the GPU as a lost one."""
+        """Return the GPU as a lost GPU."""
         gpu, call, code = self.gpu, self.call, NvmlError.UNKNOWN
         return LostGpu(gpu.index, self.problem, gpu.uuid, gpu.pci_address, gpu.name, call, code, "Unknown")
 
 
 def gaps(host: Host) -> Iterator[Gap]:
-    """Yield values that a GPU does not report, unlike others of its model."""
+    """Yield values that a GPU does not report, unlike other GPUs of its model."""
     for gpu in host.gpus:
         peers = [peer for peer in host.gpus if peer.name == gpu.name and peer is not gpu]
         mig = gpu.mig
@@ -61,7 +62,7 @@ def gaps(host: Host) -> Iterator[Gap]:
             completed = dataclasses.replace(gpu, memory_total_bytes=sizes[0])
             problem = "it reports no memory size, unlike other GPUs of its model"
             yield Gap(gpu, "nvmlDeviceGetMemoryInfo", problem, completed)
-        # A GPU in a guest reports its mode and refuses only to set it, which is a mistake in the layout.
+        # A GPU in a guest reports its compute mode, so it has no gap. If a layout needs another mode, planning fails.
         if gpu.compute_mode is None and gpu.compute_mode_fixed and any(not peer.compute_mode_fixed for peer in peers):
             completed = dataclasses.replace(gpu, compute_mode="default", compute_mode_fixed=None)
             problem = "%s, unlike other GPUs of its model" % gpu.compute_mode_fixed

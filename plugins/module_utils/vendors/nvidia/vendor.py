@@ -43,7 +43,7 @@ class NvidiaVendor:
         return BoundedSession()
 
     def with_holders(self, host: Host, own: Pids) -> Host:
-        """Return the host with its holders, which do not include `own`."""
+        """Return the host with the holders of its GPUs, except processes in `own`."""
         from ...holders.find import find_holders
         from ...holders.mark import mark
 
@@ -54,7 +54,7 @@ class NvidiaVendor:
         return mark(host, holders)
 
     def gaps(self, host: Host) -> Iterator[Gap]:
-        """Yield values that a GPU does not report, unlike others of its model."""
+        """Yield values that a GPU does not report, unlike other GPUs of its model."""
         from .gaps import gaps
 
         return gaps(host)

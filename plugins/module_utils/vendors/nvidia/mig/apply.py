@@ -35,8 +35,8 @@ _NAMED = 5
 def apply(session: BoundedSession, gpu_uuid: str, steps: Sequence[MigStep], done: Callable[[MigStep], None]) -> None:
     """Apply steps, and call `done` for each completed one.
 
-    All steps between two changes of the mode are one request to the session. Raises NvmlError, or ResetRefusedError if
-    the GPU refuses the reset that a mode change needs.
+    Each change of the MIG mode is applied alone. All steps between two such changes are one request to the session.
+    Raises NvmlError, or ResetRefusedError if the GPU refuses the reset that a mode change needs.
     """
     for _is_mode, group in itertools.groupby(steps, lambda step: isinstance(step, SetMigMode)):
         changes = list(group)
@@ -71,8 +71,8 @@ def _request(gpu: str, step: MigStep) -> tuple[str, tuple[Any, ...]]:
 def leave_pending(session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
     """Set the changed MIG modes and leave them pending.
 
-    The caller must reboot the host at once. If one mode cannot be set, all modes are reverted and ApplyError is raised.
-    Its outcome is "old", or "unknown" if the driver hangs.
+    The caller must reboot the host at once. If one mode cannot be set, all modes are reverted, and ApplyError is raised
+    with the outcome "old", or "unknown" if the driver hangs.
     """
     set_so_far: list[str] = []
     try:
@@ -117,7 +117,7 @@ def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool) -> None:
             problem = "its MIG mode is still pending after a reset"
             raise ResetRefusedError(where, problem, "Check the kernel log.", gpu=gpu)
     except FleetError:
-        # If the mode stayed pending, it would take effect at the next reset.
+        # Revert the pending mode. Otherwise it would take effect at the next reset.
         with contextlib.suppress(FleetError):
             session.set_mig_mode(gpu, before)
         raise
@@ -126,8 +126,8 @@ def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool) -> None:
 def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
     """Return the error for a GPU that the driver reports as in use.
 
-    If no process uses the GPU, a holder inside the kernel uses it. In this case the fix is a reboot, unless the pending
-    mode is lost in the reboot.
+    If no process uses the GPU, a part of the kernel uses it. The error then recommends a reboot, unless the GPU would lose
+    the pending mode in the reboot.
     """
     host = session.observe(only=gpu)
     holders = blocking(find_holders(host), gpu)
@@ -142,7 +142,7 @@ def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
 
 
 def _name_holders(session: BoundedSession, gpu: str, error: ResetRefusedError) -> None:
-    """Add the holders of the GPU inside the kernel to a refused reset's error."""
+    """Add the parts of the kernel that hold the GPU to the error of a refused reset."""
     for known in session.observe(only=gpu).gpus:
         holders = holders_in_kernel(known) if known.uuid == gpu else ()
         if holders:

@@ -9,7 +9,7 @@ from typing import Any, Iterable, Mapping
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the differences of the MIG mode, and of the instances, each as text."""
+    """Return (differences of the MIG mode, differences of the instances) as texts."""
     modes = [
         "%s was %s and is %s" % (name, *("on" if m[mode] else "off" for m in (then, now)))
         for mode, name in (("mig_enabled", "MIG mode"), ("mig_pending", "the pending MIG mode"))

@@ -30,7 +30,8 @@ class WantedInstance:
 
     profile: str
     start: int | None = None
-    #: None means one compute instance that fills the GPU instance. An empty tuple means no compute instance.
+    #: Sizes of the compute instances. None means one compute instance that fills the GPU instance, and an empty tuple
+    #: means no compute instance.
     compute_slices: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
@@ -94,7 +95,10 @@ class MigPart:
         return _state(self.enabled, ["%s@%d%s" % (profile, at, _split_text(n)) for at, (profile, n) in planned])
 
     def _instances(self, kept: Sequence[GpuInstance]) -> Instances:
-        """Return the instances after all steps. `kept` are those that no step removes."""
+        """Return the instances after all steps.
+
+        `kept` has the instances that no step removes.
+        """
         instances: Instances = {i.placement.start: (i.profile, _slices(i)) for i in kept}
         starts = {i.id: i.placement.start for i in self.kept}
         for step in self.steps:
@@ -158,7 +162,7 @@ class MigDivider:
         apply(session, gpu_uuid, steps, done)
 
     def reload(self, session: BoundedSession) -> None:
-        """Raise NotImplementedError, because no step needs this."""
+        """Raise NotImplementedError, because no MIG step needs a reload of the driver."""
         raise NotImplementedError
 
     def leave_pending(self, session: BoundedSession, plans: Sequence[GpuPlan]) -> None:
@@ -174,7 +178,7 @@ class MigDivider:
         return foreseen(gpu) or ""
 
     def untouched(self, gpu: Gpu, wanted: MigDivision | None) -> bool:
-        """Return whether the instances are as wanted, or there are none."""
+        """Return whether the GPU has the wanted instances, or no instances."""
         has = sorted((i.profile, i.start) for i in gpu.mig.instances)
         return not has or has == sorted((i.profile, i.start or 0) for i in (wanted.instances if wanted else ()))
 
@@ -185,7 +189,7 @@ class MigDivider:
     def with_planned(self, gpu: Gpu, part: MigPart, division: MigDivision | None) -> Gpu:
         """Return the GPU with the planned instances.
 
-        Instances of other owners are left out.
+        Instances that belong to other owners are left out.
         """
         instances = tuple(
             GpuInstance(
@@ -241,7 +245,7 @@ class MigDivider:
         }
 
     def differences(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Return the differences of the MIG mode, and of the instances."""
+        """Return (differences of the MIG mode, differences of the instances)."""
         from .differences import differences
 
         return differences(then, now)

@@ -7,8 +7,8 @@ All functions are pure. They use neither the driver nor the layout syntax.
 
 Two kinds of resources decide whether a set of profiles fits a GPU:
 
-* Counted resources are compute slices and media engines. Whether they suffice depends only on the set.
-* Memory units also depend on the placements, so they need a search. Each profile has a short list of possible
+* Counted resources are compute slices and media engines. The set of profiles alone decides whether they suffice.
+* Memory units depend on the placements, so they need a search. Each profile has a short list of possible
 placements.
 
 A GPU has at most 12 memory units and 7 instances. The search is a dynamic program over (next instance, used units). It
@@ -46,15 +46,15 @@ def arrange(
     gain: Callable[[Want, Placement], Score],
     outlook: Callable[[int], tuple[int, ...]] = lambda taken: (),
 ) -> tuple[Placement, ...] | None:
-    """Choose placements for all `wants` without overlap.
+    """Choose a placement for each want, so that placements do not overlap.
 
     Returns the placements in the order of `wants`, or None if there is no solution.
 
     The best solution has the greatest sum of `gain(want, placement)`. Among equal sums, the greatest `outlook(used
     units)` wins, and then the lowest placements. Scores are compared as tuples.
     """
-    # Interchangeable wants are adjacent and get ascending placements. Each set of placements is therefore tried only
-    # once.
+    # Put interchangeable wants next to each other, and give them only ascending placements. Each set of placements is
+    # therefore tried only once.
     order = sorted(
         range(len(wants)), key=lambda i: (-_width(wants[i]), len(wants[i].placements), repr(wants[i].kind), i)
     )
@@ -136,9 +136,9 @@ class Capacity:
         return None
 
     def outlook(self, taken: int) -> tuple[int, ...]:
-        """Return the number of further instances that fit beside the used units.
+        """Return how many more instances of each profile fit beside the used units.
 
-        The result has one number for each profile. The largest profile is first.
+        The result has one number for each profile, the largest profile first.
         """
         counts = []
         for profile in self._largest_first:
@@ -162,7 +162,7 @@ class Capacity:
     def largest_part(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the largest subset of these profiles that fits on an empty GPU.
 
-        The subset with the most compute slices wins, then the most memory units, then the most instances.
+        The largest subset has the most compute slices. Among equal subsets, memory units and then instances decide.
         """
         counts = Counter(names)
         kinds = sorted(counts, key=list(names).index)

@@ -52,7 +52,9 @@ _DISPLAY_BOARD = re.compile(r"RTX PRO [56]000 Blackwell(?!.*Server)")
 
 
 def plan(gpu: Gpu, target: Target, ownership: Ownership, undivided: Sequence[str] = ()) -> MigPart:
-    """Return the part for one GPU. `undivided` are the other values of `sharing`.
+    """Return the MIG part of one GPU's plan.
+
+    `undivided` has the values of `sharing` that need no MIG, for messages.
 
     Raises the same errors as `planner.plan`.
     """
@@ -139,11 +141,10 @@ def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
 def _beside(
     gpu: Gpu, instances: Sequence[WantedInstance], foreign: Sequence[GpuInstance]
 ) -> tuple[tuple[WantedInstance, ...], tuple[GpuInstance, ...]]:
-    """Return the desired instances, with the foreign instances that the layout has.
+    """Return (desired instances, foreign instances that stay unchanged).
 
-    Also returns the foreign instances that are not in the layout. They stay unchanged.
-
-    A foreign instance is adopted if the layout has an equal instance and the collection owns too few of them.
+    Foreign instances were not created by this collection. If the layout has an instance with the same profile, and the
+    collection owns too few of them, the foreign instance is adopted. It is then a desired instance at its placement.
     """
     own = [i.profile for i in gpu.mig.instances if i not in foreign]
     wanted: list[WantedInstance] = list(instances)
@@ -167,7 +168,7 @@ def _plan_whole(gpu: Gpu) -> MigPart:
     for instance in gpu.mig.instances:
         steps += _destroy(instance)
     if gpu.mig.enabled or gpu.mig.pending:
-        # If MIG mode is off but pending, this only reverts the pending change.
+        # If MIG mode is off and a change to on is pending, this step only reverts the pending change.
         steps.append(SetMigMode(False))
     return MigPart(gpu, False, tuple(steps), (), disturbed(gpu, steps))
 
@@ -179,7 +180,7 @@ def _plan_mig(
     left: tuple[GpuInstance, ...] = (),
     removed: tuple[GpuInstance, ...] = (),
 ) -> MigPart:
-    """Plan the instances without changing those in `left`.
+    """Plan the MIG mode and the instances. The instances in `left` stay unchanged.
 
     Instances in `removed` are destroyed even if they match a desired one.
     """
@@ -219,7 +220,7 @@ def _plan_mig(
 def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
     """Return the holders that these steps would disturb.
 
-    The holders are those of the GPU as read now, even if the steps come from a saved plan.
+    The holders are read from `gpu`, the current observation, even if the steps are from a saved plan.
     """
     steps = list(steps)
     doomed = {step.gpu_instance_id for step in steps if isinstance(step, DestroyGpuInstance)}
@@ -238,7 +239,7 @@ def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
         ]
     found = [disturbance for disturbance in found if disturbance.who]
     switches = any(isinstance(step, SetMigMode) and step.enabled != gpu.mig.enabled for step in steps)
-    # A holder of an instance also holds the GPU, but is listed only once.
+    # Holders of instances also hold the GPU. List the GPU's holders only if no instance was listed.
     if switches and not found and _holders(gpu):
         found.append(Disturbance("%s, whose MIG mode would change," % gpu.short_label, _holders(gpu)))
     return tuple(found)
@@ -273,7 +274,7 @@ def _refuse_without_mig(gpu: Gpu, where: str, undivided: Sequence[str]) -> None:
 def _capacity(gpu: Gpu, where: str, instances: Sequence[WantedInstance]) -> Capacity:
     """Return the capacity of the GPU.
 
-    Raises PlanError if it does not have the profiles.
+    Raises PlanError if the GPU does not have the profiles of the desired instances.
     """
     capacity = Capacity(gpu.mig.profiles)
     unknown = sorted({wanted.profile for wanted in instances} - set(capacity.profiles))
@@ -316,8 +317,8 @@ def _place(
 ) -> list[tuple[WantedInstance, Placement]]:
     """Return a placement for each desired instance.
 
-    As many busy instances as possible are kept. The next criterion is the number of kept instances, then the number of
-    kept compute instances.
+    The placements keep as many busy instances as possible. Among equal solutions, they keep the most instances, and then
+    remove the fewest compute instances.
     """
     at = {(instance.profile, instance.placement): instance for instance in present}
 
@@ -336,7 +337,7 @@ def _place(
 
     names = [wanted.profile for wanted in instances]
     shortage = capacity.shortage(names + [instance.profile for instance in left])
-    # Equal instances are interchangeable, so the instance is its own `kind`.
+    # `kind` is the desired instance itself, because equal instances are interchangeable.
     wants = [Want(wanted, open_to(wanted)) for wanted in instances]
     fixed = [Want(WantedInstance(i.profile, i.placement.start), (i.placement,)) for i in left]
     found = None if shortage else arrange(wants + fixed, gain, capacity.outlook)
@@ -378,7 +379,7 @@ def _compute_placements(gpu: Gpu, profile: GpuInstanceProfile) -> dict[int, tupl
     """Return the possible placements of compute instances in a new GPU instance.
 
     The result is a mapping from compute slices to placements. NVML reports placements only for existing GPU instances.
-    They are taken from an instance with the same profile if the GPU has one, otherwise from the table.
+    If the GPU has an instance with the same profile, its placements are returned, otherwise those in COMPUTE_STARTS.
     """
     for instance in gpu.mig.instances:
         if instance.profile == profile.name and instance.compute_placements:
@@ -417,8 +418,8 @@ def _replan_compute(
 
     found = arrange([Want(n, places.get(n, ())) for n in slices], gain)
     if found is None:
-        # The GPU instance does not report possible starts. If the slices are the same, nothing changes. Otherwise all
-        # compute instances are recreated.
+        # The GPU instance reports no suitable placements. Keep its compute instances if they have the desired sizes.
+        # Otherwise recreate all of them.
         have = sorted(c.compute_slices for c in instance.compute_instances)
         if have == sorted(slices):
             return (), []
@@ -433,7 +434,7 @@ def _replan_compute(
 def _destroy(instance: GpuInstance) -> list[MigStep]:
     """Return the steps that remove a GPU instance.
 
-    Its compute instances are removed first.
+    The steps remove the compute instances first.
     """
     steps: list[MigStep] = [_destroy_compute(instance, compute) for compute in instance.compute_instances]
     return [*steps, DestroyGpuInstance(instance.profile, instance.id, instance.placement)]
@@ -446,8 +447,8 @@ def _destroy_compute(instance: GpuInstance, compute: ComputeInstance) -> Destroy
 
 
 def _holders(thing: Gpu | GpuInstance | ComputeInstance) -> tuple[Holder | Process, ...]:
-    """Return the holders, which include the processes that NVML reports.
+    """Return the holders of a GPU or an instance.
 
-    If no holders were read, only the processes from NVML are returned.
+    If no holders were read, the processes that NVML reports are returned instead.
     """
     return thing.held_by or thing.processes

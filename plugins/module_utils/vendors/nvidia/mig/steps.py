@@ -11,7 +11,7 @@ from ....frozen import frozen
 from ....model import Gpu, Placement
 from ....plan.parts import RESET, GpuStep
 
-#: (profile, compute slices) of a GPU's instances, by start, while steps are simulated.
+#: (profile, sizes of the compute instances) of each GPU instance by start, while steps are simulated.
 Instances = Dict[int, Tuple[str, List[int]]]
 
 
@@ -67,12 +67,12 @@ class DestroyComputeInstance(MigStep):
         return self.gpu_instance_id
 
     def change(self, instances: Instances, starts: Mapping[int, int]) -> None:
-        """Remove the compute instance from a GPU instance that is kept."""
+        """Remove the compute instance, if the steps keep its GPU instance."""
         if self.gpu_instance_id in starts:
             instances[starts[self.gpu_instance_id]][1].remove(self.compute_slices)
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
-        """Return whether the GPU instance is removed too."""
+        """Return whether the steps also remove the GPU instance."""
         return any(
             isinstance(step, DestroyGpuInstance) and step.gpu_instance_id == self.gpu_instance_id for step in steps
         )

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run NVML calls in a child process, with a time limit for each call.
 
-A hung driver blocks the calling thread in the kernel. No signal ends the thread, and everything that its process has
-open stays open. The child has only its socket and the GPUs open. A run can therefore abandon the child, exit, and
-release the lock of the host.
+A driver that hangs blocks the calling thread in the kernel. No signal ends the thread, and its process keeps all its
+files open. The child process has only its socket and the GPUs open. If it hangs, a run can therefore abandon it, exit,
+and release the lock of the host.
 
 The child writes the name of each call to shared memory before the call. If no response arrives, the parent reads the
 name.
@@ -52,8 +52,8 @@ _CHANGES = (
 _OF_A_GPU = ("nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance")
 # Calls that affect the host, although they are named like calls for a GPU.
 _OF_THE_HOST = ("nvmlDeviceGetCount",)
-# Layout of the shared memory: start of the call in seconds of time.monotonic(), and a text with the call's name and the
-# GPU's label. Then the number of completed changes of the current batch.
+# Layout of the shared memory. It starts with the start of the call in seconds of time.monotonic(), and a text with the
+# call's name and the GPU's label. The number of completed changes of the last request `change` follows.
 _NOTE, _TEXT_BYTES, _COUNT = struct.Struct("=d256s"), 256, struct.Struct("=Q")
 # Header of a message: number of the request, and length of the content.
 _HEADER = struct.Struct("=QQ")
@@ -61,7 +61,7 @@ _CHUNK_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
 # Name of the child in /proc. It may have at most 15 characters.
 COMM = "gpu-layout-nvml"
-# Abandoned children of this process that have not ended, and the error of each.
+# Children of this process that it abandoned and that still hang: their PIDs, and the error that each caused.
 _hanging: dict[int, UnansweredCallError] = {}
 # The child for the next session, if it was started ahead: (note, connection, PID).
 _ahead: list[tuple[CallNote, socket.socket, int]] = []
@@ -80,7 +80,7 @@ def hung_children(proc: str = "/proc") -> list[int]:
 
 
 def _hangs(folder: str) -> bool:
-    # Users can choose this name, so only processes of root count.
+    # Users can give a process this name, so ignore processes that root does not run.
     if read(folder + "/comm").rstrip("\n") != COMM:
         return False
     status = read(folder + "/status")
@@ -96,7 +96,7 @@ class CallNote:
     def write(self, call: str, where: str) -> None:
         """Record the call that is about to start, and the label of its GPU or host.
 
-        An empty name means that no call is running.
+        If `call` is empty, no call is running.
         """
         text = "%s\t%s" % (call, where)
         # Write the time first, so that the text of the previous call never has an older time.
@@ -111,7 +111,7 @@ class CallNote:
 
     @property
     def completed(self) -> int:
-        """Return the number of completed changes of the current batch."""
+        """Return the number of completed changes of the last request `change`."""
         return int(_COUNT.unpack_from(self._memory, _NOTE.size)[0])
 
     @completed.setter
@@ -120,7 +120,7 @@ class CallNote:
 
 
 def _start() -> tuple[CallNote, socket.socket, int]:
-    """Start a child. Return (note of its calls, connection to it, its PID)."""
+    """Start a child process. Return (note of its calls, connection, PID)."""
     note, parent = CallNote(), os.getpid()
     near, far = socket.socketpair()
     with far:
@@ -130,8 +130,8 @@ def _start() -> tuple[CallNote, socket.socket, int]:
 def start_ahead() -> None:
     """Start the child for the next session.
 
-    The child loads pynvml while this process does other work. It makes no NVML call. If pynvml is missing, the session
-    reports this.
+    The child loads pynvml while this process does other work, but makes no NVML call. If pynvml is missing, the session
+    raises the error later.
     """
     if not _ahead:
         _ahead.append(_start())
@@ -150,9 +150,9 @@ def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
 class BoundedSession:
     """An NVML session in a child process, as a context manager.
 
-    The session is not safe for several threads at once. It has the methods of `Session`. Each of them also raises
-    UnansweredCallError if an NVML call does not return or ends the child. All later calls then raise the same error
-    immediately.
+    The session is not safe for several threads at once. It has the methods of `Session`. Each method also raises
+    UnansweredCallError if an NVML call does not return, or if the child ends. All later methods then raise the same
+    error immediately.
     """
 
     give_up = _forwarded(Session.give_up)
@@ -164,7 +164,7 @@ class BoundedSession:
 
     def __init__(self) -> None:
         if not _ahead:
-            # Report a missing pynvml here. The child inherits the import.
+            # Import pynvml in this process, so that a missing pynvml is reported now. The child inherits the import.
             _binding()
         #: Called in this process after the GPUs were read.
         self.observers: Sequence[Observer] = ()
@@ -190,13 +190,13 @@ class BoundedSession:
     def completed(self) -> int:
         """Return the number of completed changes of the last `change`.
 
-        It is also known if the child hangs or has ended.
+        The number is known even if the child hangs or has ended.
         """
         return self._note.completed
 
     def __enter__(self) -> BoundedSession:
         for child, failure in list(_hanging.items()):
-            # A service that polls therefore leaves at most one such child.
+            # Do not start another child while an abandoned one hangs. A service that polls would start more and more.
             if not child_process.has_ended(child):
                 raise failure
             del _hanging[child]
@@ -210,8 +210,8 @@ class BoundedSession:
 
     def __exit__(self, *_exc: Any) -> None:
         if self._failure is None and not self._waits:
-            # The child shuts NVML down. If it hangs here, this is not an error: all results have been read, and the
-            # next run reports the hang.
+            # Wait until the child has shut NVML down. If it hangs, raise no error, because all results have been read.
+            # The next run reports that the driver hangs.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + seconds_for("nvmlShutdown")
@@ -229,7 +229,7 @@ class BoundedSession:
 
     def change(self, changes: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         """Call `Session.change` in the child, with one message for all changes."""
-        # The child may not get as far as the first change.
+        # Reset the number, because the child may end before the first change.
         self._note.completed = 0
         self._ask("change", changes)
 
@@ -293,7 +293,7 @@ class BoundedSession:
                     raise self._ended()
                 received += chunk
             elif self._note.read() == (call, where, began):
-                # The child has not started another call in the meantime.
+                # The note shows that the child is still in the same call.
                 name = call or "the process that calls NVML"
                 raise self._unanswered(where, "%s did not return within %d s" % (name, seconds), call)
 
@@ -344,7 +344,7 @@ class _ChildSession(Session):
     def _noted(self, call: str, gpu: str | None = None) -> None:
         """Record the next call in the note.
 
-        A call that names no GPU belongs to the GPU of the previous call.
+        If neither the call nor the session names a GPU, the label of the previous call's GPU is used.
         """
         gpu = gpu or self._gpu
         if gpu is not None:
@@ -389,16 +389,15 @@ class _ChildSession(Session):
 
 def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
     """Answer requests in the child until the parent closes its end of the socket."""
-    # End with the parent, even while the child is stopped or handles a request.
+    # Let the kernel end this process when its parent ends, even while it is stopped or handles a request.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1
-    # Garbage collection would copy every memory page that the child shares with its parent.
+    # Disable garbage collection, because it would copy every memory page that this process shares with its parent.
     gc.disable()
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123
         file.write(COMM)
-    # If the parent did not start this child ahead, it has already loaded pynvml. If pynvml is missing, the first
-    # request returns this error.
+    # Load pynvml, unless this process inherited it. If pynvml is missing, the first request returns the error.
     with contextlib.suppress(DriverAbsentError):
         _binding()
     # Change the directory only after the import, because the search path may have relative entries.

@@ -134,7 +134,7 @@ def _binding() -> Any:
     return pynvml
 
 
-# A subclass of Calls. Gives `with Session() as session` the right type.
+# A type variable for subclasses of Calls, so that `with Session() as session` has the right type.
 Started = TypeVar("Started", bound="Calls")
 
 
@@ -201,7 +201,7 @@ class Calls:
         """
         function = getattr(self._nvml, call, None)
         if function is None:
-            # The installed nvidia-ml-py is older than this call.
+            # The installed nvidia-ml-py is too old to have this call.
             return None
         try:
             return function(*args)
@@ -277,7 +277,7 @@ def lost_error(where: str, gpus: Sequence[LostGpu], done: str = "") -> NvmlError
     `done` describes the result for the other GPUs.
     """
     first = gpus[0]
-    # If only the index of the GPU is known, the GPU is assumed to be off the bus.
+    # If NVML reports only the index of a GPU, assume that the GPU has fallen off the bus.
     code = GPU_IS_LOST if first.code is None and first.index is not None else first.code
     cures = ["The kernel log may say why (dmesg, lines with NVRM and Xid)."]
     if first.minimum_driver is not None:
@@ -308,6 +308,6 @@ def _decoded(error: UnicodeDecodeError) -> str:
 def _code_name(error: Any) -> str:
     """Return NVML's name of an error code without NVML_ERROR_.
 
-    The spelling is that of the exceptions in nvidia-ml-py.
+    The exceptions of nvidia-ml-py have names with the same spelling.
     """
     return type(error).__name__.replace("NVMLError_", "")

@@ -15,8 +15,9 @@ _NVIDIA = "0x10de"
 # PCI base class 03 is a display controller. Data center GPUs have class 0302 (3D controller).
 _DISPLAY = "0x03"
 
-# The first driver that runs a model, for each PCI device id: source, version or branch, model, ids. A unit test compares it with
-# the model files, which are not on hosts. Models for drivers up to branch 470 are omitted.
+# Rows of (source, first driver that supports the model, model, PCI device ids). A driver is a version or a branch. A unit
+# test compares the rows with the model files, because hosts do not have these files. Models that branch 470 or an older
+# branch supports are omitted.
 _MINIMUM_DRIVERS = """
 guide 525.85.12 H100-80GB 2330 2331 2322 2324
 guide 535.161.07 H20-96GB 2329
@@ -64,8 +65,8 @@ def expected_gpus(devices: str = DEVICES) -> list[str]:
     """Return the addresses of the NVIDIA GPUs that the driver should list, in order.
 
     These GPUs are bound to the driver nvidia or to no driver. GPUs with other drivers (vfio-pci, nouveau) and virtual
-    functions do not count. A boot display adapter without a driver does not count either, because it may be too old for
-    the NVIDIA driver.
+    functions are excluded. A boot display adapter without a driver is excluded too, because it may be too old for the
+    NVIDIA driver.
     """
     expected = []
     for gpu in nvidia_gpus(devices):

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reset a GPU. This step of a MIG mode change has no NVML call.
+"""Reset a GPU, which a change of the MIG mode may need. NVML has no call for this.
 
-nvidia-smi resets hardware, but refuses to reset simulated GPUs. gpusim resets those.
+nvidia-smi resets hardware, but refuses to reset simulated GPUs. gpusim resets simulated GPUs.
 """
 
 from __future__ import annotations

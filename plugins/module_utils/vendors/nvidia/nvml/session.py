@@ -73,7 +73,7 @@ class Session(Calls):
         self._profiles: dict[tuple[str, int], dict[tuple[GpuInstanceProfile, ...], set[str]]] = {}
         #: GPUs as last read, by UUID.
         self._read: dict[str, Gpu] = {}
-        #: GPUs that are readable but count as lost, by UUID, and the failure that caused this.
+        #: GPUs that are readable but treated as lost: their UUIDs, and the failure that is the reason.
         self._given_up: dict[str, NvmlError] = {}
 
     # ------------------------------------------------------------------ reading
@@ -121,9 +121,9 @@ class Session(Calls):
         )
 
     def give_up(self, gpu: str, error: NvmlError) -> None:
-        """Count a GPU as lost for the rest of the session.
+        """Treat a GPU as lost for the rest of the session.
 
-        The GPU is readable, but a change of it failed.
+        NVML can read the GPU, but a change of the GPU failed.
         """
         self._given_up[gpu] = error
 
@@ -174,7 +174,7 @@ class Session(Calls):
             return self._lost(index, handle, error)
 
     def _without_sick_profiles(self, readings: Sequence[Gpu | LostGpu]) -> list[Gpu | LostGpu]:
-        """Count GPUs without MIG profiles as lost if others of the same model have some.
+        """Treat GPUs without MIG profiles as lost if GPUs of the same model have some.
 
         Only GPUs in the same mode are compared, because driver 535 lists no profiles while MIG mode is off.
         """
@@ -191,9 +191,9 @@ class Session(Calls):
         ]
 
     def _lost(self, index: int, handle: Any, error: NvmlError) -> LostGpu:
-        """Return the lost GPU with its identity.
+        """Return the lost GPU with its UUID, address and name, as far as known.
 
-        The GPU still reports the identity, or reported it earlier in this session.
+        The GPU still reports them, or reported them earlier in this session.
         """
         identity: dict[str, Any] = {}
         if handle is not None:
@@ -318,7 +318,7 @@ class Session(Calls):
         mps = self._optional("nvmlDeviceGetMPSComputeRunningProcesses", handle)
         found = []
         if compute is None:
-            # There may be processes that are not listed, so the GPU counts as in use.
+            # The GPU may have processes that NVML does not list. Add a placeholder, so that the GPU is treated as in use.
             found.append(Process(0, UNKNOWN, "NVML does not list the processes of this GPU"))
         # MPS clients are in both lists (H200, driver 580).
         clients = {_identity(entry) for entry in mps or ()}
@@ -352,9 +352,9 @@ class Session(Calls):
     def _profiles_of(self, handle: Any, model: tuple[str, int], uuid: str) -> tuple[GpuInstanceProfile, ...]:
         """Return the MIG profiles of a GPU.
 
-        If two GPUs of the same model have reported equal lists, this list is returned. This saves most of the calls on
-        large hosts. A single list is not trusted: a faulty GPU reports too few profiles, and no call distinguishes an
-        unsupported profile from a fault.
+        Once two GPUs of the same model have reported equal lists, this list is returned for all GPUs of the model. This
+        saves most of the calls on large hosts. One list alone is not used, because a faulty GPU may report too few
+        profiles, and no call distinguishes an unsupported profile from a fault.
         """
         lists = self._profiles.setdefault(model, {})
         agreed = [profiles for profiles, uuids in lists.items() if profiles and len(uuids) > 1]
@@ -408,9 +408,9 @@ class Session(Calls):
         return tuple(sorted(instances, key=lambda i: i.placement))
 
     def _mig_uuids(self, handle: Any) -> dict[tuple[int, int], str]:
-        """Return the UUIDs of the MIG devices.
+        """Return the UUIDs of the GPU's MIG devices.
 
-        The keys are (GPU instance id, compute instance id). Any slot may be empty.
+        The keys are (GPU instance id, compute instance id). An index without a MIG device is skipped.
         """
         uuids = {}
         for index in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
@@ -472,7 +472,7 @@ class Session(Calls):
     def set_mig_mode(self, gpu: str, enabled: bool) -> int:
         """Request a MIG mode and return the activation status.
 
-        The status is SUCCESS. If the mode is pending, it is IN_USE or RESET_REQUIRED.
+        The status is SUCCESS if the mode is active, and IN_USE or RESET_REQUIRED if it is pending.
         """
         return self._call("nvmlDeviceSetMigMode", self._handle(gpu), int(enabled), gpu=gpu)
 
@@ -486,9 +486,10 @@ class Session(Calls):
         self._call("nvmlDeviceSetComputeMode", self._handle(gpu), codes[mode], gpu=gpu)
 
     def change(self, changes: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
-        """Create and destroy instances in this order. `completed` counts them.
+        """Create and destroy instances in the order of `changes`.
 
-        Each change is the name of a method below with its arguments. Raises NvmlError at the first one that fails.
+        Each change is (name of a method of this class, its arguments). `completed` is the number of completed changes.
+        Raises NvmlError when a change fails. Later changes are then not applied.
         """
         self.completed = 0
         for name, arguments in changes:
