@@ -6,7 +6,7 @@
 This module imports no technique. A technique is loaded when its subcommand runs.
 """
 
-#: (name of the subcommand, its function as listed by `main` in cli, help text).
+#: (name of the subcommand, module and function that run it, help text).
 COMMANDS = (
     (
         "vgpu-agent",

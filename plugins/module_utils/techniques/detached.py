@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Report containers that a systemd reload would detach from their GPUs."""
+"""Report containers that would lose access to their GPUs in a systemd reload."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..model import Holder
 from ..plan.disturbance import Disturbance
 from ..processes.command import Run
 
-# Maximum number of links that a message names.
+# Maximum number of missing links that a message names.
 _NAMED = 3
 
 
 def look(root: Path, holders: Iterable[Holder], run: Run | None = None) -> list[Disturbance]:
-    """Return the holders in containers that a systemd reload would detach."""
+    """Return the containers that would lose their GPUs in a systemd reload."""
     scopes: dict[str, dict[str, Holder]] = {}
     for holder in holders:
         scope = systemd_reload.scope_of(systemd_reload.cgroup_of(root, holder.pid)) if holder.pid is not None else ""

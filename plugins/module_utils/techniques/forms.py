@@ -30,7 +30,7 @@ INSIDE = tuple(form for form in WHOLE if form.inside_mig)
 #: All forms in the order of export: tenants, then instances, then whole GPUs.
 FORMS: tuple[Form, ...] = (*WHOLE, MigForm(INSIDE))
 
-#: Values of `sharing` that need a part of the same name in the entry.
+#: Values of `sharing` for which the entry must have a key with the same name.
 PARTS = tuple(sorted(form.key for form in FORMS))
 #: All values of `sharing`.
 SHARINGS = (*WITHOUT_PART, *PARTS)

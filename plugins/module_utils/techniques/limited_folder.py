@@ -22,7 +22,7 @@ Systemctl = Callable[[Sequence[str]], None]
 
 @frozen
 class LimitedFolder:
-    """The path of a folder below the host's root, its limits, and its unit's texts."""
+    """A folder below the host's root, its limits, and the texts of its mount unit."""
 
     path: str
     size_mib: int
@@ -31,8 +31,8 @@ class LimitedFolder:
     mode: int
     description: str
     comment: str
-    #: If true, systemd does not mount over a folder that has files. Units that need the folder must start the mount
-    #: unit.
+    #: If true, systemd does not mount the tmpfs over a folder that has files. Units that need the folder must then start
+    #: the mount unit.
     only_empty: bool = False
 
     @property
@@ -60,7 +60,7 @@ class LimitedFolder:
             "Where=/%s" % self.path,
             "Type=tmpfs",
             "Options=size=%dM,nr_inodes=%d,mode=%04o,nosuid,nodev,noexec" % (self.size_mib, self.most_files, self.mode),
-            # Running programs keep their mappings of the files.
+            # Unmount even while files are in use. Running programs keep their mappings of these files.
             "LazyUnmount=yes",
             "",
             "[Install]",
@@ -74,7 +74,7 @@ class LimitedFolder:
     def mount(self, root: Path, systemctl: Systemctl, changed: bool, in_use: bool) -> None:
         """Mount the folder at each boot, and also now unless it is `in_use`.
 
-        If the unit file has `changed`, the new size is applied.
+        `changed` means that the unit file was rewritten. The new size is then applied to the mounted folder.
         """
         if self.is_mounted(root):
             if changed:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the interface of a reader for a GPU setting.
 
-This file is small because it is sent to hosts with modules that only read.
+This file is small, because Ansible sends it to hosts with modules that only read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ class Observer(Protocol):
     setting: str
 
     def recorded(self, directory: str) -> bool:
-        """Return whether the record says that the collection set the setting.
+        """Return whether the collection has set the setting on a GPU of the host.
 
-        The record is in the state directory and covers all GPUs of the host. Raises ApplyError if this release cannot
-        read the record.
+        The collection records this in the state directory. Raises ApplyError if this release cannot read the record.
         """
 
     def observe(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the interface of a sharing technique.
 
-A technique is a folder next to this file. Only the tables next to this file name the folder.
+A technique is a folder next to this file. Only the tables of techniques next to this file import the folder.
 A technique that sets a value on each whole GPU is a `SettingTechnique`. A technique that runs daemons or agents has a
 `services.Service`. A technique that divides GPUs has the key of a divider (`vendors.protocol.Divider`).
 """
@@ -31,7 +31,7 @@ class Technique(Form, Protocol):
     def used(self, layout: Layout | None, private: bool) -> bool:
         """Return whether the layout needs the service, or the host has its files.
 
-        Only for techniques with a service. `private` is true if the GPUs are simulated for this process only.
+        Only techniques with a service implement this. `private` is true if the GPUs are simulated for this process only.
         """
 
 
@@ -48,7 +48,7 @@ class SettingTechnique(Technique, DeviceSetting, Protocol):
         """Return the value of the part, or the default if `part` is None."""
 
     def record(self, directory: str, gpus: Sequence[Gpu], changing: Iterable[str] = ()) -> None:
-        """Record the GPUs that have a value other than the default.
+        """Record the GPUs whose value is not the default.
 
-        `changing` has the UUIDs of GPUs that will get such a value.
+        `changing` has the UUIDs of GPUs that the run will give such a value.
         """

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .observer import Observer
     from .protocol import SettingTechnique, Technique
 
-#: Techniques in the order of a GPU's steps and of the start of services. `GpuPlan.steps` sets the position of a
-#: divider's steps. Services stop in reverse order.
+#: Techniques in the order of their steps on a GPU, which is also the order in which services start. Services stop in
+#: reverse order. `GpuPlan.steps` defines where a divider's steps are.
 TECHNIQUES: tuple[Technique, ...] = (
     TimeSlicingTechnique(),
     MpsTechnique(),
@@ -40,8 +40,8 @@ SERVING: tuple[Technique, ...] = tuple(each for each in TECHNIQUES if type(each)
 def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = PARTS) -> tuple[Observer, ...]:
     """Return the observers that are needed to read the host.
 
-    An observer is needed if the layout uses its technique, or if the host's record has its setting. `keys` are the
-    requested techniques. Raises ApplyError if a record cannot be read.
+    An observer is needed if the layout uses its technique, or if the collection has set its setting on this host. `keys`
+    has the keys of the layout's techniques. Raises ApplyError if a record cannot be read.
     """
     sharings = set() if layout is None else {entry.sharing for entry in layout.entries}
     about = [technique for technique in SETTINGS if technique.key in keys]

@@ -22,7 +22,7 @@ def export_together(
 ) -> dict[str, tuple[MigInstance, ...] | None]:
     """Return a mapping from the UUID of each GPU in MIG mode to its instances.
 
-    The value is None if a change of the GPU's mode is pending. If `pin` is true, each instance includes its placement.
+    The value is None if a change of the GPU's MIG mode is pending. If `pin` is true, each instance has its placement.
     """
     found: dict[str, tuple[MigInstance, ...] | None] = {}
     for gpu in gpus:
@@ -46,7 +46,7 @@ def _instances(
     for instance in gpu.mig.instances:
         if not instance.compute_instances:
             left_out.append(
-                "%s: %s@%d has no compute instance, and a layout gives it one"
+                "%s: %s@%d has no compute instance. A layout cannot express this, and would create one"
                 % (gpu.label, instance.profile, instance.placement.start)
             )
         split = _split(instance, slices[instance.profile])

@@ -27,7 +27,7 @@ class MigForm(Form):
     setting = None
     service = None
     example = Key("mig: [{profile: 3g.40gb}]")
-    #: The compute mode is set on the instances, not on the GPU.
+    #: None, because the compute mode is set on the instances and not on the GPU.
     compute_mode = None
     lease_limit = "profiles"
 
@@ -55,7 +55,7 @@ class MigForm(Form):
     ) -> dict[str, tuple[MigInstance, ...] | None]:
         """Return a mapping from the UUID of each GPU in MIG mode to its instances.
 
-        The value is None if a change of the GPU's mode is pending.
+        The value is None if a change of the GPU's MIG mode is pending.
         """
         from .export import export_together
 

@@ -68,7 +68,7 @@ def _instance(node: Node, context: PartContext, inside: Sequence[Form]) -> MigIn
 
 
 def _shared(fields: Fields, context: PartContext, inside: Sequence[Form]) -> tuple[str | None, Any]:
-    """Return the technique that shares an instance, and the technique's part."""
+    """Return (key of the technique that shares an instance, its part in the layout)."""
     found: tuple[str | None, Any] = (None, None)
     for form in inside:
         if form.key in fields:
@@ -114,7 +114,7 @@ def _compute_instances(node: Node, profile: ProfileName | None) -> tuple[str, ..
     slices = sum(name.compute_slices for name in names)
     if slices > profile.gpu_slices:
         node.report(
-            "the parts take %d compute slices, a %s has %d" % (slices, profile, profile.gpu_slices),
+            "the compute instances need %d compute slices, but a %s has %d" % (slices, profile, profile.gpu_slices),
             "Remove parts, or choose smaller ones.",
         )
     return () if names == [profile] else tuple(str(name) for name in names)

@@ -37,7 +37,7 @@ _KEYS = {"devices", "device-filter", "mig-enabled", "mig-devices"}
 
 @frozen
 class Converted:
-    """A layout as data, and a sentence for each difference from the configuration."""
+    """A layout as data, and one sentence for each part that it does not express."""
 
     layout: list[dict[str, Any]]
     problems: tuple[str, ...] = ()
@@ -64,9 +64,9 @@ def convert(data: Any, source: str, models: Mapping[str, Model]) -> dict[str, Co
 
 @frozen
 class _Gpus:
-    """The conditions of an element for its GPUs: indices and models.
+    """The indices and the models of the GPUs that an element selects.
 
-    A GPU must meet both. None means no condition.
+    A GPU must have one of the indices and be one of the models. None means all indices or all models.
     """
 
     place: str
@@ -148,22 +148,25 @@ class _Config:
             if model not in names:
                 self._differs(gpus.place, "the catalogue has no GPU with the %s, which is left out" % model)
         known = [model for model in gpus.models if model in names]
-        # A host has only one variant of a board, but every selector of a layout must match a GPU. One pattern is
-        # therefore used for all variants.
+        # Use one pattern for all variants of a board. Each selector of a layout must match a GPU, but a host has only one
+        # of the variants.
         pattern = _pattern(known, names)
         return [{"model": pattern}] if pattern else [{"model": model} for model in known]
 
     def _check_together(self, named: Sequence[_Gpus], models: int) -> None:
-        """Report entries that cannot be in one layout.
+        """Report entries that cannot be in the same layout.
 
-        A layout may select each GPU only once, and may select only existing GPUs.
+        A layout must select each GPU only once, and must not select missing GPUs.
         """
         if len(named) > 1 and any(gpus.indices is None and gpus.models is None for gpus in named):
-            self._differs("", "one entry selects all and another selects GPUs again: list the GPUs of each entry")
+            self._differs(
+                "", "one entry selects all GPUs, and another entry selects GPUs too: list the GPUs of each entry"
+            )
             return
         if models > 1:
             self._differs(
-                "", "it has several models, and a host's layout may only have the host's GPUs: keep those on each host"
+                "",
+                "it has several models, but a layout must not select missing GPUs: keep only the host's models",
             )
         for one, other in itertools.combinations(named, 2):
             both, shared = "%s and %s" % (one.place, other.place), one.shared_indices(other)
@@ -240,7 +243,7 @@ class _Config:
 def _pattern(models: Sequence[str], known: Iterable[str]) -> str:
     """Return a pattern such as ``H200*`` that matches these models and no others.
 
-    Only known models count as others. Returns "" if there is no such pattern.
+    The pattern is compared only with known models. Returns "" if there is no such pattern.
     """
     if len(models) < 2:
         return ""
@@ -261,7 +264,7 @@ def _common_start(texts: Sequence[str]) -> str:
 def sharing(parts: Sequence[int], slices: int) -> list[tuple[int, ...]] | None:
     """Return how mig-parted distributes compute instances over GPU instances.
 
-    `parts` has the slices of each compute instance, and `slices` the slices of each GPU instance. Returns None if the
+    `parts` has the slices of each compute instance. `slices` is the number of slices of a GPU instance. Returns None if the
     distribution varies.
 
     mig-parted creates the largest compute instances first. It puts each of them into the newest GPU instance with

@@ -4,7 +4,7 @@
 """Apply or roll back the MPS part of a plan, around the change of the GPUs.
 
 The files of a stopped daemon are kept until the new layout is complete. If the change is interrupted, the next run
-needs the files to restart the previous daemon.
+needs these files to restart the daemon.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .steps import MpsPlan, caps
 def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
     """Restart the daemons that an interrupted change stopped.
 
-    Each daemon gets the current devices of its GPUs. If a daemon of the new layout already runs, nothing is restarted,
-    because the next plan then completes the change.
+    Each daemon gets the current devices of its GPUs. If the interrupted change has already started a daemon, nothing is
+    restarted, because the next plan completes the change.
     """
     running = {seen.daemon.name for seen in daemons.observe() if seen.running}
     if running.intersection(data["starts"]):
@@ -67,7 +67,8 @@ class MpsChange:
     def stop(self, done: list[str]) -> None:
         """Stop the daemons that are removed or restarted.
 
-        Their clients are ended first if that is permitted. Otherwise clients raise BusyError.
+        First, the clients of these daemons are ended if that is permitted. Otherwise BusyError is raised if a daemon has
+        clients.
         """
         if any(step.seen.running for step in self._plan.stops):
             self._make_way()
@@ -109,7 +110,7 @@ class MpsChange:
     def bring_back(self, host: Host) -> None:
         """Restore daemons and limits after the GPUs were rolled back.
 
-        As many as possible are restored. All errors are raised as one.
+        A daemon that cannot be restored does not prevent the others. All errors are then raised as one.
         """
         attempt_all(
             *(functools.partial(self._start_again, seen, host) for seen in self._stopped),

@@ -16,7 +16,7 @@ MIB = 1 << 20
 def export(gpu: Gpu, seen: Sequence[MpsSeen], instance: GpuInstance | None = None) -> Mps | None:
     """Return the part that describes the GPU or its instance.
 
-    Returns None if no daemon serves it.
+    Returns None if no daemon serves the GPU or instance.
     """
     place, memory_bytes = MpsPlace(gpu.uuid), gpu.memory_total_bytes
     if instance is not None:

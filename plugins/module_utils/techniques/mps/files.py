@@ -59,12 +59,15 @@ def name_problem(name: str) -> Problem | None:
     """Return why a daemon cannot have a name that gpu_layout allows, or None."""
     where = 'the MPS daemon "%s"' % name
     if len(name) > LONGEST_NAME:
-        problem = "the name has %d characters, and the path of its socket has room for %d" % (len(name), LONGEST_NAME)
+        problem = "the name has %d characters, but the path of the daemon's socket has room for only %d" % (
+            len(name),
+            LONGEST_NAME,
+        )
         return Problem(where, problem, "Give it a shorter name in gpu_layout.")
     if not name[-1:].isalnum():
         # Rule for device names: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
         return Problem(
-            where, "no CDI device can have a name that ends in %s" % name[-1:], "Let it end in a letter or digit."
+            where, "no CDI device can have a name that ends in %s" % name[-1:], "End the name in a letter or digit."
         )
     return None
 
@@ -88,8 +91,8 @@ def files(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, str]:
 def _daemon_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
     """Return the environment of the daemon. The daemon passes it to its servers.
 
-    The percentage in the environment becomes the daemon's default. A memory limit in the environment would not become a
-    default. A command sets the memory limit instead (`_limits`).
+    The daemon uses the percentage in the environment as its default, but not a memory limit. A command therefore sets
+    the memory limit (`_limits`).
     """
     return _environment(
         "Settings of the MPS control daemon %s. Written by openfleet.gpu, change gpu_layout instead." % daemon.name,
@@ -116,7 +119,7 @@ def _limits(daemon: MpsDaemon, devices: Sequence[str]) -> str:
 def _client_environment(daemon: MpsDaemon, devices: Sequence[str]) -> str:
     """Return the environment of clients, with the UUIDs of the daemon's devices.
 
-    A process that runs without the daemon then sees the same devices.
+    With these UUIDs, a process sees the same devices even if it runs without the daemon.
     """
     return _environment(
         "For clients of the MPS control daemon %s, as EnvironmentFile= or --env-file. Written by openfleet.gpu."

@@ -44,10 +44,10 @@ _CHATTER = ("Accepting connection", "NEW UI", "UI closed", "Cmd:")
 
 
 def adjustable(seen: MpsSeen, wanted: MpsDaemon, devices: Sequence[str]) -> bool:
-    """Return whether `adjust` can make the change without a restart.
+    """Return whether `adjust` can change the daemon without a restart.
 
-    If not, `start` must restart the daemon, which ends its clients. A daemon reads its devices only when it starts, and
-    the protocol has no command that removes a memory limit.
+    A restart ends the daemon's clients. It is needed for other devices, because a daemon reads its devices only when it
+    starts. It is also needed to remove a memory limit, because the protocol has no command for this.
     """
     return (
         seen.running
@@ -74,7 +74,7 @@ class MpsHost(Daemons):
     def server_deaths(self, names: Sequence[str]) -> dict[str, int]:
         """Return the number of dead servers of each daemon.
 
-        Servers count from the first count after the host booted. Daemons that are not counted are missing from the
+        Counting starts with the first call after the host booted. Daemons that cannot be counted are missing from the
         result.
         """
         from .server_deaths import count
@@ -86,7 +86,7 @@ class MpsHost(Daemons):
         if not (self._root / _PROGRAM).exists():
             return Problem(
                 "/" + _PROGRAM,
-                "it is not installed, and MPS needs it",
+                "it is not installed, but MPS needs it",
                 "It comes with the driver: nvidia-cuda-mps on Debian, nvidia-compute-utils-BRANCH on Ubuntu, "
                 "nvidia-driver-cuda (or xorg-x11-drv-nvidia-cuda) on RHEL and derivatives, or NVIDIA's .run file.",
             )
@@ -161,12 +161,12 @@ class MpsHost(Daemons):
         Connected clients keep their limits. Requires that `adjustable` allows the change. Raises ApplyError if the
         daemon refuses.
 
-        A server that does not answer keeps its limits, because only a restart would change them and end the server's
-        clients. New servers get the new limits. `observe` reports a hanging server as silent. If a server answers later
-        with its previous limit, the next plan changes it.
+        A server that does not answer keeps its limits. Only a restart could change them, and would end the server's
+        clients. New servers get the new limits. `observe` lists a hanging server in `silent_server_pids`. If a server
+        answers later with its previous limit, the next plan changes this limit.
         """
         written = self._write(daemon, devices)
-        # The sockets of a running daemon are in the directory. A mount would hide them.
+        # Do not mount now, because a mount would hide the sockets of the running daemon.
         self._limit_pipes(daemon.name, written, in_use=True)
         control = self._control(daemon.name)
         limit = daemon.pinned_memory_limit_bytes
@@ -185,8 +185,8 @@ class MpsHost(Daemons):
     def stop(self, name: str) -> None:
         """Stop the daemon and wait until it has ended. Raises ApplyError.
 
-        Stopping the daemon ends its clients. Its files are kept. A daemon that systemd is about to start is stopped
-        too, and so is a daemon without a unit file.
+        Stopping the daemon ends its clients. The files of the daemon are kept. This also works if systemd is about to
+        start the daemon, and if the unit file is missing.
         """
         unit = unit_of(name)
         state = self._states([name])[0]
@@ -216,7 +216,7 @@ class MpsHost(Daemons):
         for path in self._shared():
             durable.remove(self._root / path)
         for folder in (SETTINGS, str(Path(SETTINGS).parent), PIPES, mps_unit.LOGS):
-            # This fails if the folder has files of other programs.
+            # Keep the folder if it has files of other programs.
             with contextlib.suppress(OSError):
                 (self._root / folder).rmdir()
         if had_unit:
@@ -239,8 +239,8 @@ class MpsHost(Daemons):
     def _clear_pipes(self, name: str) -> None:
         """Stop the daemon and remove its pipe directory.
 
-        A file system of limited size can then be mounted. Containers keep the old directory until they end. The
-        directory is renamed before it is removed, because containers may write to it at the same time.
+        This makes room for a file system of limited size. Containers keep the old directory until they end. The directory
+        is renamed first, because containers may write to it while it is removed.
         """
         if self._states([name])[0]["ActiveState"] not in ("inactive", "failed"):
             self.stop(name)
@@ -248,12 +248,12 @@ class MpsHost(Daemons):
         old = path.with_name(".%s.old" % name)
         try:
             _remove(old)
-            # The boot unit can write only to its own folders in /run. Skip the change if there is nothing to rename.
+            # Rename only an existing directory, because the boot unit has no permission to change the parent in /run.
             if os.path.lexists(str(path)):
                 path.rename(old)
                 _remove(old)
         except OSError as error:
-            cure = "End the containers that have it mounted, remove it as root, and run again."
+            cure = "End the containers that have this path mounted, remove it as root, and run again."
             raise ApplyError(str(error.filename or old), "it cannot be removed: %s" % error, cure) from error
 
     def _mount_systemctl(self, name: str) -> Callable[[Sequence[str]], None]:
@@ -265,7 +265,7 @@ class MpsHost(Daemons):
     def _write(self, daemon: MpsDaemon, devices: Sequence[str]) -> list[str]:
         """Write files that are missing or differ, and return their paths below the root.
 
-        The spec is written first. It shows that the other files belong to this daemon.
+        The spec is written first, because it shows that the other files belong to this daemon.
         """
         files = {**mps_files.files(daemon, devices), **self._shared()}
         written = durable.write_differing(self._root, files)
@@ -302,8 +302,8 @@ class MpsHost(Daemons):
         devices = len(daemon.places)
         for index in range(devices if daemon.pinned_memory_limit_bytes is not None else 0):
             control.set_limit(index, daemon.pinned_memory_limit_bytes or 0, server)
-        # `observe` reads only the percentage of a server. It is set last, so that a server with the new percentage also
-        # has the new memory limits.
+        # Set the percentage last. `observe` reads only the percentage of a server, and a server with the new percentage
+        # then also has the new memory limits.
         control.set_percentage(daemon.active_thread_percentage, server)
 
     def _verify(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
@@ -320,7 +320,7 @@ class MpsHost(Daemons):
         if percentage != daemon.active_thread_percentage or set(limits) != {
             rounded_limit(daemon.pinned_memory_limit_bytes)
         }:
-            problem = "it did not accept its limits: it reports %s percent and %s bytes for its devices" % (
+            problem = "the daemon did not accept its limits: it reports %s percent and %s bytes for its devices" % (
                 percentage,
                 limits,
             )
@@ -336,5 +336,5 @@ def _remove(path: Path) -> None:
 
 
 def _nameless(name: str) -> MpsDaemon:
-    """Return a daemon with this name, to be used only for the paths of its files."""
+    """Return a daemon that has only a name, to compute the paths of its files."""
     return MpsDaemon(name, (), 1, 100)

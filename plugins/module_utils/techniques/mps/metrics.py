@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Report daemons that differ from the layout, and metrics. Pure functions."""
+"""Report MPS daemons that differ from the layout, and metrics. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .steps import StartMps, StopMps
 
 
 def answers(seen: MpsSeen) -> bool | None:
-    """Return whether a daemon serves clients, or None during boot."""
+    """Return whether a daemon can serve clients, or None while the host boots."""
     if seen.running:
         return seen.active_thread_percentage is not None
     return None if seen.problem is None else False
 
 
 def drift(layout: Layout, gpus: Plan, host: Host, seen: Sequence[MpsSeen]) -> list[tuple[str, set[str]]]:
-    """Return each difference from the layout with the UUIDs of its GPUs.
+    """Return (difference from the layout, UUIDs of its GPUs) for each difference.
 
-    A daemon that is merely down is not a difference, because another metric reports it.
+    A daemon that is down but otherwise as desired is not a difference, because another metric reports it.
     """
     asked = wanted(layout, gpus, host.driver_version, seen)
     steps = plan(asked, seen, gpus, host, adjustable).steps
@@ -35,7 +35,7 @@ def drift(layout: Layout, gpus: Plan, host: Host, seen: Sequence[MpsSeen]) -> li
     differences = []
     for step in steps:
         if isinstance(step, StopMps) and not step.forget:
-            # systemd restarts the daemon, and the daemon's own metric reports it.
+            # This step is the first half of a restart. The StartMps step of the daemon is the difference.
             continue
         one = by_name.get(step.name)
         if isinstance(step, StartMps) and one is not None and _only_down(one, step.daemon, host):

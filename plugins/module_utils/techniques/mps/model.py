@@ -18,7 +18,7 @@ KEY = "mps"
 NAME = "mps_daemons"
 #: Values of `daemon_per`: one daemon for each GPU of an entry, or one daemon for all its GPUs.
 DAEMONS = ("gpu", "entry")
-#: Only the daemon and its servers open the GPU. Clients use the GPU through them.
+#: Compute mode for GPUs with daemons. Only the daemon's server opens the GPU, and clients use the GPU through it.
 COMPUTE_MODE = "exclusive_process"
 #: Folder with the settings of the daemons, relative to the root of the host.
 SETTINGS = "etc/openfleet-gpu/mps"
@@ -47,7 +47,7 @@ class Mps:
 class MpsPlace:
     """A GPU or a GPU instance, identified by values that survive a reboot.
 
-    The values are the UUID of the GPU, and the profile and start of the instance.
+    These values are the GPU's UUID, and for an instance also its profile and start.
     """
 
     gpu_uuid: str
@@ -63,8 +63,9 @@ class MpsPlace:
 class MpsDaemon:
     """A control daemon for one GPU, several whole GPUs, or one MIG device.
 
-    `active_thread_percentage` (1 to 100) and `pinned_memory_limit_bytes` (for each GPU, None for no limit) are the
-    limits of each client. `clients` is the planned number of clients. The daemon does not enforce this number.
+    `active_thread_percentage` (1 to 100) and `pinned_memory_limit_bytes` are the limits of each client. The memory limit
+    applies to each GPU, and None means no limit. `clients` is the planned number of clients, which the daemon does not
+    enforce.
     """
 
     name: str
@@ -78,9 +79,9 @@ class MpsDaemon:
 class MpsClient:
     """A process that an MPS server reports as its client.
 
-    A forged answer in the daemon's pipe directory may name any process. `attested` is true if the kernel confirms three
-    facts: the server is a child of the daemon, the process has the same user as the server, and the process has one of
-    the server's GPUs open.
+    A process that answers in place of the daemon may name any process. `attested` is true if the kernel confirms three
+    facts: the server is a child of the daemon, the server may serve the process's user, and the process has one of the
+    server's GPUs open.
     """
 
     pid: int
@@ -88,8 +89,7 @@ class MpsClient:
     command: str | None = None
     user: str | None = None
     attested: bool = field(default=True, metadata=INTERNAL)
-    #: Start time of the process in clock ticks of the kernel. It distinguishes the process from a later one with the
-    #: same PID.
+    #: Start time of the process in clock ticks of the kernel. A later process with the same PID has another start time.
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
 
 
@@ -97,10 +97,10 @@ class MpsClient:
 class MpsSeen:
     """The current state of a daemon of this collection.
 
-    `daemon` and `devices` come from the daemon's files. `devices` has the UUIDs in CUDA_VISIBLE_DEVICES: those of GPUs,
-    or that of one MIG device. The limits are reported by the running daemon, or None. If a server reports another
-    percentage than the daemon, the server's percentage is used. If the daemon should run but does not answer, `problem`
-    has the reason.
+    `daemon` and `devices` are read from the daemon's files. `devices` has the UUIDs in CUDA_VISIBLE_DEVICES: UUIDs of GPUs,
+    or the UUID of one MIG device. The running daemon reports the limits. They are None if it does not answer. If a server
+    has another percentage than the daemon, `active_thread_percentage` is the server's. If the daemon should run but does
+    not answer, `problem` has the reason.
     """
 
     daemon: MpsDaemon
@@ -118,8 +118,8 @@ class MpsSeen:
     silent_server_pids: tuple[int, ...] = ()
     #: Whether the pipe directory has a file system of limited size. None if the daemon is not running.
     pipe_directory_limited: bool | None = None
-    #: PIDs of servers that are not children of the daemon according to the kernel. These servers count as ordinary
-    #: holders.
+    #: PIDs that the daemon reports as servers, but that are not its children according to the kernel. They are treated as
+    #: ordinary holders.
     unattested_server_pids: tuple[int, ...] = field(default=(), metadata=INTERNAL)
 
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the MPS control daemons of a host and report them as module results.
 
-This file is small because it is sent to hosts with modules that only read. `host` changes daemons and compares their
-files.
+This file is small, because Ansible sends it to hosts with modules that only read. host.py changes daemons and compares
+their files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "Ne
 _COMING_SECONDS = 10
 LOOK_SECONDS = 0.2
 
-#: The result if the daemons cannot be read. `report` adds the `problem`.
+#: The only entry of the result if the daemons cannot be read. `report` adds its `problem`.
 _NO_DAEMON = {
     **dict.fromkeys(("name", "clients", "active_thread_percentage", "running", "pid", "pipe_directory_limited")),
     **{name: [] for name in ("places", "devices", "pinned_memory_limits_bytes", "client_processes")},
@@ -53,9 +53,9 @@ class Daemons:
 
         A daemon that is down has a `problem`.
 
-        If systemd is starting a daemon, this method waits up to _COMING_SECONDS. During boot it does not wait, because
-        the daemons start after this process. They then have no problem. Raises ApplyError if a file cannot be read or
-        systemd does not answer.
+        If systemd is starting a daemon, this method waits up to _COMING_SECONDS. While the host boots, it does not wait,
+        because the daemons start after this process, and they have no `problem`. Raises ApplyError if a file cannot be
+        read or systemd does not answer.
         """
         try:
             specs = list(self._specs())
@@ -63,12 +63,12 @@ class Daemons:
                 return ()
             states, boots = self._settled([daemon.name for daemon, _devices in specs])
         except ApplyError as error:
-            # Reading has changed nothing.
+            # Report the outcome "old", because reading has changed nothing.
             error.outcome = "old"
             raise
-        # All daemons share one unit file.
+        # If one unit needs a reload, all do, because all daemons share one unit file.
         reload_needed = any(state["NeedDaemonReload"] == "yes" for state in states)
-        # There may be many clients, and a child process is needed to read the memory of each.
+        # Use one child process for all reads. A daemon may have many clients, and their command lines are read in a child.
         with one_look():
             return tuple(
                 self._look(daemon, devices, state, self._outdated(daemon, devices, reload_needed), boots)
@@ -76,13 +76,14 @@ class Daemons:
             )
 
     def _outdated(self, daemon: MpsDaemon, devices: Sequence[str], reload_needed: bool) -> tuple[str, ...]:
-        """Return an empty tuple. `host`, which changes daemons, compares their files."""
+        """Return an empty tuple, because only the subclass in host.py compares files."""
         return ()
 
     def _settled(self, names: Sequence[str]) -> tuple[list[dict[str, str]], bool]:
-        """Return the state of each daemon's unit after pending starts have ended.
+        """Return (state of each daemon's unit, whether the host boots).
 
-        The second value is true if the daemons start after this process, during boot.
+        Waits until systemd has finished pending starts. While the host boots, the daemons start after this process, so
+        it does not wait.
         """
         deadline = time.monotonic() + _COMING_SECONDS
         while True:
@@ -131,8 +132,8 @@ class Daemons:
                 *(daemon, devices, True, pid), outdated=outdated, problem=str(error), pipe_directory_limited=limited
             )
         silent = tuple(server for server, each in told_by.items() if each is None)
-        # After an interrupted change, a server may have its previous limit. Limits are whole numbers, so a smaller
-        # difference than 1 is due to the server's rounding.
+        # After an interrupted change, a server may still have its previous limit. Limits are whole numbers. A
+        # difference of less than 1 is therefore only the server's rounding.
         apart = [each for each in told_by.values() if each is not None and abs(each - own) >= 1]
         if apart and percentage == own:
             percentage = apart[0]
@@ -142,7 +143,7 @@ class Daemons:
         limits = tuple(asked if limit == rounded_limit(asked) else limit for limit in limits)
         problem = None
         if pid is not None and self._replaced(pid):
-            problem = "its program was replaced since it started, and clients of another release are refused"
+            problem = "its program was replaced since it started, so it refuses clients of the new release"
         proc = str(self._root / "proc")
         unattested = tuple(server for server in servers if not is_server(server, pid, proc))
         return MpsSeen(
@@ -154,7 +155,7 @@ class Daemons:
     def _client(self, pid: int, server: int, daemon: int | None) -> MpsClient:
         """Return a client with its details from /proc.
 
-        If the client has ended, the details are empty. `server` and `daemon` are PIDs.
+        If the client has ended, command and user are None. `server` and `daemon` are PIDs.
         """
         proc = str(self._root / "proc")
         words, uid = arguments_of(pid, proc), owner_of(pid, proc)
@@ -167,7 +168,7 @@ class Daemons:
         return MpsClient(pid, server, command, user, attested, started_ticks_of(pid, proc))
 
     def _replaced(self, pid: int) -> bool:
-        """Return whether the daemon's program file was replaced, such as in an upgrade."""
+        """Return whether the daemon's program was replaced on disk, as by an upgrade."""
         try:
             return os.readlink(str(self._root / "proc" / str(pid) / "exe")).endswith(" (deleted)")
         except OSError:
@@ -237,7 +238,7 @@ def _pairs(control: Control, servers: Sequence[int]) -> Iterator[tuple[int, int]
     """Yield (PID of the client, PID of its server) for each client."""
     for server in servers:
         for client in control.clients(server):
-            # Yielding a client takes time too, because the caller reads the process.
+            # Check the time for each client, because the caller reads each process before it continues.
             control.check_time()
             yield client, server
 
@@ -245,7 +246,7 @@ def _pairs(control: Control, servers: Sequence[int]) -> Iterator[tuple[int, int]
 def _percentage_of(control: Control, server: int) -> float | None:
     """Return the percentage that a server reports, or None if it does not answer.
 
-    One hanging server must not fail the query of the other servers.
+    Raises no error, so that the caller can query the other servers if one hangs.
     """
     try:
         return control.percentage(server)

@@ -33,7 +33,7 @@ def parse(node: Node, context: PartContext) -> Mps | None:
     oversubscribe = fields.read("oversubscribe", Node.boolean, False)
     if oversubscribe is False and clients and share and clients * share > 100:
         node.report(
-            "%d clients of %d percent are %d percent of the SMs" % (clients, share, clients * share),
+            "%d clients with %d percent each need %d percent of the SMs" % (clients, share, clients * share),
             "Lower clients or active_thread_percentage, or set oversubscribe: true.",
         )
     return Mps(

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the MPS daemons of a host, from the current to the desired ones. Pure.
+"""Plan the change from the current to the desired MPS daemons of a host. Pure.
 
 A daemon keeps running if the plan does not change its GPUs or instance. New limits are set while the daemon runs. For
 every other change, the daemon is stopped before the GPUs change and started afterwards.
@@ -42,8 +42,8 @@ def wanted(
 ) -> tuple[WantedDaemon, ...]:
     """Return the desired daemons in the order of their names.
 
-    The GPUs have the state that follows from `plan`. If there are several equal instances, a daemon keeps the instance
-    that it serves.
+    The daemons are for the GPUs as they are after `plan`. If a GPU has several equal instances, a daemon keeps the
+    instance that it serves.
 
     Raises PlanError if a daemon needs more clients than the GPU supports, needs more memory than the GPU has, has a
     duplicate name, or is on a split instance.
@@ -91,8 +91,8 @@ def plan(
 
     `adjustable` decides which daemons can get new limits without a restart.
 
-    If the layout does not name a daemon of this collection, the daemon is stopped if an entry selects one of its GPUs.
-    Daemons on other GPUs keep running, unless `leave_others` is false.
+    A current daemon that the layout does not have is stopped if an entry selects one of its GPUs. Other such daemons
+    keep running, unless `leave_others` is false.
     """
     by_name = {each.daemon.name: each for each in daemons}
     plans = {each.gpu.uuid: each for each in gpus.gpus}
@@ -123,7 +123,7 @@ def plan(
 def _stays(one: MpsSeen, daemon: MpsDaemon, plans: Mapping[str, GpuPlan], host: Host) -> bool:
     """Return whether a running daemon can keep running.
 
-    Its devices must be the desired ones, and the plan must not change its GPUs.
+    The daemon must have the desired devices, and the plan must not change its GPUs.
     """
     return (
         one.running
@@ -135,7 +135,7 @@ def _stays(one: MpsSeen, daemon: MpsDaemon, plans: Mapping[str, GpuPlan], host: 
 
 
 def _disturbed(one: MpsSeen, indices: tuple[tuple[str, int], ...]) -> list[Disturbance]:
-    """Return the clients that are disturbed if the daemon stops."""
+    """Return the clients that the plan disturbs, because it stops their daemon."""
     what = "mps %s on %s (its daemon would stop)" % (
         one.daemon.name,
         MpsPlan(indices=indices).places(one.daemon.places),
@@ -144,9 +144,9 @@ def _disturbed(one: MpsSeen, indices: tuple[tuple[str, int], ...]) -> list[Distu
 
 
 def serves(seen: Iterable[MpsSeen], clients: bool = True) -> dict[str, frozenset[int]]:
-    """Return a mapping from GPU UUID to the PIDs of these daemons' processes.
+    """Return the PIDs of the processes of MPS daemons, by GPU UUID.
 
-    The processes are the daemons, their servers and, if `clients` is true, their clients.
+    The processes are the daemons and their servers. If `clients` is true, the clients are included.
     """
     found: dict[str, frozenset[int]] = {}
     for one in seen:
@@ -184,8 +184,8 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
             ticks = client.started_ticks
             found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command, started_ticks=ticks))
         else:
-            # A user's process can name any process as a client. That is no reason for root to end the named process.
-            who += " according to the server %d only, and is not ended" % client.server_pid
+            # A user's program may have answered in place of the daemon and named any process. The process is not ended.
+            who += " only according to the server %d, so it is not ended" % client.server_pid
             found.append(Holder(gpu, None, MPS, who))
     return tuple(found)
 
@@ -204,9 +204,9 @@ def _of_entry(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None)
 
 
 def _of_clients(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
-    """Return a daemon for each GPU if another technique needs daemons.
+    """Return a daemon for each GPU of an entry if another technique needs MPS.
 
-    These daemons set no limits. The limits are in the clients' environment.
+    These daemons set no limits, because the clients set their own limits in their environment.
     """
     clients = getattr(entry.part, "mps_clients", None)
     if clients is None:
@@ -222,7 +222,7 @@ def _of_clients(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | Non
 def _one_gpu(entry: Entry) -> bool:
     """Return whether the entry selects exactly one GPU on every host.
 
-    The name of its daemon then does not include the index of the GPU, and does not change when a card is added.
+    The name of such an entry's daemon has no GPU index, so it does not change when a card is added.
     """
     return len(entry.selectors) == 1 and entry.selectors[0].names_one_gpu
 
@@ -235,7 +235,7 @@ def _of_instances(
         if part.sharing == KEY and len(part.compute_slices) > 1:
             raise PlanError(
                 "%s.mig[%d].mps" % (entry.where, position),
-                "a split %s is several MIG devices, and a daemon serves one" % part.profile,
+                "a split %s has several MIG devices, but a daemon serves only one" % part.profile,
                 "Remove compute_instances or mps.",
             )
     if all(part.sharing != KEY for part in parts):
@@ -264,8 +264,8 @@ def _name_inside(entry: Entry, part: MigInstance, gpu: Gpu, start: int) -> str:
 def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[int, int]]:
     """Return (position in the entry's `mig`, start) for each planned instance.
 
-    An instance with a placement has a fixed start. Among equal instances, a daemon keeps its current instance, or else
-    gets the one with the lowest start.
+    An instance with a placement has a fixed start. Among equal instances, a daemon keeps its current instance. A new
+    daemon gets the instance with the lowest start.
     """
     free = [(i.profile, i.compute_slices, i.start) for i in gpu.planned()]
     whole = {profile.name: (profile.compute_slices,) for profile in gpu.gpu.mig.profiles}
@@ -279,7 +279,8 @@ def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[i
 
     wants = [(n, part) for n, part in enumerate(entry.instances) for _ in range(part.count)]
     found = []
-    # Order: instances with a placement, instances that keep their daemon, instances with other daemons, all others.
+    # Assign instances with a placement first, then instances that keep their daemon, then instances with a new daemon, and
+    # then instances without a daemon.
     while wants:
         options = [
             (part.placement is None, unlike(n, start), part.sharing != KEY, start, n)
@@ -315,13 +316,13 @@ def _check(
         raise PlanError(
             place,
             "MPS cannot limit clients of a GPU before Volta (compute capability %s)" % gpu.compute_capability,
-            "Choose another sharing for it (exclusive, shared or time_slicing).",
+            "Choose another sharing for this GPU (exclusive, shared or time_slicing).",
         )
     most = most_clients(gpu.compute_capability, driver_version, slices)
     if most is not None and mps.clients > most:
         raise PlanError(
             place,
-            "%d clients are more than MPS supports on it, which is %d" % (mps.clients, most),
+            "it has %d clients, but MPS supports only %d on this GPU" % (mps.clients, most),
             "Lower clients.",
         )
     limit = mps.pinned_memory_limit_bytes
@@ -330,7 +331,7 @@ def _check(
     if memory_bytes is None:
         raise PlanError(
             place,
-            "its driver reports no memory size to check pinned_memory_limit against",
+            "the driver reports no memory size, so pinned_memory_limit cannot be checked",
             "Remove pinned_memory_limit.",
         )
     has = format_size(memory_bytes // MIB * MIB)

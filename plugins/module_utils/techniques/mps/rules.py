@@ -35,7 +35,8 @@ def most_clients(
 
     `compute_capability` is a version as in NVML, such as "9.0". `slices` is (compute slices of the MIG device, compute
     slices of the whole GPU). A MIG device gets its share of the GPU's clients. The share is rounded down, because
-    NVIDIA does not document the rounding. If the release of the driver is unknown, the highest number is returned.
+    NVIDIA does not document the rounding. If the release of the driver is unknown, the number of the newest driver is
+    returned.
     """
     generation = _generation(compute_capability)
     if generation is None:

@@ -3,13 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Count dead servers of MPS daemons from the journals of the daemons' units.
 
-A daemon keeps answering while its servers die, and does not report a reason to clients. Its log has lines such as
-"Server PID exited with status N". They were verified with 535.261.03 and found in public logs of 535 to 580. The status
-is also 0 if a signal ended the server.
+When a server dies, its daemon keeps answering, and clients get no reason. The daemon's log has lines such as "Server PID
+exited with status N". These lines were verified with 535.261.03, and found in public logs of 535 to 580. The status is
+also 0 if a signal ended the server.
 
 The counts are stored in a folder that systemd creates for gpu-layout-metrics.service. They are lost when the host
-reboots. journald guarantees the unit and the user of each line. A server runs as the user of its client, so its lines
-are ignored.
+reboots. journald guarantees the unit and the user of each line. Only lines by root are read, because servers run as the
+users of their clients.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _CURSOR = "-- cursor: "
 
 
 def follow(lines: Iterable[str], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the updated count and server state after these log lines. Pure.
+    """Return the count and the state of the servers after these log lines. Pure.
 
-    The lines are from the log of one daemon. The result has these keys:
+    The lines are from the log of one daemon. The result and `before` have these keys:
 
     * `deaths`: number of servers that ended with a status other than 0, or with status 0 without a request
     * `users`: user of each running server, by PID
     * `asked`: whether a server was requested to end
     * `quits`: whether the daemon is ending
 
-    A daemon ends a server for a client of another user, after the command shutdown_server, and when it quits.
+    A daemon ends a server if a client of another user waits, after the command shutdown_server, and when it quits.
     """
     deaths, users = before.get("deaths", 0), dict(before.get("users", {}))
     asked, quits = before.get("asked", False), before.get("quits", False)
@@ -93,7 +93,7 @@ def count(root: Path, run: Run, names: Sequence[str], now: float | None = None) 
         try:
             known = (durable.read(path, _SCHEMA) or {}).get("daemons", {})
         except ApplyError:
-            # Start at 0, as after a boot.
+            # The file cannot be read. Start at 0, as after a boot.
             known = {}
         states, deaths = {}, {}
         for name in names:
@@ -129,7 +129,7 @@ def _read(run: Run, name: str, state: Mapping[str, Any]) -> tuple[list[str], str
     if text is None:
         return None
     lines = text.rstrip("\n").split("\n")
-    # journalctl itself writes only the last line. A log message may have the same text.
+    # Only the last line is from journalctl itself. Another line with this text is a log message.
     if lines[-1].startswith(_CURSOR):
         return lines[:-1], lines[-1][len(_CURSOR) :]
     return lines, None

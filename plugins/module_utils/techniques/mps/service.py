@@ -69,7 +69,7 @@ class MpsService:
         part = plan(asked, self.seen, request.plan, request.host, adjustable, leave_others=not request.removes)
         if self._host is None:
             return part
-        # The clients of the daemons are not among the holders, and may be in containers.
+        # Add the clients of the daemons, because they are not among the holders but may be in containers.
         holders = [holder for gpu in request.host.gpus for holder in gpu.held_by]
         holders += [holder for seen in self.seen for holder in clients(seen)]
         return dataclasses.replace(part, disturbs=(*part.disturbs, *self._host.reload_disturbs(part, holders)))
@@ -92,9 +92,9 @@ class MpsService:
         return [_describe(seen, host) for seen in self.seen]
 
     def missing(self, part: MpsPlan) -> str | None:
-        """Return None. No software can be missing when a plan has daemons.
+        """Return None, because no software is missing if the plan has daemons.
 
-        A plan with daemons is refused if the control daemon is not installed.
+        Without an installed control daemon, `plan` raises PlanError.
         """
         return None
 
@@ -107,7 +107,7 @@ class MpsService:
         return MpsChange(self._host, part, clear)
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
-        """Return whether the interrupted change was to start daemons.
+        """Return whether the interrupted change was going to start daemons.
 
         The state of the GPUs does not show whether the daemons were started.
         """
@@ -135,7 +135,7 @@ class MpsService:
 def _check_gpus(asked: Sequence[WantedDaemon], host: Host) -> None:
     """Raise PlanError if a GPU lacks the MIG or compute mode that its daemon needs.
 
-    Used by runs that change only daemons.
+    Runs that change only daemons call this.
     """
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
     for each in asked:
@@ -146,7 +146,7 @@ def _check_gpus(asked: Sequence[WantedDaemon], host: Host) -> None:
                     "%s on %s" % (each.where, gpu.label),
                     "the GPU is not ready for its MPS daemon (MIG %s, compute mode %s)"
                     % ("on" if gpu.mig.enabled else "off", gpu.compute_mode or "unknown"),
-                    "Apply the layout whole (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
+                    "Apply the whole layout (openfleet.gpu.layout), or its GPUs first (openfleet.gpu.mig).",
                 )
 
 

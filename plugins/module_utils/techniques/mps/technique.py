@@ -34,7 +34,7 @@ class MpsTechnique(MpsForm):
 
 
 def _asked(layout: Layout | None) -> bool:
-    """Return whether the layout needs daemons: for GPUs, for instances, or for another technique."""
+    """Return whether the layout needs daemons for GPUs, instances or other techniques."""
     return any(
         KEY in (entry.sharing, *(instance.sharing for instance in entry.instances))
         or getattr(entry.part, "mps_clients", None) is not None

@@ -18,8 +18,8 @@ START_SECONDS, STOP_SECONDS = 30, 30
 #: Seconds that clients get to end when their daemon stops.
 _QUIT_SECONDS = 10
 
-# Confined containers may use files with this SELinux type. The type is set at each start, because /run is empty after a
-# boot.
+# SELinux type of files that confined containers may use. The unit sets the type at each start, because /run is empty
+# after a boot.
 _SELINUX = "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i\n"
 
 _UNIT = """\

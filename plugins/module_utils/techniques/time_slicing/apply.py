@@ -27,7 +27,7 @@ def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
     Raises NvmlError if nvidia-smi then reports another value.
     """
     number = TIME_SLICES.index(name)
-    # Driver branch 470 needs the number as a separate argument. Later releases accept this form too (--help).
+    # Pass the number as a separate argument. Driver branch 470 requires this, and later branches accept it (--help).
     output, reason = ask(["nvidia-smi", "compute-policy", "-i", gpu_uuid, "--set-timeslice", str(number)], run)
     listed, unread = ask([*LIST, "-i", gpu_uuid], run)
     found = list(read_rows(listed).values())
@@ -37,7 +37,7 @@ def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
         raise NvmlError(
             "gpu %s" % gpu_uuid,
             "the time slice %s cannot be set: %s" % (name, reason),
-            "Install it (nvidia-utils or nvidia-driver-cuda, in the driver's version), and run again.",
+            "Install nvidia-smi (nvidia-utils or nvidia-driver-cuda, in the driver's version), and run again.",
             gpu=gpu_uuid,
         )
     shown = "shows %s" % found[0] if found else "does not show it (%s)" % unread

@@ -13,14 +13,14 @@ from ...model import Gpu
 
 KEY = "time_slicing"
 SETTING = "time_slice"
-#: Compute mode for time slices, because processes of several users take turns.
+#: Compute mode of GPUs with time slices. The default mode lets processes of several users open the GPU.
 COMPUTE_MODE = "default"
 
-#: The four slices of the driver (nvidia-smi compute-policy --help). The driver's number for each is its position, 0 to
-#: 3.
+#: Names of the driver's four time slices (nvidia-smi compute-policy --help). The position in this list is the driver's
+#: number.
 TIME_SLICES = ("default", "short", "medium", "long")
 DEFAULT = TIME_SLICES[0]
-#: Value for an invalid number that the driver accepted.
+#: Name for a number that has no name. The driver accepts any number.
 UNKNOWN = "unknown"
 
 

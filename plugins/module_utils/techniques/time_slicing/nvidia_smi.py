@@ -19,9 +19,9 @@ _ROW = re.compile(r"^\|\s+(\d+)\s+Timeslice\s+(\w+)\s+\|", re.MULTILINE)
 
 
 def ask(command: list[str], run: Run) -> tuple[str, str]:
-    """Run an nvidia-smi command, and return its output and the reason of a failure.
+    """Run an nvidia-smi command, and return (output, reason of a failure).
 
-    nvidia-smi writes both to standard output. The output has the GPUs before the first GPU that failed.
+    nvidia-smi writes its errors to standard output too. If a GPU fails, the output has only the GPUs before this GPU.
     """
     try:
         done = run(command)

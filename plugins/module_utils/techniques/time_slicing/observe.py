@@ -47,7 +47,7 @@ def _time_slice(gpu: Gpu, rows: dict[int, str], reason: str, run: Run) -> Settin
     if gpu.index in rows:
         return Setting(rows[gpu.index])
     if reason and reason != NOT_INSTALLED:
-        # The output ends at the first GPU that has no time slice or does not work.
+        # Query this GPU alone. The output for all GPUs ends at the first GPU that has no time slice or fails.
         listed, reason = ask([*LIST, "-i", gpu.uuid], run)
         found = list(read_rows(listed).values())
         if found:

@@ -22,9 +22,9 @@ def wanted(part: TimeSlicing | None) -> str:
 
 
 def current(gpu: Gpu) -> str | None:
-    """Return the time slice that restores the observed state of the GPU.
+    """Return the time slice with which a rollback restores the GPU.
 
-    Returns None for UNKNOWN, because an unknown time slice cannot be set.
+    Returns None if the observed time slice is UNKNOWN, because it cannot be set.
     """
     now = time_slice_of(gpu)
     return now if now in TIME_SLICES else None
@@ -33,7 +33,7 @@ def current(gpu: Gpu) -> str | None:
 def plan(gpu: Gpu, target: Target) -> GpuPart:
     """Return the step that sets the time slice of the target. None changes nothing.
 
-    A time slice that was not read counts as the driver's default. Raises PlanError if the GPU has no time slices.
+    A time slice that was not read is assumed to be the driver's default. Raises PlanError if the GPU has no time slices.
     """
     now, time_slice = time_slice_of(gpu), target.settings.get(SETTING)
     if time_slice in (None, now) or (now is None and time_slice == DEFAULT):
@@ -43,7 +43,7 @@ def plan(gpu: Gpu, target: Target) -> GpuPart:
         raise PlanError(
             "%s on %s" % (target.where, gpu.label),
             "its time slice cannot be set: %s" % problem,
-            "Write slice: default, or choose another sharing for it.",
+            "Write slice: default, or choose another sharing for this GPU.",
         )
     return GpuPart((SetTimeSlice(time_slice),), describe(now), describe(time_slice))
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Record the GPUs of a host that have a time slice other than the default.
 
-If the record is empty, a run that sets no time slices need not read them.
+If the record is empty, only runs that set time slices must read the time slices of GPUs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Record:
 
 
 def record(directory: str, gpus: Sequence[Gpu], changing: Iterable[str] = ()) -> None:
-    """Record the GPUs that have a time slice other than the default.
+    """Record the GPUs whose time slice is not the default.
 
-    `changing` has the UUIDs of GPUs that will get one.
+    `changing` has the UUIDs of GPUs that the run will give such a time slice.
     """
     sliced = {gpu.uuid for gpu in gpus if time_slice_of(gpu) not in (None, DEFAULT)}
     Record(directory).write(sliced.union(changing))

@@ -31,7 +31,7 @@ class TimeSlicingTechnique(TimeSlicingForm):
     record = staticmethod(record)
 
     def observed(self, gpu: Gpu) -> str | None:
-        """Return the time slice as read."""
+        """Return the observed time slice, for saved plans."""
         return gpu.setting(SETTING)
 
     def untouched(self, gpu: Gpu, wanted: str | None) -> bool:

@@ -5,13 +5,13 @@
 
 The service is openfleet-vgpu-agent.service.
 
-Without the agent, all tenants of a GPU write to one file. Each tenant could forge the values of other tenants. Each
-tenant could also truncate the file, which ends all programs that map it (SIGBUS). The agent instead gives each tenant a
-separate page (agent_memory).
+Without the agent, all tenants of a GPU write to one file. Each tenant can then forge the values of other tenants. It can
+also truncate the file, which ends all programs that map the file (SIGBUS). The agent therefore gives each tenant a
+separate memory page (agent_memory.py).
 
 Each tenant has a socket in a folder that only the tenant's containers mount. On the host, the socket has the same
-permissions as the tenant's region. Every connection to a socket therefore belongs to its tenant, and the agent reads no
-data from clients. Once a second, the agent copies the public data of all pages into a file (agent_client).
+permissions as the tenant's region. Every client of a socket therefore belongs to its tenant, and the agent need not read
+data from clients. Once a second, the agent copies the public data of all pages into a file (agent_client.py).
 """
 
 from __future__ import annotations
@@ -41,19 +41,18 @@ from .model import MPS, VgpuTenant
 
 #: Interval in seconds between reads of the tenants' specs.
 _TICK_SECONDS = 1.0
-#: Number of consecutive reads in which a tenant's folder may be missing before this is logged.
+#: Number of consecutive reads in which a tenant's folder may be missing before the agent logs the missing folder.
 _PATIENCE = 10
-#: Maximum number of unread answers per socket. Descriptors that are in transit count against the limit of the sender
-#: (unix(7)). A client that reads nothing must therefore not accumulate many of them. While the limit is reached,
-#: further clients of the socket wait.
+#: Maximum number of unread answers per socket. While a socket has so many, its other clients wait. Descriptors that were
+#: sent but not read count against the agent's limit of open files (unix(7)), so clients must not accumulate them.
 _MOST_UNREAD = 16
-#: Maximum number of descriptors in the unread answers of all sockets: half of the unit's LimitNOFILE. If tenants have
-#: no group, one user may connect to all their sockets.
+#: Maximum number of descriptors in the unread answers of all sockets, which is half of the unit's LimitNOFILE. The
+#: maximum is needed because one user can connect to the sockets of all tenants that have no group.
 _MOST_ON_THEIR_WAY = 32768
 _BACKLOG = 512
 #: Maximum number of descriptors per message. A client must be able to open this many files (agent.h).
 _MOST_IN_MESSAGE = 32
-#: Log source for lines that are not caused by a tenant.
+#: Source of log lines that no tenant causes.
 _AGENT = "the agent"
 
 Log = Callable[[str], None]
@@ -81,7 +80,7 @@ class _Listener:
         return str(self.folder / vgpu_files.AGENT_SOCKET)
 
     def stands(self) -> bool:
-        """Return whether the path still leads to this socket.
+        """Return whether the socket's path still leads to this socket.
 
         The socket may have been removed, or a mount may hide it.
         """
@@ -148,10 +147,10 @@ class Agent:
                     self._answer(listener)
 
     def look(self) -> None:
-        """Create the sockets of new tenants, and remove those of removed tenants.
+        """Create the sockets of new tenants, and remove the sockets of removed tenants.
 
-        Raises OSError if the service must restart to create a socket. This happens if the socket's folder was created
-        after the service started, because this process can then only read the folder.
+        Raises OSError if the service must restart to create a socket. If the socket's folder was created after the
+        service started, this process can only read the folder.
         """
         try:
             now = self._fingerprint()
@@ -252,8 +251,7 @@ class Agent:
         except BlockingIOError:
             return
         except OSError as error:
-            # For example, there may be too many open files. Connections are accepted again after the next read of the
-            # tenants.
+            # The agent may have too many open files. After the next read of the tenants, it accepts connections again.
             self._say(("accept", listener.path), listener.tenant.key, "%s: %s" % (listener.path, error))
             self._epoll.modify(listener.listening, 0)
             return
@@ -275,8 +273,8 @@ class Agent:
         """Close a connection after its client read the answer or disconnected."""
         connection = listener.unread[descriptor]
         if _bytes_unread(connection):
-            # The client may have shut down only its sending side and can still read. The next read of the tenants
-            # checks it again.
+            # The client may have shut down only its sending side, so it can still read the answer. `look` checks the
+            # connection again.
             self._epoll.unregister(descriptor)
             return
         connection.close()
@@ -292,14 +290,14 @@ class Agent:
     def _most_unread(self, listener: _Listener) -> int:
         """Return the maximum number of unread answers on the socket.
 
-        The maximum bounds the number of descriptors in the answers of all sockets.
+        The maximum follows from the limit for the descriptors in the unread answers of all sockets.
         """
         return max(1, min(_MOST_UNREAD, _MOST_ON_THEIR_WAY // (listener.descriptors * len(self._listeners))))
 
     def _say(self, topic: object, source: str, text: str) -> None:
-        """Log a text for a topic, unless it was the last text for this topic.
+        """Log a text for a topic, unless the last text for this topic was the same.
 
-        `source` is the tenant whose clients can cause the text.
+        `source` is the key of the tenant whose clients can cause the text, or _AGENT.
         """
         if self._logged.get(topic) != text:
             self._logged[topic] = text

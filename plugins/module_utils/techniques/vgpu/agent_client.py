@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write and read the public data of the tenants' pages (`agent`).
+"""Write and read the public data of the tenants' pages (see agent.py).
 
-The public data is in a file that only root can write. A file is better than a socket for all users: a user with many
-user IDs could block the other users of a socket by not reading, but readers of a file do not wait.
+The public data is in a file that only root can write. It is not offered on a socket, because a user with many user IDs
+could block a socket for others by not reading the answers. Readers of a file never wait for others.
 
-The file has a header, and then the start of each seat's page for each GPU. vgpu-top also reads the file (top/read.c in
-the role vgpu_limiter).
+The file has a header, and then a row for each seat on each GPU, with the public start of the seat's page. vgpu-top also
+reads the file (top/read.c in the role vgpu_limiter).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import files as vgpu_files
 _MAGIC = b"OFVSEAT1"
 #: Magic number, time of writing (nanoseconds of CLOCK_MONOTONIC), and number of seats.
 _HEADER = struct.Struct("=8sqQ")
-#: GPU UUID, seat number, whether no tenant can write another tenant's page, and the start of the page.
+#: GPU UUID, seat number, whether the pages of this GPU are protected from other tenants, and the public start of the page.
 _SEAT = struct.Struct("=48sII256s")
 #: Number of public bytes in a page. struct seat of turnstile.h is smaller.
 SHOWN_BYTES = 256

@@ -7,9 +7,10 @@ Each tenant has one page. Only the tenant can write its page, and the other tena
 turnstile.h in the role vgpu_limiter). The terms have the tenant, share, policy and priority of each seat. Only the
 agent can write the terms, and all tenants can read them.
 
-Seals prevent that the memory is truncated. Other tenants get a read-only descriptor. Root in a container could reopen
-this descriptor for writing through /proc, whatever the file mode is. Immutable memory (Linux 6.0 or newer) prevents
-this for processes without CAP_LINUX_IMMUTABLE. Descriptors that are already open stay writable.
+The memory is sealed, so that no tenant can truncate it. Other tenants get a read-only descriptor. Root in a container
+could reopen this descriptor for writing through /proc, whatever the file mode is. From Linux 6.0 on, the memory is
+therefore immutable: processes without CAP_LINUX_IMMUTABLE cannot open it for writing. The tenant's own descriptor stays
+writable, because it was opened before.
 
 systemd keeps the descriptors (sd_notify(3), FDSTORE=1), so the memory survives a restart of the agent.
 """
@@ -37,7 +38,7 @@ _TELL_SECONDS = 5.0
 _SEAT = re.compile(r"seat-%d-(GPU-[0-9a-f-]{36})-(.+)\Z" % vgpu_files.REGION_VERSION, re.DOTALL)
 _TERMS = re.compile(r"terms-%d-(GPU-[0-9a-f-]{36})\Z" % vgpu_files.REGION_VERSION)
 _FIRST_DESCRIPTOR = 3
-#: Hosts with Linux 6.3 or newer may require this flag (vm.memfd_noexec). Python has no constant for it.
+#: MFD_NOEXEC_SEAL, which hosts with Linux 6.3 or newer may require (vm.memfd_noexec). Python has no constant for it.
 _MFD_NOEXEC_SEAL = 8
 #: From linux/fs.h: _IOR('f', 1, long), _IOW('f', 2, long) and FS_IMMUTABLE_FL.
 _GET_FLAGS, _SET_FLAGS, _IMMUTABLE = 0x80086601, 0x40086602, 0x10
@@ -85,14 +86,14 @@ class Memory:
 
     @classmethod
     def adopt(cls, descriptor: int, size: int) -> Memory:
-        """Return the memory of a descriptor.
+        """Return the memory that a descriptor from systemd refers to.
 
         Raises OSError if the memory is not sealed or does not have `size` bytes.
         """
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(descriptor).st_size != size:
             raise OSError("descriptor %d is not sealed memory of %d bytes" % (descriptor, size))
         os.set_inheritable(descriptor, False)
-        # A tenant may hold a lease on the file (fcntl(2)). Opening must not block on it.
+        # Open without blocking, because a tenant may hold a lease on the file (fcntl(2)).
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         return cls(descriptor, os.open("/proc/self/fd/%d" % descriptor, flags), _make_immutable(descriptor))
 
@@ -182,7 +183,7 @@ class SharedMemory:
             made = self._memory[name] = Memory.make("openfleet-vgpu-" + name, self._size(name))
             self._notifier.tell("FDSTORE=1", "FDNAME=" + name, descriptor=made.writable)
         self._seated = seated
-        # The terms are written last, because their change makes programs request the memory again.
+        # Write the terms last. When they change, programs request the memory again, so it must be complete.
         for uuid, seats in seated.items():
             _write_terms(self._memory[_terms_name(uuid)].writable, seats)
 

@@ -4,15 +4,15 @@
 """Report GPU memory that is missing from the tenants' own accounting.
 
 The service is openfleet-vgpu-agent.service. Contexts and modules use memory that CUDA calls do not show, but NVML does.
-NVML identifies processes by host PIDs. A process in a container does not know its host PID, so it cannot query NVML
-itself. The agent queries NVML once a second for all processes. It writes a file per tenant that only root can write
-(formats/nvml_report.h in the role vgpu_limiter).
+NVML identifies processes by host PIDs. A process in a container does not know its host PID, so it cannot find itself in
+NVML's list. The agent therefore queries NVML once a second for all processes. It writes one report file per tenant, which
+only root can change (formats/nvml_report.h in the role vgpu_limiter).
 
-The tenant of a process is determined from the host's /proc: its mounts, environment and groups. Data that a process
-writes into its tenant's region only selects one of this tenant's slots.
+The agent determines the tenant of a process from its mounts, environment and groups in the host's /proc. Data that a
+process writes into its tenant's region can only select one of this tenant's slots.
 
-A separate process calls NVML, so a driver that hangs or crashes does not affect the turnstiles. The process reports
-NVML calls that do not return. Such calls hold no lock (nvml/bounded_session.py).
+A separate process calls NVML, so a driver that hangs or crashes does not affect the turnstiles. The process logs NVML
+calls that do not return. A call that hangs keeps no lock (nvml/bounded_session.py).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from .host import VgpuHost
 from .model import MPS, VgpuTenant, region_path
 from .observe import held
 
-#: Seconds between two runs, between NVML queries while no tenant has a counted process, and between a failed NVML query
-#: and the next one.
+#: Seconds between two reports, between NVML queries while no tenant has a process in the accounting, and after a failed
+#: NVML query.
 _TICK_SECONDS, _IDLE_SECONDS, _FAILED_SECONDS = 1.0, 10.0, 30.0
 #: Time limit in seconds for finding the tenants of processes, and seconds after which a result expires.
 _WHOSE_SECONDS, _WHOSE_HOLDS_SECONDS = 5.0, 10.0
@@ -87,7 +87,7 @@ class Slot:
 class Region:
     """The accounting data of a tenant's processes.
 
-    `places` maps GPU UUIDs without `GPU-` to the position of the GPU.
+    `places` maps each GPU UUID without `GPU-` to the GPU's position in the lists of the slots.
     """
 
     slots: Tuple[Slot, ...]
@@ -100,7 +100,7 @@ _NO_REGION = Region((), {})
 def read_region(path: Path) -> Region:
     """Return the content of a region, or an empty region if it is invalid.
 
-    Any user may have written the file.
+    The content is checked, because any user may have written the file.
     """
     try:
         descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -201,9 +201,9 @@ class Processes:
 
 
 def _may_be(tenant: VgpuTenant, status: Mapping[str, str]) -> bool:
-    """Return whether the process has permission to write the tenant's region.
+    """Return whether the user and groups of a process may write the tenant's region.
 
-    All processes of the tenant need this permission. The check uses the user and group IDs.
+    All processes of the tenant need this permission.
     """
     if tenant.group is None or status.get("Uid", "").split()[1:2] == ["0"]:
         return True
@@ -215,9 +215,9 @@ def _may_be(tenant: VgpuTenant, status: Mapping[str, str]) -> bool:
 
 
 class OthersSlot:
-    """A slot for all processes of the tenant that have no slot of their own.
+    """A slot in a tenant's region for all of its processes that have no slot.
 
-    As with other slots, a lock marks the slot as alive.
+    The agent locks the slot. As with other slots, the lock shows that the owner is alive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -233,14 +233,14 @@ class OthersSlot:
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._descriptor = os.open(str(self._path), flags)
             self._inode = os.fstat(self._descriptor).st_ino
-            # Search from the end, because processes take the first free slot.
+            # Search from the end, because processes take the first free slot from the start.
             if not any(self._lock(number) for number in reversed(range(_SLOTS))):
                 self.leave()
 
     def _lock(self, number: int) -> bool:
-        """Lock the slot if it is free.
+        """Lock the slot if it is free, and write a new nonce.
 
-        A new nonce distinguishes this owner from earlier owners.
+        The nonce distinguishes this owner of the slot from earlier owners.
         """
         at = _SLOTS_AT + number * _SLOT.size
         if self._state(at)[0] == _USED:
@@ -291,9 +291,10 @@ class Report:
         self._path = root / vgpu_files.nvml_report_path(key)
         self._others = OthersSlot(root / region_path(key))
         self._sequence = 0
-        #: Content of the file after the time of writing. Empty before the first NVML query.
+        #: Content of the file that follows the time of writing. Empty before the first NVML query.
         self._content = b""
-        #: Bytes in the last report: by slot, nonce and column, and by PID and column for processes without a slot.
+        #: Bytes in the last report. `_beyond` has them by slot, nonce and column, and `_unslotted` by PID and column for
+        #: processes without a slot.
         self._beyond: Dict[Tuple[int, int, str], int] = {}
         self._unslotted: Dict[Tuple[int, str], int] = {}
 
@@ -317,8 +318,8 @@ class Report:
                 memory, place = found.bytes_of(pid, column), after.places.get(column)
                 if memory is None or place is None:
                     continue
-                # Allocations may change during the query. The smaller excess is used, so that no memory is counted
-                # twice.
+                # Allocations may change during the query. Subtract the larger of the two counts, so that no memory is
+                # counted twice.
                 now[index] = max(0, memory - max(earlier[place], slot.used[place]))
                 beyond[slot.number, slot.nonce, column] = now[index]
                 steady[index] = min(now[index], self._beyond.get((slot.number, slot.nonce, column), 0))
@@ -333,7 +334,8 @@ class Report:
     def _others_of(self, pids: Sequence[int], found: Found) -> list[int]:
         """Return the bytes by column for processes without a slot.
 
-        Only bytes that two consecutive queries reported are counted, because a starting process soon takes a slot.
+        Bytes are included only if two consecutive queries reported them for the process. A process that has just started
+        takes a slot before the second query.
         """
         others, now = [0] * _GPUS, {}
         for index, column in enumerate(found.columns):
@@ -365,7 +367,7 @@ class Report:
         descriptor = os.open(str(self._path), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.pwrite(descriptor, _START.pack(_MAGIC, self._sequence + 1), 0)
-            # If there is no free space, the odd sequence number marks the file as incomplete.
+            # If the write fails for lack of space, the odd sequence number marks the file as incomplete.
             if os.pwrite(descriptor, content, _START.size) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
             self._sequence += 2
@@ -381,7 +383,7 @@ class Report:
 def _slots_of(processes: Mapping[int, Process], region: Region) -> Dict[int, Slot]:
     """Return the slots by PID.
 
-    A slot is written by a process and may have any PID. The PID is therefore compared only with the processes of the
+    A process writes its slot itself, and can write any PID. The PID is therefore compared only with the processes of the
     same tenant.
     """
     by_number = {(slot.pid_namespace, slot.pid): slot for slot in region.slots}
@@ -400,12 +402,12 @@ class Reporter:
         self._processes = Processes(root)
         self._reports: Dict[str, Report] = {}
         self._logged = ""
-        #: Times of time.monotonic() until which NVML is not queried: while there are no counted processes, and after a
-        #: failure.
+        #: Times (time.monotonic()) until which NVML is not queried. The first applies while the accounting has no
+        #: processes, and the second after a failure.
         self._idle_until = self._failed_until = 0.0
 
     def serve(self, parent: int) -> int:
-        """Report once a second until the agent that started this process has ended."""
+        """Write reports once a second until the agent that started this process ends."""
         while os.getppid() == parent:
             began = time.monotonic()
             self.look()
@@ -436,8 +438,7 @@ class Reporter:
             if isinstance(error, NvmlError):
                 self._failed_until = time.monotonic() + _FAILED_SECONDS
             text = (
-                "processes ask NVML themselves, and those in containers do not know the cost of their contexts: %s"
-                % error
+                "the agent reports no memory, so processes query NVML themselves, which fails in containers: %s" % error
             )
             if text != self._logged:
                 self._logged = text
@@ -456,7 +457,7 @@ class Reporter:
     def _is_due(self, regions: Mapping[str, Region]) -> bool:
         """Return whether NVML must be queried now.
 
-        Each query opens the GPUs. It is therefore rare while there are no counted processes.
+        A query opens the GPUs, so it is rare while the accounting has no processes.
         """
         used = any(region.slots for region in regions.values()) or any(
             one.names_others for one in self._reports.values()

@@ -24,9 +24,9 @@ from .steps import ChangeTenant, RemoveTenant, VgpuPlan
 
 
 def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:
-    """Restore the tenants after an interrupted change was rolled back.
+    """Restore the tenants as they were before an interrupted change.
 
-    The GPUs have already been restored.
+    Call this after the GPUs were restored.
     """
     current = {seen.tenant.name for seen in tenants.observe()}
     for name in current.intersection(data["comes"]):
@@ -66,10 +66,10 @@ class VgpuChange:
     def stop(self, done: list[str]) -> None:
         """Check again for processes that would escape their quota.
 
-        Such processes are ended if that is permitted. Otherwise they raise BusyError.
+        Such processes are ended if that is permitted. Otherwise BusyError is raised.
 
-        Processes that started under a name that will end always raise BusyError. They are not ended, because the next
-        plan keeps the name.
+        BusyError is also raised if processes have started under a name that the change removes. They are not ended,
+        because the next plan keeps the name.
         """
         if any(step.unheld for step in self._unholding):
             make_way(self._blocking, self._clear)
@@ -82,7 +82,9 @@ class VgpuChange:
         ]
         if disturbs:
             raise BusyError(
-                disturbs, "processes started under a name that would end", "Run again. The plan then keeps the name."
+                disturbs,
+                "processes started under a name that the change removes",
+                "Run again. The plan then keeps the name.",
             )
 
     def start(self, _host: Host, done: list[str]) -> None:
@@ -99,8 +101,8 @@ class VgpuChange:
     def forget(self) -> None:
         """Remove tenants after the rest of the layout was applied.
 
-        A rollback could not restore removed files for running programs: running processes have the region open, and
-        containers have it mounted.
+        Tenants are removed last, because a rollback could not restore their files. Running processes have the removed
+        region open, and containers have it mounted.
         """
         for step in self._plan.removes:
             self._host.forget(step.name)
@@ -115,7 +117,8 @@ class VgpuChange:
         """
         attempt_all(
             *(functools.partial(self._host.forget, name) for name in self._came),
-            # In reverse order, tenants shrink before others grow.
+            # The changes were applied in the order shrink, grow. In reverse order, tenants again shrink before others
+            # grow.
             *(functools.partial(self._host.write, tenant) for tenant in reversed(self._changed)),
         )
 

@@ -28,7 +28,7 @@ _ABOVE = ("", "openfleet.slice", "openfleet.slice/openfleet-vgpu.slice")
 
 
 def regions(root: Path, gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Return a mapping from GPU UUID to the GPU's memory region.
+    """Return a mapping from GPU UUID to the name of the GPU's memory region.
 
     GPUs with no region or with several regions are left out.
     """

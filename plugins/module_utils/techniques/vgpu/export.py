@@ -14,7 +14,7 @@ from ...model import Gpu
 from .model import AUTO, KEY, MPS, PRELOAD, VgpuTenant
 from .part import Tenant, Vgpu
 
-# Floating-point ratios are inexact: 1.15 * 100 is slightly below 115.
+# Tolerance for comparisons of ratios, because they are inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-9
 
 
@@ -23,8 +23,8 @@ def export_together(
 ) -> dict[str, Vgpu | None]:
     """Return a mapping from the UUID of each GPU with tenants to its part.
 
-    The value is None if a layout cannot express the tenants. GPUs that share a tenant get the same part. If `pin` is
-    given, each tenant with one GPU is pinned to this GPU. Tenants of leases are not part of a layout.
+    The value is None if a layout cannot express the tenants. GPUs that have a tenant in common get the same part. If
+    `pin` is given, each tenant with one GPU is pinned to its GPU. Tenants of leases are not part of a layout.
     """
     tenants = [one.tenant for one in seen.get(KEY, ()) if one.tenant.lease is None]
     parts: dict[str, Vgpu | None] = {}
@@ -67,7 +67,7 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
     memory = sm = 1.0
     for uuid in {uuid for tenant in group for uuid in tenant.gpus}:
         on_gpu = [tenant for tenant in group if uuid in tenant.gpus]
-        # Groups with a GPU of unknown memory size are not exported, so the divisor 1 is never used for a result.
+        # The divisor 1 only avoids a division by zero. Groups with a GPU of unknown memory size are not exported.
         memory = max(memory, sum(tenant.memory_bytes for tenant in on_gpu) / (gpus[uuid].memory_total_bytes or 1))
         sm = max(sm, sum(tenant.sm_percent for tenant in on_gpu) / 100)
     return Vgpu(
@@ -80,9 +80,9 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
 
 
 def _provider(group: Sequence[VgpuTenant]) -> str:
-    """Return the provider that keeps the tenants unchanged.
+    """Return the value of `provider` that keeps the tenants unchanged.
 
-    `auto` may select a stronger provider than `preload`.
+    Tenants with `preload` keep `preload` instead of `auto`, because `auto` may select a stronger provider.
     """
     providers = {tenant.provider for tenant in group}
     return providers.pop() if providers in ({MPS}, {PRELOAD}) else AUTO

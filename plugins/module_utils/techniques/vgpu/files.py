@@ -40,7 +40,8 @@ DRIVERS = tuple(
 )
 DRIVER_INSIDE = "usr/lib/openfleet-gpu/driver/libcuda.so.1"
 TMPFILES_PATH = "etc/tmpfiles.d/openfleet-vgpu.conf"
-#: Sizes in bytes of a tenant's region and of a GPU's turnstile file: sizeof in region.h and turnstile.h of the library.
+#: Sizes in bytes of a tenant's region and of a GPU's turnstile file. They equal the sizes of the structures in region.h
+#: and turnstile.h of the library.
 REGION_BYTES, TURNSTILE_BYTES = 328512, 17024
 #: Sizes in bytes of the agent's memory: a tenant's page for a GPU, and the terms for a GPU's tenants (turnstile.h).
 SEAT_PAGE_BYTES, TERMS_BYTES = 4096, 8192
@@ -103,8 +104,8 @@ def name_problem(name: str) -> Problem | None:
 def slice_of(key: str) -> str:
     """Return the systemd slice whose cgroup limits the tenant's memory under dmem.
 
-    Dashes in the key are replaced. A dash would nest slices (systemd.slice(5)), so the limit of one tenant would also
-    apply to another tenant.
+    Dashes in the key are replaced, because a dash in the name of a slice nests it in another slice (systemd.slice(5)). The
+    limit of one tenant would then also apply to another tenant.
     """
     return "openfleet-vgpu-%s.slice" % key.replace("-", "\\x2d")
 
@@ -212,8 +213,8 @@ def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
 def _quota(tenant: VgpuTenant, name: str) -> str:
     """Return the quota file.
 
-    Under MPS, the values 0 bytes and 100 percent disable the limits of the library. Under dmem, the library also limits
-    memory. A process outside of the tenant's slice, such as one in a container, would otherwise have no limit.
+    Under MPS, the file has 0 bytes and 100 percent, which disable the limits of the library. Under dmem, the library also
+    limits memory, because the kernel does not limit a process outside of the tenant's slice, such as one in a container.
     """
     memory = 0 if tenant.provider == MPS else tenant.memory_bytes
     percent = 100 if tenant.provider == MPS else tenant.sm_percent
@@ -222,7 +223,7 @@ def _quota(tenant: VgpuTenant, name: str) -> str:
             "# Quota of the tenant %s. Written by openfleet.gpu, change gpu_layout instead.\n" % name,
             "version %d\n" % QUOTA_VERSION,
             "tenant %s\n" % name,
-            # Older libraries do not know this line. They run only under the key and therefore never read it.
+            # Older libraries do not know this line. Their processes use only the key as name, so they never read it.
             *(["counted_as %s\n" % tenant.key] if tenant.key != name else []),
             "policy %s\n" % tenant.policy,
             "priority %d\n" % tenant.priority,
@@ -262,7 +263,7 @@ def _drop_in(tenant: VgpuTenant, name: str) -> str:
         "# Runs a service as the tenant %s, if linked in its NAME.service.d. Written by openfleet.gpu." % name,
         "[Service]",
         "EnvironmentFile=/%s/env" % folder(name),
-        # ProtectSystem=strict would make the region read-only.
+        # Without this line, ProtectSystem=strict in the service would make the region read-only.
         "ReadWritePaths=-/%s" % STATE,
     ]
     if tenant.group is not None:

@@ -4,7 +4,8 @@
 """Assign tenants to GPUs: find a packing with the fewest moves.
 
 The functions are pure and the search is exact. It is designed for one host with some GPUs and some dozens of tenants.
-The depth-first search remembers dead ends. States that differ only in equivalent GPUs count as one state.
+The depth-first search remembers states from which it found no packing. States that differ only in the order of
+interchangeable GPUs are treated as one state.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Bin:
 class Demand:
     """The request of a tenant.
 
-    The tenant needs `memory_bytes` and `sm_percent` on each of `count` GPUs. `pin` is the GPU to which it is pinned,
-    and `now` its current GPUs.
+    The tenant needs `memory_bytes` and `sm_percent` on each of `count` GPUs. `pin` is the UUID of the GPU that the layout
+    demands, or None. `now` has the UUIDs of the tenant's current GPUs.
     """
 
     name: str
@@ -59,9 +60,9 @@ def pack(bins: Sequence[Bin], demands: Sequence[Demand]) -> dict[str, tuple[str,
 
     The GPUs are in the order of `bins`. Returns None if the tenants do not fit.
 
-    A move is a GPU that a tenant loses. The result is deterministic and has the fewest moves. If the search for fewer
-    moves takes too long, the best packing found so far is returned. Raises TooHardError if no packing is found within
-    the limit.
+    The result has the fewest moves: tenants keep as many of their current GPUs as possible. If the search for fewer moves
+    takes too long, the best packing found so far is returned. The result is deterministic. Raises TooHardError if no
+    packing is found within the limit.
     """
     search = _Search(bins, demands)
     found = search.find(moves=None)
@@ -95,7 +96,7 @@ def first_misfit(bins: Sequence[Bin], demands: Sequence[Demand]) -> tuple[Demand
 def largest(bins: Sequence[Bin], demand: Demand) -> int:
     """Return the largest memory size in bytes that fits on empty GPUs.
 
-    The size is a multiple of 1 MiB. The pin and the number of GPUs are those of `demand`.
+    The size is a multiple of 1 MiB. It is for a tenant with the pin and the number of GPUs of `demand`.
     """
     rooms = sorted((each.memory_bytes for each in bins if demand.pin in (None, each.uuid)), reverse=True)
     return rooms[demand.count - 1] // _MIB * _MIB
@@ -120,7 +121,8 @@ def left(bins: Sequence[Bin], demands: Sequence[Demand], packed: dict[str, tuple
 class _Search:
     def __init__(self, bins: Sequence[Bin], demands: Sequence[Demand]) -> None:
         self._bins = bins
-        # Order: pinned tenants, then tenants that already have GPUs, then the others. Larger tenants come first.
+        # Place pinned tenants first, then tenants that already have GPUs, then the others. In each group, place larger
+        # tenants first.
         self._demands = sorted(
             demands,
             key=lambda d: (d.pin is None, not d.now, -d.count, -d.memory_bytes, -d.sm_percent, d.name),
@@ -148,8 +150,8 @@ class _Search:
     def _unlike_others(self, with_moves: bool) -> list[frozenset[int]]:
         """Return the GPUs that are not interchangeable, for each position in the search.
 
-        For the tenant at a position and all later tenants, these are the GPUs to which a tenant is pinned. If
-        `with_moves` is true, the current GPUs of these tenants are included.
+        A GPU is not interchangeable if the tenant at the position or a later one is pinned to it. If `with_moves` is
+        true, the current GPUs of these tenants are not interchangeable either.
         """
         found: list[frozenset[int]] = [frozenset()]
         for demand in reversed(self._demands):
@@ -186,7 +188,7 @@ class _Search:
     def _state(self, number: int, free: Free, moves: int | None) -> Hashable:
         """Return a key of the search state.
 
-        Whether the tenants from `number` on fit depends only on this key.
+        States with the same key have the same result for the tenants from `number` on.
         """
         special = self._special[number]
         named = tuple(free[n] for n in sorted(special))

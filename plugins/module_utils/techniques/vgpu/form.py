@@ -58,10 +58,10 @@ class VgpuForm(Form):
         return self.tenants(part)
 
     def restricted(self, part: Vgpu, uuids: Container[str], cut: bool, taken: Container[str]) -> Vgpu | None:
-        """Return the part without tenants that cannot stay.
+        """Return the part without tenants that the exported entry cannot have.
 
-        A tenant cannot stay if its name is taken. If `cut` is true, only tenants that are pinned to one of the GPUs in
-        `uuids` stay.
+        These are tenants with a name in `taken`. If `cut` is true, they are also the tenants that are not pinned to one of
+        the GPUs in `uuids`. Returns None if no tenant remains.
         """
         stay = [tenant for tenant in part.tenants if tenant.name not in taken and tenant.was not in taken]
         if cut:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...plan.disturbance import Disturbance
     from .steps import VgpuPlan
 
-#: Time limit in seconds for reading the tenant names of processes. The lock of the host is held during this time.
+#: Time limit in seconds for reading the tenant names of processes. It is limited, because the run holds the host's lock.
 _NAMES_SECONDS = 20.0
 
 
@@ -93,7 +93,7 @@ class VgpuHost(Tenants):
         try:
             tenants = self.tenants()
         except ApplyError as error:
-            # Reading has changed nothing.
+            # Report the outcome "old", because reading has changed nothing.
             error.outcome = "old"
             raise
         shared = durable.differing(self._root, self._shared(tenants))
@@ -158,7 +158,7 @@ class VgpuHost(Tenants):
         The result is in the order of `names`. Processes that use no GPU are included.
 
         The search has a deadline, because a user may run many processes with many mounts. If the process does not
-        answer, or if the deadline has passed, the process counts as using every name.
+        answer, or if the deadline has passed, the process is assumed to use every name.
         """
         pids: dict[str, list[int]] = {name: [] for name in names}
         deadline = time.monotonic() + _NAMES_SECONDS
@@ -175,7 +175,7 @@ class VgpuHost(Tenants):
     def names_of(self, pid: int) -> set[str] | None:
         """Return the tenant names of a process (see `identity`).
 
-        Returns None if the process does not answer. It may then have any name.
+        Returns None if the process does not answer, because it may then have any name.
         """
         return Identities(self._root, str(self._proc), memory_or_none).names_of(pid)
 
@@ -215,10 +215,10 @@ class VgpuHost(Tenants):
             raise ApplyError(problem.where, problem.problem, problem.cure)
         files = vgpu_files.files(tenant, self._driver)
         self._end_names(tenant)
-        # The spec is written first. It shows that all later files belong to this tenant.
+        # Write the spec first, because it shows that all other files belong to this tenant.
         spec = vgpu_files.spec_path(tenant.key)
         self._write({spec: files.pop(spec)})
-        # The tenant may have been renamed back to an earlier name, which then is no longer an alias.
+        # The tenant may have been renamed back to an earlier name. This name is then no longer an alias.
         self._remove(vgpu_files.alias_path(tenant.name))
         if tenant.provider == DMEM:
             vgpu_dmem.bound(self._root, self._run, tenant, self._regions)
@@ -226,8 +226,8 @@ class VgpuHost(Tenants):
         folder = vgpu_files.limited_folder(tenants)
         changed = folder.unit_path in self._write(self._shared(tenants))
         if self._mounts:
-            # A mount would hide regions that processes have mapped. If the host has regions, the tmpfs is mounted at
-            # the next boot.
+            # If the host has regions, mount the tmpfs only at the next boot, because it would hide regions that processes
+            # have mapped.
             in_use = any((self._root / TENANTS).glob("*/region.*"))
             folder.mount(self._root, self._mount_systemctl, changed, in_use)
         self._make_shared_files(tenant)
@@ -275,7 +275,7 @@ class VgpuHost(Tenants):
         """
         tenant = next((tenant for tenant in self.tenants() if tenant.name == name), None)
         if tenant is None:
-            # The spec is the first file to be written, so there are no other files without it.
+            # Without a spec, the tenant has no other files, because the spec is written first and removed last.
             _remove_empty(self._root / vgpu_files.folder(name))
             return
         vgpu_dmem.unbound(self._root, self._run, tenant.key)
@@ -327,9 +327,9 @@ class VgpuHost(Tenants):
 
     @property
     def _driver(self) -> str | None:
-        """Return the path of the driver's libcuda.so.1 for the front.
+        """Return the path of the driver's libcuda.so.1, which the front loads.
 
-        The path is relative to the root. Returns None if containers get no front.
+        The path is relative to the root of the host. Returns None if containers get no front.
         """
         if not (self._root / vgpu_files.FRONT).exists():
             return None
@@ -344,7 +344,7 @@ class VgpuHost(Tenants):
         differing = durable.write_differing(self._root, files)
         written = [self._root / path for path in differing]
         if written and (self._root / "sys/fs/selinux/enforce").exists():
-            # SELinux labels depend on the path and decide what containers may read.
+            # Set the SELinux labels. They depend on the path, and decide which files containers may read.
             with contextlib.suppress(FileNotFoundError):
                 ask(self._run, ["restorecon", *sorted({str(each) for path in written for each in (path.parent, path)})])
         return differing
@@ -415,7 +415,9 @@ class VgpuHost(Tenants):
 
 
 def _not_checked(holder: Holder) -> Holder:
-    who = "%s, which may be the tenant's: it was not checked in time. End unneeded processes and run again."
+    who = (
+        "%s, which may belong to the tenant, because it was not checked in time. End unneeded processes and run again."
+    )
     return dataclasses.replace(holder, kind=UNKNOWN, who=who % holder.who)
 
 
@@ -430,8 +432,8 @@ def _gid(group: str) -> int | None:
 def _make_shared(path: Path, file: vgpu_files.SharedFile) -> None:
     """Create or correct a shared memory file.
 
-    Links are not followed. Anything except a regular file is removed. Data beyond the maximum size is truncated,
-    because no process maps it.
+    Links are not followed. Anything except a regular file is removed. Data beyond the maximum size is truncated. This
+    ends no process, because processes map only the maximum size.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -467,7 +469,7 @@ def _remove_folder(path: Path) -> None:
 def _isolation(handed: Mapping[str, bool], tenant: VgpuTenant) -> str:
     """Return the isolation of the tenant on its least isolated GPU.
 
-    The isolation depends on the pages that the agent hands out.
+    The isolation depends on how the agent protects the pages of each GPU.
     """
     if not set(tenant.gpus).issubset(handed):
         return NOT_ISOLATED

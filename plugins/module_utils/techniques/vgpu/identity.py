@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Determine the tenant of a process from mounts that its user cannot create.
 
-The library in a process reads the mounted quota folders and the environment (identity.c of the role vgpu_limiter). But
-a user can manipulate both for a process. Any user may create a user namespace with a mount namespace and mount anything
-in it. Root in a container may hide mounts with chroot. Mounts therefore count only in a mount namespace that root on
-the host or a container engine created. A process in another namespace belongs to the tenant of its parent process.
+The library in a process finds the tenant in the mounted quota folders and the environment (identity.c of the role
+vgpu_limiter), but users can manipulate both. Any user can create a user namespace with a mount namespace and mount
+anything in it. Root in a container can hide mounts with chroot. Mounts are therefore used only in a mount namespace that
+root on the host or a container engine created. A process in another namespace belongs to the tenant of its parent process.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class Identities:
         return set()
 
     def _lineage(self, pid: int) -> Iterator[int]:
-        """Yield the process and its ancestors. They are never in another container."""
+        """Yield the PIDs of a process and its ancestors.
+
+        An ancestor is never in another container.
+        """
         for _level in range(_MOST_ANCESTORS):
             yield pid
             parent = re.search(r"^PPid:\s*(\d+)", proc_files.read(self._path(pid, "status")), re.MULTILINE)
@@ -95,7 +98,7 @@ class Identities:
             return named.intersection(mounted)
         if not named or self._is_hosts_namespace(pid):
             return named
-        # In a container, the variable counts only if the tenant's folder in the container is the folder of the host.
+        # In a container, the variable is used only if the tenant's folder in the container is the folder of the host.
         host = self._host_mounts()
         return {name for name in named if table.at(self._folder(name)) == host.at(self._folder(name))}
 
@@ -114,7 +117,7 @@ class Identities:
         return "%s/%d/%s" % (self._proc, pid, name)
 
     def _host_mounts(self) -> _Mounts:
-        # Read process 1, because this process may be a service with a private mount namespace.
+        # Read the mounts of process 1, because the caller may be a service with a private mount namespace.
         return _Mounts(proc_files.read(self._path(1, "mountinfo"), _MOST_MOUNTS))
 
     def _is_hosts_namespace(self, pid: int) -> bool:
@@ -134,7 +137,7 @@ class Identities:
             with contextlib.ExitStack() as opened:
                 return self._maker(pid, opened)
         except OSError:
-            # The process has ended, or this process has no permission to inspect it.
+            # The process has ended, or the caller has no permission to inspect it.
             return _UNTRUSTED
 
     def _maker(self, pid: int, opened: contextlib.ExitStack) -> str:
@@ -143,7 +146,8 @@ class Identities:
         mounts = _opened(opened, os.open(self._path(pid, "ns/mnt"), os.O_RDONLY | os.O_CLOEXEC))
         user = _opened(opened, fcntl.ioctl(mounts, _GET_USER_NAMESPACE))
         if os.path.samestat(os.fstat(user), host_user):
-            # Only a process that may mount on the host can create this namespace.
+            # The mount namespace belongs to the host's user namespace. Only a process that may mount on the host can
+            # create it.
             return _BY_ROOT
         (owner,) = struct.unpack("I", fcntl.ioctl(user, _GET_OWNER_UID, b"\0" * 4))
         origin = parse_cgroup(proc_files.read(self._path(pid, "cgroup")), self._own_container())
@@ -156,8 +160,8 @@ class Identities:
             above = _opened(opened, fcntl.ioctl(user, _GET_PARENT))
             is_first = owner != _ROOT and os.path.samestat(os.fstat(above), host_user)
             return _BY_ENGINE if is_first else _UNTRUSTED
-        # Processes cannot leave the PID namespace of the engine. The topmost PID namespace below the host's therefore
-        # belongs to the engine's user namespace.
+        # Processes cannot leave the PID namespace that the engine created. The topmost PID namespace below the namespace of
+        # the host is therefore the engine's, and belongs to the engine's user namespace.
         for _level in range(_DEEPEST):
             above = _opened(opened, fcntl.ioctl(first, _GET_PARENT))
             if os.path.samestat(os.fstat(above), host_pid):
@@ -194,7 +198,7 @@ class _Mounts:
     def _quota_folders(self) -> Dict[str, _Mount]:
         """Return the mounted quota folders by tenant name.
 
-        The rules are those of the library.
+        A mount is a quota folder under the same rules as in the library.
         """
         split = ((mount, *mount.point.rpartition("/")) for mount in self._mounts)
         return {name: mount for mount, folder, _slash, name in split if folder == "/" + SETTINGS}
@@ -207,7 +211,7 @@ class _Mounts:
         return device, path[: -len(_DELETED)] if path.endswith(_DELETED) else path
 
     def at(self, path: str) -> Source | None:
-        """Return the source of a path that has no links.
+        """Return the device and path in the file system for a path without links.
 
         Returns None if no mount contains the path.
         """

@@ -19,9 +19,9 @@ from .steps import AddTenant, RemoveTenant
 def drift(
     layout: Layout, gpus: Plan, host: Host, seen: Sequence[VgpuSeen], dmem: frozenset[str], library: bool
 ) -> list[tuple[str, set[str]]]:
-    """Return each difference from the layout with the UUIDs of its GPUs.
+    """Return (difference from the layout, UUIDs of its GPUs) for each difference.
 
-    `dmem` and `library` tell which providers can enforce quotas on this host.
+    `dmem` has the UUIDs of the GPUs whose memory the kernel can limit. `library` is true if the library is installed.
     """
     desired = wanted(layout, gpus, seen, dmem)
     rooms = rooms_of_leases(layout, gpus)

@@ -30,9 +30,9 @@ SCHEMA = 1
 #: Compute mode of GPUs with tenants. Programs open the GPU themselves, or use an MPS daemon.
 COMPUTE_MODE = "default"
 
-#: How shares are enforced when tenants compete for a GPU.
+#: Values of `policy`, which defines when a tenant's share applies.
 POLICIES = ("fixed", "contended", "burst")
-#: Providers that enforce quotas. `auto` is used only in layouts. A tenant on a host has one of the others.
+#: Providers that enforce quotas. `auto` is used only in layouts. A tenant on a host has one of the other values.
 PROVIDERS = AUTO, PRELOAD, MPS, DMEM = ("auto", "preload", "mps", "dmem")
 
 #: The turnstile is a file. Other tenants of the GPU can truncate it, which ends the tenant's programs.
@@ -104,9 +104,9 @@ class VgpuTenant:
         return tuple(seat.gpu_uuid for seat in self.seats)
 
     def has_neighbours(self, tenants: Iterable[VgpuTenant]) -> bool:
-        """Return whether the library throttles the tenant and it has neighbours.
+        """Return whether the library throttles the tenant and the tenant has neighbours.
 
-        Neighbours are those of `tenants` that share a GPU with the tenant.
+        Neighbours are the tenants in `tenants` that share a GPU with this tenant.
         """
         if self.provider == MPS or self.sm_percent >= 100:
             return False
@@ -174,7 +174,7 @@ def spec_path(key: str) -> str:
 def applies(private: bool) -> bool:
     """Return whether the host's tenants apply to the GPUs of an NVML session.
 
-    They do not if the GPUs are simulated for this process only (`private`).
+    Returns False if the GPUs are simulated for this process only (`private`).
     """
     return not private or bool(os.environ.get(_ROOT_VARIABLE))
 

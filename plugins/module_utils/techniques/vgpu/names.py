@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Match the tenants of a layout to the tenants of a host. Pure functions.
 
-Tenants may have been renamed. A tenant always keeps its key, which is the name under which its processes are accounted.
-Its other names may change.
+Tenants may have been renamed. A tenant always keeps its key, under which its processes are accounted. All its other names
+may change.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .part import Tenant
 
 #: Maximum number of processes in a message.
 _NAMED = 20
-#: Maximum length of a key without its number. With the number, the key has at most 63 characters, the maximum length of
-#: a name.
+#: Maximum length of a key before a number is appended. With the number, the key has at most 63 characters, which is the
+#: maximum length of a name.
 _KEY_BASE = 57
 
 
@@ -29,8 +29,8 @@ _KEY_BASE = 57
 class Names:
     """The match of a layout's tenant: its key, other names and current tenant.
 
-    `now` is the tenant on the host, or None for a new tenant. `kept` has the other names that processes use but the
-    layout does not contain.
+    `now` is the current tenant on the host, or None for a new tenant. `kept` has the names that the layout does not
+    contain, but that processes still use.
     """
 
     now: VgpuTenant | None
@@ -71,7 +71,7 @@ def match(layout: Layout, seen: Sequence[VgpuSeen], labels: Mapping[str, str]) -
 
 
 def _by_name(where: str, tenant: Tenant, current: Mapping[str, VgpuSeen], labels: Mapping[str, str]) -> VgpuSeen | None:
-    """Return the host's tenant that has the current or the earlier name."""
+    """Return the host's tenant with the name or the earlier name of a layout's tenant."""
     own, old = current.get(tenant.name), current.get(tenant.was or "")
     if own is not None and old is not None:
         raise PlanError(
@@ -111,7 +111,7 @@ def _check_names(
 ) -> None:
     """Raise PlanError if a name belongs to another tenant of the host.
 
-    There is no error if the other tenant gives up the name first.
+    No error is raised if the same run removes the name from the other tenant first.
     """
     own = matched[tenant.name]
     owners = {one.tenant.key: name for name, one in matched.items() if one is not None}
@@ -137,7 +137,7 @@ def _check_names(
 def _kept(tenant: Tenant, one: VgpuSeen) -> tuple[VgpuName, ...]:
     """Return the names that processes use but the layout does not contain.
 
-    If a tenant has only one name, it is never among them.
+    `names_in_use` is empty for a tenant with only one name, so this name is never returned.
     """
     return tuple(used for used in one.names_in_use if used.name not in (tenant.name, tenant.was))
 

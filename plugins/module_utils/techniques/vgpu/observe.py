@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the tenants of a host and report them as return values of modules.
 
-This file is small because modules that only read include it. `host` also changes tenants and finds outdated files.
+This file is small, because Ansible sends it to hosts with modules that only read. host.py also changes tenants and finds
+outdated files.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _USED = 1
 #: struct flock, and F_OFD_GETLK from fcntl.h. Python has had a constant for it since 3.9.
 _FLOCK, _GET_LOCK = struct.Struct("@hhqqi4x"), 36
 
-#: Fields that are returned as in a tenant's spec, and the result if the tenants cannot be read.
+#: Fields that results have in the same form as a tenant's spec, and the only entry of the result if the tenants cannot be
+#: read.
 _OF_TENANT = ("name", "memory_bytes", "sm_percent", "policy", "priority", "provider", "group", "oversubscribe_managed")
 _NO_TENANT = {**dict.fromkeys((*_OF_TENANT, "processes")), "aliases": [], "gpus": []}
 
@@ -124,12 +126,12 @@ def _tenant_data(seen: VgpuSeen) -> dict[str, Any]:
 def read_region(path: Path) -> VgpuUsage | None:
     """Return the usage by a tenant's processes from the tenant's region.
 
-    Returns None if there is no region or if its format is unknown. The format is version 1 in
-    roles/vgpu_limiter/files/src/formats/region.h. Dead processes are ignored, and later processes clear their slots. A
-    tenant that never ran has no usage.
+    Returns None if the tenant has no region or the format of its region is unknown. The format is version 1 in
+    roles/vgpu_limiter/files/src/formats/region.h. Slots of dead processes are ignored. Later processes clear these slots.
+    A tenant that never ran has no usage.
     """
     try:
-        # Any user may replace the file. Opening must not block on a FIFO or device.
+        # Open without blocking, because any user may have replaced the file with a FIFO or a device.
         descriptor = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None

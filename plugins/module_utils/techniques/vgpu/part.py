@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the part `vgpu` of an entry in `gpu_layout` as frozen values.
 
-The values are not checked.
+The classes do not check the values. parse.py does.
 """
 
 from __future__ import annotations

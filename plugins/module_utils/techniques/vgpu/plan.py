@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Plan the change from the current to the desired tenants. Pure functions.
 
-The plan of the GPUs is separate. Existing tenants keep their GPUs and seats if possible. Running tenants follow new
+The plan of the GPUs is separate. Existing tenants keep their GPUs and seats if possible. Running programs follow new
 quotas.
 """
 
@@ -27,7 +27,7 @@ from .names import Names
 from .part import Tenant, Vgpu, vgpu_of
 from .steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
 
-# Floating-point ratios are inexact: 1.15 * 100 is slightly below 115.
+# Tolerance for comparisons of ratios, because they are inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-6
 
 #: The rooms of a layout without leases.
@@ -41,8 +41,8 @@ Processes = Callable[[str, str], Sequence[Holder]]
 class WantedTenant:
     """A desired tenant and its position in the layout.
 
-    `why` is the reason for the provider if `auto` selected it. `kept_names` are names that the layout does not contain.
-    The tenant keeps them until their processes have ended.
+    `why` is the reason for the provider if `auto` selected it. `kept_names` has the names that the layout does not contain.
+    The tenant keeps these names until the processes with the names have ended.
     """
 
     tenant: VgpuTenant
@@ -83,8 +83,8 @@ def plan(
     If a tenant is not in the layout, it is removed if the layout names one of its GPUs. A tenant of a lease stays if
     there is room in `rooms`, from `rooms_of_leases`. If `rooms` is None, all other tenants of the host are removed.
 
-    Processes of a removed tenant block the change, because they would escape the quota. So do processes on a GPU that
-    their tenant leaves.
+    Processes that would escape their quota block the change. These are processes of a removed tenant, and processes on a
+    GPU that their tenant leaves.
     """
     by_key = {each.tenant.key: each for each in tenants}
     kept_names = tuple((each.tenant.name, name) for each in tenants for name in each.kept_names)
@@ -107,7 +107,7 @@ def plan(
             change = ChangeTenant(one, want.tenant)
             changes.append(change)
             disturbs += unheld(change, processes, indices)
-    # Tenants shrink before others grow into the capacity that becomes free.
+    # Apply shrinking changes first, because other tenants may grow into the capacity that becomes free.
     changes.sort(
         key=lambda c: (bool(set(c.tenant.gpus) - set(c.seen.tenant.gpus)), c.grows_bytes, _grows_percent(c), c.name)
     )
@@ -181,7 +181,7 @@ def unheld(
 ) -> list[Disturbance]:
     """Return the processes that would escape their quota in a step.
 
-    They belong to tenants that leave a GPU, change their provider or are removed.
+    The step removes the tenant of these processes, removes it from a GPU, or changes its provider.
     """
     index, tenant = dict(indices), step.seen.tenant
     disturbances = []
@@ -195,7 +195,7 @@ def unheld(
 
 
 def _short_label(index: Mapping[str, int], uuid: str) -> str:
-    # The GPU may be missing on the host.
+    # Return only the UUID if the GPU is missing on the host.
     return short_label(index[uuid], uuid) if uuid in index else "gpu %s" % uuid
 
 
@@ -252,7 +252,7 @@ def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: Vg
             raise PlanError("%s.%s: %s" % (where, key, problem.where), problem.problem, problem.cure)
     if vgpu.provider == MPS and tenant.gpus > 1:
         # A process has one pipe directory, so it can use only one daemon.
-        problem_text = "a process uses one MPS daemon, and each GPU of the entry has a separate daemon"
+        problem_text = "a process uses only one MPS daemon, but each GPU of the entry has a separate daemon"
         raise PlanError("%s.gpus" % where, problem_text, "Lower gpus, or use another provider.")
     if tenant.gpus > MOST_GPUS:
         problem_text = "the tenant spans %d GPUs, but the limit is %d" % (tenant.gpus, MOST_GPUS)
@@ -264,7 +264,7 @@ def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: Vg
             raise PlanError(
                 "%s.gpu" % where,
                 "the tenant is pinned to %s, which is not in its entry" % tenant.gpu,
-                "Pin it to one of them: %s." % ", ".join(gpu.label for gpu in gpus),
+                "Pin it to one of the entry's GPUs: %s." % ", ".join(gpu.label for gpu in gpus),
             )
         pin = pinned[0]
     current = frozenset(now.gpus) if now is not None else frozenset()
@@ -283,8 +283,8 @@ def _packed(
         if gpu.memory_total_bytes is None:
             raise PlanError(
                 "%s.vgpu on %s" % (entry.where, gpu.label),
-                "its driver reports no memory size, which tenants' quotas need",
-                "Choose another sharing for it (exclusive, shared, time_slicing or mps).",
+                "the driver reports no memory size for this GPU, but quotas of tenants need it",
+                "Choose another sharing for this GPU (exclusive, shared, time_slicing or mps).",
             )
     bins = [capacity(gpu, vgpu) for gpu in gpus]
     try:
@@ -351,7 +351,7 @@ def _taken(
 ) -> dict[str, dict[int, bool]]:
     """Return the occupied seats of each GPU, and whether their tenants keep them.
 
-    The result maps each GPU UUID to {seat: kept}. `packed` has the planned GPUs by tenant key.
+    The result maps each GPU UUID to {seat: whether its tenant keeps it}. `packed` has the planned GPUs by tenant key.
     """
     return {
         gpu.uuid: {
@@ -367,11 +367,12 @@ def _taken(
 def _seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTenant | None) -> tuple[VgpuSeat, ...]:
     """Return the seats of the tenant.
 
-    A new seat is a free one if possible, because processes of a removed tenant may still use the removed tenant's seat.
+    A new seat is a free seat if possible. The seat of a removed tenant is used only if no seat is free, because processes
+    of the removed tenant may still use it.
     """
     has = {seat.gpu_uuid: seat.seat for seat in now.seats} if now is not None else {}
     if now is not None and set(uuids) == set(now.gpus):
-        # Keep the order of GPUs that the tenant's processes know.
+        # Keep the order of the GPUs, because running processes of the tenant see the GPUs in this order.
         return now.seats
     seats_of_tenant = []
     for uuid in uuids:
@@ -387,7 +388,7 @@ def _provider(requested: str, uuids: Sequence[str], dmem: frozenset[str], where:
     """Return the provider, and the reason why no stronger provider is used."""
     without = [uuid for uuid in uuids if uuid not in dmem]
     if requested == MPS:
-        return MPS, "a fault of one client ends all"
+        return MPS, "a fault of one client ends all clients"
     if requested == DMEM and without:
         raise PlanError(
             where,

@@ -42,7 +42,7 @@ class VgpuService:
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
         """Return the tenants of the layout."""
-        # Assume that all GPUs support dmem. Only the host knows whether they do.
+        # Assume that the kernel can limit the memory of all GPUs (dmem), because this is known only on the host.
         tenants = [each.tenant for each in wanted(layout, plan, dmem=frozenset(gpu.gpu.uuid for gpu in plan.gpus))]
         return [
             Asked("vgpu %s" % each.name, "add", "%s and %d %%" % (size(each.memory_bytes), each.sm_percent), each.gpus)
@@ -59,7 +59,7 @@ class VgpuService:
             self.seen = self._host.observe()
 
     def own(self, part: VgpuPlan | None = None, clients: bool = True) -> Pids:
-        """Return nothing, because processes of tenants count as holders of their GPUs."""
+        """Return nothing, because processes of tenants are holders of their GPUs."""
         return {}
 
     def plan(self, request: PartRequest) -> VgpuPlan:
@@ -152,7 +152,7 @@ def _check_daemons(desired: Sequence[WantedTenant], keys: Sequence[str]) -> None
         if each.tenant.provider == MPS and MPS not in keys:
             raise PlanError(
                 each.where,
-                "a tenant under MPS needs its daemon, which this run does not apply",
+                "a tenant with the provider mps needs its MPS daemon, but this run applies no MPS daemons",
                 "Apply the whole layout (openfleet.gpu.layout).",
             )
 
@@ -160,7 +160,7 @@ def _check_daemons(desired: Sequence[WantedTenant], keys: Sequence[str]) -> None
 def _check_gpus(desired: Sequence[WantedTenant], host: Host) -> None:
     """Raise PlanError if a GPU is not ready for tenants.
 
-    Used by runs that change only tenants.
+    Runs that change only tenants call this.
     """
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
     for each in desired:

@@ -36,7 +36,10 @@ class RemoveTenant:
         return self.seen.tenant.gpus
 
     def reason(self, gpu_uuid: str) -> str:
-        """Return why the processes block the change, as text before the GPU's name."""
+        """Return why processes on the GPU block the change, as text.
+
+        In messages, the label of the GPU follows.
+        """
         return "it would be removed from"
 
     def __str__(self) -> str:
@@ -93,7 +96,10 @@ class ChangeTenant:
         return self.seen.tenant.gpus if len(providers) > 1 and MPS in providers else self.leaves
 
     def reason(self, gpu_uuid: str) -> str:
-        """Return why the processes block the change, as text before the GPU's name."""
+        """Return why processes on the GPU block the change, as text.
+
+        In messages, the label of the GPU follows.
+        """
         return "it would leave" if gpu_uuid in self.leaves else "its provider would change on"
 
     def __str__(self) -> str:
@@ -226,7 +232,7 @@ def caps(tenant: VgpuTenant) -> str:
 
 
 def also(tenant: VgpuTenant) -> str:
-    """Return the other names of the tenant as text. It follows the limits."""
+    """Return the other names of the tenant as text. Messages have it after the limits."""
     return ", also named %s" % " and ".join(tenant.aliases) if tenant.aliases else ""
 
 

@@ -482,7 +482,7 @@ def test_missing_program_names_its_package(host, mps):
 
 def test_impossible_name_is_refused_before_any_change(host, mps):
     before = existing(host.root)
-    with pytest.raises(ApplyError, match="room for 69"):
+    with pytest.raises(ApplyError, match="room for only 69"):
         mps.start(dataclasses.replace(DAEMON, name="x" * 70), DEVICES)
     assert existing(host.root) == before
 

@@ -120,7 +120,7 @@ def test_instance_has_its_own_daemon():
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"clients": 49, "active_thread_percentage": 2}, "49 clients are more than MPS supports on it, which is 48"),
+        ({"clients": 49, "active_thread_percentage": 2}, "it has 49 clients, but MPS supports only 48 on this GPU"),
         ({"pinned_memory_limit": "21GiB"}, "4 clients of 21GiB each exceed its memory of "),
         ({"pinned_memory_limit": "90GiB", "oversubscribe": True}, "a limit of 90GiB exceeds its memory of "),
     ],
@@ -169,7 +169,7 @@ def test_names_are_those_of_the_layout_whatever_the_host_has():
 
 def test_a_split_instance_is_several_devices():
     part = {"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"], "mps": QUARTER}
-    assert "a daemon serves one" in refused([{"gpus": [0], "sharing": "mig", "mig": [part]}])
+    assert "a daemon serves only one" in refused([{"gpus": [0], "sharing": "mig", "mig": [part]}])
 
 
 def test_duplicate_daemon_name_is_refused():
@@ -226,7 +226,7 @@ def test_unconfirmed_client_is_named_but_not_ended():
     (who,) = disturbance.who
     assert who.pid is None
     assert str(who) == (
-        "pid 77 (python3 serve.py, user alice), its client according to the server 42 only, and is not ended"
+        "pid 77 (python3 serve.py, user alice), its client only according to the server 42, so it is not ended"
     )
     # An unconfirmed client is not one of the daemon's own processes, so it counts as a separate holder.
     assert mps_plan.serves([seen])[H100[0].uuid] == {41, 42}
@@ -379,4 +379,4 @@ def test_other_tenants_have_no_daemon():
 def test_more_tenants_than_mps_has_clients_are_refused():
     names = ["t%d" % n for n in range(49)]
     layout = tenants(*names, provider="mps", oversubscribe={"sm": 10.0, "memory": 10.0})
-    assert "49 clients are more than MPS supports on it, which is 48" in refused([layout])
+    assert "it has 49 clients, but MPS supports only 48 on this GPU" in refused([layout])

@@ -119,7 +119,7 @@ def test_without_nvidia_smi_the_fix_is_to_install_it():
 
     with pytest.raises(NvmlError) as raised:
         set_time_slice(GPUS[0].uuid, "long", missing)
-    assert "nvidia-smi is not installed" in raised.value.problem and raised.value.cure.startswith("Install it")
+    assert "nvidia-smi is not installed" in raised.value.problem and raised.value.cure.startswith("Install nvidia-smi")
 
 
 @pytest.mark.parametrize("name", ["default", "short", "medium", "long"])

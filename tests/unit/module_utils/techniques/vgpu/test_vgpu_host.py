@@ -369,7 +369,7 @@ def test_scan_of_processes_has_one_limit_for_all_tenants(host, tmp_path, monkeyp
         found = host.processes(seen, name, GPU.uuid)
         assert [holder.who for holder in found if holder.kind == "process"] == looked_at
         assert [holder.pid for holder in found if holder.kind == "unknown"] == [8, 9]
-    assert "pid 8, which may be the tenant's: it was not checked in time" in found[0].who
+    assert "pid 8, which may belong to the tenant, because it was not checked in time" in found[0].who
     # A new observation starts a new scan.
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: 0.0)
     again = dataclasses.replace(seen)

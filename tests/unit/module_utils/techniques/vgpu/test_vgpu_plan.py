@@ -174,7 +174,7 @@ def test_kernel_is_the_provider_if_it_limits_all_gpus_of_a_tenant():
 
 def test_mps_is_used_only_if_named_with_a_note_in_the_plan():
     assert lines(entry([0], tenant("a"), provider="mps")) == [
-        "vgpu a: add (8GiB and 30 %, fixed, by mps; a fault of one client ends all) on gpu 0"
+        "vgpu a: add (8GiB and 30 %, fixed, by mps; a fault of one client ends all clients) on gpu 0"
     ]
     plan = planned([entry([0], tenant("a"), provider="mps")])[1]
     assert not plan.takes_library
