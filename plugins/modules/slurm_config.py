@@ -26,7 +26,7 @@ options:
       - V(begin) records O(devices), before the layout changes.
       - V(test) lets slurmd of this host read O(candidate), without using it.
       - V(write) writes the files. Before that, it records the former lines of the node in O(state_directory).
-      - V(restore) writes the recorded lines.
+      - V(restore) writes the recorded lines. Leaves out lines with device nodes that O(gres_conf) does not name.
       - V(confirm) removes the recorded lines, and records O(devices).
     type: str
     choices: [plan, begin, test, write, restore, confirm]
@@ -106,7 +106,7 @@ exist:
   returned: for V(plan)
   type: bool
 problems:
-  description: What the administrator has to change first, each with its file and line.
+  description: Changes that the administrator has to make first, each with its file and line.
   returned: for V(plan)
   type: list
   elements: str
@@ -160,7 +160,7 @@ def _body(values: dict[str, Any], dry: bool) -> dict[str, Any]:
         return files.write(request)
     if action == "begin":
         return files.begin(values["devices"] or [])
-    return files.restore() if action == "restore" else files.confirm(values["devices"])
+    return files.restore(lines) if action == "restore" else files.confirm(values["devices"])
 
 
 def main() -> None:

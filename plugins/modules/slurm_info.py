@@ -81,8 +81,8 @@ started:
   type: str
 recorded:
   description: >-
-    Devices that the role P(openfleet.gpu.gpu_slurm#role) gave to Slurm, by number, each with C(type) and C(uuid). Null if there is
-    no record.
+    Devices that the role P(openfleet.gpu.gpu_slurm#role) gave to Slurm, by number, each with C(type) and C(uuid).
+    Null if there is no record.
   returned: success
   type: list
   elements: dict

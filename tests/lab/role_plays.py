@@ -30,6 +30,8 @@ class Ask:
     #: Variables of the role that override the inventory.
     variables: dict = field(default_factory=dict)
     entry: str = "main"
+    #: Roles with their entry points to run instead of the role, in this order.
+    steps: tuple[tuple[str, str], ...] = ()
     #: Run modules in check mode. Only `--check` sets `ansible_check_mode`, for roles that read it.
     check: bool = False
     #: True if the run must fail.
@@ -101,10 +103,13 @@ def _play(role: str, host: str, number: int, ask: Ask) -> dict:
         cmd = "{% raw %}set -e\n" + text + "{% endraw %}"
         return [{"name": name, "ansible.builtin.shell": {"cmd": cmd}, "check_mode": False}] if text else []
 
-    run = {
-        "name": "Run the role",
-        "ansible.builtin.include_role": {"name": f"openfleet.gpu.{role}", "tasks_from": ask.entry},
-    }
+    run = [
+        {
+            "name": "Run the role",
+            "ansible.builtin.include_role": {"name": f"openfleet.gpu.{name}", "tasks_from": entry},
+        }
+        for name, entry in ask.steps or ((role, ask.entry),)
+    ]
     rescue = {"name": _FAILED, "ansible.builtin.debug": {"msg": "failed"}}
     play = {
         "name": f"Run {number}",
@@ -114,7 +119,7 @@ def _play(role: str, host: str, number: int, ask: Ask) -> dict:
         "vars": ask.variables,
         "tasks": [
             *command(_FIRST, ask.first),
-            {"name": "Run", "block": [run], "rescue": [rescue]},
+            {"name": "Run", "block": run, "rescue": [rescue]},
             *command(_THEN, ask.then),
         ],
     }

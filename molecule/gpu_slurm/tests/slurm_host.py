@@ -65,7 +65,7 @@ class SlurmHost:
             return self.ask(loop)
         except AssertionError as error:
             log = "tail -n 40 /var/log/slurm/slurmctld.log /var/log/slurm/slurmd.log"
-            error.add_note(self.ask(f"scontrol show node {NODE}; squeue; cat /etc/slurm/gres.conf; {log}"))
+            error.add_note(self.ask(f"scontrol show node {NODE}; squeue; cat /etc/slurm/openfleet_*.conf; {log}"))
             raise
 
     def module(self, name: str, **arguments: object) -> dict:
@@ -114,8 +114,10 @@ class SlurmHost:
         """Write the GRES of a mapping to Slurm's files."""
         assert found["problems"] == [] and found["gres_conf"], found
         self.ask(
-            f"sed -i 's/ Gres=[^ ]*/ Gres={found['gres']}/; s/^GresTypes=.*/GresTypes={types}/' /etc/slurm/slurm.conf; "
-            f"printf '%s\\n' {' '.join(map(shlex.quote, found['gres_conf']))} > /etc/slurm/gres.conf"
+            f"sed -i 's/ Gres=[^ ]*/ Gres={found['gres']}/; s/^GresTypes=.*/GresTypes={types}/' "
+            "/etc/slurm/slurm.conf /etc/slurm/openfleet_nodes.conf; "
+            f"printf '%s\\n' {' '.join(map(shlex.quote, found['gres_conf']))} > /etc/slurm/openfleet_gres.conf; "
+            "rm -f /var/lib/openfleet-gpu/slurm-*.json"
         )
 
     def configure(self, found: dict) -> None:

@@ -133,6 +133,12 @@ def _tree(files: Mapping[str, str], directory: str, path: str, outer: tuple[str,
             yield from _tree(files, directory, inner, (*outer, path))
 
 
+def device_files(line: str) -> list[str]:
+    """Return the device nodes that a line of gres.conf names."""
+    pairs = next((each.pairs for each in lines_of("", line)), {})
+    return [path for key in ("file", "multiplefiles") for path in pairs.get(key, "").split(",") if path]
+
+
 def candidate(files: Mapping[str, str], directory: str, edited: Edit) -> dict[str, str]:
     """Return all files with the edited ones, by name, for a directory of their own.
 
@@ -170,7 +176,7 @@ def edit(files: Mapping[str, str], directory: str, request: Request) -> Edit:
     new_types = False
     own = _own(nodes_file, nodes_text, request.node)
     if own:
-        nodes_text = _replace(nodes_text, own, _with_gres(own.text, request.gres))
+        nodes_text = _replace_gres(nodes_text, own, request.gres)
     nodes_text, problem, new_types = _listed(slurm, nodes_file, nodes_text, "GresTypes", request.types)
     problems += problem
     accounting = [line for line in slurm if line.key == "accountingstoragetype"]
@@ -190,7 +196,7 @@ def edit(files: Mapping[str, str], directory: str, request: Request) -> Edit:
 
 
 def former_lines(files: Mapping[str, str], directory: str, node: str) -> tuple[str, list[str]]:
-    """Return the value of Gres= of a node and its lines of gres.conf in the files of the collection."""
+    """Return the value of Gres= of a node, and its lines of gres.conf."""
     nodes_file, gres_file = ("%s/%s" % (directory, name) for name in (NODES, GRES))
     own = _own(nodes_file, files.get(nodes_file, ""), node)
     rows = [line.text for line in lines_of(gres_file, files.get(gres_file, "")) if line.pairs.get("nodename") == node]
@@ -203,7 +209,7 @@ def with_former(files: Mapping[str, str], directory: str, node: str, gres: str, 
     nodes_text, gres_text = files.get(nodes_file, ""), files.get(gres_file, "")
     own = _own(nodes_file, nodes_text, node)
     if own:
-        nodes_text = _replace(nodes_text, own, _with_gres(own.text, gres))
+        nodes_text = _replace_gres(nodes_text, own, gres)
     return {NODES: nodes_text, GRES: _with_lines(gres_file, gres_text, Request(node, lines=tuple(rows)))}
 
 
@@ -231,8 +237,8 @@ def _node_problems(slurm: Sequence[Line], nodes_file: str, node: str, files: Map
         names = _names(line.pairs["nodename"])
         if node in names and len(names) > 1:
             cure = (
-                "Replace it with one line for each node: for node in $(scontrol show hostnames '%s'); do echo \"NodeName=$node ...\"; "
-                "done" % line.pairs["nodename"]
+                "Replace it with one line for each node. scontrol show hostnames '%s' lists them."
+                % line.pairs["nodename"]
             )
             yield Problem(line.place, "it has %d nodes, and their GRES may differ" % len(names), cure)
             return
@@ -250,8 +256,11 @@ def _device_problems(gres: Sequence[Line], gres_file: str, node: str) -> Iterato
         nodes = _names(pairs["nodename"]) if "nodename" in pairs else None
         devices = pairs.get("name", "").lower() in _GPU_NAMES
         if nodes is None and devices:
-            cure = "Write NodeName= in front of it, with the nodes that it is for, without %s. The line is: %s"
-            yield Problem(line.place, "it adds devices to each node, also to %s" % node, cure % (node, line.shown))
+            cure = (
+                "If it is for this node, move it to %s with NodeName=%s in front. Otherwise write NodeName= with its nodes in "
+                "front of it. The line is: %s" % (gres_file, node, line.shown)
+            )
+            yield Problem(line.place, "it adds devices to each node, also to %s" % node, cure)
         elif nodes and node in nodes and (devices or "autodetect" in pairs) and line.file != gres_file:
             cure = "Move the line to %s, where it is replaced, and run again. The line is: %s"
             yield Problem(line.place, "it adds devices to the node %s" % node, cure % (gres_file, line.shown))
@@ -294,6 +303,13 @@ def _own(nodes_file: str, text: str, node: str) -> Line | None:
     return None
 
 
+def _replace_gres(text: str, own: Line, gres: str) -> str:
+    if own.pairs.get("gres", "") == gres:
+        return text
+    _line, mark, comment = text.splitlines()[own.last - 1].partition("#")
+    return _replace(text, own, _with_gres(own.text, gres) + (" " + mark + comment if mark else ""))
+
+
 def _with_gres(text: str, gres: str) -> str:
     """Return the line of a node with another value of Gres=."""
     new = " Gres=%s" % gres if gres else ""
@@ -306,7 +322,7 @@ def _with_gres(text: str, gres: str) -> str:
 
 
 def _with_lines(gres_file: str, text: str, request: Request) -> str:
-    """Return the text of gres.conf with other lines of a node, in the place of its former ones."""
+    """Return the text of gres.conf with other lines of a node."""
     rows: list[str | None] = list((text or _HEADER[GRES]).splitlines())
     first = len(rows)
     for line in reversed(list(lines_of(gres_file, text))):
@@ -324,7 +340,7 @@ def _replace(text: str, line: Line, new: str) -> str:
 
 
 def _names(expression: str) -> list[str]:
-    """Expand a list of node names, such as gpu-[01-03,7],login. Ranges keep their leading zeros."""
+    """Expand a list of node names, such as gpu-[01-03,7],login."""
     found = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", expression):
         found += _expand(part)

@@ -14,7 +14,7 @@ import json
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from .. import durable
 from ..errors import FleetError
@@ -55,7 +55,7 @@ class Files:
     @property
     def interrupted(self) -> bool:
         """Return whether a change of the files was not confirmed."""
-        return record.load(self.record)["former"] is not None
+        return bool(record.load(self.record)["pending"])
 
     def read(self) -> dict[str, str]:
         """Return the text of each existing file by its path."""
@@ -98,7 +98,7 @@ class Files:
         }
 
     def write(self, request: config.Request) -> dict[str, Any]:
-        """Write the files. Raises SlurmFilesError if slurm.conf does not include them, or has the node's line."""
+        """Write the files. Raises SlurmFilesError if they are not prepared."""
         with self._locked():
             files = self.read()
             edited = config.edit(files, self.directory, request)
@@ -106,20 +106,28 @@ class Files:
                 first = edited.problems[0]
                 raise SlurmFilesError(first.where, first.problem, first.cure)
             differing = self._differing(files, edited.texts)
-            if differing and not self.interrupted:
+            if differing and record.load(self.record)["former"] is None:
                 gres, rows = config.former_lines(files, self.directory, self.node)
-                record.save(self.record, former={"gres": gres, "lines": rows})
+                record.save(self.record, pending=True, former={"gres": gres, "lines": rows})
             self._write(edited.texts, differing)
             return {"changed": bool(differing), "diff": self._diff(files, edited.texts)}
 
-    def restore(self) -> dict[str, Any]:
-        """Write the recorded lines of the node. The record stays until `confirm`."""
+    def restore(self, lines: Sequence[str] | None) -> dict[str, Any]:
+        """Write the recorded lines of the node. The record stays until `confirm`.
+
+        If `lines` is given, the device nodes that they name are the only ones of the host. Recorded lines with other device nodes
+        are left out.
+        """
         with self._locked():
             former = record.load(self.record)["former"]
             if former is None:
                 return {"changed": False}
             files = self.read()
-            texts = config.with_former(files, self.directory, self.node, former["gres"], former["lines"])
+            rows = former["lines"]
+            if lines:
+                existing = {path for line in lines for path in config.device_files(line)}
+                rows = [row for row in rows if existing.issuperset(config.device_files(row))]
+            texts = config.with_former(files, self.directory, self.node, former["gres"], rows)
             differing = self._differing(files, texts)
             self._write(texts, differing)
             return {"changed": bool(differing), "diff": self._diff(files, texts)}
@@ -131,18 +139,16 @@ class Files:
         interrupted then, the record tells the next run which jobs have lost a device.
         """
         with self._locked():
-            if record.load(self.record)["devices"] == list(devices):
-                return {"changed": False}
-            record.save(self.record, devices=list(devices))
+            record.save(self.record, pending=True, devices=list(devices))
             return {"changed": False}
 
     def confirm(self, devices: Sequence[dict[str, str]] | None) -> dict[str, Any]:
         """Record that the daemons use the files, with the devices that Slurm has now."""
         with self._locked():
-            record.save(self.record, former=None, devices=None if devices is None else list(devices))
+            record.save(self.record, pending=False, former=None, devices=None if devices is None else list(devices))
             return {"changed": False}
 
-    def _write(self, texts: dict[str, str], names: Sequence[str]) -> None:
+    def _write(self, texts: Mapping[str, str], names: Sequence[str]) -> None:
         for name in names:
             path = Path(self.directory, name)
             durable.write_bytes(path, texts[name].encode(errors="surrogateescape"), 0o644)
@@ -174,7 +180,7 @@ def packed(texts: dict[str, str]) -> str:
 
 
 def unpacked(line: str) -> dict[str, str]:
-    """Return the texts of a line of `packed`. Raises SlurmFilesError if it is not such a line."""
+    """Return the texts of `packed`. Raises SlurmFilesError if they are invalid."""
     try:
         reader = zlib.decompressobj()
         data = json.loads(reader.decompress(base64.b64decode(line, validate=True), _MOST_BYTES))

@@ -51,7 +51,12 @@ def read_node(
     """
     if name and not NODE_NAME.match(name):
         raise SlurmError("gpu_slurm_node", "%r is not a valid name of a Slurm node" % name[:100], _NAME_CURE)
-    name = name or Slurm(run).name_from_slurmd() or os.uname().nodename.partition(".")[0]
+    name = (
+        name
+        or Slurm(run).name_from_slurmd()
+        or record.only_node(state_directory)
+        or os.uname().nodename.partition(".")[0]
+    )
     where = "Slurm node %s" % name
     shown = _answer(run, where, "scontrol", "--oneliner", "show", "node", name)
     configured = dict(_CONFIGURED.findall(_answer(run, where, "scontrol", "show", "config")))
@@ -105,4 +110,6 @@ def _answer(run: Run, where: str, *command: str) -> str:
     cure = "Check that slurmctld responds on this host (scontrol ping)."
     if "not found" in problem:
         cure = _NAME_CURE
+    elif "error in file" in problem:
+        cure = "Fix the named line."
     raise SlurmError(where, problem, cure)

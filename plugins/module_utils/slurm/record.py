@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The record of Slurm's files for one node on this host.
 
-former   lines of the node before an unconfirmed change: {"gres", "lines"}. None if the daemons use the files
+pending  whether a change began that is not confirmed
+former   lines of the node before this change: {"gres", "lines"}. None if the files are not written yet
 devices  devices that Slurm has for the node, by number: [{"type", "uuid"}]. None if they are unknown
 """
 
@@ -21,15 +22,21 @@ def path_of(directory: str, node: str) -> Path:
     return Path(directory, "slurm-%s.json" % node)
 
 
+def only_node(directory: str) -> str:
+    """Return the name of the only node with a record, or ""."""
+    names = [path.stem[len("slurm-") :] for path in Path(directory).glob("slurm-*.json")]
+    return names[0] if len(names) == 1 else ""
+
+
 def load(path: Path) -> dict[str, Any]:
     """Return the record. Raises ApplyError if the file is damaged."""
-    return durable.read(path, SCHEMA) or {"former": None, "devices": None}
+    return durable.read(path, SCHEMA) or {"pending": False, "former": None, "devices": None}
 
 
 def save(path: Path, **changes: Any) -> None:
     """Change values of the record. Remove the file if nothing is recorded."""
     data = {**load(path), **changes, "schema": SCHEMA}
-    if data["former"] is None and data["devices"] is None:
+    if not any(data[key] for key in ("pending", "former", "devices")):
         durable.remove(path)
     else:
         durable.write(path, data)

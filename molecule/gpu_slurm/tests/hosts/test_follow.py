@@ -1,0 +1,149 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Slurm follows the layout: changes beside jobs, refusals, interruptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_host import MIXED, NODE, SEVEN, THREE, layout
+
+from tests.lab.role_plays import Ask, run_role
+
+INVENTORY = Path(__file__).resolve().parents[2] / "inventory"
+STEPS = (("gpu_slurm", "prepare"), ("gpu_layout", "main"), ("gpu_slurm", "apply"))
+FILES = "/etc/slurm/openfleet_nodes.conf /etc/slurm/openfleet_gres.conf"
+SHOWN = f"scontrol -o show node {NODE} | grep -oE '(State|Gres|Reason|SlurmdStartTime)=[^ ]*' | xargs"
+# State that a refused change must not touch.
+STATE = f"cat {FILES} /etc/slurm/slurm.conf | sha256sum; {SHOWN}; nvidia-smi -L 2>/dev/null | sha256sum"
+
+
+def follow(wanted, first="", then=SHOWN, fails=False, **variables):
+    """Return a run of the roles as site.yml orders them."""
+    held = "{{ gpu_slurm__held | default(false) }}"
+    given = {"gpu_layout": wanted, "gpu_layout__keep_drained": held, "gpu_layout_on_busy": "fail", **variables}
+    return Ask(given, steps=STEPS, first=first, then=then, fails=fails)
+
+
+def unchanged(wanted, **variables):
+    """Return a run that must fail and change nothing."""
+    first = f"{variables.pop('first', 'true')}; ({STATE}) > /tmp/state-before"
+    then = f"({STATE}) | diff /tmp/state-before - >&2; {variables.pop('then', 'true')}"
+    return follow(wanted, first=first, then=then, fails=True, **variables)
+
+
+def test_slurm_follows_the_layout_beside_a_running_job(host):
+    host.reset(layout(MIXED))
+    job, _environment = host.submit("gpu:h100:1")
+    alive = f"scontrol show job {job} | grep -q 'JobState=RUNNING' && scontrol show job {job} | grep -q Restarts=0; "
+    lines = "/etc/slurm/openfleet_gres.conf"
+    in_place, quiet, refused, bad, away = run_role(
+        INVENTORY,
+        "gpu_slurm",
+        "one",
+        [
+            follow(layout(THREE), then=alive + SHOWN),
+            follow(
+                layout(THREE), first=f"({STATE}) > /tmp/state-before", then=f"({STATE}) | diff /tmp/state-before - >&2"
+            ),
+            # The total changes, so slurmctld would end the job.
+            unchanged(layout(SEVEN), then=alive),
+            unchanged(
+                layout(MIXED),
+                first=f"echo 'NodeName=gpu-z Name=gpu Colour=red' >> {lines}",
+                then=f"sed -i /gpu-z/d {lines}; {alive}",
+            ),
+            unchanged(layout(MIXED), gpu_slurm_controllers=["one", "away"], then=alive),
+        ],
+    )
+    assert in_place.changed and "Gres=gpu:1g.10gb:3,gpu:h100:3" in in_place.seen and "State=MIXED " in in_place.seen
+    assert not quiet.changed
+    assert f"all GPU jobs must end first: {job}" in refused.failed and "gpu_layout_on_busy: drain" in refused.failed
+    assert f"node {NODE}: slurmd refuses the new files" in bad.failed
+    assert "Colour" in bad.failed and "openfleet_gres.conf line 7" in bad.failed
+    assert "away: " in away.failed and "gpu_slurm_controllers" in away.failed
+    found = host.mapping(layout(THREE))
+    assert found["change"]["way"] == "nothing"
+    assert host.state(job) == "JobState=RUNNING Restarts=0"
+
+
+def test_changed_total_waits_for_the_jobs_and_no_other_drain_ends(host):
+    host.reset(layout(MIXED))
+    job, _environment = host.submit("gpu:h100:1")
+    # Cancel the job when the node is drained, and record how it was until then.
+    ends = (
+        f"until scontrol -o show node {NODE} | grep -q '+DRAIN'; do sleep 0.2; done; "
+        f"scontrol show job {job} | grep -oE '(JobState|Restarts)=[A-Z0-9]+' | xargs > /tmp/job-at-drain; "
+        f"cp {FILES} /tmp; scancel {job}"
+    )
+    waits, drained = run_role(
+        INVENTORY,
+        "gpu_slurm",
+        "one",
+        [
+            follow(
+                layout(SEVEN),
+                first=f'nohup bash -c "{ends}" >/dev/null 2>&1 &',
+                then=f"cat /tmp/job-at-drain; grep -h -o 'Gres=.*' /tmp/openfleet_nodes.conf; {SHOWN}",
+                gpu_layout_on_busy="drain",
+                gpu_drain_poll=1,
+            ),
+            follow(layout(MIXED), first=f"scontrol update NodeName={NODE} State=DRAIN Reason=fan"),
+        ],
+    )
+    at_drain, before, after = waits.seen.splitlines()
+    assert at_drain == "JobState=RUNNING Restarts=0"
+    assert before == "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3"
+    assert "Gres=gpu:1g.10gb:7,gpu:h100:3" in after and "State=IDLE " in after
+    assert "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3" in drained.seen
+    assert "State=IDLE+DRAIN" in drained.seen and "Reason=fan" in drained.seen
+    host.ask(f"scontrol update NodeName={NODE} State=RESUME")
+
+
+def test_interrupted_run_is_completed_or_restored(host):
+    found = host.reset(layout(MIXED))
+    job, _environment = host.submit("gpu:h100:1")
+    # As a run that was killed right after it changed the layout: the driver no longer shows the devices that Slurm has.
+    host.module("slurm_config", action="begin", node=NODE, devices=found["current"])
+    host.apply(layout(THREE))
+    (completed,) = run_role(INVENTORY, "gpu_slurm", "one", [follow(layout(THREE))])
+    assert "Gres=gpu:1g.10gb:3,gpu:h100:3" in completed.seen and "DRAIN" not in completed.seen
+    assert host.state(job) == "JobState=RUNNING Restarts=0"
+
+    # As a run that was killed after it wrote the files, and before the daemons used them.
+    host.apply(layout(MIXED))
+    new = host.mapping(layout(MIXED))
+    arguments = {"node": NODE, "gres": new["gres"], "gres_types": ["gpu"], "gres_conf": new["gres_conf"]}
+    host.module("slurm_config", action="write", **arguments)
+    # A slurmctld that refuses files which slurmd accepts.
+    refuses = (
+        "mkdir -p /run/systemd/system/slurmctld.service.d; "
+        "printf '[Service]\\nExecStartPre=/bin/sh -c \"! grep -q 1g.10gb:7 /etc/slurm/openfleet_nodes.conf\"\\n' "
+        "> /run/systemd/system/slurmctld.service.d/refuse.conf; systemctl daemon-reload"
+    )
+    accepts = "rm -r /run/systemd/system/slurmctld.service.d; systemctl daemon-reload"
+    used, refused, again = run_role(
+        INVENTORY,
+        "gpu_slurm",
+        "one",
+        [
+            follow(layout(MIXED)),
+            follow(
+                layout(SEVEN),
+                first=f'scancel {job}; until [ -z "$(squeue --noheader)" ]; do sleep 0.2; done; cp {FILES} /tmp; {refuses}',
+                # The lines of the old devices are left out, because slurmd would end.
+                then=f"diff /etc/slurm/openfleet_nodes.conf /tmp >&2; grep -c 1g.10gb /etc/slurm/openfleet_gres.conf || true; "
+                f"systemctl is-active slurmd; {accepts}; {SHOWN}",
+                fails=True,
+                gpu_slurm_timeout=10,
+            ),
+            follow(layout(SEVEN), gpu_layout_on_busy="drain"),
+        ],
+    )
+    assert "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3" in used.seen and "State=MIXED " in used.seen
+    assert "The old files are restored, and slurmctld uses them." in refused.failed
+    # The devices of the old GRES do not exist, so no job may start.
+    assert refused.seen.splitlines()[:2] == ["0", "active"]
+    assert "DRAIN" in refused.seen
+    assert "Gres=gpu:1g.10gb:7,gpu:h100:3" in again.seen and "State=IDLE " in again.seen
+    host.ask("! ls /var/lib/openfleet-gpu/drain.json 2>&1")
