@@ -39,7 +39,7 @@ class DeviceNodes:
     capabilities: Mapping[str, int]
 
 
-def capability_names(minor: int, device: Device) -> tuple[str, str]:
+def capability_names(device: Device, minor: int) -> tuple[str, str]:
     """Return the names of the capabilities of a MIG device."""
     instance = "gpu%d/gi%d" % (minor, device.instance_id or 0)
     return "%s/access" % instance, "%s/ci%d/access" % (instance, device.compute_id or 0)
@@ -69,7 +69,7 @@ def device_files(device: Device, nodes: DeviceNodes) -> tuple[str, ...]:
     path = "/dev/nvidia%d" % minor
     if device.instance_id is None:
         return (path,)
-    names = capability_names(minor, device)
+    names = capability_names(device, minor)
     if any(name not in nodes.capabilities for name in names):
         return ()
     return (path, *(capability_path(nodes.capabilities[name]) for name in names))

@@ -76,7 +76,7 @@ def _files(device: Device, node: Node, nodes: DeviceNodes) -> str:
     path = _gpu_path(device.gpu, node, nodes)
     if device.instance_id is None:
         return "File=%s" % path
-    names = capability_names(nodes.minors[device.gpu.uuid], device)
+    names = capability_names(device, nodes.minors[device.gpu.uuid])
     for name in names:
         if name not in nodes.capabilities:
             problem = "the driver lists no capability %s, which the MIG device %s needs" % (

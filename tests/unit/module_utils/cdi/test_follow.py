@@ -100,7 +100,7 @@ def test_stopped_services_are_not_restarted(active):
 
 @pytest.mark.parametrize(("enabled", "restarted"), [("enabled", True), ("disabled", False)])
 def test_list_of_devices_for_slurm_is_written_again(enabled, restarted):
-    """The unit is inactive after its work."""
+    """Test a unit that is inactive after its work."""
     service = unit(SLURM_DEVICES, "inactive", enabled)
     assert steps(Seen(services=(service,))) == ((Restart(service, "restart", True),) if restarted else ())
     assert steps(Seen(services=(service,), starting=True)) == (

@@ -111,7 +111,7 @@ DEVICE_ROWS = ("3g.40gb MIG-2", "1g.10gb MIG-1", "1g.10gb MIG-3", "h100 GPU-2", 
 
 
 def test_listed_devices_determine_the_instances_of_a_job(jobs, listed):
-    """A job that has no process yet holds exactly its instances."""
+    """Check that a job without a process holds exactly its instances."""
     assert len(jobs(PARTS, Slurm(node=NODE_MIG))) == 4
     listed(*DEVICE_ROWS)
     found = jobs(PARTS, Slurm(node=NODE_MIG))
