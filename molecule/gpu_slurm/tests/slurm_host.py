@@ -174,6 +174,10 @@ class SlurmHost:
     def use_task_prolog(self, found: dict) -> dict:
         """Install the TaskProlog for a mapping, and return the result of the module."""
         self.set_task_prolog(TASK_PROLOG)
+        # With these settings, systemd mounts a new /proc, without the driver's files of the simulator.
+        folder = "/run/systemd/system/openfleet-slurm-devices.service.d"
+        settings = "[Service]\\nProtectKernelTunables=no\\nProtectControlGroups=no\\n"
+        self.ask(f"mkdir -p {folder}; printf '{settings}' > {folder}/lab.conf; systemctl daemon-reload")
         template = jinja2.Environment(autoescape=False)
         template.filters["dirname"] = os.path.dirname
         unit = template.from_string((ROLE / "templates" / "openfleet-slurm-devices.service.j2").read_text())

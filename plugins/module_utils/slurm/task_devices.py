@@ -11,6 +11,7 @@ at boot. Therefore `openfleet-slurm-devices.service` refreshes them before each 
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -198,7 +199,14 @@ def _correct(path: Path, node: str, changes: Mapping[tuple[str, ...], tuple[str,
     if changed == text:
         yield "%s lists other device nodes of %d MIG devices: run the role gpu_slurm" % (path, len(changes))
         return
-    durable.write_bytes(path, changed.encode("utf-8", errors="surrogateescape"), path.stat().st_mode & 0o777)
+    status = path.stat()
+    # slurmctld may read the file as its own user.
+    durable.write_bytes(
+        path,
+        changed.encode("utf-8", errors="surrogateescape"),
+        status.st_mode & 0o777,
+        lambda new: os.chown(new, status.st_uid, status.st_gid),
+    )
     yield "%s has the new device nodes of %d MIG devices" % (path, len(changes))
 
 

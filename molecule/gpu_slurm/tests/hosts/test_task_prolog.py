@@ -9,7 +9,7 @@ import re
 import pytest
 from slurm_host import MIXED, SHARED, SLICED, TASK_PROLOG, layout, uuids_of
 
-DEVICES = "/etc/openfleet-gpu/slurm/devices"
+DEVICES, SETTINGS = "/etc/openfleet-gpu/slurm/devices", "/etc/openfleet-gpu/slurm/settings.json"
 DAEMONS, TENANTS = "/etc/openfleet-gpu/mps", "/etc/openfleet-gpu/vgpu"
 
 
@@ -76,17 +76,22 @@ def test_job_without_a_gpu_runs_even_without_the_list(host, kinds):
 
 
 def test_list_follows_recreated_instances(host, kinds):
-    """Other instances of the same types, as after a reboot."""
+    """Test other instances of the same types, as after a reboot."""
     host.apply(layout())
     host.ask("systemctl start openfleet-slurm-devices")
     assert "which does not exist" in run(host, "--gres=gpu:3g.40gb:1")[1]
     host.apply(layout(MIXED))
+    # The instances had other capabilities before.
+    number = host.ask("head -n 1 /etc/slurm/gres.conf").rpartition("-cap")[2].strip()
+    files = f"/etc/slurm/gres.conf {SETTINGS}"
+    host.ask(f"sed -i 's/nvidia-cap{number}\\>/nvidia-cap2/' {files}; chown slurm /etc/slurm/gres.conf")
     host.restart()
     host.in_service()
     current = uuids_of(host)
     assert current[run(host, "--gres=gpu:3g.40gb:1")[1]] == "3g.40gb"
     assert [current[uuid] for uuid in run(host, "--gres=gpu:1g.10gb:2")[1].split(",")] == ["1g.10gb"] * 2
     assert host.mapping(layout(MIXED))["gres_conf"] == host.ask("cat /etc/slurm/gres.conf").splitlines()
+    assert host.ask("stat --format %U /etc/slurm/gres.conf; chown root /etc/slurm/gres.conf") == "slurm"
 
 
 def test_job_on_a_served_instance_is_a_client(host, kinds):

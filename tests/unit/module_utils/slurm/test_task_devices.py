@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -123,6 +124,9 @@ def test_reboot_with_other_instances_corrects_gres_conf(host):
     host(partitioned(*STATE))
     (host.root / "proc/sys/kernel/random/boot_id").write_text("boot-2\n")
     host.gres_conf.chmod(0o640)
+    if not os.geteuid():
+        os.chown(host.gres_conf, 65534, 65534)
+    owner = host.gres_conf.stat().st_uid
     uuids, messages = host(
         partitioned((2, "3g.40gb", 4, "MIG-x"), (1, "1g.10gb", 0, "MIG-y"), (9, "1g.10gb", 1, "MIG-z"))
     )
@@ -131,7 +135,7 @@ def test_reboot_with_other_instances_corrects_gres_conf(host):
     _comment, other, *lines = host.gres_conf.read_text().splitlines()
     assert lines == [line("3g.40gb", 2), line("1g.10gb", 9), line("1g.10gb", 1), *LINES[3:]]
     assert other == "NodeName=other " + LINES[0].split(" ", 1)[1]
-    assert host.gres_conf.stat().st_mode & 0o777 == 0o640
+    assert (host.gres_conf.stat().st_mode & 0o777, host.gres_conf.stat().st_uid) == (0o640, owner)
     assert messages[0].endswith("gres.conf has the new device nodes of 2 MIG devices")
     assert host(partitioned((2, "3g.40gb", 4, "MIG-x"), (1, "1g.10gb", 0, "MIG-y"), (9, "1g.10gb", 1, "MIG-z"))) == (
         uuids,
