@@ -152,7 +152,8 @@ def _desired(offer: Mapping[str, Any], place: Place) -> list[dict[str, Any]]:
 
 def _lost(objects: Sequence[Any], node: str) -> tuple[tuple[str, str], ...]:
     pods = (texts(pod, "metadata") for pod in api.lost_pods(objects, node))
-    return tuple((pod.get("uid", ""), "%s/%s" % (pod.get("namespace", ""), pod["name"])) for pod in pods)
+    names = (tuple(text(pod.get(key, ""), 253) for key in ("uid", "namespace", "name")) for pod in pods)
+    return tuple((uid, "%s/%s" % (namespace, name)) for uid, namespace, name in names)
 
 
 def _differs(desired: Any, current: Any) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Mapping, Sequence
 
+from ...host_values import text
 from ..kubernetes.api_objects import annotations_of, labels_of, name_of, texts
 
 API = "resource.k8s.io/v1"
@@ -25,6 +26,8 @@ _GATES = "FEATURE_GATES"
 # The container of the chart that publishes GPUs. The DaemonSet has another one for ComputeDomains.
 _CONTAINER = "gpus"
 _SUFFIX = ".openfleet.gpu"
+# Maximum length of names in the API.
+_LENGTH = 253
 
 
 def class_name(profile: str) -> str:
@@ -72,7 +75,8 @@ def reference(item: Mapping[str, Any]) -> dict[str, Any]:
 def title(item: Mapping[str, Any]) -> str:
     """Return an object's kind and name for messages."""
     metadata = texts(item, "metadata")
-    return "%s %s" % (item["kind"], "/".join(metadata[key] for key in ("namespace", "name") if key in metadata))
+    names = (text(metadata[key], _LENGTH) for key in ("namespace", "name") if key in metadata)
+    return "%s %s" % (item["kind"], "/".join(names))
 
 
 def is_owned(item: Any) -> bool:
