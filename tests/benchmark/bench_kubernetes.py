@@ -84,7 +84,10 @@ def figures(options):
     if options.get("SMALL"):
         yield from ((name, None, "SMALL=1 builds no image of Debian 13") for name in WITH_DRA)
         return
-    yield from with_dra(TRANSITIONS)
+    from tests.kubernetes import dra
+
+    missing = dra.why_not()
+    yield from ((name, None, missing) for name in WITH_DRA) if missing else with_dra(dra, TRANSITIONS)
 
 
 def why_no_cluster() -> str:
@@ -190,13 +193,11 @@ def on_cluster(cluster, clusters, transitions, delays):
     yield from zip(ON_CLUSTER, values, units)
 
 
-def with_dra(transitions):
+def with_dra(dra, transitions):
     """Change the layout of a node with the DRA driver several times.
 
     Yields the figures of WITH_DRA. A pod runs on each kind of sharing. Only the pod on a changed instance may end.
     """
-    from tests.kubernetes import dra
-
     os.environ["LAB_RELEASE"] = "trixie"
     build = HERE.parent / "lab" / "image" / "build"
     subprocess.run([str(build), "kubernetes"], check=True, stdout=sys.stderr)

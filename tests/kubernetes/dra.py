@@ -62,6 +62,11 @@ ctr --namespace k8s.io images import --snapshotter native image.tar
 """
 
 
+def why_not() -> str:
+    """Return why the driver cannot be built on this machine, or an empty text."""
+    return GoModule("dra").problem()
+
+
 @contextlib.contextmanager
 def running(folder: Path, layout: list) -> Iterator[clusters.Cluster]:
     """Run a cluster of one node with this layout until the end of the block.

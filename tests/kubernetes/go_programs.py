@@ -44,6 +44,14 @@ class GoModule:
         )
         return self._finished
 
+    def problem(self) -> str:
+        """Return why this machine's Go is too old for the module, or an empty text."""
+        command = ["go", "list", "-m"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self._environment, check=False, capture_output=True, text=True
+        )
+        return done.stderr.strip() if done.returncode and "requires go" in done.stderr else ""
+
     def source(self, module: str) -> Path:
         """Return the folder with the source of a required module."""
         return Path(self._go("list", "-m", "-f", "{{.Dir}}", module).strip())

@@ -52,6 +52,8 @@ TEMPLATES = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
+    if dra.why_not():
+        pytest.skip(dra.why_not())
     with dra.running(tmp_path_factory.mktemp("dra") / "plane", MIXED) as found:
         yield found
 
