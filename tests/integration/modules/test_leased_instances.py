@@ -123,3 +123,27 @@ def test_error_of_the_layout_itself_names_no_lease(leasing):
     leasing.lease("3g.40gb", 0, "lease 1 of alice")
     refused = leasing.apply("4g.40gb", "4g.40gb")
     assert refused["failed"] and "do not fit together" in refused["msg"] and "lease" not in refused["msg"]
+
+
+@pytest.mark.parametrize(
+    ("call", "nth", "when"),
+    [
+        ("nvmlGpuInstanceDestroy", "1", "kill"),
+        ("nvmlGpuInstanceDestroy", "1", "kill-after"),
+        ("nvmlGpuInstanceCreateComputeInstance", "1", "kill-after"),
+        ("nvmlGpuInstanceCreateComputeInstance", "2", "kill-after"),
+    ],
+)
+def test_killed_change_keeps_the_lease_and_loses_no_instance(leasing, call, nth, when):
+    """Kill a change that removes a free instance and creates fixed ones."""
+    leasing.lease("1g.10gb", 4, "lease 1 of alice")
+    leasing.lease("3g.40gb", 0, None)
+    leasing.host.gpusim("fail", call, "--nth", nth, "--code", when)
+    with pytest.raises(AssertionError, match="exit -9"):
+        leasing.apply("1g.10gb", "2g.20gb", "1g.10gb", "1g.10gb")
+    assert ("1g.10gb", 4) in leasing.instances()
+    done = leasing.apply("1g.10gb", "2g.20gb", "1g.10gb", "1g.10gb")
+    assert not done.get("failed"), done
+    assert ("1g.10gb", 4) in leasing.instances()
+    assert sorted(profile for profile, _start in leasing.instances()) == ["1g.10gb"] * 4 + ["2g.20gb"]
+    assert not leasing.apply("1g.10gb", "2g.20gb", "1g.10gb", "1g.10gb")["changed"]
