@@ -132,7 +132,7 @@ def test_interrupted_run_is_completed_or_restored(host):
                 layout(SEVEN),
                 first=f'scancel {job}; until [ -z "$(squeue --noheader)" ]; do sleep 0.2; done; cp {FILES} /tmp; {refuses}',
                 # The lines of the old devices are left out, because slurmd would end.
-                then=f"diff /etc/slurm/openfleet_nodes.conf /tmp >&2; grep -c 1g.10gb /etc/slurm/openfleet_gres.conf || true; "
+                then=f"diff /etc/slurm/openfleet_nodes.conf /tmp >&2; grep -c 3g.40gb /etc/slurm/openfleet_gres.conf || true; "
                 f"systemctl is-active slurmd; {accepts}; {SHOWN}",
                 fails=True,
                 gpu_slurm_timeout=10,
