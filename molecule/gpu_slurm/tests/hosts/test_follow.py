@@ -147,3 +147,21 @@ def test_interrupted_run_is_completed_or_restored(host):
     assert "DRAIN" in refused.seen
     assert "Gres=gpu:1g.10gb:7,gpu:h100:3" in again.seen and "State=IDLE " in again.seen
     host.ask("! ls /var/lib/openfleet-gpu/drain.json 2>&1")
+
+
+def test_removal_leaves_the_line_of_the_node(host):
+    host.reset(layout(MIXED))
+    removed, quiet, present = run_role(
+        INVENTORY,
+        "gpu_slurm",
+        "one",
+        [
+            Ask(entry="remove", then=f"cat {FILES}; {SHOWN}"),
+            Ask(entry="remove"),
+            follow(layout(MIXED)),
+        ],
+    )
+    assert "NodeName=gpu-a" in removed.seen and "Name=gpu " not in removed.seen
+    assert "Gres=(null)" in removed.seen and "State=IDLE " in removed.seen
+    assert removed.changed and not quiet.changed
+    assert "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3" in present.seen and "State=IDLE " in present.seen
