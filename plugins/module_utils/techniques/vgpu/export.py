@@ -14,7 +14,7 @@ from ...model import Gpu
 from .model import AUTO, KEY, MPS, PRELOAD, VgpuTenant
 from .part import Tenant, Vgpu
 
-# Tolerance for comparisons of ratios, because they are inexact: 1.15 * 100 is slightly below 115.
+# Tolerance for calculations with ratios, because floating point is inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-9
 
 

@@ -20,7 +20,7 @@ from .part import Tenant, Vgpu
 
 #: Kind of the tenants' names. A name need not differ from names of other kinds.
 _KIND = "tenant"
-# Tolerance for comparisons of ratios, because they are inexact: 1.15 * 100 is slightly below 115.
+# Tolerance for calculations with ratios, because floating point is inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING_PERCENT = 1e-6
 
 _EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"

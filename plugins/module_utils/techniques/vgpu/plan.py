@@ -27,7 +27,7 @@ from .names import Names
 from .part import Tenant, Vgpu, vgpu_of
 from .steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
 
-# Tolerance for comparisons of ratios, because they are inexact: 1.15 * 100 is slightly below 115.
+# Tolerance for calculations with ratios, because floating point is inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-6
 
 #: The rooms of a layout without leases.
