@@ -255,9 +255,9 @@ def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Pla
 
 
 def _order(devices: Devices, host: Host, record: dict[str, str], node: str) -> Sequence[Place | None] | None:
-    """Return the GPUs or GPU instances in Slurm's order, or None if the order is unknown.
+    """Return the GPUs or GPU instances in Slurm's order, or None if it is unknown.
 
-    The role gpu_slurm lists it. Without this list, Slurm numbers the whole GPUs in gres.conf by device node. With MIG, Slurm
+    The role gpu_slurm lists this order. Without the list, Slurm numbers the whole GPUs in gres.conf by device node. With MIG, Slurm
     numbers MIG devices. Their order then depends on how they were detected.
     """
     types = _types(record.get("Gres", ""))
@@ -281,9 +281,9 @@ def _types(gres: str) -> list[str]:
 
 
 def _listed_devices(node: str) -> list[tuple[str, str]]:
-    """Return type and UUID of each device of the node, from the file that root wrote since the last boot.
+    """Return type and UUID of each device of the node, by number.
 
-    Returns an empty list without such a file.
+    They come from the file that root wrote since the last boot. Returns an empty list if there is none.
     """
     try:
         path = Path("/", DEVICES)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the device nodes of GPUs and MIG capabilities from files of the driver, and cores from sysfs."""
+"""Read the device nodes of GPUs and MIG capabilities, and the cores of the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
 
 
 def cores(folder: Path) -> list[dict[str, Any]]:
-    """Read the package and the CPUs of each online core (Documentation/admin-guide/cputopology.rst)."""
+    """Read the package and the CPUs of each online core.
+
+    Source: cputopology.rst in the documentation of Linux.
+    """
     found = {}
     for path in folder.glob("cpu[0-9]*/topology"):
         package, cpus = _text(path / "physical_package_id").strip(), _text(path / "thread_siblings_list").strip()

@@ -79,8 +79,9 @@ def parse_cpus(text: str, where: str, most: int = _LARGEST_CPU + 1) -> frozenset
 
 
 def placement(devices: Sequence[Device | None], cpus: Cpus, version: tuple[int, ...] | None) -> Placement:
-    """Return the cores and links of a node's devices, in the order of the devices. None is a pad.
+    """Return the cores and links of a node's devices.
 
+    `devices` lists the devices by number, and None for pads.
     `version` is the version of Slurm, or None if it is unknown.
     """
     cores, core_note = _cores(cpus)
