@@ -29,6 +29,7 @@ SLOW = "it stands for a slow program"
 SERVER = "a pause between the bytes of a slow server"
 #: path: {source text of the limit: reason}.
 KEPT = {
+    "molecule/slurm_accounting/tests/hosts/test_jobs.py": {"timeout_seconds=5": TIMEOUT},
     "tests/adversary/test_hostile_cluster.py": {"ends.wait(0.05)": SERVER},
     "tests/adversary/test_hostile_hiding.py": {"grace_seconds=0.2": "the process ignores SIGTERM"},
     "tests/adversary/test_hostile_host.py": {"'reclaim_grace_seconds': 1": GRACE},

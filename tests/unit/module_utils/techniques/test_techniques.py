@@ -88,6 +88,8 @@ EXCEPTED = {
         "vendors/nvidia/nvml/session.py": {"mps"},
         "holders/*.py": {"mps", "MPS"},
         "metrics/text.py": {"MPS"},
+        # The name of a GRES of Slurm.
+        "slurm/config.py": {"mps"},
         # A vgpu provider whose tenants are clients of MPS daemons.
         "techniques/vgpu/*.py": {"mps", "MPS"},
     },
