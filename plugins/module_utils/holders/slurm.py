@@ -257,8 +257,8 @@ def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Pla
 def _order(devices: Devices, host: Host, record: dict[str, str], node: str) -> Sequence[Place | None] | None:
     """Return the GPUs or GPU instances in Slurm's order, or None if it is unknown.
 
-    The role gpu_slurm lists this order. Without the list, Slurm numbers the whole GPUs in gres.conf by device node. With MIG, Slurm
-    numbers MIG devices. Their order then depends on how they were detected.
+    The role gpu_slurm lists this order. Without the list, Slurm numbers the whole GPUs in gres.conf by device node. With MIG,
+    Slurm numbers MIG devices. Their order then depends on how they were detected.
     """
     types = _types(record.get("Gres", ""))
     listed = _listed_devices(node)
