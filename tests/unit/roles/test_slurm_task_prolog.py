@@ -78,7 +78,8 @@ def step(folder, title="slurmstepd: [7.0]    "):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "uuids"), [("0", "MIG-a"), ("3", "GPU-1"), ("0,1", "MIG-a,MIG-b"), ("4,3", "GPU-2,GPU-1")]
+    ("numbers", "uuids"),
+    [("0", "MIG-a"), ("3", "GPU-1"), ("0,1", "MIG-a,MIG-b"), ("4,3", "GPU-2,GPU-1"), ("3,5", "GPU-1")],
 )
 def test_numbers_become_uuids(prolog, numbers, uuids):
     assert prolog(numbers) == (0, [f"export CUDA_VISIBLE_DEVICES={uuids}"])
@@ -116,7 +117,7 @@ def test_missing_file_is_an_error(prolog):
         ("6", "Slurm gave the job the device 6, and"),
         ("0,99999999999999999999", "the device 99999999999999999999, and"),
         ("2", "the job has the device 2 (1g.10gb), which does not exist, or which is changing"),
-        ("3,5", "the job has the device 5 (pad), which does not exist, or which is changing"),
+        ("5", "Slurm gave the job only pads, which are not GPUs. Request GPUs with a type"),
     ],
 )
 def test_unknown_device_is_an_error(prolog, numbers, problem):
