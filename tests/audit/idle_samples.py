@@ -44,7 +44,7 @@ WHOLE = (
     Series("gpu:nvlink_bytes_per_second", _field("nvlink")),
     Series("gpu:codec_busy_ratio", _field("codec")),
 )
-#: The same series without the use of the video engines, which NVML does not report for a GPU with instances.
+#: The same series, but without video-engine utilization: NVML does not report it for a GPU with instances.
 WHOLE_OF_INSTANCES = WHOLE[:-1]
 #: The same series with the names of NVIDIA's exporter. The rules in dcgm.yml convert them to gpu:*.
 DCGM = (

@@ -138,7 +138,7 @@ def usual():
 
 
 def stretched(long):
-    """Return an audit in which the first host has a holding with very long words."""
+    """Return an audit with very long words in the row of the first host."""
     name = "%04d-" + long
     holder = (Holder("process", "pid 1 (" + "python3-with-a-long-name-and-no-space" * 5 + ")"),)
     subject = Subject("tenant", name % 0, "GPU-" + "0" * 36, "0", "NVIDIA " + "X" * 60, name="t" * 63)

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
 def figures(group: str, options: dict[str, str]) -> Iterator[tuple]:
     """Yield the figures of a group.
 
-    If the group fails, the missing figures have the error as their reason.
+    If the group fails, each figure that was not measured has no value, and the error as the reason.
     """
     module = importlib.import_module(f"tests.benchmark.bench_{group}")
     missing = list(module.FIGURES)

@@ -50,7 +50,7 @@ def cluster(tmp_path_factory):
 def plugin_with_cdi():
     """Return the objects of device-plugin.yml with CDI enabled.
 
-    The plugin then returns CDI device names in addition to the variable.
+    The plugin then returns CDI device names, and sets the variable NVIDIA_VISIBLE_DEVICES as without CDI.
     """
     objects = list(yaml.safe_load_all(Path(__file__).with_name("device-plugin.yml").read_text()))
     spec = copy.deepcopy(objects[-1]["spec"]["template"]["spec"])

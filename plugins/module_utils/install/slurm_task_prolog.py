@@ -78,9 +78,9 @@ def _known(target: Installation, found: list[dict[str, Any]]) -> list[dict[str, 
 
 
 def _refuse_other_devices(current: list[str], expected: list[str]) -> None:
-    """Refuse devices that differ from the plan.
+    """Raise InstallError if the current devices differ from those of the plan.
 
-    The layout changed after the plan was made.
+    They differ if the layout changed after the plan was made.
     """
     for number, (uuid, other) in enumerate(zip(expected, current)):
         if uuid != other:

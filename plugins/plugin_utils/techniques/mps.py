@@ -34,7 +34,7 @@ class FleetMps(FleetTechnique):
     proposed = True
     # All clients of a daemon have the same limits.
     equal_parts = True
-    one_gpu = "each GPU has its own daemon and a process uses one"
+    one_gpu = "each GPU has its own MPS daemon, and a process can use only one daemon"
     risk = "a fault of one workload can end all workloads on the GPU"
 
     def serves(self, state: State, gpu_uuid: str) -> str:

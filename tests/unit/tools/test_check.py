@@ -24,7 +24,7 @@ import choose_tests
         # Found through a helper beside the test.
         ("plugins/plugin_utils/packing/pack.py", "test_packing_properties"),
         ("plugins/module_utils/techniques/vgpu/plan.py", "test_vgpu_plan"),
-        # Found through a module of the package: no test imports the file itself.
+        # No test imports this new file, so tools/check.py chooses the tests of other modules in its package.
         ("plugins/plugin_utils/idle/new_rule.py", "test_idle"),
         ("plugins/modules/mig.py", "test_module_docs"),
         # Data files fall back to their folder, because no test names them.

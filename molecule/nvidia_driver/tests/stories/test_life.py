@@ -96,7 +96,7 @@ def refusals(cases) -> list[Ask]:
 def test_invalid_requests_are_refused_and_failing_mirror_changes_nothing(lab_host):
     """Refuse invalid requests, also in the entry point `plan`.
 
-    A run without changes is done first. It must need only one task on the host.
+    First check that a run without changes executes only one task on the host.
     """
     before = see(lab_host(HGX).check_output(SEE))
     cases = [REFUSED[number] for number in sample(range(len(REFUSED)), 2)]

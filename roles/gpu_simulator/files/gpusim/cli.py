@@ -214,7 +214,9 @@ def _parser() -> argparse.ArgumentParser:
     child.add_argument("--json", action="store_true", help="print the whole state as JSON")
 
     child = command("load", _load, "simulate load on a GPU or a GPU instance")
-    child.add_argument("target", metavar="GPU[/GI]", help="a GPU, a GPU instance or a MIG device's UUID")
+    child.add_argument(
+        "target", metavar="GPU[/GI]", help="index of a GPU, or of a GPU and a GPU instance, or the UUID of a MIG device"
+    )
     kind = child.add_mutually_exclusive_group(required=True)
     kind.add_argument("--pattern", metavar="constant|square|sine|FILE.csv", help="shape or recording")
     kind.add_argument("--clear", action="store_true", help="remove the load")

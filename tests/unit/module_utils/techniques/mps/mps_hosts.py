@@ -39,7 +39,7 @@ class Host:
         self.broken: dict[str, str] = {}
         #: Called when systemd would mount something.
         self.on_enable = lambda: None
-        #: `coming` is called at query number `until` of systemd. `shown` counts the queries.
+        #: The fake systemd calls `coming` during its query number `until`. `shown` is the number of queries so far.
         self.shown, self.until, self.coming = 0, 0, lambda: None
 
     def __call__(self, command, input="", env=None, timeout_seconds=0):
