@@ -316,9 +316,9 @@ def moves_the_label(write):
 
 
 def finish(fleet, node, stepper, *roles, layout=OTHER_MIXTURE, **more):
-    """Run roles until a run is not killed, and return this run.
+    """Run roles repeatedly, and return the first run that is not killed.
 
-    Each run is killed at another write.
+    Each run before it is killed at a later write to the API than the run before.
     """
     for _run in range(30):
         stepper.go_on()

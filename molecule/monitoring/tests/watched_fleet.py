@@ -144,9 +144,9 @@ class Told:
         return {alert["labels"]["alertname"] for alert in self.alerts()}
 
     def statuses(self) -> dict[str, list[str]]:
-        """Return the states of each alert's notifications in order, by alert name.
+        """Return the states of the notifications of each alert, oldest first.
 
-        The states are "firing" and "resolved".
+        The keys are the names of the alerts. The states are "firing" and "resolved".
         """
         told: dict[str, list[str]] = {}
         for alert in self.alerts():

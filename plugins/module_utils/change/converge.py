@@ -189,8 +189,8 @@ class _Attempts:
             run = self._without_new_sick(session)
         except ApplyError as error:
             if error.outcome == "old" and error.steps_done:
-                # A recreated device is a new device to its clients. If the clients cannot be restarted, the mark is
-                # kept for the next run, and the failure of the change is raised.
+                # A recreated device is a new device to its clients, so they are restarted. If this fails, the host keeps
+                # the mark that they must be restarted, for the next run. The error of the change is raised in any case.
                 with contextlib.suppress(FollowError):
                     self._follow(session)
             raise

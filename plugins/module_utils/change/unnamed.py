@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan GPUs that lost their entry in the layout.
+"""Plan the changes of GPUs that the layout no longer names.
 
 All functions are pure. Only `AppliedRecord` reads and writes files.
 
-For each GPU, the state directory records an entry with the state that the collection last applied. The policy `keep`
-does not change such a GPU. If the GPU lost its state, for example in a reboot, `keep` restores the recorded state. The
-policy `release` plans the state `shared`.
+The state directory records the state that the collection last applied to each GPU. With the policy `keep`, a GPU that is no
+longer named keeps this state. If the GPU lost the state, for example in a reboot, the state is restored. With the policy
+`release`, the GPU becomes `shared`.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ IsPart = Callable[[Package], bool]
 
 
 class PackageHost:
-    """A host with packages. Base class of each role's own host."""
+    """A host with packages. The class that a role uses for a host is a subclass of it."""
 
     packages: tuple[Package, ...]
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Start a test container with the GPUs, without a registry.
 
-Its image has the libraries that nvidia-smi needs. It does not have nvidia-smi and the driver's libraries. They must be
-added together with the devices.
+The image has the system libraries that nvidia-smi needs, but neither nvidia-smi nor the libraries of the driver. The
+container toolkit must add these together with the devices.
 """
 
 from __future__ import annotations

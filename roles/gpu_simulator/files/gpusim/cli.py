@@ -215,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
 
     child = command("load", _load, "simulate load on a GPU or a GPU instance")
     child.add_argument(
-        "target", metavar="GPU[/GI]", help="index of a GPU, or of a GPU and a GPU instance, or the UUID of a MIG device"
+        "target", metavar="GPU[/GI]", help="index of a GPU, also with the ID of a GPU instance, or UUID of a MIG device"
     )
     kind = child.add_mutually_exclusive_group(required=True)
     kind.add_argument("--pattern", metavar="constant|square|sine|FILE.csv", help="shape or recording")

@@ -426,7 +426,8 @@ def test_pod_holds_its_allocated_devices(pods):
     (holder,) = pods(of, entry({"-1": ["GPU-0"]}), entry({"0": ["0000:00:1f.0"]}, "intel.com/sriov"))
     assert (holder.gpu_uuid, holder.gpu_instance_id, holder.kind) == ("GPU-0", None, "kubelet")
     assert (holder.job, holder.unit_or_container) == (POD, "app")
-    # A list until Kubernetes 1.19, and NUMA nodes since. A replica of a shared GPU has a number at the end.
+    # Until Kubernetes 1.19, the device IDs are a list. Later they are grouped by NUMA node. The ID of a replica of a shared
+    # GPU ends with a number.
     (holder,) = pods(of, entry(["MIG-2"], "nvidia.com/mig-2g.20gb"))
     assert (holder.gpu_uuid, holder.gpu_instance_id) == ("GPU-1", 2)
     (holder,) = pods(of, entry({"0": ["GPU-0::3"], "1": ["GPU-0::4"]}, "nvidia.com/gpu.shared"))

@@ -103,7 +103,7 @@ def test_nightly_pauses_allow_a_weekend():
     """The history has no weekend yet: 62 hours from Friday 18:00 to Monday 08:00."""
     assert threshold(longest_days=7.9 / 24) * 24 == 48
     assert threshold(longest_days=8 / 24) * 24 == threshold(longest_days=12 / 24) * 24 == 64
-    # The extension for missing signals is not added on top of it.
+    # The longer one of two extensions applies: the one for a weekend, and the one for missing signals.
     assert threshold(longest_days=0.5, missing=2) == 3
 
 
