@@ -20,7 +20,8 @@ from tests.integration.warm_ansible import interpreter
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 INSTANCES = [("3g.40gb", 0), ("3g.40gb", 4)]
 ROLES = [
-    *("gpu_simulator", "nvidia_driver", "container_toolkit", "vgpu_limiter", "gpu_kubernetes", "gpu_layout"),
+    *("gpu_simulator", "nvidia_driver", "container_toolkit", "vgpu_limiter", "gpu_kubernetes", "gpu_slurm"),
+    "gpu_layout",
     *("dcgm_exporter", "gpu_monitoring", "gpu_audit"),
 ]
 
