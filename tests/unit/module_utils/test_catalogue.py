@@ -56,7 +56,7 @@ def test_table_rows_match_the_model_files(row):
 
 
 def profile_name(compute_slices: int, memory_mib: int, memory_total_mib: int, attribute: str = "") -> str:
-    """Return a profile's name from NVML's data, as NVIDIA's go-nvlib derives it.
+    """Return a profile's name from NVML's data, as NVIDIA's go-nvlib builds it.
 
     Source: pkg/nvlib/device/mig_profile.go. The memory is rounded up to eighths of the GPU, and half a GB is rounded
     up: 1/8 of 180 GB is 23 GB.
@@ -110,7 +110,7 @@ def test_memory_is_plausible(model):
 def test_the_whole_gpu_as_one_instance_has_most_multiprocessors(model, profile):
     """The profile has at least four fifths of the GPU's multiprocessors.
 
-    A B200 has 126 of 148 in its seven slices.
+    The seven slices of a B200 have 126 of its 148 multiprocessors.
     """
     assert profile.multiprocessors <= model.multiprocessors
     if profile.placement_size == model.placement_units and profile.compute_slices == model.compute_slices:

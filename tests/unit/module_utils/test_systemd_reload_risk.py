@@ -77,9 +77,9 @@ def holder(pid: int, who: str, kind: str = CONTAINER) -> Holder:
 
 
 class Node:
-    """A /dev and a /proc below a root.
+    """A host whose /dev and /proc are below a folder.
 
-    Nodes are empty files with given device numbers.
+    Device nodes are empty files with given device numbers.
     """
 
     def __init__(self, root: Path) -> None:
@@ -180,7 +180,7 @@ class Systemctl:
     [
         (["DevicePolicy=strict", "DeviceAllow=/dev/char/1:3 rwm", "DeviceAllow=/dev/char/195:0 rwm"], False, True),
         (["DevicePolicy=strict", "DeviceAllow=/dev/nvidia0 rwm"], False, True),
-        # A hook of nvidia-container-cli, or links that were created after the container started.
+        # A hook of nvidia-container-cli added the nodes, or the links were created after the container started.
         (["DevicePolicy=strict", "DeviceAllow=/dev/char/1:3 rwm", "DeviceAllow=char-pts rwm"], True, True),
         (["DevicePolicy=strict"], True, True),
         # A privileged container.
@@ -269,7 +269,7 @@ def test_an_installer_waits_for_the_containers_and_not_forever(busy_node, monkey
     waits, sleep = [], time.sleep
 
     def end(seconds):
-        # The standard library also sleeps, for milliseconds, while it waits for a child process.
+        # The standard library also sleeps for some milliseconds while it waits for a child process.
         if seconds < 1:
             return sleep(seconds)
         waits.append(seconds)

@@ -69,17 +69,17 @@ def test_an_installation_reloads_systemd_for_a_removed_unit_and_after_an_interru
 
 
 def test_enable_and_disable_never_reload_by_themselves():
-    """`systemctl enable` reloads systemd even if it changes nothing."""
+    """`systemctl enable` and `disable` reload systemd even if they change nothing."""
     pattern = re.compile(r"""["'](?:enable|disable)["'],(?! *"--no-reload")""")
     for path in (ROOT / "plugins").rglob("*.py"):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if "systemctl" in line and pattern.search(line) and "self._systemctl)" not in line:
-                # `Installation.systemctl` adds the option.
+                # The method `Installation.systemctl` adds the option `--no-reload`.
                 assert "target.systemctl(" in line, "%s:%d: %s" % (path, number, line)
 
 
 def test_every_reload_goes_through_one_mechanism():
-    """A reload elsewhere could detach GPUs from containers without a check."""
+    """If other code reloaded systemd, it could detach GPUs from containers without a check."""
     allowed = {"plugins/module_utils/systemd_reload.py"}
     paths = [path for folder in ("plugins", "roles", "playbooks") for path in (ROOT / folder).rglob("*")]
     sources = [path for path in paths if path.suffix in (".py", ".yml", ".yaml", ".j2", ".sh")]
@@ -92,7 +92,7 @@ def test_every_reload_goes_through_one_mechanism():
     assert found == allowed
 
 
-# Each file that runs the reload, and the function with which the plan checks it first.
+# Each file that reloads systemd, and the function with which the plan checks the reload first.
 RELOADERS = {
     "plugins/module_utils/install/files.py": ("plugins/module_utils/install/sources.py", "systemd_reload.guard("),
     "plugins/module_utils/install/exporter/host.py": (

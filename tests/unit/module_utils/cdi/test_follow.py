@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Services and CDI specifications after a change of devices.
+"""Test how services and CDI specifications follow a change of devices.
 
-nvidia-ctk is replaced by tests/lab/stand_in_nvidia_ctk.py, run as a process. Replies of systemctl have the format of
+tests/lab/stand_in_nvidia_ctk.py replaces nvidia-ctk and runs as a process. Replies of systemctl have the format of
 systemd 252. tests/lab/test_follow.py uses the real systemctl.
 """
 
@@ -278,10 +278,10 @@ def test_invalid_specification_is_not_written(toolkit):
 
 
 class Systemd:
-    """Answers like systemctl.
+    """Replace systemctl.
 
-    Restarts of the units in `breaks` fail. The units in `together` restart with each other. The units in `limited` were
-    started so often that systemd refuses a start unless their start counter is reset first.
+    Restarts of the units in `breaks` fail. A restart of a unit in `together` restarts the other units in it. The units
+    in `limited` were started so often that systemd refuses a start unless their start counter is reset first.
     """
 
     def __init__(self, *units: Unit, state="running", breaks=(), together=(), limited=()) -> None:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rollback of MPS daemons and tenants runs all parts and reports all errors."""
+"""A rollback of MPS daemons and tenants runs all its parts and reports all errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's MIG manager for systemd is reported as an error, or disabled."""
+"""A change reports NVIDIA's MIG manager for systemd as an error, or disables it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def restore(saved, gpu, wanted, ownership=planner.ALL_OURS):
 def situations(draw):
     """Generate (GPU in a valid state, target that fits an empty GPU of its model).
 
-    Some instances are in use.
+    Some of the GPU's instances are in use.
     """
     gpu = assumed_gpus([draw(st.sampled_from(MIG_MODELS))], MODELS)[0]
     pairs = [(p.name, placement) for p in gpu.mig.profiles for placement in p.placements]
@@ -132,10 +132,7 @@ def test_plan_lists_the_devices_that_stay(situation):
 
 
 def test_saved_placement_is_kept_if_the_planner_could_choose():
-    """The restored target pins every instance.
-
-    The result is therefore compared with the saved plan.
-    """
+    """The restored target pins every instance, so the result is compared with the saved plan."""
     gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
     _, saved = save(gpu, target(gpu, "1g.10gb", "3g.40gb"))
     back = restore(saved, gpu, target(gpu, "1g.10gb", "3g.40gb"))
@@ -172,7 +169,7 @@ def test_each_moved_part_is_named():
 def test_kept_parts_are_no_difference():
     gpu = assumed_gpus(["H100-80GB"], MODELS)[0]
     _, saved = save(gpu, target(gpu, "3g.40gb"))
-    # An index does not identify a GPU, and temporary settings are not part of its layout.
+    # The index does not identify a GPU, and temporary settings are not part of a layout.
     moved = dataclasses.replace(gpu, index=5, persistence_mode=True)
     assert plan_file.differences(saved, host_of(moved)) == []
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refused plans: sick GPUs are distinguished from mistakes in the layout."""
+"""Refused plans tell a sick GPU from a mistake in the layout."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def host_of(*keys, driver="580.105.08"):
 
 
 def lacks(host, index, **values):
-    """Return the host with other values of the GPU at this index."""
+    """Return the host with changed values of the GPU at this index."""
     gpus = list(host.gpus)
     gpus[index] = dataclasses.replace(gpus[index], **values)
     return dataclasses.replace(host, gpus=tuple(gpus))
 
 
 def judged(host, layout):
-    """Return the call for each sick GPU of a refused plan, by index."""
+    """Return the failed driver call of each sick GPU of a refused plan, by GPU index."""
     parsed = parse_layout(layout)
 
     def make(host):

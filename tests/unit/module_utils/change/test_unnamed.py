@@ -42,7 +42,7 @@ MPS = {"name": "a", "clients": 4, "active_thread_percentage": 25}
 
 
 class Daemons(MpsService):
-    """The real daemon plan on a host with given daemons."""
+    """Plan daemons with the real rules, on a host with these daemons."""
 
     def __init__(self, seen):
         super().__init__(True)
@@ -54,7 +54,7 @@ class Daemons(MpsService):
 
 
 class Tenants(VgpuService):
-    """The real tenant plan on a host with given tenants."""
+    """Plan tenants with the real rules, on a host with these tenants."""
 
     def __init__(self, seen):
         super().__init__(True)
@@ -66,7 +66,7 @@ class Tenants(VgpuService):
 
 
 class Machine:
-    """A host whose state becomes what each plan decides."""
+    """A simulated host that takes over the result of each plan."""
 
     def __init__(self, gpus=GPUS):
         self.gpus, self.lost = tuple(gpus), ()
@@ -102,9 +102,9 @@ class Machine:
         return found
 
     def _left(self, seen, part, gpus_of):
-        """Return a service's daemons or tenants after its part of a plan was applied.
+        """Return the daemons or tenants after the plan was applied.
 
-        Those without a step stay.
+        Daemons or tenants without a step stay.
         """
         gone = {step.seen for step in part.steps if hasattr(step, "seen")}
         coming = list(part.planned())
@@ -315,7 +315,7 @@ def test_busy_gpu_is_not_restored_and_blocks_no_other(machine):
     assert actions(found) == {1: "leave"} and not found.plan.disturbs
     assert [each.gpu.index for each in found.plan.gpus if each.steps] == [0]
     assert "gpu 1" in found.warnings[0] and "is in use" in found.warnings[0]
-    # The record is kept, so that the next boot retries.
+    # The GPU stays in the record of applied GPUs, so that the next boot retries.
     assert UUID % 1 in json.dumps(found.applied.to_data())
 
 

@@ -115,7 +115,7 @@ RECORD = "NodeName=gpu-a Arch=x86_64 State=%s ThreadsPerCore=1 Partitions=main%s
         ("IDLE+FAIL+NOT_RESPONDING", True, True),
         ("DOWN+DRAIN", True, True),
         ("UNKNOWN+DRAIN+INVALID_REG", True, True),
-        # The format of Slurm 20.11 and earlier.
+        # The next rows have the format of Slurm 20.11 and earlier.
         ("IDLE*", False, True),
         ("DOWN*+DRAIN", True, True),
         ("IDLE~", False, False),
@@ -159,7 +159,7 @@ def test_reason_is_compared_as_slurm_stores_it():
 
 
 class Answers:
-    """Replaces Slurm's tools with these answers."""
+    """Replace Slurm's tools with prepared answers."""
 
     def __init__(self, returncode=0, stdout="", stderr=""):
         self.returncode, self.stdout, self.stderr = returncode, stdout, stderr
@@ -169,7 +169,7 @@ class Answers:
 
 
 def squeue(names):
-    """Answer like squeue: all jobs without names, or the name of one job."""
+    """Answer like squeue: list all jobs without names, or print the name of one job."""
 
     def answer(command):
         if "--jobs" in command:
@@ -241,7 +241,10 @@ def test_daemonset_pods_removed_by_a_paused_label_are_awaited():
 
 @pytest.mark.parametrize("name", ["--help", "gpu a;x", "State=DOWN", "a,b", "gpu-[1-9]", "ALL=", "x" * 256])
 def test_node_name_from_slurmd_is_validated(name):
-    """A forged answer could make root's scontrol change other nodes, or add an option."""
+    """Refuse forged names, which could make root's scontrol change other nodes.
+
+    A forged name could also add an option.
+    """
     said = Answers(stdout="Hostname                 = %s\n" % name)
     if " " in name:
         assert Slurm(said).name_from_slurmd() == "gpu"
@@ -268,14 +271,17 @@ def test_node_of_another_host_is_not_drained(tmp_path, monkeypatch, of, own):
 
 
 def test_names_of_very_many_jobs_are_queried_in_part(monkeypatch):
-    """All jobs count, even those whose names are not queried."""
+    """Check that every job is returned, even if its name was not queried."""
     monkeypatch.setattr(drain_slurm, "_NAMES_SECONDS", -1)
     found = Slurm(squeue({})).jobs("gpu-a")
     assert [(job["id"], job["name"], job["user"]) for job in found] == [("5", "", "alice"), ("6", "", "CORP\\Bob B")]
 
 
 def test_texts_of_slurm_are_printable_and_short_in_messages():
-    """Users who may update nodes write reasons, and any user names jobs."""
+    """Limit texts that users choose.
+
+    Users who may update nodes choose the reason, and any user can choose a job name.
+    """
     hostile = "x\r\x1b[2J\u2028" + "y" * 5000
     node = parse_node("NodeName=gpu-a State=DOWN+DRAIN Reason=%s [mallory@2026-01-01T00:00:00]" % hostile)
     assert node.described().isprintable() and len(node.described()) < 500

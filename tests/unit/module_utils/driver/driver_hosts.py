@@ -35,7 +35,7 @@ HEADLESS = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistence
 
 
 def finished(version="580.95.05", names=HEADLESS, **more):
-    """Return a host in the desired state: modules loaded, services running."""
+    """Return a host in the desired state: modules are loaded and services run."""
     units = {"nvidia-persistenced.service": model.Unit(True, True, True)}
     known = {
         "packages": packages(version + "-1", *names),

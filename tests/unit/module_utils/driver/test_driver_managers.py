@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Commands and output of package managers, keys, and files of distributions."""
+"""Commands and output of package managers, repository keys, and package files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_plan_of_apt():
 
 
 class Said:
-    """Answers `repoquery` and dry runs like DNF, and records every command.
+    """Answer `repoquery` and dry runs like DNF, and record every command.
 
     molecule/rpm runs the real DNF.
     """
@@ -123,12 +123,12 @@ def test_dnf_takes_the_newest_version_with_modules_for_the_running_kernel():
     assert found.version == "580.95.05"
     assert found.arguments[0] == name + "-580.95.05-3.el9_6"
     assert not any("dkms" in argument for argument in found.arguments)
-    # A kernel that is installed and not running yet.
+    # This kernel is installed, but it is not running yet.
     assert found.missing == ("kmod-nvidia-580.95.05-5.14.0-570.23.1",)
 
 
 class Needed(Said):
-    """A host with packages that need DKMS modules, in rpm's format."""
+    """A host with packages that need DKMS modules. It answers in rpm's format."""
 
     def __call__(self, command):
         if command[:3] == ["rpm", "-e", "--test"]:
@@ -197,8 +197,8 @@ OURS = "openfleet-nvidia-driver"
 class History(Said):
     """A transaction history in the format of DNF 4.14.
 
-    With `breaks`, `install` and `remove` fail: for "before", without a transaction, and otherwise with one in the
-    history.
+    With `breaks`, the commands `install` and `remove` fail. If it is "before", they fail before DNF records a
+    transaction. Otherwise DNF has recorded it.
     """
 
     def __init__(self, *comments, breaks=""):
@@ -255,7 +255,10 @@ def test_dnf_handles_empty_and_unreadable_histories():
 
 
 class Killed(History):
-    """A host with a killed transaction. `installed` are names of packages."""
+    """A host with a killed transaction.
+
+    `installed` are the names of installed packages.
+    """
 
     def __init__(self, *installed, fails=()):
         super().__init__("", OURS)
@@ -274,7 +277,7 @@ KMOD, KMOD_NEXT = "kmod-nvidia-580.105.08-5.14.0-570.12.1", "kmod-nvidia-580.105
 
 
 def killed(folder, *added):
-    """Write the journal of a killed upgrade that also adds these packages."""
+    """Write DNF's journal of a killed upgrade that also installs these packages."""
     upgraded = ("libnvidia-ml", "580.95.05-1.el9", "580.105.08-1.el9")
     rows = [upgraded, *((name, "", "580.105.08-3.el9") for name in added)]
     durable.write(folder / apply.JOURNAL, {"schema": apply.SCHEMA, "mark": "1", "packages": rows})
@@ -323,7 +326,7 @@ def test_dnf_gets_the_versionlock_plugin_if_missing():
 
 
 def test_locks_of_dnf():
-    """The locks are those of NVIDIA's page on version locking.
+    """Compare the locks with those of NVIDIA's page on version locking.
 
     Source: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html
     """

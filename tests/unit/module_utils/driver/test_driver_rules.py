@@ -49,7 +49,7 @@ def test_upstream_version_of_a_package(package, version):
 
 
 def test_versions_compare_as_numbers():
-    """Compared as strings, 580.95.05 would be the newest."""
+    """Compare versions as numbers. As strings, 580.95.05 would be the newest."""
     versions = ["580.105.08", "580.95.05", "580.95.15", "595.58.03", "590.48.01"]
     assert sorted(versions, key=rules.order) == ["580.95.05", "580.95.15", "580.105.08", "590.48.01", "595.58.03"]
 
@@ -257,7 +257,7 @@ def test_precompiled_modules_of_another_driver_are_stale():
     names = {
         "kmod-nvidia-580.95.05-5.14.0-570.12.1": "580.95.05-3.el9_6",
         "kmod-nvidia-580.105.08-5.14.0-570.12.1": "580.105.08-3.el9_6",
-        # Modules for the previous kernel, which the host can still boot.
+        # These modules are for the previous kernel, which the host can still boot.
         "kmod-nvidia-580.105.08-5.14.0-503.26.1": "580.105.08-3.el9_5",
         "kmod-nvidia-open-580.105.08-5.14.0-570.12.1": "580.105.08-3.el9_6",
         "kmod-nvidia-open-dkms": "580.95.05-1.el9",
@@ -273,21 +273,21 @@ def test_precompiled_modules_of_another_driver_are_stale():
     first, new, older, other, _dkms, _foreign = names
     assert stale(precompiled=True, kernel_modules="proprietary") == [first, other]
     assert stale() == [first, new, older, other]
-    # The site provides the modules.
+    # The site provides the kernel modules itself.
     assert stale(kernel_modules="none") == []
 
 
 def test_packages_of_the_driver():
     patterns = DISTRIBUTIONS["debian-12"]["patterns"]
     ours = packages("580.95.05-1", "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "firmware-nvidia-gsp")
-    # A package with its own version number that is useless without the driver.
+    # This package has its own version number and is useless without the driver.
     ours += packages("2025.06.11-1", "nvlsm")
     others = [
         Package("nvidia-container-toolkit", "1.19.1-1"),
         Package("infiniband-diags", "44.0-2"),
         Package("cuda-toolkit-13-0", "13.0.2-1"),
         Package("glx-alternative-nvidia", "1.2.2"),
-        # Debian's own package, which desktop programs depend on.
+        # This is Debian's own package, which desktop programs depend on.
         Package("libxnvctrl0", "525.85.05-3~deb12u1"),
         Package("linux-image-amd64", "580.1-1"),
     ]

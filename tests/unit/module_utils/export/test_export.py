@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Layouts exported from GPUs: equal GPUs share an entry.
+"""Layouts exported from GPUs: GPUs with equal settings share an entry.
 
 State that a layout cannot express is reported. Other tests use real plans.
 """
@@ -142,7 +142,7 @@ def tenant(name, *gpus, percent=30, **more):
         # On a kernel that can limit memory, auto would select dmem.
         (("preload", "preload"), "preload"),
         (("mps", "mps"), "mps"),
-        # The strongest provider, which auto selects.
+        # This is the strongest provider, so auto selects it.
         (("dmem", "dmem"), "auto"),
         (("dmem", "preload"), "auto"),
     ],
@@ -179,7 +179,7 @@ def test_oversubscription_is_exported():
     many = [tenant("t%d" % n, gpu, percent=23) for n in range(5)]
     found = data(exported([gpu], tenants=many))
     assert found[0]["vgpu"]["oversubscribe"] == {"sm": 1.15}
-    # 100 GiB of 81559 MiB, as a ratio, rounded up.
+    # The ratio of 100 GiB to the GPU's 81559 MiB, rounded up.
     huge = [dataclasses.replace(each, memory_bytes=20 << 30) for each in many]
     assert data(exported([gpu], tenants=huge))[0]["vgpu"]["oversubscribe"] == {"memory": 1.26, "sm": 1.15}
 

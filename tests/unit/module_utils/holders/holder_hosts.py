@@ -56,10 +56,9 @@ def named(folder: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def opened(*files: object, program: Path = Path(sys.executable), within: Sequence[str] = (), **variables: str):
-    """Start a process that has these files open. It ends with the block.
+    """Start a process that has these files open, and end it with the block.
 
-    Other arguments only appear in its command line. `within` is a command prefix, for example one that enters a
-    namespace.
+    `arguments` only appear in its command line. `within` is a command prefix, for example one that enters a namespace.
     """
     command = [*within, str(program), "-c", OPEN, *map(str, files)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -70,7 +69,7 @@ def opened(*files: object, program: Path = Path(sys.executable), within: Sequenc
 
 
 class Proc:
-    """A simulated /proc of another host."""
+    """A simulated /proc folder of another host."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test holders of GPUs with real processes, open files and this machine's /proc.
 
-Device nodes are plain files in a folder. The scan identifies a node without the driver's device numbers by its name.
+Device nodes are plain files in a folder. Without the driver's device numbers, the scan identifies a node by its name.
 Tests that need device numbers or another host's /proc build one in a folder.
 """
 
@@ -24,7 +24,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder,
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.bounded_session import hung_children
 from tests.unit.module_utils.holders.holder_hosts import OPEN, Proc, gpu, host, instance, named, no_tools, opened
 
-# Daemons run under their real names, so other tests that scan /proc would find them.
+# Daemons run under their real names, so other tests that scan /proc at the same time would list them.
 pytestmark = pytest.mark.alone
 
 
@@ -46,7 +46,7 @@ def dev(empty_dev) -> Path:
 
 @pytest.fixture
 def find(dev, tmp_path):
-    """Return a function that runs find_holders and returns this test's processes."""
+    """Return a function that returns this test's processes among the GPU holders."""
 
     def look(of, *processes) -> list[Holder]:
         pids = {process.pid for process in processes}
@@ -93,7 +93,8 @@ def test_other_nodes_hold_nothing(dev, find):
 
 
 def test_capability_holds_only_its_instance(dev, find):
-    # In NVIDIA's guide, gpu3/gi3/ci3 is 439 and gpu6/gi11/ci5 is 918. Here the devices are gpu1/gi2 and gpu1/gi2/ci0.
+    # In NVIDIA's guide, the device of gpu3/gi3/ci3 has number 439 and that of gpu6/gi11/ci5 has 918. By the same rule,
+    # 156 is gpu1/gi2 and 157 is gpu1/gi2/ci0.
     for minor in (156, 157):
         (dev / "nvidia-caps" / ("nvidia-cap%d" % minor)).touch()
     with opened(dev / "nvidia1", *(dev / "nvidia-caps" / ("nvidia-cap%d" % m) for m in (156, 157))) as process:
@@ -183,9 +184,9 @@ def test_only_killed_unended_children_of_root_count_as_hanging(tmp_path):
 
 
 def test_hanging_scan_holds_and_is_named(dev, tmp_path):
-    """The scan was killed because its driver call hung.
+    """List the hanging process as a holder.
 
-    No signal ends it, so it keeps the GPU open.
+    The scan was killed while its driver call hung. No signal ends it, so it keeps the GPU open.
     """
     proc = Proc(tmp_path / "proc")
     proc.process(7, "gpu-layout-nvml", dev / "nvidia0", words=("metrics",))
@@ -253,7 +254,7 @@ def test_node_is_recognized_by_number_not_name(dev, tmp_path):
 def as_nobody(look, *arguments):
     """Call a function as an unprivileged user.
 
-    If the tests already run without root's rights, the user stays the same.
+    If the tests already run without root's rights, the user does not change.
     """
 
     def become() -> None:
@@ -270,7 +271,7 @@ def test_unreadable_processes_count_as_holders(dev):
     of = host(gpu(0), gpu(1))
     found = as_nobody(find_holders, of, "/proc", str(dev), no_tools)
     unknown = [holder for holder in found if holder.kind == "unknown"]
-    # Once for processes, and again if this machine runs containers, whose devices are unreadable too.
+    # A GPU has one unknown holder for unreadable processes, and another if this machine runs containers.
     assert {holder.gpu_uuid for holder in unknown} == {"GPU-0", "GPU-1"}
     for holder in unknown:
         assert "cannot be seen" in holder.who
@@ -281,7 +282,7 @@ def test_unreadable_processes_count_as_holders(dev):
 def test_without_nodes_none_is_open(empty_dev):
     """Simulated GPUs have no kernel driver, so no open file can be a GPU.
 
-    This includes files that cannot be read.
+    This is also true for open files that cannot be read.
     """
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has a driver")

@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from tests.unit.module_utils.holders.holder_hosts import Proc, gpu, host, instance, no_tools
 
 ID = "3f2a" * 16
-#: A GPU with one instance, whose access capability is nvidia-cap12 by the driver's numbering.
+#: A GPU with one instance. By the driver's numbering, nvidia-cap12 is the device node for access to this instance.
 OF = host(gpu(0, instance(1, 0)))
 
 
@@ -48,7 +48,7 @@ def there(tmp_path):
 
 
 def docker(said, status=0):
-    """Return a replacement for docker that lists these containers."""
+    """Return a replacement for docker that lists the given containers."""
 
     def run(command, **_options):
         if command[:2] != ["docker", "ps"]:
@@ -135,7 +135,7 @@ POD = "0::/kubepods.slice/kubepods-pod3f2a3f2a_3f2a_3f2a_3f2a_3f2a3f2a3f2a.slice
 def test_program_name_alone_is_not_monitoring(there, program, cgroup, run, watches, opened):
     """Root in a container may have the host's user ID, and can choose file names.
 
-    Without a user namespace, the two user IDs are equal.
+    Without a user namespace, root in the container has the same user ID as the host's root.
     """
     there.start(70, program, "nvidia0", opened=opened, **({"cgroup": cgroup} if cgroup else {}))
     found = there.find(run)
@@ -154,7 +154,7 @@ def test_exporter_in_an_instance_blocks_it(there):
 
 @pytest.mark.parametrize(("mounts", "counts"), [(10, False), (5000, True)])
 def test_mounts_of_a_privileged_container_are_read_up_to_a_limit(there, monkeypatch, mounts, counts):
-    """The driver may be mounted after the limit, so the remaining mounts are unknown."""
+    """The driver may be mounted after the last mount that is read, so the rest is unknown."""
     monkeypatch.setattr(holders_containers, "_MOST_MOUNTS", 100_000, raising=False)
     monkeypatch.setattr(holders_containers, "_has_every_device", lambda dev, names: True)
     there.start(70, "storage", "nvidia0")
@@ -166,7 +166,8 @@ def test_start_time_is_reported(there):
     there.start(70, "train", "nvidia0")
     assert there.find()[0].started_seconds is None
     there.proc.write("stat", "cpu 0 0\nbtime 1795000000\n")
-    # Field 22 is the start in hundredths of a second after the boot. The name may contain blanks and brackets.
+    # Field 22 is the start in hundredths of a second after the boot. The process name in field 2 may contain blanks and
+    # brackets.
     there.proc.write("70/stat", "70 (a (name) S) S %s 360000 %s" % (" ".join(["0"] * 18), " ".join(["0"] * 30)))
     assert there.find()[0].started_seconds == 1795003600.0
 

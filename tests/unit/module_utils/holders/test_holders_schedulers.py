@@ -29,7 +29,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
 from tests.unit.module_utils.holders.holder_hosts import Proc, gpu, host, instance, named, no_tools, opened
 
-# Daemons run under their real names, so other tests that scan /proc would find them.
+# Daemons run under their real names, so other tests that scan /proc at the same time would list them.
 pytestmark = pytest.mark.alone
 
 DATA = Path(__file__).parents[2] / "data" / "holders"
@@ -38,7 +38,7 @@ FOUR = host(*(gpu(i) for i in range(4)))
 
 
 class Slurm:
-    """Answers like scontrol and squeue, from records."""
+    """Answer like scontrol and squeue, from prepared records."""
 
     def __init__(self, node: str = NODE_USED, squeue: str = "1 root\n", name: str = "train\n", **jobs: str) -> None:
         self.node, self.squeue, self.name, self.jobs = node, squeue, name, jobs or {"job1": JOB}
@@ -67,9 +67,9 @@ def slurmd(tmp_path):
 
 @pytest.fixture
 def jobs(tmp_path, slurmd):
-    """Return a function that gives Slurm's holders.
+    """Return a function that returns the holders from Slurm.
 
-    This machine's own containers, which may use a GPU, are ignored.
+    Containers of this machine, which may use a GPU, are ignored.
     """
 
     def look(of, run):
@@ -124,10 +124,10 @@ def test_listed_devices_determine_the_instances_of_a_job(jobs, listed):
         (DEVICE_ROWS, {"boot": "boot-0"}),
         (DEVICE_ROWS, {"node": "gpu-b"}),
         (DEVICE_ROWS, {"mode": 0o666}),
-        # slurmd does not use these devices: their types differ from those of the node.
+        # The types of these devices differ from those of the node, so slurmd does not use them.
         (DEVICE_ROWS[:-1], {}),
         ((DEVICE_ROWS[1], DEVICE_ROWS[0], *DEVICE_ROWS[2:]), {}),
-        # The device of the job is changing, or does not exist.
+        # The list has no UUID for the job's device because it is changing, or it has the UUID of a missing device.
         (("3g.40gb -", *DEVICE_ROWS[1:]), {}),
         (("3g.40gb MIG-9", *DEVICE_ROWS[1:]), {}),
         ((), {}),
@@ -158,9 +158,9 @@ def test_with_mig_devices_are_determined_by_processes(tmp_path):
     for step, devices, held in (
         ({}, "", [(f"GPU-{i}", None) for i in range(4)]),
         (job, "MIG-2,MIG-3", [("GPU-0", 2), ("GPU-1", 3)]),
-        # A step with one of a job's two devices does not show which is the other.
+        # If a step has one of a job's two devices, the other device is unknown.
         (job, "MIG-2", [(f"GPU-{i}", None) for i in range(4)]),
-        # A variable alone does not make a process part of the job.
+        # A process with the job's variable, but outside the job's cgroup, is not part of the job.
         (
             {"cgroup": "0::/user.slice/user-1000.slice/session-1.scope"},
             "MIG-2,MIG-3",
@@ -230,12 +230,12 @@ NOT_KNOWN = "may not be a client of this server and is not ended"
     ("server", "uid", "parent", "opened", "problem"),
     [
         ("nvidia-cuda-mps-server", 2000, 5, "nvidia0", None),
-        # A server of root serves all users.
+        # An MPS server that runs as root serves all users.
         ("nvidia-cuda-mps-server", 0, 5, "nvidia0", None),
-        # Root in a client's container answers for the daemon and names a process that uses another GPU.
+        # Root in a client's container can answer in place of the daemon and name a process that uses another GPU.
         ("nvidia-cuda-mps-server", 0, 5, "nvidia1", "has none of the server's GPUs open and is not ended"),
         ("nvidia-cuda-mps-server", 1000, 5, "nvidia0", NOT_KNOWN),
-        # Not a child of the daemon: any user can start a process with this name.
+        # This process is not a child of the daemon. Any user can start a process with this name.
         ("nvidia-cuda-mps-server", 2000, 1, "nvidia0", NOT_KNOWN),
         ("nvidia-cuda-mps-server", 0, 1, "nvidia0", NOT_KNOWN),
         ("nvidia-persistenced", 0, 5, "nvidia0", NOT_KNOWN),
@@ -261,7 +261,7 @@ def test_client_is_ended_only_if_the_kernel_confirms_it(tmp_path, server, uid, p
     named_by_server = [h for h in found if h.kind == "mps"]
     assert named_by_server and {h.pid for h in named_by_server} == ({None} if problem else {7})
     assert not problem or problem in named_by_server[0].who
-    # Files that a process has open count whatever a server reports.
+    # A process with open files of a GPU is a holder, whatever an MPS server reports.
     assert (("GPU-1" if opened == "nvidia1" else "GPU-0"), 7) in {(h.gpu_uuid, h.pid) for h in found}
 
 
@@ -292,7 +292,7 @@ ALL_GPUS = " Nodes=gpu-a CPU_IDs=0 Mem=1 GRES=gpu:h100:4(IDX:0-3)"
     ],
 )
 def test_job_name_cannot_pose_as_other_fields(jobs, name):
-    """A user can put the fields of another job, user or allocation into a job's name."""
+    """Ignore fields of another job in a job name, because any user can choose the name."""
     record = JOB.replace("JobName=train", "JobName=" + name).replace("Command=(null)", "Command=/x" + ALL_GPUS)
     found = jobs(FOUR, Slurm(name=name + "\n", job1=record))
     assert [(h.gpu_uuid, h.kind, h.job, h.user) for h in found] == [
@@ -402,7 +402,7 @@ POD = "9a15d2b5-c152-46b9-96e0-d57032629e1f"
 
 @pytest.fixture
 def pods(tmp_path):
-    """Return the kubelet's holders for these entries."""
+    """Return a function: checkpoint entries to the holders of the kubelet."""
     proc, folder = Proc(tmp_path / "proc"), tmp_path / "lib" / "kubelet"
     checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
     checkpoint.parent.mkdir(parents=True)
@@ -478,7 +478,7 @@ def shared():
 def test_device_ids_of_all_plugins_name_gpus(pods, shared, resource, device, place):
     (holder,) = pods(shared, entry({"0": [device]}, resource))
     assert (holder.kind, holder.gpu_uuid, holder.gpu_instance_id, holder.job) == ("kubelet", *place, POD)
-    # A drain evicts the holder's pod.
+    # A drain evicts the pod that holds the device.
     assert Disturbance("gpu 0", (holder,)).pods == (POD,)
 
 
@@ -496,7 +496,7 @@ def test_device_ids_of_all_plugins_name_gpus(pods, shared, resource, device, pla
         ("nvidia.com/gpu", "nvidia1/gi6/vgpu0"),
         ("nvidia.com/gpu", "nvidia7"),
         ("nvidia.com/hostdev", "0000:5e:00.2"),
-        # The UUID of another device, of which this GPU's UUID is a prefix.
+        # This is the UUID of another device, and it starts with the UUID of this GPU.
         ("nvidia.com/gpu", A + "7"),
     ],
 )
@@ -521,9 +521,9 @@ def test_unreadable_id_of_a_gpu_resource_blocks_every_gpu(pods, shared, resource
 
 
 def test_allocated_gpu_is_from_the_plugins_answer(pods, shared):
-    """The plugin's answer names the GPU, and the ID in the checkpoint does not.
+    """The device plugin's answer names the GPU, and the ID in the checkpoint does not.
 
-    The schedulers of HAMi and Volcano choose the GPU, and the kubelet any free ID of the resource.
+    The schedulers of HAMi and Volcano choose the GPU, and the kubelet chooses any free ID of the resource.
     """
     value = b"NVIDIA_VISIBLE_DEVICES\x12\x28" + B.encode()
     answer = base64.b64encode(b"\x0a" + bytes([len(value) + 2]) + b"\x0a\x16" + value + b"\x12\x00").decode()
@@ -657,7 +657,7 @@ def test_allocations_before_the_boot_hold_nothing_until_the_kubelet_runs(pods):
         return pods(host(gpu(0)), entry({"0": ["GPU-0"]}))
 
     assert len(booted(3600)) == 1
-    # The file is one hour older than the boot.
+    # The list of devices is one hour older than the boot.
     assert booted(-3600) == ()
     pods.proc.process(80, "kubelet")
     assert len(booted(-3600)) == 1
@@ -672,9 +672,9 @@ ROW = " JOB_GRES=gpu:h100:2 " + ALL_GPUS.replace(":4", ":2")
         (JOB.replace("Account=(null)", "Account=x" + ROW), {"slurm": 2}),
         (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x" + ROW), {"slurm": 2}),
         (JOB.replace("WorkDir=/tmp", "WorkDir=/x" + ROW), {"slurm": 2}),
-        # One of the two states is forged, so the holders of the node's GPUs are unknown.
+        # The job has two states, and one of them is forged. So the holders of the node's GPUs are unknown.
         (JOB.replace("QOS=(null)", "QOS=(null) WCKey=x JobState=RUNNING" + ROW), {"unknown": 8}),
-        # If the allocation is missing, a text in the job's paths is not used instead.
+        # If a job has no allocation, a text in its paths that looks like one is ignored.
         (JOB.replace("Nodes=gpu-a CPU_IDs=0", "").replace("Command=(null)", "Command=" + ROW), {"unknown": 4}),
     ],
     ids=["account", "wckey", "path", "state", "path alone"],

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test the clients of holders with real processes and sockets.
 
-Network namespaces are covered too. /proc is a folder with links to the real one, and cgroups name the units.
+The tests include network namespaces. /proc is a folder with links to the real one, and its cgroup files name the units.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.find import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Process
 from tests.unit.module_utils.holders.holder_hosts import gpu, host, no_tools
 
-#: Seconds. Long enough for a busy machine.
+#: Timeout in seconds, long enough for a busy machine.
 DEADLINE = 60
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root: run as root")
 
-#: Executes each line of its standard input and answers with one line.
+#: A program that executes each line of its standard input and prints one line as the answer.
 PROGRAM = """
 import fcntl, socket, struct, sys
 kept, lines = [], {}
@@ -57,7 +57,7 @@ for line in sys.stdin:
 
 
 class Running:
-    """A process that executes commands."""
+    """A process that executes the commands that a test sends."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process, self.pid = process, process.pid
@@ -72,9 +72,9 @@ class Running:
 
 @pytest.fixture
 def run():
-    """Return a function that starts processes. They end with the test.
+    """Return a function that starts processes, which end with the test.
 
-    Its arguments are a command prefix, for example one that enters a namespace.
+    The function's arguments are a command prefix, for example one that enters a namespace.
     """
     with contextlib.ExitStack() as ends:
 
@@ -90,7 +90,7 @@ def run():
 
 
 class Machine:
-    """A host with some real processes, each in a unit or in none."""
+    """A host with some real processes. Each process is in a unit, or in no unit."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.dev = folder / "proc", folder / "dev"
@@ -121,12 +121,15 @@ class Machine:
         return [holder for holder in found if holder.pid == self.pids[0]]
 
     def service(self, **options):
-        """Return (listens, clients) of the holder."""
+        """Return whether the holder listens, and the number of its clients."""
         (holder,) = self.holders(**options)
         return holder.listens, holder.clients
 
     def wait_for(self, *expected) -> None:
-        """Wait for a state. The kernel opens and closes connections asynchronously."""
+        """Wait until the holder listens or not, and has this number of clients.
+
+        The kernel opens and closes connections asynchronously.
+        """
         until = time.monotonic() + DEADLINE
         while self.service() != expected and time.monotonic() < until:
             time.sleep(0.05)
@@ -144,7 +147,7 @@ def test_listening_process_has_its_connected_clients(machine, run):
     port = server("listen", "127.0.0.1", 0)
     assert machine.service() == (True, 0)
     with socket.create_connection(("127.0.0.1", int(port))):
-        # Before and after the server accepts the connection.
+        # The client counts before and after the server accepts the connection.
         machine.wait_for(True, 1)
         server("accept", port)
         machine.wait_for(True, 1)
@@ -173,7 +176,7 @@ def test_unit_serves_through_any_of_its_processes_but_not_itself(machine, run):
     assert machine.service() == (True, 0)
     worker("connect", "127.0.0.1", port)
     front("accept", port)
-    # The worker's connection to its own unit does not count as a client.
+    # The worker is in the same unit as the server, so its connection does not count as a client.
     machine.wait_for(True, 0)
     stranger("connect", "127.0.0.1", port)
     machine.wait_for(True, 1)
@@ -218,7 +221,7 @@ def test_each_network_namespace_has_its_own_table(machine, run):
     server("loopback")
     port = server("listen", "127.0.0.1", 0)
     neighbour = machine.add(run("nsenter", "--net=/proc/%d/ns/net" % server.pid), "web.service")
-    # A listener with the same port in the host's namespace has a client.
+    # Another listener has the same port in the host's network namespace. Its client does not count for the server.
     with socket.socket() as elsewhere:
         with contextlib.suppress(OSError):
             elsewhere.bind(("127.0.0.1", int(port)))

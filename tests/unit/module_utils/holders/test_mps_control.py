@@ -61,12 +61,12 @@ def test_commands(method, arguments, command):
     [
         ("servers", (), "", ()),
         ("servers", (), "580\n601\n", (580, 601)),
-        # A reply without clients: 5 is part of the error message.
+        # A reply without clients, because 5 is part of the error message.
         ("clients", (5,), "Server 5 not found\n", ()),
         ("clients", (580,), "712\n", (712,)),
         ("percentage", (), "33.5\n", 33.5),
         ("percentage", (), "100.0\n", 100.0),
-        # The server is still starting.
+        # This is the reply while the server starts.
         ("percentage", (580,), "", None),
         ("set_percentage", (40, 5), "Server 5 not found\n", None),
         ("limit", (0,), "", None),
@@ -106,7 +106,7 @@ def test_missing_daemon():
 
 
 def answering_each(*answers):
-    """Return a control with these replies, and the list of its commands."""
+    """Return a control that gives these replies, and the list of its commands."""
     left, asked = list(answers), []
 
     def run(command, input="", **_options):

@@ -22,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.tasks import
     other_tasks,
 )
 
-#: Ends its main thread. The other thread ends after a line on standard input.
+#: A program that ends its main thread. Its other thread ends after a line on standard input.
 MAIN_ENDS = """
 import ctypes, os, sys, threading
 def wait():
@@ -66,7 +66,7 @@ def test_a_process_ends_with_its_last_thread(main_ended):
     assert started is not None and start_ticks(stat(pid)) == started
     main_ended.stdin.write(b"\n")
     main_ended.stdin.flush()
-    # The process is not reaped yet, so its state stays Z.
+    # The ended process is not reaped, so its state stays Z.
     wait_for(lambda: start_ticks(stat(pid)) is None)
     assert started_ticks_of(pid) is None
 
@@ -96,7 +96,7 @@ def test_descriptors_of_one_open_file_count_once(tmp_path):
         again = os.dup(one.fileno())
         child = os.fork()
         if child == 0:
-            # The child has all descriptors too.
+            # The child process has the same descriptors as its parent.
             time.sleep(LIMIT_SECONDS)
             os._exit(0)
         try:
@@ -120,7 +120,7 @@ def test_descriptors_of_one_open_file_count_once(tmp_path):
             ["nvidia0", "a: b"],
         ),
         ("UserFiles:\t2\n    1: /dev/nvidia0\nUserBufs:\t0\nPollList:\n  op=6, task_works=0\n", ["/dev/nvidia0"]),
-        # The ring's lock is held, so its files are not listed.
+        # The io_uring's lock is held, so the kernel does not list its files.
         ("UserFiles:\t2\nUserBufs:\t1\n", None),
         ("SqMask:\t0x3\n", None),
         ("", None),

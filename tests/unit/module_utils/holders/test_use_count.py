@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The driver's use count compared with the open files of a scan."""
+"""The driver's use count compared with the open files that a scan finds."""
 
 from __future__ import annotations
 
@@ -46,24 +46,26 @@ def text(count, users="-", others=OTHERS):
 @pytest.mark.parametrize(
     ("before", "after", "found", "verdict"),
     [
-        # Nothing is open. Each dependent module counts as one use.
+        # No file is open, and each dependent module adds one use.
         (text(0), text(0), NOTHING, Verdict(0, True)),
         (text(2, "nvidia_uvm,nvidia_modeset,"), text(2, "nvidia_uvm,nvidia_modeset,"), NOTHING, Verdict(0, True)),
         (text(3, "nvidia_uvm,nvidia_modeset,"), text(3, "nvidia_uvm,nvidia_modeset,"), NOTHING, Verdict(1, False)),
-        # The open files that were found explain the count, and mappings may explain more.
+        # The count is fully explained by the open files, or it lies between the number of open files and that with
+        # mappings.
         (text(11, "nvidia_uvm,"), text(11, "nvidia_uvm,"), Found(10, 10, True, True), Verdict(0, True)),
         (text(12, "nvidia_uvm,"), text(12, "nvidia_uvm,"), Found(10, 40, True, True), Verdict(0, False)),
         (text(42, "nvidia_uvm,"), text(42, "nvidia_uvm,"), Found(10, 40, True, True), Verdict(1, False)),
-        # Files were opened or closed during the scan.
+        # The count changed, because files were opened or closed during the scan.
         (text(5), text(0), NOTHING, Verdict(0, False)),
         (text(0), text(5), NOTHING, Verdict(0, False)),
         (text(7), text(5), NOTHING, Verdict(5, False)),
-        # Processes may share files. A higher count is evidence of hidden users, and an equal count is no evidence.
+        # The number of shared open files is unknown. A count above the maximum is evidence of hidden users, and a count
+        # up to it is none.
         (text(4), text(4), Found(None, 4, True, True), Verdict(0, False)),
         (text(5), text(5), Found(None, 4, True, True), Verdict(1, False)),
-        # Not all processes were scanned.
+        # Some processes were not scanned.
         (text(5), text(5), Found(0, 0, False, False), Verdict(0, False)),
-        # No driver, no use counts (CONFIG_MODULE_UNLOAD), or no text.
+        # The driver is not loaded, the kernel has no use counts (CONFIG_MODULE_UNLOAD), or /proc/modules is empty.
         (OTHERS, OTHERS, NOTHING, Verdict(0, False)),
         (text("-"), text("-"), NOTHING, Verdict(0, False)),
         ("", "", NOTHING, Verdict(0, False)),

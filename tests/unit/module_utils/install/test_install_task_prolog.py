@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The installation of the TaskProlog, and what it requires in slurm.conf."""
+"""Test the installation of the TaskProlog, and what it requires in slurm.conf."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_installs_the_program_the_unit_and_the_devices(root):
     slot = {"type": "h100", "gpu": "GPU-1", "files": ["/dev/nvidia1"], "uuid": "GPU-1"}
     assert json.loads((root / SETTINGS).read_text())["slots"][1] == slot
     verbs = [command[1] for command in host.commands if command[0] == "systemctl"]
-    # systemd must see the link in slurmd.service.wants.
+    # systemd only starts the service with slurmd if this link exists.
     assert verbs.index("enable") < verbs.index("daemon-reload") < verbs.index("restart")
     assert not (root / UNFINISHED).exists()
     again = Host(root)
@@ -102,7 +102,7 @@ def test_lines_that_slurm_does_not_use_yet(root):
 def test_other_devices_than_planned_are_refused(root, uuids):
     with pytest.raises(InstallError, match=r"the device 0 is (MIG-b|missing) now, and the plan has MIG-a.* Run again"):
         install(root, Host(root, uuids=uuids))
-    # The next run repeats the installation.
+    # The next run repeats the failed installation.
     assert (root / UNFINISHED).exists()
 
 

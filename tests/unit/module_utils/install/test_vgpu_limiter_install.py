@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Versions of the limiter's library that are in use, from mappings of processes."""
+"""Versions of the limiter's library that are in use, read from process mappings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def test_mapped_library_is_in_use(proc):
 
 
 def test_unresponsive_process_may_use_all_versions(proc, monkeypatch):
-    """Opening maps waits for an exec, which may hang on a user's file system."""
+    """Do not wait for a process that hangs.
+
+    Reading a process's maps waits while it executes a program, which may be on a hanging file system.
+    """
     monkeypatch.setattr(file_worker, "_SECONDS", 0.01)
     os.mkfifo(proc / "8/maps")
     assert vgpu_limiter._mapped([OLD, OLDER], str(proc)) == {OLD, OLDER}

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Owners of keep requests, what a keep request protects, and limits.
+"""Owners of keep requests, the holders that a request protects, and limits.
 
-Uses real processes in simulated cgroups.
+The tests use real processes in simulated cgroups.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_unit_of_root_belongs_to_root_and_its_processes_to_their_users(host):
 
 
 def test_user_cgroup_with_the_name_of_a_unit_is_not_the_unit(host):
-    """systemd reports a main process that is in another cgroup by now."""
+    """Refuse a unit whose main process has already moved to another cgroup."""
     mine = host.holder("/user.slice/user-61001.slice/user@61001.service/notebook.service", ALICE, "user@61001.service")
     with pytest.raises(KeepError, match="no service or container of this name"):
         keep_owner.find("notebook.service", [mine])
@@ -161,7 +161,7 @@ def test_keep_is_bound_to_its_process(host):
     assert kept("container", "lab", [inside], [of_container]) == of_container
     assert kept("unit", "notebook.service", [unit], [of_container]) is None
     assert kept("unit", "other.service", [unit], [of_unit]) is None
-    # The container was recreated, and another process has the pid.
+    # The container was recreated, and a process in the new container has the pid.
     host.processes.add(inside.pid, DOCKER.replace(ID, OTHER_ID))
     assert kept("container", "lab", [inside], [of_container]) is None
     later = Holder("GPU-0", None, "process", "x", pid=unit.pid, started_ticks=unit.started_ticks + 1)

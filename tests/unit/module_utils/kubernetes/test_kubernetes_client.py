@@ -42,7 +42,7 @@ def of_a_silent_server(tmp_path, monkeypatch):
 
 
 def ended(question) -> BaseException:
-    """Send a request in a thread that may hang. Return its error."""
+    """Return the error of a request, which runs in a thread because it may hang."""
     errors = []
 
     def ask():

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods that are evicted from a node: only named pods that the options allow."""
+"""Only selected pods whose eviction the options allow are evicted from a node."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ MADE_UP = {
 
 @pytest.mark.parametrize(("named", "daemonsets"), MADE_UP.values(), ids=MADE_UP)
 def test_forged_daemonset_exempts_no_pod(named, daemonsets):
-    """A tenant's pod can name any owner.
+    """A tenant can name any owner in a pod.
 
-    The pod is treated like one without an owner, which would not be recreated.
+    The pod is treated like one without an owner, because no DaemonSet would recreate it.
     """
     with pytest.raises(EvictionError, match=r"ml/a names a DaemonSet .*\(force\).*No pod was evicted"):
         chosen(named, daemonsets=daemonsets)

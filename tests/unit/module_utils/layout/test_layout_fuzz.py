@@ -34,7 +34,7 @@ ODD = [
 
 
 def places(node, found):
-    """Return every (container, key) in the layout."""
+    """Return the position of every value in the layout as (container, key)."""
     if isinstance(node, (dict, list)) and node:
         keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         found += [(node, key) for key in keys]
@@ -58,7 +58,7 @@ def odd_layout(draw):
                 draw.choice(ODD)
             )
         elif what == 2:
-            # Put a value from elsewhere in the layout here, like an editing mistake.
+            # Put a value from another position here, like an editing mistake.
             other, place = draw.choice(there)
             node[key] = copy.deepcopy(other[place])
         else:
@@ -78,7 +78,7 @@ def test_any_odd_layout_is_parsed_or_refused(part):
             for problem in error.problems:
                 assert len(problem.problem + problem.cure) < MOST_CHARACTERS, (part, number, str(problem)[:200])
         else:
-            # An accepted layout stays the same when written and parsed again.
+            # If a layout is accepted, it stays the same when it is written and parsed again.
             assert parse_layout(layout_to_data(parsed)) == parsed, (part, number)
 
 

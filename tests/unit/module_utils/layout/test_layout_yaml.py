@@ -31,7 +31,7 @@ def test_layout_round_trips_as_yaml(data):
     st.text() | st.sampled_from(["on", "Yes", "n", "null", "~", "1e3", "0x1F", "03:00.0", "1_000", "7g.80gb", "18GiB"])
 )
 def test_any_text_round_trips_as_yaml(text):
-    # In block and flow context, because a layout has both.
+    # Test each value in block and flow style, because a layout uses both.
     assert yaml.safe_load("a: [%s]" % flow(text)) == {"a": [text]}
     assert yaml.safe_load("a: %s" % flow(text)) == {"a": text}
 

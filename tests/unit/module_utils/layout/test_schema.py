@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The JSON schema of gpu_layout agrees with the parser.
 
-On examples, both report the same location. On random layouts, both accept or refuse.
+For invalid examples, both report the same location. For random layouts, both accept or both refuse.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def schema_errors(data):
-    """Return the location of every error and its inner errors.
+    """Return the location of every schema error and of its inner errors.
 
     A location is a tuple such as ('gpu_layout', 0, 'mig').
     """
@@ -80,7 +80,7 @@ def test_schema_accepts_what_the_parser_accepts(case):
 
 @pytest.mark.parametrize("case", [case for case in BAD if "beyond_schema" not in case], ids=lambda case: case["name"])
 def test_schema_rejects_where_the_parser_does(case):
-    """The error is at the same value, at its container, or at a key in the value."""
+    """The schema's error is at the parser's location, at its container, or at a key in the value."""
     found = schema_errors(case["layout"])
     for where in case["finds"]:
         path = path_of(where)
@@ -123,7 +123,7 @@ sizes_bytes = st.integers(1, 4096).map(lambda mib: mib * 2**20)
 
 @st.composite
 def selectors(draw):
-    """Generate selectors of different GPUs, as far as the selectors show."""
+    """Generate selectors that do not visibly select the same GPU."""
     if draw(st.integers(0, 9)) == 0:
         return (types.Selector("all"),)
     one = st.one_of(
@@ -169,9 +169,9 @@ def mig_instances(draw):
 
 @st.composite
 def vgpus(draw, chosen):
-    """Generate tenants that fit.
+    """Generate tenants that fit on the selected GPUs.
 
-    Tenants that are pinned to a GPU share its percentage. The others use what is certainly free.
+    Tenants that are pinned to a GPU share its percentage. The others use only the percentage that is free on every GPU.
     """
     countable = all(selector.names_one_gpu for selector in chosen)
     tenants = []
@@ -187,7 +187,7 @@ def vgpus(draw, chosen):
 
 @st.composite
 def leases(draw, sharing):
-    """Generate leases for an entry with this sharing."""
+    """Generate leases for an entry with the given sharing."""
     profiles = [each.profile for each in draw(st.lists(mig_instances(), min_size=1, max_size=3))]
     vgpu = sharing == "vgpu"
     return layout_leases.Leases(
@@ -247,7 +247,7 @@ def layouts(draw):
     return renamed(types.Layout(tuple(entries)), iter(range(1000)))
 
 
-# On a busy machine, neither the time nor the speed of generation says anything about the parser.
+# A slow example or slow generation on a busy machine is not an error of the parser.
 
 
 @draws(50)

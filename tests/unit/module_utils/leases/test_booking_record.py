@@ -25,7 +25,7 @@ def test_bookings_are_read_back(tmp_path):
     assert record.read() == Recorded((), 1)
     record.write(Recorded(BOOKINGS, 8))
     assert record.read() == Recorded(BOOKINGS, 8)
-    # The number of an ended lease is not used again.
+    # The number of an ended lease is never used again.
     record.write(Recorded((), 8))
     assert record.read().next_number == 8
 

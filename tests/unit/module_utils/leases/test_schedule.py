@@ -68,7 +68,7 @@ def book(schedule, *requests, now=NOW, wait=True):
 
 
 def starts(schedule):
-    """Return the hours until each booking begins."""
+    """Return the start of each booking, in hours from now."""
     return {each.request.number: (each.begins - NOW) / HOUR for each in schedule.bookings}
 
 
@@ -87,7 +87,7 @@ def refused(schedule, request, **options):
 
 def test_instance_is_placed_where_the_largest_profiles_stay_possible():
     schedule = book(host(mig_card()), mig(1, "1g.5gb"))
-    # A 4g.20gb starts at 0 only, so the first small instance goes to the other half.
+    # A 4g.20gb can only start at slice 0, so the first small instance is placed in the upper half of the GPU.
     assert places(schedule)[1][0] >= 4
     assert book(schedule, mig(2, "4g.20gb")).started[1].places[0].start == 0
 
@@ -186,7 +186,7 @@ def test_overdue_lease_keeps_its_place():
     schedule = book(host(quota_card()), quota(1, sm=100), quota(2, sm=60))
     late = leases.advance(schedule, NOW + HOUR)
     assert [each.request.number for each in late.started] == [1]
-    # A new request does not pass the one that is due.
+    # A new request does not start before an earlier request that is due.
     assert [each.request.number for each in book(late, quota(3, sm=60), now=NOW + HOUR).started] == [1]
     assert [each.request.number for each in leases.ended(late, 1, NOW + HOUR + 5).started] == [2]
 
@@ -258,7 +258,7 @@ def random_events(kind, draw):
 
 
 class Hours:
-    """A host over time. Each method checks what must hold after each event."""
+    """Simulate a host over time. Each method checks the rules after each event."""
 
     def __init__(self, kind):
         self.schedule = host(*CARDS[kind], count=6, hours=12)
@@ -313,13 +313,13 @@ class Hours:
         after = {each.request.number: each for each in self.schedule.bookings}
         for old in before.bookings:
             number = old.request.number
-            # Nothing is lost, and nothing that runs is disturbed.
+            # No booking is lost, and a started booking stays unchanged.
             assert number in after or number in self.ended
             if number in after and old.started:
                 new = after[number]
                 assert new.started and (new.places, new.begins) == (old.places, old.begins)
             elif number in after:
-                # A promised start never moves backward.
+                # A booking never starts later than promised, except for a small tolerance.
                 assert after[number].begins <= max(old.begins, self.now) + leases.SLACK_SECONDS
         self.no_conflicts()
         self.order()
@@ -327,7 +327,7 @@ class Hours:
             assert sum(each.request.account == account for each in self.schedule.bookings) <= 6
 
     def no_conflicts(self):
-        """Check each card at each instant with its own arithmetic."""
+        """Check each card at each instant, independently of the schedule's own arithmetic."""
         for card in self.schedule.offers[0].cards:
             mine = [
                 (each, place) for each in self.schedule.bookings for place in each.places if place.gpu_uuid == card.uuid
@@ -347,7 +347,7 @@ class Hours:
                 assert len(units) == len(set(units))
 
     def order(self):
-        """Check that of two equal requests the earlier one starts first."""
+        """Check that of two equal requests, the earlier request starts first."""
         bookings = self.schedule.waiting
         for number, first in enumerate(bookings):
             for later in bookings[number + 1 :]:
@@ -362,7 +362,7 @@ def test_leases_are_fair_and_undisturbed_over_random_hours(kind, seed):
     hours = Hours(kind)
     for event in random_events(kind, random.Random(seed)):
         hours.run(event)
-    # Nothing leaks: without further events, every lease ends and the GPUs are free.
+    # Without further events, every lease ends and all GPUs become free.
     hours.wait(24 * 365)
     assert hours.schedule.bookings == ()
 

@@ -27,7 +27,10 @@ from tests.unit.mig_rules import Card, with_instances
 
 @dataclasses.dataclass(frozen=True)
 class Beside:
-    """The observed daemons and tenants of a host. None if they could not be observed."""
+    """The daemons and tenants observed on a host.
+
+    `daemons` or `tenants` is None if they could not be observed.
+    """
 
     daemons: tuple | None = None
     tenants: tuple | None = None
@@ -75,7 +78,7 @@ def made(*entries, gpus=GPUS):
 
 
 def differences(layout, host, beside, ownership=planner.ALL_OURS, lost=False):
-    """Return ({GPU index: differences}, problem texts)."""
+    """Return the differences by GPU index, and the texts of the problems."""
     standing, problems = compare(layout, host, ownership, beside.services(), lost)
     index = {gpu.uuid: gpu.index for gpu in host.gpus}
     return {index[each.gpu_uuid]: each.differences for each in standing}, [str(problem) for problem in problems]
@@ -121,7 +124,7 @@ def test_foreign_instances_differ_unless_kept():
     others = holding(host, ("3g.40gb", 4), ("1g.10gb", 0))
     assert differences(layout, others, beside) == ({0: ("destroy 1g.10gb@0",)}, [])
     assert differences(layout, others, beside, Ownership("keep")) == ({0: ()}, [])
-    # An instance in the place of the layout is drift even with `keep`.
+    # An instance that occupies the place of a wanted instance is drift even with `keep`.
     full = holding(host, ("7g.80gb", 0))
     found, problems = differences(layout, full, beside, Ownership("keep"))
     assert found == {0: ("destroy 7g.80gb@0", "create 3g.40gb@4")} and problems == []
@@ -138,7 +141,7 @@ def test_stopped_daemon_is_no_drift_but_other_limits_are():
     other = dataclasses.replace(second, active_thread_percentage=50.0)
     found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(first, other)))
     assert [len(found[index]) for index in (0, 1, 2)] == [0, 1, 0]
-    # A stopped daemon with other limits differs.
+    # If a stopped daemon has other limits than the layout, this is drift.
     wrong = dataclasses.replace(down, daemon=dataclasses.replace(down.daemon, clients=2))
     found, _problems = differences(layout, host, dataclasses.replace(beside, daemons=(wrong, second)))
     assert [len(found[index]) for index in (0, 1, 2)] == [1, 0, 0]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The metrics of a host's layout, read with Prometheus's parser."""
+"""The metrics of a host's layout, parsed by Prometheus's parser."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_holders_count_by_gpu_or_instance_and_kind():
         Holder(WHOLE.uuid, None, "device_handle", "b"),
         Holder(SPLIT.uuid, 2, "process", "c"),
         Holder(SPLIT.uuid, None, "slurm", "d"),
-        # A holder of an instance that no longer exists.
+        # This holder uses an instance that no longer exists.
         Holder(SPLIT.uuid, 9, "process", "e"),
     ]
     whole, split = {"model": WHOLE.name}, {"model": SPLIT.name}
@@ -117,17 +117,17 @@ def test_cpu_time_is_of_processes_that_use_the_gpu():
     holders = (
         holder(WHOLE.uuid, None, "process", 7, 100.25, "train.service"),
         holder(WHOLE.uuid, None, "mps", 8, 20.5),
-        # A data loader in the same unit has the node open, so its time counts for the unit.
+        # A data loader in the unit of a GPU process has the node open, so its time counts for the unit.
         holder(WHOLE.uuid, None, "device_handle", 9, 3.0, "train.service"),
-        # Processes of other units, or of unknown origin, do not count although they have the node open.
+        # A process of another or unknown unit has only the node open, so its time does not count.
         holder(WHOLE.uuid, None, "device_handle", 10, 5000.0, "other.service"),
         holder(WHOLE.uuid, None, "device_handle", 11, 5000.0),
-        # Containers and jobs are exported without a process, and ended processes have no time.
+        # Holders of containers and jobs have no process, and ended processes have no CPU time.
         Holder(WHOLE.uuid, None, "container", "b", unit_or_container="train.service"),
         holder(WHOLE.uuid, None, "process", 12, None),
         holder(SPLIT.uuid, 2, "process", 13, 1.5, job="4711"),
         holder(SPLIT.uuid, 2, "device_handle", 14, 0.5, job="4711"),
-        # The process may use any of the instances.
+        # This process may use any instance of the GPU.
         holder(SPLIT.uuid, None, "process", 15, 64.0),
     )
     split = {"model": SPLIT.name}
@@ -176,7 +176,7 @@ def test_tenant_has_quota_and_usage():
     other = labels(WHOLE, tenant="by-mps")
     assert found["openfleet_tenant_memory_limit_bytes"] == {here: 8 * GIB, there: 8 * GIB, other: GIB}
     assert found["openfleet_tenant_sm_limit_ratio"] == {here: 0.35, there: 0.35, other: 0.05}
-    # Memory use of MPS tenants is not measured.
+    # The driver does not report the memory use of MPS tenants.
     assert found["openfleet_tenant_memory_used_bytes"] == {here: 3 * GIB, there: 0}
     assert found["openfleet_tenant_denied_total"] == {here: 17, there: 0}
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[4]
         ("1.17.8", 1),
         ("1.17.8-1", 1),
         ("1.18.2", 1),
-        # Compared as numbers, 1.9 is older.
+        # 1.9 is older if its parts are compared as numbers.
         ("1.9.0", 10),
     ],
 )
@@ -48,7 +48,7 @@ def test_vulnerable_driver_of_a_maintained_branch():
     assert said == (
         "the driver 580.105.08 has vulnerabilities that 580.178.04 fixes (NVIDIA's security bulletin 5861 of 2026-09-30)"
     )
-    # Compared as numbers, 580.95 is older than 580.105.
+    # 580.95 is older than 580.105 if their parts are compared as numbers.
     assert minimum_versions.driver("580.95.05") and minimum_versions.driver("595.91.06")
     assert minimum_versions.driver("580.178.04") == minimum_versions.driver("595.91.07") == ""
     assert minimum_versions.driver("615.80.01") == ""

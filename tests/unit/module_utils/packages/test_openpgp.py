@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Repository keys as bytes: fingerprints and invalid keys."""
+"""Compute fingerprints from the bytes of repository keys, and refuse invalid keys."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_other_packet_is_refused_with_its_tag_and_place(tag):
             openpgp.fingerprints(content)
         assert "the packet with tag %d at byte %d is not part of a public key" % (tag, len(PACKET)) in str(error.value)
     if tag < 16:
-        # The old format, which has a tag of four bits, and ASCII armor.
+        # This packet has the old format with a tag of four bits. It is also tested with ASCII armor.
         with pytest.raises(openpgp.KeyFormatError, match="tag %d at byte %d " % (tag, len(PACKET))):
             openpgp.fingerprints(armoured(PACKET + bytes([0x80 | tag << 2, 1, 0])))
 
@@ -126,7 +126,7 @@ def test_exports_of_gpg():
             assert openpgp.binary(public) == gpg("--export")
         with pytest.raises(openpgp.KeyFormatError, match=r"tag 5 at byte 0 .*a secret key"):
             openpgp.fingerprints(gpg("--export-secret-keys"))
-        # A second key after the trusted one would be accepted for signatures too.
+        # A second key after the trusted key would be accepted for signatures too.
         public = gpg("--export")
         with pytest.raises(openpgp.KeyFormatError, match="tag 5 at byte %d " % len(public)):
             openpgp.fingerprints(public + gpg("--export-secret-keys"))
@@ -135,7 +135,7 @@ def test_exports_of_gpg():
             openpgp.KeyFormatError, match=r"tag \d+ at byte %d is not part of a public key" % len(public)
         ):
             openpgp.fingerprints(public + signed)
-        # Signatures without a key are refused.
+        # A file that has signatures but no key is refused.
         with pytest.raises(openpgp.KeyFormatError, match="tag 2 at byte 0 belongs to no key"):
             openpgp.fingerprints(gpg("--detach-sign", text=b"a message"))
     finally:
@@ -152,7 +152,7 @@ def test_real_key_rings_are_read_like_gpg():
         told = subprocess.run(
             ["gpg", "--show-keys", "--with-colons", str(ring)], capture_output=True, text=True, check=True
         )
-        # One part per key. Its first fingerprint is the primary key's.
+        # gpg prints a part for each key, in which the first fingerprint is that of the primary key.
         parts = ("\n" + told.stdout).split("\npub:")[1:]
         primary = [part.split("\nfpr:")[1].split(":")[8] for part in parts]
         assert sorted(openpgp.fingerprints(ring.read_bytes())) == sorted(primary)

@@ -14,7 +14,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.packages.change impo
 from ansible_collections.openfleet.gpu.plugins.module_utils.packages.model import Owner, Package, Step
 
 OWNER = Owner("some_role", "openfleet-some", "something", "some")
-#: Another vendor. Its software is only this value.
+#: Another vendor, whose driver the collection does not install.
 AMD = Owner(
     "amd_driver",
     "openfleet-amd",
@@ -71,7 +71,7 @@ def test_damaged_key_ring_is_an_error(tmp_path):
 )
 def test_only_lists_of_removed_sources_are_deleted(monkeypatch, tmp_path, sources):
     monkeypatch.setattr(apt, "LISTS", str(tmp_path))
-    # File names as created by apt-get update.
+    # These are file names as apt-get update creates them.
     ours = ["m.example.org:80_a%5fb_amd64_InRelease", "m.example.org:80_a%5fb_amd64_Packages"]
     others = ["m.example.org:80_a%5fb_amd64v3_Packages", "m.example.org:80_a_b_amd64_Packages", "lock"]
     for name in (*ours, *others):

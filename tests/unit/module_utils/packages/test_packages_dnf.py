@@ -83,7 +83,7 @@ def test_dnf_is_retried_while_another_one_runs(monkeypatch):
     ],
 )
 def test_distribution_determines_the_package_manager(tmp_path, monkeypatch, release, manager):
-    """Installed programs do not matter: EPEL has apt, and Debian has dnf."""
+    """Ignore installed programs, because EPEL has apt, and Debian has dnf."""
     monkeypatch.setattr(
         "ansible_collections.openfleet.gpu.plugins.module_utils.packages.family.program", lambda name: name
     )
@@ -102,10 +102,10 @@ LOCKS = (
     ("name", "version", "held"),
     [
         ("libnvidia-ml", "580.95.05-1.el9", True),
-        # A killed DNF leaves the lock of the old version.
+        # A killed DNF leaves a lock of the old version.
         ("libnvidia-ml", "580.105.08-1.el9", False),
         ("libnvidia", "580.95.05-1.el9", False),
-        # DNF could change this package to the other version.
+        # The lock is for another version, so DNF could change this package to that version.
         ("libcuda", "580.95.05-1.el9", False),
         ("nvlsm", "2025.06.11-1", True),
         ("bash", "5.1.8-9.el9", False),

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Known vulnerable versions are warned about, refused or accepted.
+"""Warn about known vulnerable versions, refuse them or accept them.
 
 Tests the modules driver and container_toolkit.
 """
@@ -22,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.modules import container_toolkit,
 from tests.unit.module_utils.driver import driver_hosts
 from tests.unit.module_utils.toolkit import toolkit_hosts
 
-# The simulated hosts use apt, and the modules detect the package manager of the test machine.
+# The simulated hosts use apt, but the modules look for the package manager on the test machine.
 pytestmark = pytest.mark.skipif(not shutil.which("apt-get"), reason="no apt on this machine")
 
 FIXED = {"toolkit": TOOLKIT[-1].version, "driver": DRIVER[580].version}
@@ -31,14 +31,14 @@ each = pytest.mark.parametrize("name", OLD)
 
 
 class SeenToolkit(Toolkit):
-    """A host that already has the version, so no repository is queried."""
+    """A host that already has the toolkit version, so no repository is queried."""
 
     def look(self):
         return toolkit_hosts.right(self.request, packages=toolkit_hosts.packages(self.request.version + "-1"))
 
 
 class SeenDriver(Driver):
-    """A host that already has the version, so no repository is queried."""
+    """A host that already has the driver version, so no repository is queried."""
 
     def look(self):
         self.host = driver_hosts.host()
@@ -54,7 +54,7 @@ def run(monkeypatch, tmp_path, capsys):
     The function returns the module's output and its warnings.
     """
     warned = []
-    # Ansible keeps warnings for the lifetime of a process, and so across tests.
+    # Ansible keeps warnings until the process ends, so a later test would see them.
     monkeypatch.setattr(AnsibleModule, "warn", lambda _module, text: warned.append(text))
     monkeypatch.setattr(container_toolkit, "Toolkit", SeenToolkit)
     monkeypatch.setattr(driver, "Driver", SeenDriver)

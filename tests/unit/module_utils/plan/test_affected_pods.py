@@ -45,7 +45,7 @@ def grow(chance, gpu, pairs):
 def transition(number):
     """Return the GPUs, holders and targets of a random transition.
 
-    Some GPUs and instances are used by pods, and some GPUs have targets.
+    Pods use some of the GPUs and instances, and only some GPUs have targets.
     """
     chance = random.Random(number)
     gpus, holders, targets = [], [], []
@@ -98,7 +98,7 @@ def test_pods_on_kept_devices_are_not_named_in_1000_transitions():
         assert named == hit, number
         named_in_all += len(named)
         spared_in_all += len(holders) - len(named)
-    # The test only means something if both cases occur often.
+    # Random transitions must often have affected pods, and must often have none. Otherwise the test shows nothing.
     assert min(named_in_all, spared_in_all) > TRANSITIONS / 4
 
 

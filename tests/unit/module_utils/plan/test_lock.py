@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Error messages of the lock: its owner, and why it cannot be acquired."""
+"""The lock's error messages name its owner and why it cannot be acquired."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refused(folder):
 
 
 def test_ended_run_is_not_named(tmp_path):
-    """The ended run's name is still in the file until the new owner writes its own."""
+    """The file still has the name of the ended run until the new owner writes its own."""
     ended = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     start = started_ticks_of(ended.pid)
     run = {"pid": ended.pid, "command": "gpu-layout apply", "since": 0, "start": start}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Functions with limits return results and errors, and leave no process behind."""
+"""Functions that run with limits return results and errors, and leave no process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes.bounded import bounded
 
-#: A duration that no test waits for.
+#: A duration that is longer than any test waits.
 LONG = 300.0
 
 
@@ -50,7 +50,7 @@ def test_timeout_ends_the_work_and_its_children():
     reading, writing = os.pipe()
 
     def work():
-        # A hanging tool keeps the pipe open until it ends.
+        # A hanging tool keeps its end of the pipe open until it ends.
         os.set_inheritable(writing, True)
         subprocess.run(["sleep", "infinity"], close_fds=False, check=False)
         return ""

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Children that scan processes, and the wait for killed children."""
+"""Child processes that scan other processes, and the wait for killed children."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_DEVICES = Devices(Host("", "", None, False, ()))
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Return the list of pauses. Sleeping takes no time."""
+    """Return the list of recorded pauses. A simulated sleep takes no time."""
     made = []
     monkeypatch.setattr(child_process.time, "sleep", made.append)
     return made
@@ -59,9 +59,9 @@ def test_hanging_child_is_kept_for_later(pauses, monkeypatch):
 
 
 def test_scan_ignores_own_children_until_they_are_abandoned(monkeypatch):
-    """A child that calls the driver has the GPUs open on behalf of this process.
+    """A child that calls the driver has GPUs open on behalf of this process.
 
-    If the child hangs, it holds the GPUs itself.
+    If the child hangs, it counts as a holder of the GPUs.
     """
     monkeypatch.setattr(child_process, "_left", [])
     child = idle_child()

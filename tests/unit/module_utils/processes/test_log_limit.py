@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Limits for journal lines of one tenant or user."""
+"""Test the limits for journal lines of one tenant or user."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The owner of a connection's other end.
+"""Find the process at the other end of a connection.
 
 Uses real sockets and processes in simulated cgroups.
 """
@@ -49,9 +49,9 @@ def connect(port, address="127.0.0.1"):
 
 @pytest.fixture(params=["127.0.0.1", "::1", "::ffff:127.0.0.1"])
 def accepted(request):
-    """Return (a client's socket, the server's end).
+    """Return a client's socket and the server's end.
 
-    Both use IPv4, both use IPv6, or an IPv4 client connects to a server for both.
+    Both sockets are IPv4 or IPv6, or an IPv4 client connects to a server that accepts both.
     """
     address = request.param
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -75,7 +75,7 @@ def test_process_of_the_unit_is_accepted(processes, accepted):
     "cgroup",
     [
         FOREIGN,
-        # Names below a delegated cgroup are chosen by the user.
+        # In each of these paths, the last name was chosen by a user, because the cgroup above it is delegated.
         "/user.slice/user-1000.slice/user@1000.service/%s" % UNIT,
         "/system.slice/jupyterhub.service/%s" % UNIT,
         "/system.slice/docker-%s.scope/system.slice/%s" % (ID, UNIT),
@@ -84,7 +84,7 @@ def test_process_of_the_unit_is_accepted(processes, accepted):
 )
 def test_other_process_is_refused_with_its_name(processes, stranger, cgroup):
     processes.add(stranger.process.pid, cgroup)
-    # A process of the unit exists, but does not own the port.
+    # A process of the unit exists, but it does not own the port.
     processes.add(os.getpid(), OWN)
     with connect(stranger.port) as client, pytest.raises(peer.PeerError) as caught:
         peer.check(client, UnitOwner(UNIT))
@@ -95,7 +95,7 @@ def test_other_process_is_refused_with_its_name(processes, stranger, cgroup):
 
 
 def test_scan_of_other_processes_is_limited(processes, stranger, monkeypatch):
-    """Users may have very many processes with a million open files each."""
+    """Limit the scan: a user may have very many processes with a million files each."""
     monkeypatch.setattr(peer, "LOOK_SECONDS", -1, raising=False)
     processes.add(stranger.process.pid, FOREIGN)
     processes.add(os.getpid(), OWN)
@@ -111,7 +111,7 @@ def test_control_characters_in_program_names_are_escaped(processes, stranger):
 
 
 def test_only_the_owner_of_this_connection_counts(processes):
-    """The current listener on the port does not matter."""
+    """Another process may listen on the port after the connection was made."""
     processes.add(os.getpid(), OWN)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -127,9 +127,9 @@ def test_only_the_owner_of_this_connection_counts(processes):
 
 
 def test_unaccepted_connection_is_awaited(processes, monkeypatch):
-    """Before the server accepts, the kernel knows no owner.
+    """Before the server accepts, the kernel does not know the owner of its socket.
 
-    The socket has inode 0 and user ID 0.
+    Until then, the socket has inode 0 and user ID 0.
     """
     processes.add(os.getpid(), OWN)
     with socket.create_server(("127.0.0.1", 0)) as listener, connect(listener.getsockname()[1]) as client:
@@ -168,7 +168,10 @@ def test_closed_or_remote_connection_is_refused(processes):
         for name in far:
 
             class Elsewhere:
-                """A connection that appears in this host's tables as a connection to another host."""
+                """A socket whose peer is on another host.
+
+                This host's tables list the connection all the same.
+                """
 
                 getsockname, getpeername = (lambda self: real), (lambda self, name=name: name)
 
@@ -231,7 +234,7 @@ def test_stopped_container_owns_nothing(engines):
 
 
 def test_only_the_user_of_the_main_process_counts_for_a_unit(processes, engines, stranger):
-    """A hub may run its users' servers in its own cgroup."""
+    """A hub may run the servers of its users in its own cgroup."""
     if os.geteuid() != 0:
         pytest.skip("starts a process of another user: run as root")
     unit = "jupyter.service"
@@ -261,7 +264,7 @@ def test_replaced_main_process_owns_nothing(processes, engines):
         UserOfUnitOwner("jupyter.service")
 
 
-#: Forwards one connection to a port like docker-proxy, and prints its own port when it is ready.
+#: A program that forwards one connection to a port like docker-proxy. It prints its own port when it is ready.
 PROXY = """
 import socket, sys
 listener = socket.create_server(("127.0.0.1", 0))
@@ -276,7 +279,7 @@ sys.stdin.read()
     ("cgroup", "executable", "inside", "trusted"),
     [
         ("/system.slice/docker.service", "/usr/bin/docker-proxy", True, True),
-        # The proxy forwards to another container.
+        # The proxy forwards the connection to another container.
         ("/system.slice/docker.service", "/usr/bin/docker-proxy", False, False),
         # Root in a container with the host's network can choose the program's name.
         ("/system.slice/docker-%s.scope" % ("0" * 64), "/usr/bin/docker-proxy", True, False),
@@ -306,16 +309,16 @@ def test_published_port_with_dockers_proxy_is_accepted(processes, engines, cgrou
 
 
 def test_translated_port_ends_in_the_container(processes, engines, accepted, monkeypatch):
-    """The other end is in the container's table.
+    """The server's end of the connection is only in the container's socket table.
 
-    Only the client's port is the same in both tables.
+    Only the client's port is the same in the tables of host and container.
     """
     engines("podman notebook", ID)
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/container" % ID)
     owner = ContainerOwner("podman", "notebook")
     monkeypatch.setattr(peer, "_own_connections", list)
     peer.check(accepted, owner)
-    # The process now belongs to another container.
+    # The process that owns the socket is now in another container.
     processes.add(os.getpid(), "/machine.slice/libpod-%s.scope/container" % ("0" * 64))
     with pytest.raises(peer.PeerError, match="podman container notebook"):
         peer.check(accepted, owner, seconds=0)
@@ -324,12 +327,12 @@ def test_translated_port_ends_in_the_container(processes, engines, accepted, mon
 @pytest.mark.parametrize(
     ("address", "port", "inode", "ours"),
     [
-        # The source address after masquerading, which is an address of this host.
+        # This is the client's address after masquerading, which is an address of this host.
         ("127.0.0.9", 4711, 5, True),
-        # A connection of another host with the same client port, by chance or on purpose.
+        # Another host has a connection with the same client port, by chance or on purpose.
         ("192.0.2.7", 4711, 5, False),
         ("127.0.0.9", 4712, 5, False),
-        # A socket of another process in the container's network.
+        # The socket belongs to another process in the container's network.
         ("127.0.0.9", 4711, 6, False),
     ],
 )

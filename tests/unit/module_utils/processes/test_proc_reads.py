@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Root's reads of unbounded or blocking process files have documented limits.
+"""Every read of a process file that may be huge or block has a documented limit.
 
-The syntax tree is searched for texts that name such a file of /proc/PID. A new read fails this test until the table
-lists it with its limit.
+The test searches the syntax tree for texts that name such a file of /proc/PID. If code contains a new read, the test
+fails until the table lists the read with its limit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PLACES = {
 
 
 def places() -> set[str]:
-    """Return the functions by module that contain such a text outside docstrings."""
+    """Return the functions by module that contain the file name outside docstrings."""
     found = set()
     for path in sorted(ROOT.rglob("*.py")):
         module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")

@@ -55,7 +55,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class ThisProcess(peer.Owner):
-    """The server is a thread of the test."""
+    """Replace the process check, because the server is a thread of the test."""
 
     name = "this test"
 
@@ -124,7 +124,7 @@ def test_ended_kernel_is_not_listed(server):
     ("kernels", "status", "words"),
     [
         ([], {"GET": 403}, "HTTP 403"),
-        # A login page: the token is not sent to the redirect's target.
+        # The server redirects to a login page. The token is not sent to this address.
         ([], {"GET": 302}, "HTTP 302"),
         ({"message": "no"}, {}, "returns no list of kernels"),
         ([kernel(1, last_activity="yesterday")], {}, "an invalid time 'yesterday' of a kernel"),
@@ -154,7 +154,7 @@ class NotThisProcess(ThisProcess):
 
 @pytest.mark.parametrize("token", [TOKEN, ""])
 def test_server_of_another_process_is_not_queried(server, token):
-    """Another process could give false answers, even if it gets no token."""
+    """Another process could give false answers, even though it gets no token."""
     server.kernels = [kernel(1)]
     with pytest.raises(JupyterError, match="held by pid %d .*the state of the kernels is not known" % os.getpid()):
         shut_down(Server(server.url, NotThisProcess(), token), 48 * HOUR, NOW)
@@ -174,9 +174,9 @@ def unit(tmp_path, monkeypatch):
 
 
 def test_server_itself_continues(server, unit):
-    """The server continues even if its GPU is busy.
+    """Only idle kernels are shut down.
 
-    Another kernel may be using the GPU.
+    The server continues even if its GPU is busy, because another kernel may use the GPU.
     """
     server.kernels = [kernel(1)]
     access = {"name": "jupyter.service", "url": server.url, "token": TOKEN}
@@ -205,9 +205,9 @@ def test_server_itself_continues(server, unit):
 
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_trickling_server_times_out(monkeypatch, part):
-    """The server may belong to a user.
+    """A server of a user could send its answer very slowly.
 
-    With a timeout per byte, it could block root's run forever.
+    If the timeout applied to each byte, such a server could block root's run forever.
     """
     monkeypatch.setattr(jupyter, "ALL_SECONDS", 2)
     ended = threading.Event()

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Idle units that are stopped, and those spared at the last moment."""
+"""Stop idle units, except those that become active at the last moment."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stops:
 
 
 def at_rest(used=0):
-    """Return a sample of the utilization of all GPUs."""
+    """Return a sample in which no GPU is in use."""
     return lambda: {"GPU-%d" % index: (index, used) for index in range(2)}
 
 

@@ -21,7 +21,7 @@ DAY = 86400.0
 NOW = 1.8e9
 JOB = {"kind": "job", "name": "12", "runtime": "", "gpus": ["GPU-0"], "quiet_seconds": 30 * DAY}
 RUNNING = SlurmJob("12_3", 1, "RUNNING", NOW - 30 * DAY, "alice")
-#: squeue prints these lines for `--jobs 12 --array`. 12 is the ID of the array and of its last task.
+#: squeue prints these lines for `--jobs 12 --array`. 12 is the ID of the array and also of its last task.
 ARRAY = "16 12_1 1 RUNNING 1790000001 alice\n12 12_3 1 RUNNING 1790000003 alice\n"
 
 

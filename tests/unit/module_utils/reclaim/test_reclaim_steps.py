@@ -107,7 +107,7 @@ def test_finding_that_worked_meanwhile_gets_a_new_notice(machine):
 
 
 def test_notice_before_the_idle_time_does_not_count(machine):
-    """No run between the notice and the idle time could have withdrawn the notice."""
+    """Ignore a notice that no later run could have withdrawn before the idle time."""
     machine.run({**UNIT, "quiet_seconds": 3 * DAY})
     machine.now += 10 * DAY
     assert names(machine.run({**UNIT, "quiet_seconds": 3 * DAY})["noticed"]) == ["x.service"]
@@ -122,7 +122,7 @@ def test_clock_set_back_restarts_the_waiting_time(machine):
 
 
 def test_each_finding_has_its_own_idle_time(machine):
-    """One common grace time would be too short for a holder with a longer rhythm."""
+    """Check two idle times: a common one would be too short for slower rhythms."""
     machine.holders = [replace(one, pid=7, started_seconds=machine.now - 5 * DAY) for one in machine.holders]
     done = machine.run(
         {**UNIT, "idle_after_seconds": 6 * DAY}, {**OTHER, "idle_after_seconds": 4 * DAY}, grace_seconds=2 * DAY
@@ -257,7 +257,7 @@ class Clock:
 
 
 def watched(items, samples, seconds=60.0):
-    """Return (reason to spare each unit, duration, number of samples)."""
+    """Return (reason to spare each unit, duration in seconds, number of samples)."""
     clock, taken = Clock(), []
 
     def sample():
@@ -299,7 +299,7 @@ def test_unreadable_gpu_is_spared():
 def test_instances_are_not_sampled_but_wait():
     assert watched([IN_MIG], lambda _now: rates(100)) == ([""], 60.0, 0)
     assert watched([{**UNIT, "gpus": ["GPU-0 1", "GPU-1"]}], lambda _now: rates(100, 0))[0] == [""]
-    # A driver that reports nothing does not make an instance count as active.
+    # If the driver reports nothing, an instance does not count as active.
     found, took, _count = watched([UNIT, IN_MIG], lambda _now: FleetError("NVML", "it is gone"))
     assert found[0] and found[1] == "" and took == 60.0
 
@@ -310,7 +310,7 @@ def test_instances_are_not_sampled_but_wait():
         ({"clients": 1}, "a new client has connected"),
         ({"cpu_seconds": 100.2}, "its processes used 0 s of CPU time within 1 s"),
         ({"cpu_seconds": 100.05}, ""),
-        # Another process with the same pid, unknown values, and a client that has disconnected.
+        # The pid belongs to another process, or the values are unknown because a client disconnected.
         ({"cpu_seconds": 200.0, "started_ticks": 6}, ""),
         ({"clients": None, "cpu_seconds": None}, ""),
     ],
@@ -341,7 +341,7 @@ def test_working_finding_is_spared_and_announced_again_when_idle(machine):
 
 
 def test_observation_has_the_requested_length(machine):
-    """Measured by samples: at least two samples must be one second apart."""
+    """Measure the length by samples, which must be at least one second apart."""
     machine.run(UNIT)
     machine.now += DAY
     taken = []

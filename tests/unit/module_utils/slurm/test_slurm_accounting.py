@@ -24,7 +24,7 @@ DOWN = "sacct: error: Problem talking to the database: Connection refused"
 
 
 class Tools:
-    """Slurm's tools. They print recorded output with the separator of the query."""
+    """Replace Slurm's tools: print recorded output with the separator of the query."""
 
     def __init__(self, sacct="", squeue="", active="", fail=None):
         self.sacct, self.squeue, self.active, self.fail = sacct, squeue, active, fail or {}
@@ -58,7 +58,7 @@ def test_jobs_with_gpus_are_read_from_sacct(version):
     found = read_jobs(END - 14 * DAY, END, 60, 100, tools)
     assert (found["source"], found["problem"], found["since_seconds"]) == ("sacct", "", END - 14 * DAY)
     jobs = {row["array_id"]: row for row in found["jobs"]}
-    # Neither jobs without GPUs (15) nor jobs that never started (22).
+    # Jobs without GPUs (15) and jobs that never started (22) are left out.
     assert sorted(jobs) == sorted(["11", "12_1", "12_2", "12_3", "13", "14", "18", "19", "20", "21"])
     assert (jobs["12_3"]["id"], jobs["12_3"]["tres"]) == ("12", "billing=1,cpu=1,gres/gpu:1g.10gb=1,gres/gpu=1,node=1")
     assert (jobs["13"]["user"], jobs["13"]["account"], jobs["13"]["end"], jobs["13"]["runs"]) == (
@@ -106,7 +106,7 @@ def test_incomplete_output_is_ignored():
 
 
 def test_slow_database_shortens_the_time_range():
-    """Check that a query for older jobs that times out keeps the newer ones."""
+    """Keep the newer jobs if a query for older jobs times out."""
     record = MARK.join(["7", "7", "eve", "a", "COMPLETED", "5", "9", "", "gres/gpu=1", "n1", "\n"])
 
     def hang(command):

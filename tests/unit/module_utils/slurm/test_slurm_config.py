@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lines of a node in the files that slurm.conf and gres.conf include."""
+"""Test a node's lines in the files that slurm.conf and gres.conf include."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WANTED = Request("gpu-a", "gpu:h100:1", ("gpu",), ("gres/gpu", "gres/gpu:h100"),
 
 
 def files(**texts):
-    """Return prepared files of a cluster. A text of None removes a file."""
+    """Return the prepared files of a cluster. A text of None removes a file."""
     given = {
         "slurm": f"ClusterName=lab\nGresTypes=gpu\nInclude {NODES}\nPartitionName=main Nodes=ALL\n",
         "gres": f"Include {GRES}\n",
@@ -128,10 +128,7 @@ def test_types_are_added_where_the_collection_may_write():
 
 
 def test_accounting_needs_slurmdbd():
-    """Check that GRES are accounted only with slurmdbd.
-
-    Otherwise slurmctld ends.
-    """
+    """GRES are accounted only if slurmdbd is in use. Without slurmdbd, slurmctld ends."""
     plain = f"GresTypes=gpu\nInclude {NODES}\n"
     assert "AccountingStorageTRES" not in edit(files(slurm=plain), ETC, WANTED).texts[NODES]
     accounted = plain + "AccountingStorageType=accounting_storage/slurmdbd\n"

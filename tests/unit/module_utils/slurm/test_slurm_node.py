@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The host's Slurm node as the module slurm_info reads it.
+"""The host's Slurm node as the module slurm_info returns it.
 
-The answers are those of Slurm 22.05 and 24.11.
+The answers of Slurm's tools are those of Slurm 22.05 and 24.11.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JOB = (
 
 
 class Tools:
-    """Answers of Slurm's tools, by the first words of a command."""
+    """Replace Slurm's tools: return an answer by the first words of a command."""
 
     def __init__(self, submit=None, **answers):
         self.tried, self.submit = [], submit or (lambda request: (0, "", "sbatch: Job 8 to start at"))
@@ -119,7 +119,7 @@ REFUSED = (1, "", "sbatch: error: Request GPUs with a type, for example --gres=g
 
 
 def queued(number, **fields):
-    """Return a line of squeue. `fields` are requests per node, job, socket and task."""
+    """Return a line of squeue with requests per node, job, socket and task."""
     return "%-20s" % number + "".join("%-120s" % fields.get(key, "N/A") for key in ("node", "job", "socket", "task"))
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The devices of gres.conf by Slurm's number, and their current UUIDs."""
+"""Map Slurm's device numbers in gres.conf to the current UUIDs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAD = GPU_LINE + "Type=pad MultipleFiles=/dev/nvidia-caps/nvidia-cap1,/dev/nvidi
 
 
 def cap(instance):
-    """Return the capability of a GPU instance of GPU 0.
+    """Return the capability number of an instance of GPU 0.
 
     The next number is that of its compute instance.
     """
@@ -106,7 +106,10 @@ def test_devices_have_the_numbers_of_gres_conf(host):
 
 
 def test_gres_conf_identifies_the_devices(host):
-    """Test an order that differs from the placements, as after a change beside a job."""
+    """Use the order in gres.conf.
+
+    It may differ from the placements after a change beside a job.
+    """
     host.set_up([line("1g.10gb", 10), line("1g.10gb", 9)])
     assert host(partitioned(*STATE))[0] == ["MIG-c", "MIG-b"]
 
@@ -147,7 +150,7 @@ def test_interrupted_correction_is_completed(host):
     after = partitioned((2, "3g.40gb", 4, "MIG-x"), *STATE[1:])
     settings = (host.root / SETTINGS).read_text()
     expected = host(after)[0], host.gres_conf.read_text()
-    # gres.conf was written, and the settings were not.
+    # The run was interrupted after it wrote gres.conf and before it wrote the settings.
     (host.root / SETTINGS).write_text(settings)
     uuids, messages = host(after)
     assert (uuids, host.gres_conf.read_text()) == expected
@@ -175,7 +178,10 @@ def test_profile_of_another_type_does_not_get_the_number(host):
 
 
 def test_numbers_that_change_are_not_listed_until_slurmd_uses_them(host):
-    """Test changed files while slurmd still allocates the former numbers."""
+    """Wait for the restart of slurmd.
+
+    Between the change of the files and the restart, slurmd allocates the former numbers.
+    """
     host(partitioned(*STATE))
     after = [*STATE[1:], (11, "1g.10gb", 2, "MIG-d")]
     host.set_up([line("1g.10gb", 9), line("1g.10gb", 10), line("1g.10gb", 11), *LINES[3:]])
@@ -197,7 +203,7 @@ def kinds(lines, types=(), node="gpu-a"):
 
 
 def test_lines_by_hand():
-    """Slurm sorts the lines by the types of the node."""
+    """Slurm sorts an administrator's lines by the types of the node."""
     lines = [
         "# comment", "AutoDetect=off", "NAME=gpu type=h100 File=/dev/nvidia[1-2] Cores=0-3 # whole",
         "NodeName=b Name=gpu File=/dev/nvidia0", "NodeName=gpu-a,gpu-[1-4] Name=gpu Type=old File=/dev/nvidia0",

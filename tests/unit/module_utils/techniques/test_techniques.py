@@ -55,7 +55,7 @@ def imported(tree: ast.AST, path: str) -> set[str]:
 def words_of(tree: ast.AST) -> set[str]:
     """Return the names and strings in the code, without docstrings.
 
-    The code could branch on these words. The attribute `Gpu.mig` is skipped, because it is NVML's data. `test_vendors`
+    Code could branch on these words. The attribute `Gpu.mig` is skipped, because it is NVML's data. `test_vendors`
     limits its use.
     """
     found = set()
@@ -71,7 +71,7 @@ def words_of(tree: ast.AST) -> set[str]:
     return found
 
 
-#: Technique words that other files may contain, by path pattern.
+#: Words of a technique that other files may contain, by path pattern.
 EXCEPTED = {
     # NVML's data on a GPU (`Gpu.mig`), in code and in the JSON of observations.
     "mig": {
@@ -84,7 +84,7 @@ EXCEPTED = {
         "vendors/nvidia/*.py": {"mig", "Mig"},
     },
     "mps": {
-        # A kind of process that NVML lists, and of holder: any MPS process of any user.
+        # The kind of a process that NVML lists, or of a holder: any MPS process of any user.
         "vendors/nvidia/nvml/session.py": {"mps"},
         "holders/*.py": {"mps", "MPS"},
         "metrics/text.py": {"MPS"},

@@ -62,7 +62,7 @@ def test_comments_stay_if_only_formatting_would_change():
 
 
 def test_drop_in_must_not_hide_the_main_files_plugin_settings():
-    """A manual run of nvidia-ctk leaves a drop-in that hides the main file's settings."""
+    """A manual run of nvidia-ctk leaves a drop-in file that hides settings of the main file."""
     hides = {
         CONTAINERD.drop_in: '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\nruntime_type = "x"\n'
     }

@@ -100,7 +100,10 @@ def test_a_removal_that_dnf_predicts_needs_permission(locks):
 
 
 def test_the_old_version_of_a_torn_package_is_no_removal(locks):
-    """`repair` removes it. A removal by name would also remove the new version."""
+    """Leave the old version to the step `repair`.
+
+    A removal by name would also remove the new version.
+    """
     torn = rules.PACKAGES[1]
     table = "Removing:\n %s x86_64 1.17.8-1 @System 1 k\n" % torn
     manager = Dnf(Machine(**{"--assumeno": (1, table, "Operation aborted.")}))
@@ -109,9 +112,9 @@ def test_the_old_version_of_a_torn_package_is_no_removal(locks):
 
 
 def test_package_in_two_versions_is_broken(locks):
-    """After a killed transaction, rpm lists both versions.
+    """After a killed transaction, rpm lists both versions of a package.
 
-    It removes the old version last.
+    A transaction removes the old version last.
     """
     whole, torn = rules.PACKAGES[:2]
     listed = "".join("%s\t%s-1\n" % row for row in ((whole, "1.17.8"), (torn, "1.17.8"), (torn, "1.18.2")))

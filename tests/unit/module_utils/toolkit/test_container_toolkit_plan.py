@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans of the container toolkit from observed states. No command is run."""
+"""Plan the container toolkit from observed states, without running commands."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def pending(start, cdi=False):
         (pending("first"), "safe", (["reload"], ())),
         (pending("first", cdi=True), "safe", ([], ("docker",))),
         (pending("first", cdi=True), "always", (["restart"], ())),
-        # The engine was restarted since then.
+        # The engine was restarted after the change of its configuration.
         (pending("earlier"), "never", ([], ())),
     ],
 )

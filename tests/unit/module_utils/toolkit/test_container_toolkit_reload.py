@@ -24,9 +24,9 @@ NEW = {**FORMER, "default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "n
 
 
 class Docker:
-    """Replaces dockerd and systemctl.
+    """Replace dockerd and systemctl.
 
-    A reload reads the file or fails, and the settings can be queried.
+    A reload reads Docker's configuration file or fails. The settings can be queried.
     """
 
     def __init__(self, path, refuses):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Vendors stay in their folders, and other packages are the same for all."""
+"""Code of a vendor stays in its folder, and other packages are vendor-neutral."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def imported(source: str, path: str) -> set[str]:
 
 
 def vendors_in(source: str, path: str) -> set[str]:
-    """Return the vendors' modules that a file imports."""
+    """Return the modules in vendors' folders that a file imports."""
     roots = ["module_utils.vendors.%s" % folder for folder in FOLDERS]
     return {name for name in imported(source, path) if any((name + ".").startswith(root + ".") for root in roots)}
 
@@ -110,10 +110,10 @@ def attributes(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("package", NEUTRAL)
 def test_neutral_packages_read_no_value_of_a_vendor(package):
-    """Fail if code branches on values that `model.Device` does not have."""
+    """Neutral code may only branch on values that `model.Device` has."""
     own = {"mig", "compute_mode", "compute_mode_fixed", "persistence_mode", "architecture", "nvlinks", "telemetry"}
     found = {str(path.relative_to(UTILS)): attributes(path) & own for path in (UTILS / package).rglob("*.py")}
-    # A form names the compute mode of its technique. Assumed GPUs have the architecture of their model.
+    # A technique's form names the compute mode. Assumed GPUs have the architecture of their model.
     expected = {"layout": {"layout/form.py": {"compute_mode"}}, "plan": {"plan/assumed.py": {"architecture"}}}
     assert {path: names for path, names in found.items() if names} == expected.get(package, {})
 
@@ -148,7 +148,7 @@ def test_vendors_have_all_members_of_the_protocol(interface, path, name):
 
 
 def classes(path: str) -> dict[str, set[str]]:
-    """Return the members of each class in a file by name of the class."""
+    """Return the members of each class in a file, by class name."""
     return {
         node.name: {name for statement in ast.walk(node) for name in defined(statement)}
         for node in ast.parse((PLUGINS.parent / path).read_text("utf-8")).body

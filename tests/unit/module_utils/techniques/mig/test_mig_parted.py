@@ -20,7 +20,7 @@ MODELS = load_models()
 def one(*elements):
     """Return the layout and the problems of a label with these elements.
 
-    Checks that the parser accepts the layout.
+    Fails if the parser refuses the layout.
     """
     data = {"version": "v1", "mig-configs": {"label": list(elements)}}
     found = convert(data, "config.yaml", MODELS)["label"]
@@ -63,7 +63,7 @@ def test_a_board_with_several_pci_ids_is_named_once():
 
 
 def test_model_specific_indices_are_converted_with_a_note():
-    """A DGX Station's configuration is an example: its display GPU has an index too."""
+    """The configuration of a DGX Station is an example, because its display GPU has an index too."""
     layout, problems = one(
         element([0, 1], enabled=False, **{"device-filter": "0x20B210DE"}),
         element([2, 4], profiles={"3g.40gb": 2}, **{"device-filter": "0x20B210DE"}),
@@ -108,7 +108,7 @@ def test_equally_split_instances_are_one_entry_next_to_whole_ones():
         ([4, 4, 4], 7, [(4,), (4,), (4,)]),
         ([3, 4], 7, [(4, 3)]),
         ([1, 2, 4], 7, [(4, 2, 1)]),
-        # Two or three instances are possible. The number depends on the free space on the GPU.
+        # Two or three instances are possible, depending on the free space on the GPU.
         ([2, 2, 1, 1], 3, None),
     ],
 )
@@ -117,9 +117,9 @@ def test_parts_that_share_an_instance(parts, slices, shares):
 
 
 def created(order, slices, room):
-    """Return the instances that mig-parted creates from parts in this order.
+    """Return the instances that mig-parted creates from parts in the given order.
 
-    The GPU has room for `room` instances. None if the order fails.
+    The GPU has room for `room` instances. The result is None if the order fails.
     """
     shares = []
     for part in order:
@@ -195,7 +195,10 @@ def test_inexpressible_configuration_is_reported(elements, said):
 
 
 def said_of(*elements):
-    """Return the problems of a label. The parser may refuse its layout."""
+    """Return the problems that are reported for a label.
+
+    The parser may refuse its layout.
+    """
     return convert({"version": "v1", "mig-configs": {"label": list(elements)}}, "config.yaml", MODELS)["label"].problems
 
 

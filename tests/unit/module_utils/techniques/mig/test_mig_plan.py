@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Plans are valid, reach their target, and destroy as few instances as possible.
 
-The minimum comes from brute force.
+The test finds the smallest possible number by brute force.
 """
 
 from __future__ import annotations

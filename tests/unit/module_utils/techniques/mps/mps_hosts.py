@@ -30,14 +30,14 @@ class Host:
         self.root = root
         self.state = "running"
         self.boot_unit = self.basic_target = "active"
-        #: Properties by unit that differ from those of a stopped unit.
+        #: Properties by unit that differ from the properties of a stopped unit.
         self.units: dict[str, dict[str, str]] = {}
         self.called: list[str] = []
-        #: (percentage, limits by GPU index) by daemon name.
+        #: The percentage and the limits by GPU index, for each daemon name.
         self.daemons: dict[str, dict] = {}
         self.servers: dict[int, dict] = {}
         self.broken: dict[str, str] = {}
-        #: Called when systemd would mount something.
+        #: This function is called when systemd would mount a pipe directory.
         self.on_enable = lambda: None
         #: The fake systemd calls `coming` during its query number `until`. `shown` is the number of queries so far.
         self.shown, self.until, self.coming = 0, 0, lambda: None
@@ -88,7 +88,7 @@ class Host:
         return "".join("%s=%s\n" % item for item in shown.items())
 
     def start(self, unit):
-        """Start a unit: its daemon gets its devices and the limits from its file."""
+        """Start a unit. Its daemon gets its devices and limits from the unit's files."""
         name = instance(unit)
         self.units[unit] = {"ActiveState": "active", "MainPID": "9"}
         self.daemons[name] = {"percentage": 100.0, "limits": {}}
@@ -123,7 +123,7 @@ def instance(unit):
 
 
 def make_host(root: Path) -> Host:
-    """Return a host that has everything a daemon needs."""
+    """Return a host that has everything that a daemon needs."""
     (root / "run/systemd/system").mkdir(parents=True)
     (root / "usr/bin").mkdir(parents=True)
     (root / "usr/bin/nvidia-cuda-mps-control").touch()

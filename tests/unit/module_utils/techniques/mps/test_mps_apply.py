@@ -39,7 +39,7 @@ CLIENT = MpsClient(77, 42, "python3 serve.py", "alice")
 class Daemons:
     """The MPS daemons of a host, by name, with their devices.
 
-    Acts like MpsHost, except that daemons in `broken` fail.
+    Acts like MpsHost, except that operations on the daemons in `broken` fail.
     """
 
     def __init__(self, *daemons):
@@ -88,7 +88,7 @@ def seen(daemons, name):
 
 
 def change(daemons, clear=None):
-    """Make a change that removes `old`, changes the limits of `kept` and adds `new`."""
+    """Return a change that removes `old`, changes the limits of `kept` and adds `new`."""
     more = dataclasses.replace(KEPT, active_thread_percentage=50)
     plan = MpsPlan(
         stops=(StopMps(seen(daemons, "old"), forget=True),),
@@ -206,7 +206,7 @@ def test_recovery_starts_stopped_daemons_of_the_journal():
     work.stop([])
     mps_apply.bring_back(entry, daemons, HOST)
     assert daemons.running["old"] == (OLD, (GPUS[0].uuid,))
-    # A second recovery changes nothing, and so does one after a later change.
+    # A second recovery changes nothing, and a recovery after a later change changes nothing either.
     before = list(daemons.restarted)
     mps_apply.bring_back(entry, daemons, HOST)
     daemons.stop("old")

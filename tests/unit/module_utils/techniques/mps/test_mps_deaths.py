@@ -3,8 +3,8 @@
 """Count dead MPS servers from the log of their daemon.
 
 data/mps/*.log were recorded from the daemon of release 535.261.03. no-driver.log is from a machine without a driver, on
-which each server ends at once. For killed.log, `sleep` replaced the server program: one server was killed by a signal,
-and one ended with the daemon.
+which each server ends at once. For killed.log, `sleep` replaced the server program. One server was killed by a signal,
+and the other server ended with the daemon.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ OTHER = "NEW CLIENT 7 from user 1002: Server is not ready, push client to pendin
     ("texts", "deaths"),
     [
         ((*ONE, *FATAL), 1),
-        # Each start is followed by a death while the daemon keeps running.
+        # The daemon keeps running, and each server that it starts dies.
         ((*ONE, *FATAL, "Starting new server 95 for user 1001", FATAL[0], "Server 95 exited with status 1"), 2),
-        # A client of another user ends an idle server.
+        # The daemon ends an idle server because another user has a client.
         ((*ONE, OTHER, "Server 92 exited with status 0", "Starting new server 99 for user 1002"), 0),
-        # A client of the same user waits for a server that was killed.
+        # A client of the same user is waiting, so the server was killed.
         ((*ONE, ONE[0], "Server 92 exited with status 0"), 1),
         # A server that crashes while another user waits counts as dead.
         ((*ONE, OTHER, *FATAL), 1),
         ((*ONE, "Cmd:shutdown_server 92", "Server 92 exited with status 0"), 0),
-        # For a server that started before the first scan, exit status 0 does not show whether it died.
+        # If a server started before the first scan, exit status 0 does not show whether the server died.
         (("Server 92 exited with status 0",), 0),
         (("Server 92 exited with status 134",), 1),
         ((*ONE, "quit command issued with timeout of 10", "Server 92 exited with status 1"), 0),
         # Only root's `quit` takes effect, although any user may send it.
         ((*ONE, "Cmd:quit", "Not enough privilege to execute quit command", "Server 92 exited with status 1"), 1),
         (("quit command issued", "Starting control daemon using socket /x", *ONE, *FATAL), 1),
-        # Other log lines that contain these words.
+        # Other log lines contain the same words.
         (("Cmd:Server 5 exited with status 1", 'Unknown command "Server 5 exited with status 1"'), 0),
     ],
 )

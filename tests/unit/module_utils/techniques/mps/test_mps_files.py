@@ -54,7 +54,7 @@ def test_daemon_and_clients_agree(daemon, devices):
     assert own["CUDA_MPS_PIPE_DIRECTORY"] == client["CUDA_MPS_PIPE_DIRECTORY"] == pipes
     assert own["CUDA_MPS_LOG_DIRECTORY"] == "/var/log/openfleet-mps/%s" % daemon.name
     assert own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(daemon.active_thread_percentage)
-    # Further variables could only tighten a client's limits, and the daemon's default already applies.
+    # Other variables could only lower a client's limits below the daemon's default, which already applies.
     assert set(client) == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"}
 
 
@@ -176,9 +176,9 @@ def driver(tmp_path):
 
 
 def run_as_systemd_does(line: str, root: Path) -> None:
-    """Run the command of an ExecStartPre=-+/bin/sh -c '…' with the replacement.
+    """Run the command of an ExecStartPre=-+/bin/sh -c '…' as systemd would.
 
-    Sources: systemd.service(5) and systemd.syntax(7).
+    The replacement runs in place of nvidia-modprobe. Sources: systemd.service(5) and systemd.syntax(7).
     """
     script = re.fullmatch(r"ExecStartPre=-\+/bin/sh -c '([^']*)'", line.replace("\\\n", " "))[1]
     assert not re.search(r"[\\%]|(?<!\$)\$(?!\$)", script)
@@ -188,15 +188,16 @@ def run_as_systemd_does(line: str, root: Path) -> None:
 
 
 def test_device_nodes_of_every_gpu_and_mig_device_are_created(driver):
-    """The calls follow nvidia-modprobe(1), and /proc follows the MIG user guide.
+    """Compare the calls with nvidia-modprobe(1), and /proc with the MIG user guide.
 
-    The section is "Device Nodes and Capabilities".
+    The section of the guide is "Device Nodes and Capabilities".
     """
     unit = mps_unit.shared_files(selinux=False)[mps_unit.UNIT_PATH]
     (line,) = [text for text in re.findall(r"^\w+=(?:.*\\\n)*.*$", unit, re.MULTILINE) if "nvidia-modprobe" in text]
     run_as_systemd_does(line, driver)
     capabilities = "%s/proc/driver/nvidia/capabilities" % driver
-    # nvidia-uvm with nvidia-uvm-tools, nvidiactl, each GPU by its own number, and each instance.
+    # The calls are for nvidia-uvm with nvidia-uvm-tools, for nvidiactl, for each GPU by its own number, and for each
+    # instance.
     assert sorted((driver / "called").read_text().splitlines()) == sorted(
         ["-u -c 0", "-c 255", "-c 0", "-c 11"]
         + ["-f %s/%s/access" % (capabilities, name) for name in ("gpu0/mig/gi2", "gpu0/mig/gi2/ci0", "gpu11/mig/gi0")]

@@ -81,7 +81,7 @@ def test_nothing_is_awaited_while_the_host_boots(host, mps, basic_target, boot_u
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "--no-block restart -- " + UNIT
     assert host.daemons == {}
-    # A queued start job: the daemon is not running yet, which is no problem.
+    # The start job is queued, so the daemon is not running yet. This is not reported as a problem.
     host.units[UNIT] = {"Job": "211"}
     shown = host.shown
     (seen,) = mps.observe()
@@ -90,7 +90,7 @@ def test_nothing_is_awaited_while_the_host_boots(host, mps, basic_target, boot_u
 
 
 def test_late_boot_is_awaited(host, mps):
-    """The daemon only waits for the boot unit, even if another unit delays the boot."""
+    """Wait only for the boot unit, even if another unit delays the boot."""
     host.state = "starting"
     mps.start(DAEMON, DEVICES)
     assert host.called[-1] == "restart -- " + UNIT
@@ -181,8 +181,8 @@ def test_adjustable_settings():
     assert adjustable(seen, dataclasses.replace(DAEMON, pinned_memory_limit_bytes=GIB), list(DEVICES))
     assert adjustable(seen_unlimited, DAEMON, DEVICES)
     assert adjustable(seen_unlimited, unlimited, DEVICES)
-    # No command can change the devices or their order, or remove a limit. A stopped or unresponsive daemon cannot be
-    # changed either.
+    # No command can change the devices or their order, or remove a limit. Limits of a stopped or unresponsive daemon
+    # cannot be changed either.
     assert not adjustable(seen, DAEMON, DEVICES[:1])
     assert not adjustable(seen, DAEMON, DEVICES[::-1])
     assert not adjustable(seen, unlimited, DEVICES)
@@ -212,16 +212,17 @@ def test_servers_and_clients_are_listed(host, mps):
     first, second = seen.clients
     assert (first.pid, first.server_pid, first.command) == (77, 41, "python3 train.py")
     assert first.user
-    # The client has ended in the meantime.
+    # The client has ended since the server listed it.
     assert second == MpsClient(78, 41, attested=False)
 
 
 def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
-    """Any process that answers at a daemon's pipes could name any process as a client."""
+    """Any process that answers at a daemon's pipes could name any pid as a client."""
     mps.start(DAEMON, DEVICES)
     host.servers = {41: {"percentage": 25.0, "limits": {}, "clients": [77, 78, 79, 80]}}
     proc = host.root / "proc"
-    # Device nodes replace GPUs: on every machine, /dev/null is 1:3, /dev/zero is 1:5, and /dev/tty is 5:0.
+    # These device nodes replace GPUs, because their numbers are equal on every machine: /dev/null is 1:3, /dev/zero is
+    # 1:5, and /dev/tty is 5:0.
     opened = {41: ("/dev/null",), 77: ("/dev/null",), 78: ("/dev/null",), 79: (), 80: ("/dev/zero",)}
     for pid, uid in ((41, 1000), (77, 1000), (78, 70), (79, 1000), (80, 1000)):
         (proc / str(pid) / "fd").mkdir(parents=True)
@@ -234,7 +235,7 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
         (seen,) = mps.observe()
         assert seen.server_pids == (41,)
         clients = [client.pid for client in seen.clients if client.attested]
-        # Processes that are not the daemon's own count as holders of the GPU like any others.
+        # Other processes count as holders of the GPU, because they are not the daemon's own.
         own = mps_plan.serves([seen])["GPU-a"]
         assert own == {9, *clients, *({41} - set(seen.unattested_server_pids))}
         assert not clients or 41 in own
@@ -247,16 +248,16 @@ def test_client_is_confirmed_by_the_kernel_not_its_server(host, mps):
     assert attested() == [77, 79, 80]
     (proc / "devices").write_text("Character devices:\n  1 nvidia-frontend\n  5 nvidia-caps\n")
     assert attested() == [77]
-    # The server has ended, for example because its user killed it after it was listed.
+    # The server has ended, for example because its user killed it after the daemon listed it.
     (proc / "41/status").rename(proc / "41/gone")
     assert attested() == []
-    # A server of root serves all users.
+    # An MPS server that runs as root serves all users.
     server("PPid:\t9\nUid:\t0\t0\t0\t0\n")
     assert attested() == [77, 78]
-    # Any process can have the server's name, but only the daemon's child has the daemon as parent.
+    # Any process can have the server's name, but only a child of the daemon has the daemon as its parent.
     server("PPid:\t1\nUid:\t0\t0\t0\t0\n")
     assert attested() == []
-    # Root in a container can imitate a server and write to the pipes of a daemon that it is a client of.
+    # Root in a container can write to the pipes of the daemon that it uses, and imitate a server.
     server("PPid:\t9\nUid:\t0\t0\t0\t0\nNSpid:\t41\t7\n")
     assert attested() == []
     server("PPid:\t9\nUid:\t0\t0\t0\t0\n")
@@ -292,7 +293,7 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
         for pid in range(100, 160)
     }
     assert "clients or more" in mps.observe()[0].problem
-    # A few servers, each of which answers after 9 seconds.
+    # There are a few servers, and each answers after 9 seconds.
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(100, 160)}
 
     def slow(command, **options):
@@ -303,7 +304,7 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
     seen = MpsHost(str(host.root), slow).observe()[0]
     assert "takes too long to answer" in seen.problem and now[0] <= 63
     assert all(seconds <= 10 for seconds in asked)
-    # A change of limits has the same time limit.
+    # The same time limit applies to a change of limits.
     now[0] = 0.0
     with pytest.raises(ApplyError, match="takes too long"):
         MpsHost(str(host.root), slow).adjust(DAEMON, DEVICES)
@@ -311,11 +312,11 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
 
 
 def test_a_client_with_a_long_command_can_be_ended(host, mps, tmp_path):
-    """Before a process is ended, its command line is compared with the recorded one."""
+    """Compare the whole command line of a process before the process is ended."""
     mps.start(DAEMON, DEVICES)
     (host.root / "proc").symlink_to("/proc")
     host.units[UNIT]["MainPID"] = str(os.getpid())
-    # The command line is empty until exec. The process prints a line when it has its own.
+    # The command line is empty until exec. The process prints a line after exec.
     client = subprocess.Popen(
         ["sh", "-c", "echo; read _", *(["0"] * 100)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -517,7 +518,7 @@ def test_unresponsive_systemd_is_an_error(host, mps):
     for act in (mps.observe, lambda: mps.start(DAEMON, DEVICES), lambda: mps.stop("inference")):
         with pytest.raises(ApplyError, match="Failed to connect to bus") as error:
             act()
-        # Only an observation has certainly changed nothing.
+        # If a change only observes the host, it certainly changed nothing.
         assert (error.value.outcome == "old") == (act == mps.observe)
 
 
@@ -582,7 +583,7 @@ def test_missing_unit_needs_no_stop(host, mps):
 
 
 def test_spec_is_removed_last(host, mps, monkeypatch):
-    """If the removal is interrupted, the next run completes it."""
+    """If the run is interrupted before the CDI specification is removed, the next run removes it."""
     mps.start(DAEMON, DEVICES)
     removed = []
     monkeypatch.setattr(mps_host.durable, "remove", lambda path: removed.append(str(path.relative_to(host.root))))
@@ -600,7 +601,7 @@ def test_spec_is_readable_json(host, mps):
 def test_client_with_slow_files_is_not_confirmed(tmp_path, monkeypatch):
     """Answers at a daemon's pipes can name any process.
 
-    The named process may have a million open files, or files on a server that does not respond.
+    This process may have a million open files, or files on a server that does not respond.
     """
     proc = tmp_path / "proc"
     for pid in (41, 77):

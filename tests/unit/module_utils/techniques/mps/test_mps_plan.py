@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MPS daemons of a layout: which ones stay, get new limits, stop or start."""
+"""Plan which MPS daemons of a layout stay, get new limits, stop or start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shared(gpus):
 
 
 def planned(layout, gpus=H100, seen=(), adjustable=True):
-    """Return the wanted daemons and their part of the plan."""
+    """Return the wanted daemons and the part of the plan that changes daemons."""
     layout = parse_layout(layout)
     plan = planner.plan(gpus, targets(layout, gpus))
     wanted = mps_plan.wanted(layout, plan, "580.105.08", seen)
@@ -282,7 +282,7 @@ def test_a_gpu_that_gets_mig_loses_its_daemon_first():
 
 
 def named(gpu):
-    """Return the GPU with UUIDs for its MIG devices."""
+    """Return the GPU with a UUID for each of its MIG devices."""
     instances = [
         dataclasses.replace(
             i, compute_instances=tuple(dataclasses.replace(c, mig_uuid=f"MIG-{i.id}") for c in i.compute_instances)
@@ -366,7 +366,7 @@ def test_tenants_of_mps_have_a_daemon_for_each_gpu():
     ]
     assert {each.compute_mode for each in wanted} == {"default"}
     assert plan.lines() == ["mps vgpu-%s: start (2 clients of 100 %%) on gpu %d" % (g.uuid, g.index) for g in H100[:2]]
-    # A new tenant becomes a client of a running daemon.
+    # A new tenant becomes a client of the running daemon.
     seen = [running(each.daemon, [each.daemon.places[0].gpu_uuid]) for each in wanted]
     more = planned([tenants("a", "b", "c", provider="mps")], seen=seen)[1]
     assert [type(step).__name__ for step in more.steps] == ["AdjustMps", "AdjustMps"]

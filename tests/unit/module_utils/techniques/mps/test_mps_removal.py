@@ -56,7 +56,7 @@ def serve(tmp_path):
 
 
 class Living:
-    """The client list of a server: one process until it ends."""
+    """A server's client list, which has one process until this process ends."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self._process = process
@@ -69,7 +69,7 @@ class Living:
 def client(host, tmp_path):
     (host.root / "proc").symlink_to("/proc")
     host.units[UNIT]["MainPID"] = str(os.getpid())
-    # The command line is empty until exec. The process prints a line when it has its own.
+    # The command line is empty until exec. The process prints a line after exec.
     process = subprocess.Popen(["sh", "-c", "echo; read _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline()
     with opened(program=named(tmp_path, "nvidia-cuda-mps-server")) as server:

@@ -19,10 +19,10 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.rules
         ("6.1", "595.10", 16),
         ("7.0", "550.163.01", 48),
         ("9.0", "580.95.05", 48),
-        # MPS documentation of release 590 (CUDA 13.1): 60 clients instead of 48.
+        # MPS documentation of release 590 (CUDA 13.1): the limit is 60 clients instead of 48.
         ("9.0", "590.44.01", 60),
         ("10.0", "615.10.02", 60),
-        # An unreadable release number is never a reason to refuse.
+        # A release number that cannot be parsed is never a reason to refuse a request.
         ("9.0", "", 60),
         ("9.0", None, 60),
         ("6.1", None, 16),

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Time slices from nvidia-smi (output of version 535) and in plans."""
+"""Time slices in the output of nvidia-smi (version 535) and in plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GPUS = assumed_gpus(["L40S-48GB", "L40S-48GB", "H100-80GB"])
 
 
 class NvidiaSmi:
-    """Lists and sets time slices like the real program.
+    """List and set time slices like nvidia-smi.
 
     Any number is accepted. The list ends at the first GPU without time slices.
     """
@@ -76,7 +76,7 @@ def seen(smi):
 def sliced(gpu, name, problem=None, **fields):
     """Return the GPU with this time slice.
 
-    None: the slice was not read, or is unavailable for the given reason.
+    None means that the slice was not read, or is unavailable for the given reason.
     """
     read = {} if name is problem is None else {"time_slice": Setting(name, problem)}
     return dataclasses.replace(gpu, settings=read, **fields)

@@ -63,7 +63,7 @@ def process(proc: Path, pid: int, groups: str = "", uid: int = 1000, gid: int = 
     ],
 )
 def test_process_counts_only_for_a_tenant_that_it_may_use(tmp_path, group, ids, counts):
-    """Otherwise, any host user could set a variable and use up a tenant's quota."""
+    """Ignore a variable alone: with it, any host user could use up a tenant's quota."""
     process(tmp_path / "proc", 7, **ids)
     found = Processes(tmp_path, str(tmp_path / "proc")).of([7, 8], [dataclasses.replace(TENANT, group=group)])
     assert found == ({7: Process("a", 5, 4026532000)} if counts else {})
@@ -74,9 +74,9 @@ def slot(pid: int, used: int, number: int = 0, nonce: int = 3) -> Slot:
 
 
 def told(report: Report, memory: dict[int, int], before: list[Slot], after: list[Slot]) -> tuple[tuple, list[tuple]]:
-    """Return the written report.
+    """Return the values that the agent wrote into its report.
 
-    It has the slot for other processes and their bytes, and (slot, nonce, beyond, steady) of each process.
+    They are the slot for other processes and their bytes, and (slot, nonce, beyond, steady) of each process.
     """
     processes = {pid: Process("a", pid, 1) for pid in memory}
     regions = [Region(tuple(slots), {COLUMN: 0}) for slots in (before, after)]
@@ -128,7 +128,7 @@ def test_slot_of_other_processes_is_unused(tmp_path, report):
 
 
 def test_dead_processes_are_skipped(tmp_path, report):
-    """Otherwise, the agent would call NVML every second and wake unused GPUs."""
+    """Skip dead processes, so that the agent does not wake unused GPUs every second."""
     path = tmp_path / region_path("a")
     data = bytearray(vgpu_files.REGION_BYTES)
     struct.pack_into("=QIIII", data, 0, 0x3155504756464F00, 1, len(data), 0, 1024)
@@ -152,7 +152,7 @@ def test_invalid_region_is_empty(tmp_path):
 
 
 def test_missing_nvml_is_reported_once_and_nothing_is_written(tmp_path, report, monkeypatch):
-    """Without a report, programs call NVML themselves."""
+    """Write no report without NVML, so that programs call NVML themselves."""
     from ansible_collections.openfleet.gpu.plugins.module_utils.errors import DriverAbsentError
     from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import agent_nvml
 
@@ -177,9 +177,9 @@ def test_missing_nvml_is_reported_once_and_nothing_is_written(tmp_path, report, 
 
 
 def test_hanging_call_is_reported_once_and_nothing_is_written(tmp_path, report, monkeypatch):
-    """A hanging call does not count as a lost GPU.
+    """Do not count a hanging call as a lost GPU.
 
-    The whole driver may hang, while a lost GPU only lacks its column.
+    A hanging call may mean that the whole driver hangs. If a GPU is lost, only its column is missing.
     """
     import json
 

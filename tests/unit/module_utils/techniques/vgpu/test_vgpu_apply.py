@@ -33,7 +33,8 @@ def layout(*tenants):
     return [{"gpus": [0, 1], "sharing": "vgpu", "vgpu": {"tenants": quotas}}]
 
 
-#: From BEFORE to AFTER, tenants are removed, shrunk, grown, moved, added, kept and renamed, and one earlier name ends.
+#: A change from BEFORE to AFTER removes, shrinks, grows, moves, adds, keeps and renames tenants, and ends an earlier
+#: name.
 BEFORE = layout(
     ("goes", 4, {}),
     ("less", 20, {}),
@@ -52,7 +53,8 @@ AFTER = layout(
     ("one", 2, {}),
     ("stays", 4, {"gpus": 2}),
 )
-#: Changes forth, and forth and back. On the way back, the renamed tenant gets its earlier name without `was`.
+#: Test the change to AFTER, and also the change back to BEFORE. On the way back, the layout has no `was`, but the
+#: tenant gets its earlier name.
 WAYS = pytest.mark.parametrize("way", [(BEFORE, AFTER), (BEFORE, AFTER, BEFORE)], ids=["there", "back"])
 
 
@@ -64,9 +66,9 @@ def change(host, data, holders=lambda name, gpu: (), look=lambda: HOST, clear=No
 
 
 def carry_out(work):
-    """Apply tenants like `apply_plan` until the new layout is complete.
+    """Apply the tenants like `apply_plan` until the new layout is complete.
 
-    GPUs are not changed.
+    The GPUs are not changed.
     """
     done = []
     work.stop(done)
@@ -90,7 +92,7 @@ class CutOff(BaseException):
 
 
 class Operations:
-    """Counts file operations, and raises `error` in operation number `at`."""
+    """Count file operations, and raise `error` in operation number `at`."""
 
     def __init__(self, monkeypatch):
         self.count, self.at, self.error = 0, None, None
@@ -123,7 +125,10 @@ def counting(monkeypatch):
 
 @pytest.fixture(name="make")
 def maker(tmp_path, monkeypatch):
-    """Return a function that makes a host with BEFORE, and returns it and its root."""
+    """Return a function that makes a host with the layout BEFORE.
+
+    The function returns the host and its root folder.
+    """
     # The tests write thousands of files that need not survive a power loss.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     numbers = iter(range(1000))
@@ -168,7 +173,7 @@ def test_renamed_tenant_keeps_its_files_and_gets_new_ones(make):
 
 
 def every_operation(make, operations, way):
-    """Return an undisturbed run's operations.
+    """Return the file operations of a change that nothing interrupts.
 
     The result is the number of all operations, the number until the layout is complete, and the resulting files.
     """
@@ -222,7 +227,7 @@ def test_next_run_completes_a_failed_removal(make, operations):
 def test_interrupted_run_is_completed_or_rolled_back(make, operations, way):
     count, until, after = every_operation(make, operations, way)
     for at in sample(range(1, count + 1), 3):
-        # After the new layout is complete, no journal for a rollback exists.
+        # When the new layout is complete, there is no journal for a rollback any more.
         for back in (False, True) if at <= until else (False,):
             operations.fail(None, None)
             host, root = make(*way[:-1])
@@ -236,7 +241,7 @@ def test_interrupted_run_is_completed_or_rolled_back(make, operations, way):
                 vgpu_apply.bring_back(journal, host)
                 assert files(root) == before, "operation %d" % at
             carry_out_and_settle(change(host, way[-1]))
-            # Another seat may be free by then, so only the file names are compared.
+            # A repeated change may choose another free seat, so only the file names are compared.
             assert files(root).keys() == after.keys(), "operation %d" % at
             assert change(host, way[-1]).record == {"before": [], "comes": []}, "nothing is left to do"
 
@@ -267,7 +272,7 @@ def test_name_that_a_process_uses_since_the_plan_is_kept(make):
     with pytest.raises(BusyError, match="the name earlier of vgpu one is in use by pid 7"):
         carry_out(work)
     assert {path: text for path, text in files(root).items() if not path.startswith("proc/")} == before
-    # The next plan keeps the name. Everything else is done.
+    # The name stays in use, so the next plan keeps it and does everything else.
     carry_out_and_settle(change(host, AFTER))
     assert "etc/openfleet-gpu/vgpu/earlier/quota" in files(root)
     assert change(host, AFTER).record == {"before": [], "comes": []}, "nothing is left to do"

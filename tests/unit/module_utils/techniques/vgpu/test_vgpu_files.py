@@ -60,12 +60,12 @@ def test_quota_is_readable_for_the_library():
 
 
 def test_managed_oversubscription_is_a_line_of_the_quota():
-    """Without the option there is no line, so older libraries report no error."""
+    """Omit the line if the option is not set, so that older libraries report no error."""
     beyond = dataclasses.replace(PAIR, oversubscribe_managed=True)
     lines, without = of(beyond, "quota").splitlines(), of(PAIR, "quota").splitlines()
     assert [line for line in lines if line not in without] == ["managed oversubscribed"]
     assert from_data(json.loads(of(beyond, "tenant.json"))) == beyond
-    # A file of a release that had no such key.
+    # A release without this key wrote such a file.
     data = vgpu_files.to_data(PAIR)
     del data["oversubscribe_managed"]
     assert from_data(data) == PAIR
@@ -79,7 +79,7 @@ def test_renamed_tenant_has_files_of_both_names_and_one_count():
     assert next(iter(new)) == spec
     assert from_data(json.loads(new.pop(spec))) == after
     del old[spec]
-    # Programs and containers that use the earlier name see no difference.
+    # Programs and containers that use the earlier name still get the same settings.
     assert {path: new[path] for path in old} == old
     assert new["etc/openfleet-gpu/vgpu/pair-1/alias_of"] == "duo\n"
     assert "etc/openfleet-gpu/vgpu/duo/alias_of" not in new
@@ -89,7 +89,7 @@ def test_renamed_tenant_has_files_of_both_names_and_one_count():
         line for line in of(before, "quota").splitlines()[1:] if line != "tenant pair-1"
     ]
     assert settings(of(after, "env"))["OPENFLEET_VGPU"] == "duo"
-    # Both names share one kernel limit.
+    # The two names share one kernel limit.
     assert of(after, "slice") == old["etc/openfleet-gpu/vgpu/pair-1/slice"]
     assert "Slice=openfleet-vgpu-pair\\x2d1.slice" in of(after, "systemd.conf").splitlines()
     device, other = (cdi(dataclasses.replace(one, provider="preload"))["devices"][0] for one in (after, before))
@@ -115,7 +115,7 @@ def test_library_enforces_the_slices_limits():
     """A container is outside the slice by default, so the library enforces the limits."""
     bound = dataclasses.replace(PAIR, provider="dmem")
     assert of(bound, "quota") == of(PAIR, "quota")
-    # A dash in its name would make the slice a child of another tenant's slice.
+    # A dash in the slice's name would make it a child of another tenant's slice.
     assert of(bound, "slice") == "openfleet-vgpu-pair\\x2d1.slice\n"
     assert "Slice=openfleet-vgpu-pair\\x2d1.slice" in of(bound, "systemd.conf").splitlines()
     assert "etc/openfleet-gpu/vgpu/pair-1/slice" not in vgpu_files.files(PAIR)
@@ -130,7 +130,7 @@ def test_host_and_container_processes_share_a_tenant():
     }
     (device,) = cdi(PAIR)["devices"]
     inside = dict(variable.split("=", 1) for variable in device["containerEdits"]["env"])
-    # In a container, /etc/ld.so.preload loads the library. Programs need not pass on a variable.
+    # In a container, /etc/ld.so.preload loads the library, so programs need not pass on LD_PRELOAD.
     assert inside == {name: value for name, value in own.items() if name != "LD_PRELOAD"}
 
 
@@ -164,7 +164,7 @@ def test_container_gets_the_library_and_only_its_quota():
         ("/usr/lib/openfleet-gpu/vgpu",) * 2: "ro",
         ("/etc/openfleet-gpu/vgpu/pair-1",) * 2: "ro",
         ("/usr/lib/openfleet-gpu/vgpu/ld.so.preload", "/etc/ld.so.preload"): "ro",
-        # The folder is mounted, because a restarted agent creates a new socket in it.
+        # The whole folder is mounted, because a restarted agent creates a new socket in it.
         ("/run/openfleet-gpu/vgpu/agent/pair-1",) * 2: "ro",
         # Single files are mounted: in a writable directory, a container could create a link to a file of the host.
         ("/run/openfleet-gpu/vgpu/tenants/pair-1/region.1",) * 2: "rw",
@@ -174,9 +174,9 @@ def test_container_gets_the_library_and_only_its_quota():
 
 
 def test_container_loads_the_front_library_before_the_driver():
-    """The front is in the library's folder.
+    """The front library is in the folder of the limiter's library.
 
-    Mounts set its order in the loader's search and provide the driver's file.
+    Mounts set the order in which the loader searches it, and provide the driver's file.
     """
     without = cdi(PAIR)["devices"][0]["containerEdits"]["mounts"]
     driver = "usr/lib/x86_64-linux-gnu/libcuda.so.1"
@@ -211,7 +211,7 @@ def test_files_in_run_are_restored_at_boot():
 
 
 def test_tenant_with_a_group_shares_its_region_only_with_it():
-    """All users can write to the GPU's turnstile, because all tenants share it."""
+    """All users can write to the GPU's turnstile file, because all tenants share it."""
     tenant = dataclasses.replace(ONE, group="researchers")
     lines = vgpu_files.tmpfiles([tenant]).splitlines()
     assert "f /%s 0660 root researchers -" % vgpu_files.region_path(ONE.name) in lines
@@ -222,7 +222,10 @@ def test_tenant_with_a_group_shares_its_region_only_with_it():
 
 
 def test_sizes_of_shared_files_match_the_library():
-    """Larger files are not the library's. A lower limit would truncate mappings."""
+    """Compare the sizes with the library's structures.
+
+    A file above this size was not created by the library. A lower size would truncate mappings.
+    """
     program = (
         '#include "formats/region.h"\n#include "formats/turnstile.h"\n'
         '_Static_assert(sizeof(struct region) == %d && sizeof(struct turnstile_file) == %d, "sizes");\n'

@@ -26,7 +26,7 @@ GIB = 2**30
 def fits(bins, demands, packed):
     """Return whether a packing follows all rules.
 
-    Implemented separately from the search.
+    This check shares no code with the search.
     """
     for demand in demands:
         gpus = packed[demand.name]
@@ -46,7 +46,7 @@ def moves(demands, packed):
 
 
 def fewest_moves(bins, demands):
-    """Return the fewest moves by brute force. None if no packing fits."""
+    """Return the fewest moves, found by brute force. None if no packing fits."""
     sets = [list(itertools.combinations([b.uuid for b in bins], d.count)) for d in demands]
     every = (dict(zip([d.name for d in demands], chosen)) for chosen in itertools.product(*sets))
     return min((moves(demands, packed) for packed in every if fits(bins, demands, packed)), default=None)
@@ -120,7 +120,10 @@ def test_tenant_is_moved_only_if_necessary():
 
 
 def test_dead_ends_count_for_the_limit(monkeypatch):
-    """Choosing eight of sixteen GPUs has 12,870 ways, and most lead to equal states."""
+    """Count dead ends: there are 12,870 ways to choose eight of sixteen GPUs.
+
+    Most of these ways lead to equal states.
+    """
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 20_000)
     bins = [Bin("g%02d" % n, 4, 100.0, 64) for n in range(16)]
     demands = [Demand("t%d" % n, 1, 1, 8) for n in range(9)]
@@ -133,7 +136,7 @@ def test_too_long_search_stops_with_its_best_result_or_an_error(monkeypatch):
     demands = [Demand("t%d" % n, 26 + n, 1, now=frozenset(["g0"])) for n in range(9)]
     good = pack(bins, demands)
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", len(demands))
-    # The limit is enough to find a packing directly, but not to search for the best one.
+    # The limit allows a direct packing, but not a search for the best packing.
     assert fits(bins, demands, pack(bins, demands))
     assert moves(demands, good) <= moves(demands, pack(bins, demands))
     monkeypatch.setattr(vgpu_fit, "_MOST_STEPS", 1)

@@ -36,7 +36,7 @@ UNUSED = VgpuUsage()
 
 
 class Tools:
-    """Records systemctl and all other commands without running them."""
+    """Record systemctl and all other commands without running them."""
 
     def __init__(self):
         self.called = []
@@ -106,9 +106,9 @@ def test_containers_get_the_front_library_if_the_host_has_it_and_a_driver(host, 
     front.touch()
     assert host.observe()[0].outdated == (vgpu_files.cdi_path("a"),)
     host.write(A)
-    # The mount uses the link and not the file of this version, because an update changes the link.
+    # The mount uses the link instead of this version's file, because an update changes the link.
     assert (drivers(), host.observe()[0].outdated) == (["/usr/lib/x86_64-linux-gnu/libcuda.so.1"], ())
-    # The driver was removed. A container with a mount of a missing file would not start.
+    # The driver was removed. If the container mounted the missing file, it would not start.
     (folder / "libcuda.so.580.82.07").unlink()
     assert host.observe()[0].outdated == (vgpu_files.cdi_path("a"),)
     host.write(A)
@@ -137,7 +137,7 @@ def test_unknown_group_is_refused_before_any_change(host, tmp_path):
 
 
 def test_grown_shared_file_is_truncated(host, tmp_path):
-    """A tenant that fills the tmpfs would prevent others from starting.
+    """A tenant that fills the tmpfs would prevent other tenants from starting.
 
     The used part of the file is kept.
     """
@@ -340,15 +340,15 @@ def test_one_child_reads_all_processes_of_a_tenant(host, tmp_path, monkeypatch):
 
 
 def test_scan_for_names_is_limited_and_unread_processes_may_use_any(host, tmp_path, monkeypatch):
-    """A user may have very many processes and mounts.
+    """Keep a name that may still be in use.
 
-    A name that may still be in use is kept.
+    A user may have very many processes and mounts, so the scan is limited.
     """
     for pid in (7, 8, 9):
         process(tmp_path, pid, "OPENFLEET_VGPU=a")
     clock = iter([0.0, 1.0, 1e9])
     monkeypatch.setattr(vgpu_host.time, "monotonic", lambda: next(clock, 1e9))
-    # The child that reads has its own clock.
+    # This function runs in a child process, which has its own clock.
     monkeypatch.setattr(vgpu_host, "memory_or_none", lambda path: "OPENFLEET_VGPU=a\0")
     assert host.names_in_use(["a", "b"]) == (VgpuName("a", (7, 8)), VgpuName("b", (8,)))
 
@@ -429,7 +429,10 @@ SLICE = "sys/fs/cgroup/openfleet.slice/openfleet-vgpu.slice/openfleet-vgpu-a.sli
 
 @pytest.fixture(name="kernel")
 def with_dmem(tmp_path):
-    """Return a cgroup tree like systemd's, whose files keep the last written text."""
+    """Return a cgroup tree like systemd's.
+
+    The tree's files keep the text that was last written.
+    """
     for folder in ("", "/openfleet.slice", "/openfleet.slice/openfleet-vgpu.slice"):
         (tmp_path / ("sys/fs/cgroup" + folder)).mkdir(parents=True)
     (tmp_path / SLICE).mkdir()
@@ -525,7 +528,7 @@ def test_renamed_tenant_keeps_the_slice_limit(kernel, tmp_path):
         assert [name for name, path in slices.items() if path.exists()] == names
         assert {slices[name].read_text().strip() for name in names} == {"openfleet-vgpu-a.slice"}
         assert host.observe() == (VgpuSeen(now, usage=UNUSED),)
-    # After a boot, the slice has no limit. The missing limit is reported under the new name.
+    # After a boot, the slice has no limit. The report of the missing limit has the new name.
     (tmp_path / SLICE / "dmem.max").write_text("drm/0000:10:00.0/vram0 max\n")
     assert host.observe()[0].outdated == ("dmem.max",)
     assert not [command for command in tools.called if "stop" in command]
@@ -555,7 +558,7 @@ def test_the_last_tenant_leaves_nothing_of_all_its_names(host, tmp_path):
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_tenant_named_like_the_key_of_another_is_removed_separately(host, tmp_path, first):
-    """Both tenants have files in the same folder."""
+    """Keep both tenants, although they have files in the same folder."""
     host.write(A)
     host.write(dataclasses.replace(RENAMED, aliases=()))
     before = {path: (tmp_path / path).read_text() for path in everything(tmp_path)}
@@ -575,7 +578,10 @@ def test_tenant_named_like_the_key_of_another_is_removed_separately(host, tmp_pa
 
 
 def test_restored_own_name_is_shown(host, tmp_path):
-    """The limiter ignores a folder that has the file `alias_of`."""
+    """Show the own name again.
+
+    If a tenant's folder has the file `alias_of`, the limiter ignores the folder.
+    """
     host.write(A)
     (tmp_path / vgpu_files.alias_path("a")).write_text("b\n")
     assert host.observe()[0].outdated == (vgpu_files.alias_path("a"),)

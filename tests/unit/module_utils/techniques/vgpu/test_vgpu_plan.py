@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Placement of a layout's tenants, and changes of current ones."""
+"""Place the tenants of a layout, and change current tenants."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def planned(layout, seen=(), dmem=(), processes=lambda name, gpu: ()):
 
 
 def there(*layout, seen=()):
-    """Return the tenants as observed after the layout was applied."""
+    """Return the tenants as they are observed after the layout was applied."""
     return tuple(VgpuSeen(each.tenant) for each in planned(list(layout), seen)[0])
 
 
@@ -112,7 +112,7 @@ def test_memory_and_share_can_be_oversubscribed():
     [
         ([tenant("a", 100)], {}, f"{MIB}MiB on gpu 0, {MIB}MiB on gpu 1. The largest memory that fits is {MIB}MiB."),
         ([tenant("a", 100, gpu=1)], {}, f"{MIB}MiB on gpu 1. The largest memory that fits is {MIB}MiB."),
-        # The error is about this tenant's own size, even though the tenant before it leaves no room.
+        # The error names the size of this tenant alone, even though the tenant before it leaves no room.
         ([tenant("b", 40), tenant("a", 100)], {}, f"The largest memory that fits is {MIB}MiB."),
         (
             [tenant("a", 200)],
@@ -209,7 +209,7 @@ def test_tenants_keep_their_gpus_and_seats():
         "vgpu b: remove from gpu 1",
         "vgpu d: add (8GiB and 30 %, fixed, by preload; no dmem here) on gpu 0",
     ]
-    # The new tenant does not get the seat of the removed one, because processes may still use it.
+    # The new tenant does not get the seat of the removed tenant, because processes may still use it.
     assert [add.tenant.seats for add in plan.adds] == [(VgpuSeat(UUIDS[0], 1),)]
 
 
@@ -243,7 +243,7 @@ def test_moving_tenant_blocks_while_it_has_processes():
 
 
 def test_processes_that_another_provider_would_not_limit_block():
-    """The processes have the library and are not clients of a daemon, or the reverse."""
+    """The processes have the library but are not clients of a daemon, or the reverse."""
     layouts = {provider: entry([0], tenant("a"), provider=provider) for provider in ("preload", "mps")}
     for old, new in (("preload", "mps"), ("mps", "preload")):
         before = there(layouts[old])
@@ -303,7 +303,7 @@ def test_before_and_after_list_the_tenants_of_a_gpu():
 
 
 def in_use(seen, *names):
-    """Return the tenants with process 7 using each of the names."""
+    """Return the tenants as if process 7 used each of the given names."""
     found = []
     for one in seen:
         own = tuple(VgpuName(name, (7,)) for name in one.tenant.names if name in names and one.tenant.aliases)
@@ -312,7 +312,7 @@ def in_use(seen, *names):
 
 
 def renamed(*names, **more):
-    """Return tenant `a` of a host after renames to these names."""
+    """Return the tenant `a` after it was renamed to each of these names in turn."""
     seen = there(entry([0], tenant("a")))
     for old, new in zip(("a", *names), names):
         seen = there(entry([0], tenant(new, was=old, **more)), seen=seen)
@@ -344,7 +344,7 @@ def test_processes_of_a_renamed_tenant_block_nothing_but_those_of_others_do():
     assert [str(found) for found in plan.disturbs] == [
         "vgpu a (it would be removed from %s) is in use by pid 7 (train.py)" % GPU_0
     ]
-    # The holder counts for any of the tenant's names.
+    # A process that uses any of the tenant's names is a holder.
     for part in (entry([1], tenant("b", was="a")), entry([1], tenant("c", was="b"))):
         shared = {"gpus": [0], "sharing": "shared"}
         plan = planned([part, shared], seen=in_use(renamed("b"), "a"), processes=processes)[1]
@@ -361,7 +361,7 @@ def test_a_tenant_is_renamed_and_changed_in_one_step():
 
 
 def test_new_tenant_has_its_earlier_name():
-    """Otherwise, the tenant would have different names on the hosts of a layout."""
+    """Give a new tenant its earlier name, so that its names are equal on all hosts."""
     assert lines(entry([0], tenant("b", was="a"))) == [
         "vgpu b: add (8GiB and 30 %, fixed, by preload, also named a; no dmem here) on gpu 0"
     ]
@@ -376,7 +376,7 @@ def test_earlier_name_ends_when_no_process_uses_it():
     kept = planned([part], seen=in_use(renamed("b"), "a", "b"))[1]
     assert kept.steps == ()
     assert kept.lines() == ["vgpu b: keep the name a until its processes end (pid 7)"]
-    # The tenant is still counted under the earlier name, so the next run does not rewrite it.
+    # The tenant's use is still counted under the earlier name, so the next run writes no file.
     ended = there(part, seen=renamed("b"))
     assert (ended[0].tenant.counted_as, ended[0].tenant.aliases) == ("a", ())
     assert lines(part, seen=ended) == []
@@ -410,7 +410,7 @@ def test_new_tenant_with_an_earlier_name_of_another_counts_separately():
     assert [line.split(" (")[0] for line in plan.lines()] == ["vgpu a: add", "vgpu b: end the name a on gpu 0"]
     assert [each.tenant.key for each in wanted] == ["a.2", "a"]
     assert lines(part, seen=[VgpuSeen(each.tenant) for each in wanted]) == []
-    # A tenant whose name equals that key is separate too.
+    # A tenant whose name equals the key of another tenant gets its own key.
     wider = entry([0], tenant("a"), tenant("b"), tenant("a.2", sm=10))
     wanted = planned([wider], seen=[VgpuSeen(each.tenant) for each in wanted])[0]
     assert {each.tenant.name: each.tenant.key for each in wanted} == {"a": "a.2", "b": "a", "a.2": "a.2.2"}

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs of the PCI bus that the driver should list, and the names of missing ones."""
+"""PCI GPUs that the driver should list, and the names of missing GPUs."""
 
 from __future__ import annotations
 
