@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""In texts of reports, nouns after a number are singular or plural as needed."""
+"""In reports, a noun after a number is singular or plural as the number requires."""
 
 from __future__ import annotations
 

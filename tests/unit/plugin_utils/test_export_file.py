@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The exported file that adds a host to an inventory, and pynvml for the export."""
+"""Test the exported file that adds a host to an inventory.
+
+The tests also cover pynvml for the export.
+"""
 
 from __future__ import annotations
 

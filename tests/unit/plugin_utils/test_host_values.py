@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values from a host: valid ones are accepted, others refused with their location."""
+"""Values from a host are accepted if valid, or refused with their location."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed i
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from tests.audit.rightsize_hosts import gpu, state
 
-#: Values that are invalid as any kind of name or number.
+#: These values are invalid for every kind of name and number.
 HOSTILE = [
     "",
     "../../../etc/cron.d/x",
@@ -71,7 +71,7 @@ HOSTILE = [
 ]
 
 
-#: The test IDs are numbers, because some values are endless.
+#: The test IDs are numbers, because some of the values have no end.
 each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 
 
@@ -154,7 +154,7 @@ def honest() -> dict:
 
 def test_result_of_gpu_info_is_read_completely():
     read = host_results.gpu_info("gpu-1", honest())
-    # Compared through the model that right-sizing builds from the result.
+    # Both results are compared as the model that right-sizing builds from them.
     assert dataclasses.asdict(host_of("gpu-1", read)) == dataclasses.asdict(host_of("gpu-1", honest()))
     assert read["vgpu_tenants"][0]["memory_bytes"] == 1 << 30
     served, others = read["gpus"][0]["holders"][0], read["gpus"][1]["holders"]
@@ -164,7 +164,7 @@ def test_result_of_gpu_info_is_read_completely():
 
 
 def places(value, path=()):
-    """Yield (path, value) for every location in a result."""
+    """Yield (path, value) for every position in a result."""
     yield path, value
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from places(inner, (*path, key))
@@ -173,7 +173,7 @@ def places(value, path=()):
 def kinds_of_places(value):
     """Return one path of each kind.
 
-    Paths that differ only in list indexes are one kind.
+    Paths that differ only in list indexes are of one kind.
     """
     found = {}
     for path, inner in list(places(value))[1:]:
@@ -211,7 +211,10 @@ def test_any_value_at_any_place_is_refused_or_harmless(value):
 
 
 def test_missing_keys_of_a_host_do_not_affect_others():
-    """If a key is missing, the host is refused or its GPUs are still usable."""
+    """Remove each key.
+
+    The host is then refused, or its GPUs are still usable.
+    """
     refused = set()
     for path, was in kinds_of_places(honest()):
         if isinstance(path[-1], int):
@@ -299,14 +302,17 @@ def test_only_the_hostile_host_is_refused():
     ],
 )
 def test_result_without_gpus_is_no_answer(result, reason):
-    """A result without GPUs is not an answer from a host without GPUs or holders."""
+    """Refuse a result without GPUs.
+
+    The host may have GPUs and holders that it could not report.
+    """
     assert host_results.gpu_info_of_all({"a": result}) == ({}, [reason])
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        # ansible-core's results if sudo is missing, with and without a terminal.
+        # These are ansible-core's results if sudo is missing, with and without a terminal.
         (
             {"module_stdout": "/bin/sh: 1: sudo: not found\r\n", "module_stderr": "Shared connection to a closed.\r\n"},
             'No start of json char found. The host printed: "/bin/sh: 1: sudo: not found". Check on the host '
@@ -383,7 +389,7 @@ def test_values_of_the_pci_bus_are_checked(value):
     layout = [{"gpus": "all", "sharing": "shared"}]
     for sent in (value, [value], [{"device_id": value}]):
         found = plan_without_driver(layout, [], sent)
-        # An empty result is also what a host without GPUs returns.
+        # A host without GPUs also returns an empty result.
         assert found["problems"] or not sent
         assert all(problem.isprintable() and len(problem) < 400 for problem in found["problems"])
 

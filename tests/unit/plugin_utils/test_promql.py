@@ -39,7 +39,7 @@ def test_a_string_is_one_literal(text, written):
 
 @given(TEXT)
 def test_a_string_is_read_back(text):
-    # The output uses only escapes that Go and JSON have in common.
+    # The output uses only escapes that both Go and JSON have.
     assert json.loads(quote(text)) == text
     assert min(quote(text)) >= " "
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Untrusted results of hosts: accepted, dropped and refused values."""
+"""Check untrusted results of hosts: some values are dropped, others refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def said(answer, rc=0):
 
 def test_answer_is_the_printed_object():
     assert answers.of_helper("a", said(GOOD)) == GOOD
-    # For a host without a driver, host_results reports that the host did not answer.
+    # If a host has no driver, host_results reports that the host did not answer.
     assert answers.of_helper("a", said({"driver_present": False, "gpus": []})) == {"driver_present": False, "gpus": []}
 
 

@@ -55,7 +55,7 @@ def test_each_report_has_a_directory_named_by_its_time(tmp_path):
 
 @pytest.fixture
 def no_umask():
-    """Set the umask to 0."""
+    """Set the umask to 0, so that it does not restrict file modes."""
     former = os.umask(0)
     yield
     os.umask(former)
@@ -72,7 +72,7 @@ def test_reports_are_for_the_owner_and_the_group(tmp_path, no_umask):
         files = {path for path in place.rglob("*") if path.is_file() and "latest" not in path.parts}
         assert len(files) == 4 * (day + 1) + 1 and modes(files) == {0o640}
         assert modes([place.parent, place, *map(place.joinpath, directories(place))]) == {0o750}
-        # Files as left by an earlier release and by an interrupted run.
+        # An earlier release left such a file, and so does an interrupted run.
         (place / "index.html").chmod(0o644)
         (place / "index.html.new").write_text("half")
 
@@ -200,7 +200,7 @@ def test_trend_is_ordered_by_time_and_scaled_to_the_maximum():
     assert [x for x, _y in found["idle"][0]] == [0.0, 160.0, 640.0]
     low, middle, high = (y for _x, y in found["idle"][0])
     assert low > middle > high and middle == pytest.approx((low + high) / 2)
-    # All lines of a chart share one scale. A line that is always 0 is left out.
+    # All lines of a chart share one scale. A line whose values are all 0 is left out.
     assert [y for _x, y in found["unhealthy"][0]] == [middle, low, low]
     assert "oversized_memory" not in found
     assert [y for _x, y in found["waste"][0]] == [middle, high, low]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Queries to a server, and combining parts of a time window."""
+"""Queries to a server that are split by time, and how their results are combined."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP = 300
 
 
 class Server:
-    """Answers with the query itself.
+    """Answer each query with the query itself.
 
     `refuses` lists the queries that are too large or fail.
     """
@@ -117,7 +117,10 @@ def test_fleet_wide_value_of_a_split_query_is_unknown():
 
 
 def pieces(*figures, samples=None):
-    """Return three pieces: the last hour, the two hours before it, and three more."""
+    """Return the results of three spans:
+
+    the last hour, the two hours before, and three more.
+    """
     spans = [(0, 3600), (3600, 3 * 3600), (3 * 3600, 6 * 3600)]
     made = []
     for index, ((newest, oldest), figure) in enumerate(zip(spans, figures)):
@@ -136,7 +139,7 @@ def pieces(*figures, samples=None):
         # At most one sample in ten may be missing.
         ((0, 0, 0), (12, 24, 29), 6),
         ((0, 0, 0), (12, 24, 27), 3),
-        # A gap of an hour is more than a tenth of three hours and of six hours.
+        # A gap of an hour is more than a tenth of three hours or six hours, so the total duration is unknown.
         ((None, 0, 0), (0, 24, 36), None),
         ((0, None, 0), (12, 0, 36), 1),
         ((0, 0.5, 0), (12, 24, 36), 1),
@@ -147,21 +150,22 @@ def test_duration_of_a_condition_is_certain(figures, samples, hours):
     assert found == ({KEY: hours * 3600} if hours else {})
 
 
-#: Boundaries of the parts of a two-week window, in hours before its end.
+#: The boundaries at which a two-week window is split, in hours before its end.
 CUTS = [0, 1, 3, 6, 12, 24, 72, 168, 336]
 
 
 @pytest.mark.parametrize(
     ("gap", "hours"),
     [
-        # A state may be unknown for this long at the end. After a longer gap, the current state is unknown.
+        # If data is missing for this long before the end, the current state may still be known. After a longer gap, it
+        # is unknown.
         ((0, 0.25), 336),
         ((0, 0.5), None),
         ((0, 6), None),
         ((0, 33), None),
         # The server was down for one hour, two hours ago.
         ((2, 3), 336),
-        # More than a day without data is too much in two weeks.
+        # A gap of more than a day is too long, even in two weeks.
         ((1, 33), 1),
         ((30, 33), 336),
     ],

@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pods that hold GPUs: queried clusters, used answers, and missing clusters."""
+"""Pods that hold GPUs:
+
+which clusters are queried, which answers are used, which are missing.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,10 @@ def item(uid=UID, name="web-6d4cf56db6-x2x7k", labels=None, owner=None):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Return the list of queried nodes.
+    """Return a list to which each queried node is added.
 
-    The simulated API server returns the pods of a node from the dictionary, or raises.
+    The simulated API server returns the pods of a node from the dictionary. If the value is an error, it raises the
+    error.
     """
     nodes, answers = [], {}
 

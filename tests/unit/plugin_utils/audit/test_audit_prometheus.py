@@ -37,7 +37,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.seen = []
 
     def handle_error(self, request, client_address):
-        """Ignore clients that disconnect, which one of the tests provokes."""
+        """Ignore errors of clients that disconnect, because one of the tests causes them."""
 
     @property
     def url(self):
@@ -247,7 +247,8 @@ def test_incomplete_compressed_answer_is_an_error(server):
 
 def test_refused_connection_is_an_error():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound but not listening, so that no other process can get the port
+        # The socket is bound but does not listen, so that no other process can get the port.
+        taken.bind(("127.0.0.1", 0))
         with pytest.raises(PrometheusError, match="could not be reached"):
             Prometheus(Access("http://127.0.0.1:%d" % taken.getsockname()[1])).query("x")
 
@@ -297,7 +298,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_texts_of_a_hostile_server_are_one_short_line(server, hostile):
-    """Exporters choose label values, and messages appear in reports and mails."""
+    """Print label values on one short line.
+
+    Exporters choose the label values, and messages appear in reports and mails.
+    """
     server.answer = lambda form: hostile
     with pytest.raises(PrometheusError) as raised:
         client(server).query("x")

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An audit without a server, its reports and receivers, and refused options."""
+"""Audits without a server, their reports and receivers, and refused options."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def cell_of(audit, name):
 
 
 BEFORE = ["", " ", "   ", "\n", "\r\n", "\t", "\0", "\x0b", "\x85", "\xa0", "\u200b", "\ufeff", "x\n"]
-#: Full-width forms, one small form and one superscript form of these characters.
+#: Full-width forms of these characters, one small form and one superscript form.
 FORMS = ["\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe63", "\u207a"]
 
 
@@ -264,7 +264,7 @@ class Hook(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self):
-        # A redirected POST arrives as a GET.
+        # After a redirect, the POST request arrives as a GET request.
         self.server.seen.append(self.path)
         self.send_response(200)
         self.end_headers()

@@ -34,7 +34,7 @@ def gpu(uuid, **more):
 
 @pytest.fixture
 def audit():
-    """Return an audit that has every value of the schema, and no null."""
+    """Return an audit that has a value for every key of the schema, and no null."""
     hosts = {"a": HostState([gpu("GPU-1")])}
     made = make(Order(3600.0, hosts=hosts, hosts_asked=["a"], prices=[Price("H100*", 2.5)], currency="EUR"), NOW)
     stat = model.Stat(3600.0, 1.0, 0.1, 0.2, 0.3, 0.4, 0.15)
@@ -109,7 +109,7 @@ def test_report_of_hosts_alone_matches_the_schema():
 def test_report_with_gone_findings_matches_the_schema(audit, tmp_path):
     (tmp_path / "audit.json").write_text(report_json.to_text(audit), encoding="utf-8")
     read = report_json.read_former(tmp_path / "audit.json")
-    # Only findings that ask for an action can be reported as gone.
+    # A finding can be reported as gone only if it asks for an action.
     former = {name: dataclasses.replace(one, word="idle") for name, one in read.items()}
     data = written(make(Order(3600.0, hosts={"a": HostState([gpu("GPU-2")])}, former=former), NOW))
     VALIDATOR.validate(data)

@@ -50,10 +50,10 @@ def test_pause_explained_by_one_gpus_rhythm_excuses_the_others():
     "other",
     [
         replace(TRAIN, pid=8),
-        # The pid was reused, or its process is unknown.
+        # The pid was reused, or the process with this pid is unknown.
         replace(TRAIN, since_seconds=200.0),
         replace(TRAIN, pid=None),
-        # Any CUDA program may have all device nodes open.
+        # Any CUDA program may have the device nodes of all GPUs open.
         replace(TRAIN, kind="device_handle"),
         replace(TRAIN, kind="mps"),
     ],

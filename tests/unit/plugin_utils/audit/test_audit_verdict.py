@@ -37,7 +37,7 @@ def stat(most, *, coverage=1.0, **more):
 
 
 def holding(**more):
-    """Return the history of a well used GPU with these changes."""
+    """Return the history of a well used GPU, with the given values changed."""
     base = Holding(
         GPU,
         holders=(Holder("process", "pid 4711 (python3 train.py)"),),
@@ -88,26 +88,27 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("unhealthy", {"xid": {"79": "lost"}}),
         ("unhealthy", {"xid": {"149": "hardware", "13": "application"}}),
         ("unhealthy", {"throttled": {"hw_thermal": 0.2}}),
-        # XID 13 and 31 are application errors, and a power cap is a setting.
+        # XID 13 and 31 are errors of applications, and a power cap is a setting.
         ("right", {"xid": {"13": "application", "31": "application", "119": "driver", "63": "notice"}}),
         ("right", {"throttled": {"sw_power_cap": 0.9}}),
         ("right", {"throttled": {"hw_thermal": 0.01}}),
         ("held_without_process", {**IDLE, "holders": JOB, "processes_now": 0.0}),
         ("idle", {**IDLE}),
         ("free", {**IDLE, "holders": (), "processes_now": 0.0}),
-        # The holder is unknown, but its idleness is known.
+        # The holder is unknown, but the GPU is known to be idle.
         ("idle", {**IDLE, "holders": None, "processes_now": None}),
         # The GPU was idle long before the current holder started, so the holder is not responsible.
         ("no_data", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": 3600.0}),
         ("no_data", {**IDLE, "held_seconds": 0.0}),
         ("idle", {**IDLE, "holders": JOB, "processes_now": 0.0, "held_seconds": None}),
-        # A weekly job four days after its last run, and a service three days after its start, before its first weekend.
+        # The GPU of a weekly job is idle four days after the job's last run. A service started three days ago and has
+        # not run over a weekend yet.
         ("right", {"quiet": quiet(4, longest_days=6.7), "held_seconds": TWO_WEEKS}),
         ("no_data", {**IDLE, "quiet": quiet(3), "held_seconds": 3 * DAY}),
         ("no_data", {**IDLE, "quiet": quiet(7.3), "held_seconds": 7.3 * DAY}),
         ("idle", {**IDLE, "quiet": quiet(7.4), "held_seconds": 7.4 * DAY}),
-        # The process started 61 hours ago, and the GPU changed hands without a pause, so the history belongs to another
-        # workload. If the holding's start is known, a restart more than a week ago is no excuse.
+        # The process started 61 hours ago. Another workload had the GPU until then without a pause, so the history is
+        # that workload's. If the holder's start is known, a restart more than a week ago does not excuse idleness.
         (
             "right",
             {"quiet": quiet(61 / 24, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 61 * 3600.0},
@@ -118,23 +119,23 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ),
         ("idle", {"quiet": quiet(8, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
         ("right", {"quiet": quiet(7, longest_days=0.1), "held_seconds": 28 * DAY, "newest_holder_seconds": 3600.0}),
-        # The holder's start time is unknown, and the GPU was idle before this holder.
+        # The holder's start is unknown, and the GPU was already idle when the holder's newest process started.
         ("no_data", {**IDLE, "held_seconds": None, "newest_holder_seconds": DAY}),
         ("idle", {**IDLE, "held_seconds": None, "newest_holder_seconds": 8 * DAY}),
         # A long weekend of four days after normal weekends.
         ("right", {"quiet": quiet(4.5, longest_days=2.6), "held_seconds": TWO_WEEKS}),
         ("idle", {"quiet": quiet(5.3, longest_days=2.6), "held_seconds": TWO_WEEKS}),
-        # Each missing group of signals extends the grace time: 48 h, and 12 h for each of six groups.
+        # The grace time is 48 h, and 12 h more for each of six groups of signals that is missing.
         ("right", {"quiet": quiet(4.9, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
         ("idle", {"quiet": quiet(5.1, longest_days=0.1, signals=("kernels",)), "held_seconds": TWO_WEEKS}),
         ("right", {"quiet": quiet(1.9, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
         ("idle", {"quiet": quiet(2.1, longest_days=0.1), "held_seconds": TWO_WEEKS, "holders": WATCHED}),
-        # A model server with its model loaded, and similar cases that are none.
+        # Test a model server that has its model loaded, and similar holders that are no model servers.
         ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": SERVER}),
         ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": (replace(SERVER[0], listens=False, clients=2),)}),
         ("standby", {**IDLE, "memory": stat(1 * GIB), "holders": (replace(SERVER[0], clients=2),)}),
         ("idle", {**IDLE, "memory": stat(1 * GIB), "holders": SERVER}),
-        # In most hours, kernels are too short to count as work: a small model that answers now and then.
+        # A small model answers now and then. In most hours, its kernels are too short to count as work.
         ("standby", {**STIRRING, "memory": stat(1 * GIB), "holders": SERVER}),
         ("idle", {**STIRRING, "memory": stat(1 * GIB), "holders": WATCHED}),
         ("idle", {**STIRRING, "memory": stat(1 * GIB), "holders": NOTEBOOK}),
@@ -149,7 +150,7 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
-        # A polling server uses a CPU core while its GPU is idle. A process without clients may be preparing data.
+        # A server that polls uses a CPU core while its GPU is idle. A process without clients may be preparing data.
         ("standby", {**POLLING, "memory": stat(60 * GIB), "holders": SERVER}),
         ("right", {**POLLING, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("right", {**POLLING, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
@@ -163,16 +164,16 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
                 "holders": SERVER,
             },
         ),
-        # If one metric misses work, the metrics are broken and the GPU is not idle.
+        # If one metric shows work that another metric misses, the metrics are broken and the GPU is not idle.
         ("broken_metrics", {"unreported_work_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unreported_work_seconds": 2 * DAY}),
         ("unhealthy", {"lost": True, "unreported_work_seconds": 2 * DAY}),
         ("broken_metrics", {"unexplained_busy_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unexplained_busy_seconds": 2 * DAY}),
-        # The exporter was restarted.
+        # The exporter was restarted during the window.
         ("right", {"unreported_work_seconds": 900.0}),
         ("right", {"unexplained_busy_seconds": 900.0}),
-        # Without activity data, the need is unknown unless the memory is full.
+        # If there is no data on activity, the need is unknown unless the memory is full.
         ("saturated", {"memory": stat(79 * GIB), "compute": None, "busy": None}),
         ("no_data", {"memory": stat(10 * GIB), "compute": None, "busy": None}),
         # One idle hour does not make a GPU idle.
@@ -180,7 +181,7 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("saturated", {"memory": stat(78 * GIB)}),
         ("saturated", {"compute": stat(0.95)}),
         ("oversized_memory", {"memory": stat(20 * GIB), "compute": stat(0.3)}),
-        # The workload needs the compute power, however much memory is free.
+        # The workload needs the compute power, so free memory does not matter.
         ("right", {"memory": stat(20 * GIB)}),
         ("oversized_compute", {"compute": stat(0.2)}),
         ("right", {"memory": None}),
@@ -209,7 +210,8 @@ def test_every_verdict_has_a_reason_and_a_waste():
     assert idle.waste_per_month == pytest.approx(2.0 * 730.5)
     assert judge(holding(), seconds=TWO_WEEKS).waste_per_month == 0.0
     assert judge(holding(price_per_hour=None, **IDLE), seconds=TWO_WEEKS).waste_per_month is None
-    # The workload needs a quarter of the memory (with a margin) and a tenth of the compute. The larger share counts.
+    # The workload needs a quarter of the memory (plus a margin) and a tenth of the compute power. The larger of the two
+    # shares counts.
     small = judge(holding(memory=stat(20 * GIB), compute=stat(0.1)), seconds=TWO_WEEKS)
     assert small.waste_per_month == pytest.approx(2.0 * 730.5 * (1 - 0.25 * 1.15), abs=0.01)
 
@@ -229,7 +231,7 @@ def test_busy_gpu_can_be_underused():
         ("saturated", {"memory": stat(2 * GIB), "denials": 3.0}),
         ("oversized_memory", {"memory": stat(2 * GIB)}),
         ("idle", {"memory": stat(0.0)}),
-        # 45 percent of two weeks are six days.
+        # 45 percent of two weeks are six days, so the history is too short.
         ("no_data", {"memory": stat(0.0, coverage=0.45)}),
         ("no_data", {"memory": None}),
         ("no_data", {"memory": stat(2 * GIB, coverage=0.02)}),
@@ -310,7 +312,7 @@ def test_fixed_findings_are_gone_and_added_ones_new():
     first = findings(judged("idle", "right"), {}, 100.0)
     second = findings(judged("right", "saturated"), former(first), 200.0)
     assert {one.verdict.word: one.state for one in second} == {"right": "new", "saturated": "new"}
-    # Oversizing is judged by the current state, so such findings are never reported as gone.
+    # Whether a GPU is oversized depends on its current state, so such a finding is never reported as gone.
     (away,), hidden = gone(second, former(first), looked=YES)
     assert (away.verdict.word, away.state, hidden) == ("idle", "gone", ())
 
@@ -322,7 +324,7 @@ def test_unseen_findings_are_not_gone():
     away, hidden = gone(second, former(first), looked=lambda subject: subject.gpu_uuid == "GPU-1")
     assert [one.holding.subject.gpu_uuid for one in away] == ["GPU-1"]
     assert sorted(one.holding.subject.gpu_uuid for one in hidden) == ["GPU-0", "GPU-2"]
-    # A finding that is seen again keeps its ID and its age.
+    # If a finding reappears, it keeps its ID and its age.
     third = findings(judged("idle"), former(hidden), 300.0)
     assert [(one.state, one.first_found_seconds) for one in third] == [("still", 100.0)]
 
@@ -345,7 +347,7 @@ def test_ids_depend_on_subject_and_verdict():
 
 
 def unmeasured(**more):
-    """Return an unused instance on a GPU without utilization data per instance."""
+    """Return an unused instance on a GPU that has no utilization data per instance."""
     return holding(
         holders=(), processes_now=0.0, busy=None, compute=None, bandwidth=None, tensor=None, memory=stat(0.0),
         **{"processes": stat(0.0), **more},

@@ -36,14 +36,14 @@ VALID = "[GNUPG:] VALIDSIG %s 2025-01-01 1735689600 0 4 0 22 10 01 %s\n"
     ("status", "problem"),
     [
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("B" * 40, "A" * 40), ""),
-        # The key that signed is a subkey of another key.
+        # The signature was made with a subkey of another key.
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "B" * 40), "it is not signed by a trusted key"),
         ("[GNUPG:] EXPKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "EXPKEYSIG"),
         ("[GNUPG:] REVKEYSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), "REVKEYSIG"),
         ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n", "ERRSIG"),
         ("[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
         ("", "no signature"),
-        # Two signatures: the vendor is changing its key.
+        # The file has two signatures, because the vendor is changing its key.
         ("[GNUPG:] ERRSIG 1 22 10 01 1 9 x\n[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40), ""),
         ("[GNUPG:] GOODSIG 1 x\n" + VALID % ("A" * 40, "A" * 40) + "[GNUPG:] BADSIG 1 x\n", "the signature is wrong"),
     ],
@@ -97,7 +97,7 @@ def test_index_cannot_name_files_outside_of_its_repository(path):
 
 
 class Vendor:
-    """Replaces the fetcher with a mapping from addresses to contents."""
+    """Replace the fetcher by a mapping from addresses to contents."""
 
     def __init__(self, contents):
         self.contents = contents
@@ -109,7 +109,7 @@ class Vendor:
 
 
 def packages_of(tmp_path, contents, listed):
-    """Return the index text, the forms of the index to keep, and the fetched ones."""
+    """Return the index text, and which forms of the index are kept and fetched."""
     vendor = Vendor(contents)
     found = mirror.Mirror(source())
     sums = {name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in listed.items()}

@@ -81,7 +81,7 @@ def test_present_alternative_satisfies_a_dependency():
         "nvidia-driver-cuda 580.105.08-1",
         "nvidia-kernel-open-dkms 580.105.08-1",
     ]
-    # If no alternative is selected, the first one is taken, as apt does.
+    # If none of the alternatives is selected, the first alternative is taken, as apt does.
     assert "nvidia-kernel-dkms 580.105.08-1" in taken(driver(), packages)[0]
 
 
@@ -91,7 +91,7 @@ def test_present_alternative_satisfies_a_dependency():
         ("libcuda.so.1", "libcuda.so.1", True),
         ("libcuda.so.1 (>= 500)", "libcuda.so.1 (= 580)", True),
         ("libcuda.so.1 (>= 600)", "libcuda.so.1 (= 580)", False),
-        # Policy 7.5: a versioned dependency is not satisfied by an unversioned Provides.
+        # Debian Policy 7.5: a Provides without a version does not satisfy a dependency with a version.
         ("libcuda.so.1 (>= 500)", "libcuda.so.1", False),
         ("libcuda1 (<< 580.105.08-1)", "", False),
         ("libcuda1 (<= 580.105.08-1)", "", True),

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The packages that an inventory's hosts need in a bundle, by the roles' rules."""
+"""The roles' rules determine which packages hosts need in a bundle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def host(distribution="debian-12", platform=(), **values):
 
 
 def only(wants):
-    """Return the only repository, its only request and the hosts of the request."""
+    """Return the only repository, its only request, and the hosts of this request."""
     ((source, asks),) = wants.repositories.items()
     ((ask, hosts),) = asks.items()
     return source, ask, hosts
@@ -222,7 +222,7 @@ def test_one_folder_has_one_origin():
     with pytest.raises(BundleError) as refused:
         collect(hosts, DISTRIBUTIONS)
     assert refused.value.where == "repositories/driver/debian12/x86_64"
-    # One key that belongs to two repositories is not a conflict.
+    # If two repositories have the same key, this is not a conflict.
     hosts = {"a": host(container_toolkit_version="1.18.2"), "b": host("el-9", container_toolkit_version="1.18.2")}
     assert len(collect(hosts, DISTRIBUTIONS).repositories) == 2
 

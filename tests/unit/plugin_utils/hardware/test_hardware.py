@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The hardware check of a GPU: model files, nvidia-smi, kernel files and masking.
 
-Covers the report page too.
+The tests also cover the report page.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ def test_failing_nvidia_smi_is_a_reason():
 
 @pytest.fixture
 def kernel(tmp_path):
-    """Make the files of a host with one H100 in MIG mode.
+    """Make the kernel files of a host with one H100 in MIG mode.
 
-    Its device nodes are copies of /dev/zero (1:5).
+    The GPU's device nodes are copies of /dev/zero (1:5).
     """
     for path, text in {
         "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.105.08  Release Build\n",
@@ -183,7 +183,10 @@ def nvml_of_one(simulated=False):
 
 
 def of_gpu(nvml, call, of=""):
-    """Return the reading of a call. Adds one without a value if it is missing."""
+    """Return the reading of a call.
+
+    If the call has no reading, add one without a value.
+    """
     calls = nvml["gpus"][0]["calls"]
     calls += [] if any(is_reading(each, call, of) for each in calls) else [{"call": call, "of": of}]
     return next(each for each in calls if is_reading(each, call, of))
@@ -216,7 +219,10 @@ def test_matching_kernel_files(kernel):
 
 
 def test_vbios_is_compared_ignoring_case(kernel):
-    """NVML of driver 580 prints upper case, and the open kernel module lower case."""
+    """Ignore the case of VBIOS versions.
+
+    NVML of driver 580 prints upper case, and the open kernel module prints lower case.
+    """
     file = kernel / "proc/driver/nvidia/gpus/0000:1a:00.0/information"
     for inside, outcome in (("96.00.a5.00.1a", "passed"), ("96.00.a5.00.1b", "differs")):
         file.write_text(file.read_text().replace("96.00.99.00.01", inside).replace("96.00.a5.00.1a", inside))
@@ -313,7 +319,7 @@ def test_the_catalogue_is_read_from_any_folder(tmp_path):
 
 
 def whole_reading():
-    """Return all parts of a module's reading of one GPU that are judged."""
+    """Return all parts of a module's reading of one GPU that the check uses."""
     nvml = nvml_of_one()
     readings = nvml["gpus"][0]["calls"]
     for call, of, value in (
@@ -358,7 +364,7 @@ def whole_reading():
 
 
 def places(value, path=()):
-    """Return the path of every value within a reading."""
+    """Return the path of every value in a reading."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, each in inner:
@@ -366,18 +372,21 @@ def places(value, path=()):
 
 
 def judged(reading):
-    """Return the checks of a reading by (area, subject)."""
+    """Return the checks of a reading, by (area, subject)."""
     return {(check.area, check.what): check for check in checks.judge(reading, FILES)}
 
 
 def test_unfilled_field_is_no_value():
-    """On an H200, driver 580 returns success for these fields and leaves zeros."""
+    """Ignore fields that the driver did not fill.
+
+    On an H200, driver 580 returns success for these fields and leaves zeros in them.
+    """
     reading = whole_reading()
     call = "nvmlDeviceGetFieldValues"
     for of in ("power min limit", "module power default limit"):
         of_gpu(reading["nvml"], call, of)["value"] = 0.0
     of_gpu(reading["nvml"], call, "power average")["value"] = 78945
-    # An integer field may really be 0.
+    # The real value of an integer field may be 0.
     of_gpu(reading["nvml"], call, "ecc corrected volatile")["value"] = 0
     of_gpu(reading["nvml"], "nvmlDeviceGetTotalEccErrors", "corrected volatile")["value"] = 0
     found = judged(reading)
@@ -403,7 +412,7 @@ def test_maximum_of_instances_is_from_profiles_without_mig_mode():
         (0x18BE10DE, 700, "96.00.A5.00.03", set()),
         (0x18BF10DE, 615, "96.00.A5.00.1A", set()),
         (0x18BF10DE, 700, "96.00.A5.00.1A", {"memory_reserved_mib"}),
-        # Firmware versions differ between boards.
+        # Boards of the same model can have different firmware versions.
         (0x18BE10DE, 615, "96.00.A5.00.1A", {"memory_reserved_mib"}),
         (0x18BF10DE, 615, "96.00.A5.00.22", set()),
         (0x18AA10DE, 700, "96.00.A5.00.03", {"pci_subsystem_id"}),
@@ -565,7 +574,7 @@ def test_reading_has_limited_gpus_with_distinct_indices(change):
 
 @pytest.mark.parametrize("place", ["gpus", "mig_devices"])
 def test_nvidia_smi_reading_has_limited_gpus(place):
-    """Each serial number is searched in all texts, so the number of GPUs is limited."""
+    """Limit the number of GPUs, because each serial number is searched in all texts."""
     reading = whole_reading()
     (gpu,) = reading["nvidia_smi"]["gpus"]
     rows = {"gpus": dict(gpu, serial=None), "mig_devices": ["0", "0"]}

@@ -22,7 +22,7 @@ DAY = 24 * HOUR
 
 
 def hours(*, works=(), gaps=(), began=0.0, excluded=()):
-    """Return a rhythm from spans of work and of missing samples, in hours."""
+    """Return a rhythm from spans of work and spans of missing samples, in hours."""
     rhythm = Rhythm(began * HOUR, [(start * HOUR, end * HOUR) for start, end in excluded])
     told = [(*span, rhythm.works) for span in works] + [(*span, rhythm.gap) for span in gaps]
     for start, end, tell in sorted(told, key=lambda row: row[:2]):
@@ -36,25 +36,25 @@ def hours(*, works=(), gaps=(), began=0.0, excluded=()):
         ({}, 10, 10, 0),
         ({"works": [(0, 10)]}, 10, 0, 0),
         ({"works": [(0, 4)]}, 10, 6, 0),
-        # A quiet time at the start of the history counts too. It is at least this long.
+        # A quiet time at the start of the history counts too. Its real length is at least the part in the history.
         ({"works": [(4, 5)]}, 10, 5, 4),
         ({"works": [(0, 1), (9, 10), (12, 13)]}, 20, 7, 8),
-        # Overlapping and repeated work.
+        # Spans of work overlap or are repeated.
         ({"works": [(0, 5), (3, 6), (3, 6)]}, 10, 4, 0),
-        # A gap interrupts the current quiet time unless the gap is at most a tenth of it.
+        # If a gap is longer than a tenth of the current quiet time, the quiet time starts after the gap.
         ({"works": [(0, 1)], "gaps": [(5, 8)]}, 12, 4, 0),
         ({"works": [(0, 1)], "gaps": [(50, 53)]}, 101, 100, 0),
         ({"works": [(0, 1)], "gaps": [(5, 8)]}, 31, 30, 0),
         ({"works": [(0, 1)], "gaps": [(5, 8)]}, 30, 22, 0),
-        # Without a current sample, the current state is unknown.
+        # If the current sample is missing, the current state is unknown.
         ({"works": [(0, 1)], "gaps": [(5, 10)]}, 10, 0, 0),
-        # A gap between two quiet times joins them. A gap next to work does not extend a quiet time.
+        # If a gap is between two quiet times, they are one quiet time. A gap next to work does not extend a quiet time.
         ({"works": [(0, 1), (20, 21)], "gaps": [(5, 15)]}, 22, 1, 19),
         ({"works": [(0, 5), (15, 16)], "gaps": [(5, 15)]}, 22, 6, 0),
         ({"works": [(0, 5), (18, 19)], "gaps": [(5, 15)]}, 22, 3, 3),
         ({"works": [(0, 1), (15, 16)], "gaps": [(5, 15)]}, 22, 6, 4),
         ({"works": [(0, 1), (30, 31)], "gaps": [(5, 10), (15, 20)]}, 31, 0, 29),
-        # Holidays do not count, neither in the current quiet time nor in earlier ones.
+        # Holidays are left out of the current quiet time and of earlier ones.
         ({"works": [(0, 1)], "excluded": [(5, 8)]}, 12, 8, 0),
         ({"works": [(0, 1), (11, 12)], "excluded": [(5, 8), (9, 30)]}, 40, 10, 5),
     ],
@@ -115,7 +115,7 @@ def test_week_is_normal_with_less_than_two_weeks_of_history():
 
 def test_each_missing_group_of_signals_extends_the_grace():
     assert [threshold(missing=count) for count in range(3)] == [2, 2.5, 3]
-    # Missing signals extend nothing else.
+    # Missing signals only extend the grace time.
     assert threshold(longest_days=6.7, missing=4) == 13.4
 
 
@@ -135,7 +135,7 @@ def test_holiday_lasts_from_midnight_to_midnight_in_its_time_zone():
     assert datetime.datetime.fromtimestamp(start, zoneinfo.ZoneInfo("Europe/Berlin")).isoformat() == (
         "2026-10-25T00:00:00+02:00"
     )
-    # The clocks go back on this day.
+    # On this day, the clocks are set back.
     assert end - start == 25 * HOUR
     ((start, end),) = spans(["2026-12-24"])
     assert start % DAY == 0 and end - start == DAY

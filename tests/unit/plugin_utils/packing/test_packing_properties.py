@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Properties of every packing: valid, complete, and without needless changes.
+"""Every packing is valid and complete, and makes no needless changes.
 
-If all packings can be tried, the result is optimal.
+If a problem is so small that all packings can be tried, the result is optimal.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_no_packing_leaves_out_less_or_takes_fewer_gpus(models, profiles):
 def small_groups(draw):
     """Generate workloads with affinity, anti-affinity and hosts.
 
-    They are for three A100 on two hosts.
+    The workloads are for three A100 on two hosts.
     """
     profiles = st.sampled_from(["1g.5gb+me", "2g.10gb", "3g.20gb", "4g.20gb"])
     return tuple(
@@ -140,7 +140,7 @@ def test_no_packing_of_groups_leaves_out_less_or_takes_fewer_gpus(workloads):
 def small_days(draw):
     """Generate (current workloads, wanted workloads) that fit on two A100.
 
-    Both map workloads to profiles.
+    Both are mappings from workloads to profiles.
     """
     names = [p.name for p in MODELS["A100-40GB"].profiles if p.compute_slices < 5]
     old = {"w%d" % n: p for n, p in enumerate(draw(st.lists(st.sampled_from(names), min_size=1, max_size=4)))}
@@ -162,7 +162,7 @@ def as_workloads(wanted):
 def test_no_replan_takes_fewer_gpus_or_moves_or_destroys_less(day, even):
     old, wanted = day
     gpus = fleet("A100-40GB", "A100-40GB")
-    # The policy `spread` leaves gaps that make moves worthwhile.
+    # With the policy `spread`, gaps remain, so that a move can save a GPU.
     first = pack(Problem(gpus, as_workloads(old), (), Rules(policy="spread" if even else "binpack")))
     problem = Problem(gpus, as_workloads(wanted), stands(first))
     packing = pack(problem)

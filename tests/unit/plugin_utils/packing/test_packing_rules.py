@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules, refusals and messages of packing."""
+"""Rules of packing, refused problems, and messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def packed(problem, solver):
 
 @needs_or_tools
 def test_pairs_that_a_greedy_packer_misses():
-    # The largest-first order puts 4g with a 2g and a 1g, but a GPU also holds 4g+3g or 3g+2g+2g.
+    # A packer that takes the largest workload first puts a 4g with a 2g on one GPU. But 4g+3g and 3g+2g+2g also fit.
     packing = packed(Problem(fleet(*[A100] * 4), wanted("4g.20gb", "3g.20gb", "3g.20gb", "2g.10gb", "2g.10gb")), "auto")
     assert (packing.score.gpus, packing.bound, packing.proven) == (2, 2, True)
 
@@ -154,7 +154,7 @@ def test_several_gpus_stay_within_their_domain(solver, search):
 
 @needs_or_tools
 def test_search_places_groups_that_the_heuristic_cannot():
-    # The host with two GPUs would suit the pair best, but workloads that can run nowhere else need it.
+    # The pair would fit best on the host with two GPUs, but other workloads can only run there.
     gpus = tuple(FleetGpu(host, n, A100) for host, count in (("a", 2), ("b", 3)) for n in range(count))
     workloads = (
         Workload("pair", (WHOLE,), gpus=2),
@@ -192,7 +192,7 @@ def test_too_many_groups_for_the_hosts(solver):
 
 
 def today(*standing):
-    """Parse lines of "gpu profile@start workload". A dash means no workload."""
+    """Parse lines of "gpu profile@start workload". A dash means that no workload runs."""
     found = []
     for text in standing:
         index, instance, name = text.split()

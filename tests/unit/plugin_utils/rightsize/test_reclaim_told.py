@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Notifications of the controller about idle holders, by mail and by web hook.
+"""The controller notifies receivers about idle holders by mail and web hook.
 
-The mail server is a real one.
+The mail server of the tests is a real one.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def test_unused_new_instance_is_vacant_on_a_monitored_host():
     row = gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, None)])
     (found,) = today({"a": state(row)}, words={("a", 0, "1"): "no_data"})
     assert [each.shape for each in found.vacant] == [mig("3g.40gb")] and not found.left
-    # A GPU between two jobs has no current holder but is not free.
+    # Between two jobs, a GPU has no holder at the moment, but it is not free.
     (found,) = today({"a": state(row)}, words={("a", 0, "1"): "right"})
     assert [one.name for one in found.occupants] == ["a-gpu0-3g.40gb-4"]
 
@@ -211,9 +211,9 @@ def began(*hours, **more):
 
 
 def left(states, held_hours=None, **more):
-    """Return why the only workload of host a is left out.
+    """Return the reason why the only workload of host a is left out.
 
-    The policy requires a day of the workload's own history.
+    The policy requires a history of one day for the workload itself.
     """
     audit = audit_of({"a": states})
     if held_hours is not None:
@@ -228,7 +228,7 @@ def left(states, held_hours=None, **more):
 def test_new_holder_has_no_history():
     words = "it runs for less than 24 h, and earlier history belongs to others"
     assert left(began(23)) == left(began(25), held_hours=12) == left(began(25), held_hours=0) == words
-    # The oldest process counts, because workers are restarted.
+    # The age is that of the oldest process, because workers are restarted.
     assert left(began(1, 25)) == left(began(25), held_hours=24) == left(state(gpu("a", 0, H100, "x.service"))) == ""
 
 
@@ -271,9 +271,10 @@ def test_invalid_result_of_gpu_info_is_an_error():
     ],
 )
 def test_unchanged_oversized_workload_has_a_reason(missing, words):
-    """The workload is alone on its GPU.
+    """State why an oversized workload stays unchanged.
 
-    Without OR-Tools, not every plan is tried, so the reason must not claim that no plan frees a GPU.
+    The workload is alone on its GPU. Without OR-Tools, not every plan is tried, so the reason must not claim that no
+    plan frees a GPU.
     """
     states = {"a": state(gpu("a", 0, H100, "x.service"))}
     said = {"a": wishes([{"match": "x", "memory": "4GiB", "sm_percent": 10}], "a")}
@@ -300,7 +301,7 @@ IDLE = {("a", 0, ""): "idle"}
 
 
 def with_jobs(*held):
-    """Return a host whose GPUs jobs hold: the ID of the job of each GPU."""
+    """Return a host whose GPUs are held by jobs. `jobs` has a job ID for each GPU."""
     slurm = {"kind": "slurm", "user": "alice", "pid": None}
     return state(
         *(
@@ -355,7 +356,7 @@ def test_idle_service_can_be_stopped():
         (gpu("a", 0, H100, "x.service"), {"exempt": ["alice"]}, "exempt (alice)"),
         (gpu("a", 0, H100, "x.service"), {"exempt": ["a"]}, "exempt (a)"),
         (gpu("a", 0, H100, "user@1000.service"), {}, "is an interactive session"),
-        # A user passed it an open device node.
+        # The service has a GPU's device node open because a user passed it the open file.
         (gpu("a", 0, H100, "polkit.service"), {}, "it holds GPUs for other processes"),
         (gpu("a", 0, H100, "slurmd.service"), {}, "holds GPUs for other processes"),
         (gpu("a", 0, H100, "x.scope"), {}, "not a service"),
@@ -393,7 +394,10 @@ def test_spared_holders_have_a_reason(found, more, why):
 
 @pytest.mark.parametrize(("grace_hours", "least"), [(24, 80), (None, 80), (85, 85)])
 def test_holder_younger_than_its_idle_time_is_spared(grace_hours, least):
-    """A short grace time must not count time before the holder started as idle."""
+    """Spare a holder that is younger than its idle time.
+
+    Even if the grace time is short, the time before the holder started must not count as idle.
+    """
     for age, spared in (
         (least - 1, "started %d h ago; protected for %d h" % (least - 1, least)),
         (least + 1, ""),
@@ -435,7 +439,7 @@ def test_bare_handle_does_not_spare_a_unit():
     second["holders"].append(bare("hub.service", "GPU-a-1", started_seconds=young))
     found = reclaim({"a": state(first, second)}, IDLE)
     assert (found["hub.service"].gpus, found["hub.service"].spared) == (("GPU-a-0",), "")
-    # The process is still listed as a holder.
+    # The process with the bare handle is still listed as a holder.
     assert any(str(bare("hub.service", "GPU-a-0")["who"]) == who for who in found["hub.service"].holders)
 
 
@@ -504,7 +508,7 @@ def test_new_proposal_removes_old_hosts_but_no_other_files(tmp_path):
 
 @pytest.fixture
 def no_umask():
-    """Set the umask to 0."""
+    """Set the umask to 0, so that it does not restrict file modes."""
     former = os.umask(0)
     yield
     os.umask(former)
@@ -517,7 +521,7 @@ def test_proposal_is_readable_for_owner_and_group_only(tmp_path, no_umask):
         assert len(found) == 5 and {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o640}
         folders = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_dir()}
         assert folders == {0o750}
-        # Files of an earlier release.
+        # An earlier release wrote these files.
         for path in found:
             path.chmod(0o644)
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Queried histories: their number of points, and their values."""
+"""Histories from Prometheus: their number of points, and their values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def occupant(number, shape=WHOLE, instance="", memory=None, **wish):
 
 
 class Server:
-    """Answers `value` (a function of time) for every queried GPU and step.
+    """Answer `value` (a function of time) for every queried GPU and step.
 
     Queries for more than `refuse` GPUs are too large.
     """
@@ -168,7 +168,7 @@ def test_tenant_is_sized_only_in_memory():
     memory = Stat(14.0 * DAY, 1.0, max=8.0 * GIB)
     need = need_of_tenant(occupant(0, quota, memory=memory), Policy())
     assert need.compute_percent == 30 and 8 * GIB < need.memory_bytes < 9 * GIB
-    # The need is never more than the quota, because the workload ran within it.
+    # The workload ran within its quota, so it never needs more than the quota.
     full = Stat(14.0 * DAY, 1.0, max=16.0 * GIB)
     assert need_of_tenant(occupant(0, quota, memory=full), Policy()).memory_bytes == 16 * GIB
     assert "too little data" in need_of_tenant(occupant(0, quota, memory=Stat(3600.0, 1.0, max=1.0)), Policy())

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of a cluster for nodes with NVIDIA's DRA driver, and their removal."""
+"""Change a cluster for nodes with NVIDIA's DRA driver, and undo the change."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SELECTOR = "dra-driver-nvidia-gpu-component=kubelet-plugin"
 
 
 def mapping(layout=MIXED, instances=(), name="n1"):
-    """Return the mapping for a host with four H100.
+    """Return the mapping of a host with four H100.
 
     `instances` are (GPU, profile, number) of its current instances.
     """
     found = kubernetes_mapping(layout, "nvidia_dra", expected_gpus=["H100-80GB"] * 4, node=name)
     assert not found["problems"], found["problems"]
-    # The driver reports UUIDs. The expected GPUs of this test have none.
+    # The DRA driver reports UUIDs. The expected GPUs in this test have none.
     text = json.dumps(found)
     partitioned = {gpu for gpu, _profile, _number in instances}
     found = json.loads(text)
@@ -60,7 +60,7 @@ def node(labels=None, allocatable=None, annotations=None, name="n1"):
 
 
 def resource_slice(devices, name="n1", generation=1, pool=None):
-    """Return a ResourceSlice with devices by UUID, in the form of the driver."""
+    """Return a ResourceSlice with devices by UUID, in the form of the DRA driver."""
     items = []
     for number, (uuid, resource) in enumerate(devices.items()):
         attributes = {"uuid": {"string": uuid}, "type": {"string": "gpu"}}
@@ -104,7 +104,7 @@ def changes(found, at, *objects, namespaces=("team",)):
 
 
 def written(found):
-    """Return the objects of a first run, as the API stores them."""
+    """Return the objects of a first run in the form in which the API stores them."""
     return copy.deepcopy([each for each in found["write"] if each["kind"] != "DaemonSet"])
 
 
@@ -153,14 +153,14 @@ def test_a_template_has_the_claim_of_its_entry():
 def test_matching_node_needs_nothing():
     planned = mapping(instances=NOW)
     ready, objects = follows(planned)
-    # The API adds defaults to what was written.
+    # The API stores an object with added defaults.
     objects[-1]["spec"]["spec"]["devices"]["requests"][0]["exactly"].update(allocationMode="ExactCount", count=1)
     found = changes(planned, ready, *objects)
     assert found["in_step"] and found["lines"] == [] and not found["restart"]
 
 
 def test_published_devices_of_removed_instances_need_a_restart():
-    # The profile and the number are the same, and the instances are new.
+    # The instances are new, but have the same profile and number.
     planned = mapping(instances=NOW)
     ready, objects = follows(planned)
     stale = resource_slice(mapping(instances=((0, "3g.40gb", 1), (0, "1g.10gb", 2), (0, "1g.10gb", 7)))["devices"])

@@ -33,7 +33,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.registry 
 
 pytestmark = pytest.mark.core
 
-#: The backends whose answers the tests know. The tests of all backends iterate over KEYS.
+#: The tests know the exact answers of these backends. Tests of all backends iterate over KEYS.
 DEVICE_PLUGIN, DRA, HAMI, VOLCANO = EXACT = ("nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu")
 
 GIB = 1 << 30
@@ -65,12 +65,15 @@ PAIRS = list(itertools.permutations(range(len(ENTRIES)), 2))
 
 
 def layout(*entries):
-    """Return a layout with one entry per GPU, by index. None omits a GPU."""
+    """Return a layout with one entry per GPU, by index.
+
+    If an entry is None, the GPU is left out.
+    """
     return parse_layout([dict(entry, gpus=[index]) for index, entry in enumerate(entries) if entry])
 
 
 def gpus(number):
-    """Return GPUs with UUIDs, as a driver reports them."""
+    """Return GPUs that have UUIDs, as a driver reports them."""
     return [dataclasses.replace(gpu, uuid=uuid) for gpu, uuid in zip(H100[:number], UUIDS)]
 
 
@@ -85,7 +88,7 @@ def vgpu(**changes):
 
 @lru_cache(maxsize=None)
 def mapped_pair(backend, first, second):
-    """Map a node with two GPUs. The arguments are positions in ENTRIES."""
+    """Map a node that has two GPUs. The arguments are positions in ENTRIES."""
     return mapped(backend, ENTRIES[first], ENTRIES[second])
 
 
@@ -116,9 +119,9 @@ def test_whole_gpu_with_each_backend(entry, by_device_plugin, by_dra, by_hami, b
 
 
 def test_each_sharing_is_in_the_table_of_backends():
-    """A kind that is missing in a backend's table would be offered as an unshared GPU.
+    """Find kinds of sharing that a backend's table lacks.
 
-    This applies to the device plugin and DRA.
+    The device plugin and DRA would offer such a GPU as an unshared one.
     """
     assert {entry["sharing"] for entry in ENTRIES if entry} == set(SHARINGS)
 
@@ -347,7 +350,7 @@ def test_a_configuration_is_named_by_its_content():
     others = [mapped(DEVICE_PLUGIN, entry).config for entry in (EXCLUSIVE, MIG, MPS)]
     names = {config_name(each) for each in (config, *others)}
     assert len(names) == 4
-    # The name is both a ConfigMap key and a label value.
+    # This name is used as a ConfigMap key and as a label value.
     assert all(re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]", name) for name in names)
 
 
@@ -424,7 +427,7 @@ def test_templates_are_named_by_node_sharing_gpus_and_profile():
         "node-a-mps-2",
         "node-a-mig-3-3g.40gb-mps",
     ]
-    # Without UUIDs, a claim would select GPUs of other entries.
+    # If UUIDs were missing, a claim would also select GPUs of other entries.
     unknown = offer_node(layout(EXCLUSIVE), H100[:1], DRA, "node-a")
     assert [request.template for request in unknown.requests] == [""]
 

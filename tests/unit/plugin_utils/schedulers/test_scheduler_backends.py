@@ -120,7 +120,7 @@ def refusals(key, layout):
 
 @pytest.mark.parametrize("key", registry.KEYS)
 def test_a_backend_that_writes_labels_can_remove_them(key):
-    # A record with labels other than the backend's is treated as unreadable and blocks the next run.
+    # If a record has labels that the backend does not use, it counts as unreadable and blocks the next run.
     backend = registry.backend(key)
     offered = [layout for layout in LAYOUTS if not refusals(key, layout)]
     assert offered
@@ -135,7 +135,7 @@ def test_a_backend_that_writes_labels_can_remove_them(key):
 
 
 def test_a_backend_without_a_config_map_restarts_no_plugin():
-    # The role's default namespace and selector belong to NVIDIA's device plugin.
+    # The role's default namespace and default selector are those of NVIDIA's device plugin.
     offer = {"labels": Counted.fixed_labels, "config_name": "", "config": {}, "resources": {"example.com/gpu": 2}}
     place = Place("n1", "ns", "cm")
     node = {"metadata": {"name": "n1", "labels": {}}, "status": {"allocatable": {"example.com/gpu": "1"}}}

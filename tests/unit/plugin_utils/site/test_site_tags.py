@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Roles selected by tags, and roles that a host's plan needs together."""
+"""Roles selected by tags, and roles that must run together with another role."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_selected_roles(run, skip, selected):
 
 
 def test_each_tag_has_variables_or_a_group_that_request_its_role():
-    # A tag without them is accepted even if no host uses its role.
+    # The tag of a role without such variables or a group is accepted even if no host uses the role.
     assert {*tags._ASKED_BY, *tags._GROUPS, *ALWAYS} == set(ROLES)
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Histories for sizing tests: one sample every five minutes, from midnight UTC."""
+"""Histories for sizing tests: a sample every five minutes from midnight UTC."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START = 1794787200.0
 
 
 def fleet(duty, gib, card=None, names=None):
-    """Return a fleet from rows of percent and of GiB.
+    """Return a fleet from rows of percent and rows of GiB.
 
     A row is a constant or a sequence. The longest sequence determines the length.
     """
@@ -34,7 +34,7 @@ def hours(days, *spans, high=80.0, low=0.0):
 
 
 def random_fleet(seed, count, days, low=2.0, high=30.0):
-    """Return workloads with random bursts of duty and random changes of memory."""
+    """Return workloads with random bursts of activity and random changes of memory."""
     chance = np.random.default_rng(seed)
     length = round(days * DAY)
     level = chance.uniform(low, high, (count, 1))

@@ -33,7 +33,10 @@ def only(found):
 
 
 def row(values, length=DAY):
-    """Return `length` samples. The last given value is repeated."""
+    """Return `length` samples.
+
+    If fewer values are given, the last value is repeated.
+    """
     values = list(values)
     return np.array([*values, *[values[-1]] * (length - len(values))], float)
 
@@ -99,7 +102,10 @@ def test_observed_hours_of_the_day_count_once():
 
 
 def test_single_sample_of_memory_counts():
-    """No percentile would include one sample in 2880."""
+    """Count a single sample of memory.
+
+    No percentile would include one sample of 2880.
+    """
     memory = np.full(10 * DAY, 10.0)
     memory[1234] = 30
     demand = only(demands(fleet([5.0], [memory])))
@@ -138,7 +144,10 @@ def test_more_days_never_raise_the_margin(one, other):
 @few
 @given(st.integers(0, 10**6), st.sampled_from([2, 4]))
 def test_repeated_days_lower_the_need(seed, times):
-    """With an even number of repeats, both halves are equal and no trend appears."""
+    """Repeat the days of a history.
+
+    If the number of repeats is even, both halves of the history are equal, so no trend appears.
+    """
     once = random_fleet(seed, 3, 1)
     again = Fleet.of(
         once.names,
@@ -204,7 +213,10 @@ def working_share(found):
 
 
 def test_unseen_hours_are_planned_as_busy():
-    """Half a day with little work was seen. The other half may have the busy hours."""
+    """Plan unseen hours as busy.
+
+    Samples exist for half of a day, with little work. The other half may have the busy hours.
+    """
     assert working_share(fleet([hours(0.5, (3, 4))], [5.0]))[0] > 0.08
     quiet = np.where(np.arange(DAY // 2) % 10 == 0, 30.0, 0.0)
     assert working_share(fleet([quiet], [5.0]))[0] > 0.7

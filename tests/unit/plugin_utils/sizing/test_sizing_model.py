@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Invalid histories and policies are refused with their location.
+"""Errors in histories and policies are reported with their location.
 
 Missing samples stay missing.
 """

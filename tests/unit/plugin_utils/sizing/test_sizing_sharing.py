@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Workloads that share a card.
 
-They must fit, their peaks must not coincide, they must have data, and sharing must save enough.
+Workloads share a card only if they fit, their peaks do not coincide, their data is complete, and sharing saves enough.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ def test_half_a_day_does_not_prove_that_peaks_never_coincide():
 
 
 def test_quiet_half_of_a_day_does_not_fill_a_card():
-    """Each workload runs a little from time to time, and half of the day is unknown."""
+    """Keep workloads apart if half of the day is unknown.
+
+    Each workload runs for a short time now and then.
+    """
     quiet = [np.where(np.arange(DAY // 2) % 20 == i, 60.0, 0.0) for i in range(6)]
     known = [np.tile(row, 28) for row in quiet]
     assert share(fleet(quiet, [np.full(DAY // 2, 5.0)] * 6), 141 * GIB).gpus == 6
@@ -114,9 +117,9 @@ def test_quiet_half_of_a_day_does_not_fill_a_card():
 
 
 def test_memory_peaks_are_expected_to_coincide():
-    """Two workloads jump from 20 to 45 GiB at independent times.
+    """Expect that peaks of memory coincide.
 
-    Both peaks will coincide at some time.
+    Two workloads jump from 20 to 45 GiB at independent times, so both are high at the same time sooner or later.
     """
     memory = [np.where(np.arange(2 * DAY) % 20 == i * 7, 45.0, 20.0) for i in range(2)]
     assert np.max(memory[0] + memory[1]) == 65
@@ -135,7 +138,7 @@ def test_two_maxima_always_fit_at_once():
     found = fleet([5.0] * 3, memory)
     assert share(found.part([0, 1]), 83 * GIB).gpus == 2
     assert share(found.part([0, 1]), 85 * GIB).gpus == 1
-    # The third workload counts with its usual memory: 40 + 40 + 20, and 5 % free.
+    # The third workload counts with its usual memory. 40 + 40 + 20 GiB are used, and 5 % must be free.
     assert share(found, 105 * GIB).gpus == 2
     assert share(found, 107 * GIB).gpus == 1
 
@@ -163,7 +166,10 @@ def test_result_can_be_empty():
 
 
 def test_without_savings_all_stay_exclusive():
-    """Each workload needs more than half of a card of any size."""
+    """Keep all workloads exclusive.
+
+    Each workload needs more than half of a card of any size, so sharing saves nothing.
+    """
     for gib in (40, 48, 80):
         answer = share(fleet([np.full(DAY, 5.0)] * 5, [np.full(DAY, 0.45 * gib)] * 5, gib), gib * GIB)
         assert not answer.worth_it
@@ -192,7 +198,7 @@ def test_card_without_memory_is_refused(card):
 
 
 def fewest(sizes, capacity):
-    """Return the minimum number of bins by brute force."""
+    """Return the minimum number of bins, found by brute force."""
     items = sorted(sizes, reverse=True)
     for count in itertools.count(1):
         bins = [0] * count
@@ -224,9 +230,9 @@ def test_the_search_finds_the_fewest_cards_of_small_cases(sizes):
 
 
 def test_the_mean_of_all_cards_stays_within_its_limit():
-    """A pair is saturated for 3 % of the time, and the mean over all cards may be 1 %.
+    """Limit the mean over all cards.
 
-    A third of the cards may be pairs.
+    A pair is saturated for 3 % of the time, and the mean may be 1 %. So a third of the cards may be pairs.
     """
     search = Search(lambda group: Weight(len(group) == 2, 0.03), [1.0] * 20, 100, Limits(0.01, 1e-4, 200, 20, 1))
     found = search.run()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Controller code asks the registry of techniques and names no technique."""
+"""Controller code asks the registry of techniques and names no technique itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.core
 
 UTILS = Path(__file__).resolve().parents[4] / "plugins/plugin_utils"
 KEYS = [technique.key for technique in TECHNIQUES]
-#: Files of the techniques.
+#: The files that belong to the techniques.
 OWN = {"techniques/registry.py", *("techniques/%s.py" % key for key in KEYS)}
 #: Other files that may name a technique, with the reason.
 EXCEPTIONS = {

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check the inventory's variable names, and the use of the check in playbooks."""
+"""The inventory's variable names are checked, and playbooks use the check."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def misspelt(name):
 @pytest.mark.parametrize("name", [name for name in VARIABLES if name.startswith(known.prefixes())])
 def test_a_misspelt_name_of_each_variable_is_an_error(name):
     (found,) = check.unknown([misspelt(name)])
-    # Short names such as dirs and dir resemble each other.
+    # Short names such as dirs and dir are similar to each other.
     assert found.error and (found.nearest == name or len(name.split("_")[-1]) < 6), found
 
 
@@ -258,7 +258,7 @@ def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
         # Other words.
         *("gpu_train_timeout", "gpu_audio_user", "gpu_expert_dir", "gpu_exporter_dir", "gpu_exporter_overwrite"),
         *("gpu_simulation_gpus", "gpu_size_waves", "gpu_suite_tolerate", "gpu_hosts"),
-        # Names of other owners.
+        # These names belong to other owners.
         *(
             "my_gpu_layout",
             "my_gpu_layout_on_busy",
@@ -273,7 +273,7 @@ def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
             "GPU_LAYOUT",
             "NVIDIA_DRIVER_VERSION",
         ),
-        # Too short: only exchanged letters are detected in such names.
+        # These names are short, so only exchanged letters are detected in them.
         *("gpu_layot", "gpu_lauout", "layout", "lab", "_", "__", ""),
     ],
 )
@@ -295,7 +295,7 @@ def test_name_that_lacks_a_word_of_a_variable_is_an_error(name):
         if wrong in VARIABLES or known.is_internal(wrong) or len(meant) > 1:
             continue
         (found,) = check.unknown([wrong])
-        # Without another word, the name may resemble a second variable.
+        # If a word is missing, the name may also be similar to a second variable.
         assert found.error or " or " in found.nearest, wrong
         assert name in found.nearest or wrong.startswith(known.prefixes()), found
 

@@ -558,7 +558,7 @@ def test_the_last_tenant_leaves_nothing_of_all_its_names(host, tmp_path):
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_tenant_named_like_the_key_of_another_is_removed_separately(host, tmp_path, first):
-    """Keep both tenants, although they have files in the same folder."""
+    """Remove each tenant separately, although both have files in the same folder."""
     host.write(A)
     host.write(dataclasses.replace(RENAMED, aliases=()))
     before = {path: (tmp_path / path).read_text() for path in everything(tmp_path)}

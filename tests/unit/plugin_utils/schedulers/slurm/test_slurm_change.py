@@ -57,7 +57,7 @@ def record_of(host):
 def planned_change(host, entries, *jobs, was=None, record=None, version=NEW, kept=(), problem=NO_RULE):
     """Return the change of the node h100-01.
 
-    `was` is the value of `Gres=`. Without it, the node has the GRES of its current devices.
+    `was` is the value of `Gres=`. If it is None, the node has the GRES of its current devices.
     """
     desired = node_gpus(layout(*entries), host)
     record = record_of(host) if record is None else record
@@ -74,7 +74,7 @@ def planned_change(host, entries, *jobs, was=None, record=None, version=NEW, kep
 def split_host():
     """Return four GPUs.
 
-    GPU 0 has 3g.40gb and twice 1g.10gb, with the numbers 0, 1 and 2.
+    GPU 0 has one 3g.40gb and two 1g.10gb, with the numbers 0, 1 and 2.
     """
     host = gpus(4)
     host[0] = with_instances(host[0], (1, "3g.40gb", 4), (9, "1g.10gb", 0), (10, "1g.10gb", 1))
@@ -160,14 +160,14 @@ def test_job_with_unknown_devices_must_end():
 
 
 def test_node_with_unknown_order_waits_for_its_jobs():
-    # An administrator wrote gres.conf, so the devices of the jobs are unknown.
+    # An administrator wrote gres.conf, so it is unknown which devices the jobs use.
     was = "gpu:1g.10gb:2,gpu:3g.40gb:1,gpu:h100:3"
     found = planned_change(split_host(), [THIRDS, *[SHARED] * 3], job(5, 3), was=was, record=())
     assert (found.way, found.jobs) == (AFFECTED, ("5",))
 
 
 def test_numbers_of_running_jobs_stay():
-    # GPU 1 loses its 3g.40gb, so a node without jobs would number the devices of GPU 0 differently.
+    # GPU 1 loses its 3g.40gb. On a node without jobs, the devices of GPU 0 would therefore get other numbers.
     host = gpus(2)
     host[0] = with_instances(host[0], (1, "3g.40gb", 4), (9, "1g.10gb", 0))
     host[1] = with_instances(host[1], (1, "3g.40gb", 4), (9, "1g.10gb", 0))
@@ -179,7 +179,7 @@ def test_numbers_of_running_jobs_stay():
 
 
 def test_job_whose_device_must_get_another_number_must_end():
-    # The devices of a type have consecutive numbers, so the two 1g.10gb need the numbers 1 and 2.
+    # Devices of a type have consecutive numbers, so the two instances 1g.10gb need the numbers 1 and 2.
     host = gpus(2)
     host[0] = with_instances(host[0], (1, "3g.40gb", 4))
     host[1] = with_instances(host[1], (1, "3g.40gb", 4), (9, "1g.10gb", 0))
@@ -268,7 +268,7 @@ def test_no_pad_is_added_without_the_rule():
     assert (found.way, found.gres) == (ALL, "gpu:7g.80gb:1,gpu:h100:3")
     four = {"sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 4}]}
     found = planned_change(host, [four, *[SHARED] * 3], job(5, 3), was=was, record=record)
-    # The job's GPU has number 3, and four 1g.10gb do not fit before it.
+    # The job's GPU has number 3. There are not enough numbers before it for four 1g.10gb.
     assert (found.way, found.jobs, found.gres) == (IN_PLACE, (), "gpu:pad:1,gpu:h100:3,gpu:1g.10gb:4,gpu:pad2:2")
     assert found.note == "Jobs can get a pad: %s." % NO_RULE
     unchanged = planned_change(host, [THIRDS, *[SHARED] * 3], job(5, 3), was=was, record=record)
@@ -314,7 +314,7 @@ JOBS = st.lists(st.sets(st.integers(0, 8), max_size=3), max_size=4)
 
 
 def numbered(pairs):
-    """Return devices grouped by type, as slurmd numbers them.
+    """Return devices grouped by type, in the order in which slurmd numbers them.
 
     The device 9 does not exist yet.
     """
@@ -348,7 +348,7 @@ def test_job_outside_the_list_keeps_its_devices(before, after, held, version, is
     continuing = [one for one in jobs if one.id not in found.jobs]
     text, kinds = parse(found.gres, "n")[0], types(found.order)
     assert [(each.type, each.count) for each in text] == [(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
-    # slurmd numbers devices by type, so a type must not be divided.
+    # slurmd numbers devices by type, so all devices of a type must be together.
     assert sorted(kinds, key=list(dict.fromkeys(kinds)).index) == kinds
     assert sorted(as_record(filter(None, found.order))) == sorted(as_record(new))
     if totals(text) != totals(counted(old)):
@@ -367,7 +367,7 @@ def test_job_outside_the_list_keeps_its_devices(before, after, held, version, is
 
 
 def every_order(devices, total):
-    """Yield all orders of types in which each type has consecutive numbers."""
+    """Yield all orders in which the devices of each type have consecutive numbers."""
     blocks = [[device for device in devices if device.type == kind] for kind in dict.fromkeys(d.type for d in devices)]
     for chosen in itertools.permutations(blocks):
         spare = total - len(devices)
@@ -395,7 +395,7 @@ def test_an_order_is_found_whenever_one_exists(pairs, spare, data):
 
 @given(DEVICES, DEVICES, JOBS)
 def test_no_job_waits_without_a_reason(before, after, held):
-    """Check that jobs that keep their devices wait only if there is no order for them."""
+    """Check that a job waits only if no order of devices keeps its numbers."""
     old, new = numbered(before), numbered(after)
     jobs = tuple(Job(str(number), (("gpu", len(ids), tuple(sorted(ids))),)) for number, ids in enumerate(held) if ids)
     found = change("n", Desired(new), Current(counted(old), (), as_record(old), jobs, NEW, ""))

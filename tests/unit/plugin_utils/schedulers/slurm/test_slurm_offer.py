@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The GRES of a layout on a Slurm node, and the entries that Slurm cannot express."""
+"""The GRES of a layout on a Slurm node, and entries that Slurm cannot express."""
 
 from __future__ import annotations
 
@@ -58,12 +58,15 @@ PARTITIONED = [MIG, SEVENTHS, MEDIA, SPLIT, NO_INSTANCES, MPS_INSIDE]
 
 
 def layout(*entries):
-    """Return a layout with one entry per GPU, by index. None omits a GPU."""
+    """Return a layout with one entry per GPU, by index.
+
+    If an entry is None, the GPU is left out.
+    """
     return parse_layout([dict(entry, gpus=[index]) for index, entry in enumerate(entries) if entry])
 
 
 def gpus(number):
-    """Return GPUs with UUIDs, as a driver reports them."""
+    """Return GPUs that have UUIDs, as a driver reports them."""
     return [dataclasses.replace(gpu, uuid="GPU-%08x" % gpu.index) for gpu in H100[:number]]
 
 
@@ -156,7 +159,8 @@ def test_notes_name_the_gpus():
 
 
 def test_type_of_each_model_is_a_part_of_its_detected_name():
-    # AutoDetect=nvml accepts a type only if it is a part of the name. slurmd replaces spaces by underscores.
+    # AutoDetect=nvml accepts a type only if it is a part of the GPU's name. slurmd replaces spaces in the name by
+    # underscores.
     for model in load_models().values():
         for board in model.boards:
             (gpu,) = gpus(1)
@@ -189,7 +193,7 @@ def test_two_models_with_the_same_short_name_have_full_names():
 
 # -- Refusals --
 
-#: The backends whose answers the tests know.
+#: The tests know the exact answers of these backends.
 EXACT = ("nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu")
 
 
@@ -225,7 +229,7 @@ EXACT = ("nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu")
 )
 def test_refusal_names_entry_reason_and_capable_backends(entries, where, problem, backends):
     refused = offered(*entries).refusals[0]
-    # A backend that is added later may also support the entry.
+    # A backend that is added later may support this entry as well.
     assert (refused.where, tuple(name for name in refused.backends if name in EXACT)) == (where, backends)
     assert problem in refused.problem
     assert str(refused).endswith("%s can express it (gpu_kubernetes_backend)." % " or ".join(refused.backends))
@@ -255,7 +259,7 @@ def test_gpu_without_a_model_is_refused():
 
 @pytest.mark.parametrize("version", [None, OLD, NEW])
 def test_layout_is_offered_completely_or_refused(version):
-    # Two entries cannot name the same daemon.
+    # Two entries cannot have a daemon of the same name.
     equal = [(entry, entry) for entry in ENTRIES if entry not in (MPS, MPS_INSIDE, TENANTS)]
     for pair in [*itertools.permutations(ENTRIES, 2), *equal]:
         found = offered(*pair, version=version)
@@ -270,7 +274,7 @@ def test_layout_is_offered_completely_or_refused(version):
         else:
             gres, _others = parse(found.config.get("Gres", ""), "n")
             assert {each.kind: each.count for each in gres} == found.resources, pair
-            # Slurm refuses a node with typed and untyped GRES of one name.
+            # Slurm refuses a node that has GRES of one name both with and without a type.
             assert all(bool(each.type) == (each.name == "gpu") for each in gres), pair
             assert len({each.kind for each in gres}) == len(gres), pair
 
@@ -462,7 +466,7 @@ def test_device_that_is_gone_has_no_uuid():
             ["GPU-00000000", "GPU-00000001"],
         ),
         (["Name=gpu Type=h100 File=/dev/nvidia0", "Name=gpu Type=h100 File=/dev/null"], ["GPU-00000000", ""]),
-        # Slurm finds these devices itself, or the lines do not match the node.
+        # Slurm itself must find these devices, or the lines differ from the node's GRES.
         (["AutoDetect=nvml", "Name=gpu Type=h100 File=/dev/nvidia[0-1]"], []),
         (["Name=gpu Type=h100 Count=2"], []),
         (["Name=gpu Type=h100 File=/dev/nvidia0"], []),
@@ -476,7 +480,10 @@ def test_lines_of_an_administrator_are_read(found, uuids_found):
 
 @given(st.lists(st.sampled_from([EXCLUSIVE, MIG, SEVENTHS, SPLIT, SLICED]), min_size=1, max_size=8))
 def test_lines_and_node_agree(entries):
-    """slurmd ends or drains the node if gres.conf and the node's line differ."""
+    """Compare gres.conf with the node's line.
+
+    If they differ, slurmd ends or drains the node.
+    """
     made = {
         id(MIG): [(2, "3g.40gb", 0), (1, "3g.40gb", 4)],
         id(SEVENTHS): [(number + 7, "1g.10gb", number) for number in range(7)],
@@ -490,7 +497,7 @@ def test_lines_and_node_agree(entries):
     gres, _others = parse(offer_node(layout(*entries), host, "slurm", version=NEW).config["Gres"], "n")
     types = re.findall(r"Name=gpu Type=(\S+)", "\n".join(found))
     counted = [Gres("gpu", kind, types.count(kind)) for kind in dict.fromkeys(types)]
-    # The numbers of devices follow the types of the node first, so both must have one order.
+    # Device numbers depend on the order of the node's types, so gres.conf and the node must have the same order.
     assert counted == [each for each in gres if each.name == "gpu"]
     assert types == [each.type for each in counted for _number in range(each.count)]
     shards = sum(map(int, re.findall(r"Name=shard File=\S+ Count=(\d+)", "\n".join(found))))

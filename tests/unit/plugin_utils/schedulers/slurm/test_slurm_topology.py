@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Cores= and Links= of gres.conf, and the lines of topology.conf.
 
-Slurm 24.11 drained a node whose Cores= was a part of a socket, and Slurm 22.05 and 24.11 took these values.
+Slurm 24.11 drained a node whose Cores= was only a part of a socket. Slurm 22.05 and 24.11 accepted the values that
+these tests expect.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NEW, OLD = (24, 11, 5), (22, 5, 8)
 def cpus_of(packages, cores, threads=1, interleaved=False, **more):
     """Return a host whose second threads have the upper half of the CPU numbers.
 
-    If `interleaved` is true, consecutive CPUs are in different packages.
+    If `interleaved` is true, neighboring CPU numbers are in different packages.
     """
     count = packages * cores
     found = []
@@ -43,7 +44,7 @@ def cpus_of(packages, cores, threads=1, interleaved=False, **more):
 
 
 def cores(cpus, **local):
-    """Return Cores= of GPUs with these closest CPUs, and the notes."""
+    """Return Cores= of GPUs that have these closest CPUs, and the notes."""
     near = {uuid: parse_cpus(text, "n") for uuid, text in local.items()}
     found = placement([], dataclasses.replace(cpus, local=near), NEW)
     return dict(found.cores), found.notes
@@ -53,11 +54,11 @@ def cores(cpus, **local):
     ("cpus", "near", "expected"),
     [
         (cpus_of(2, 4), {"a": "0-3", "b": "4-7"}, {"a": "0-3", "b": "4-7"}),
-        # Cores have numbers of their own, so the second threads do not count.
+        # Slurm numbers cores and not CPUs, so the second threads do not count.
         (cpus_of(2, 4, 2), {"a": "0-3,8-11", "b": "4-7,12-15"}, {"a": "0-3", "b": "4-7"}),
-        # Core 0 to 3 are those of the first socket, whatever numbers its CPUs have.
+        # Cores 0 to 3 belong to the first socket, whatever numbers its CPUs have.
         (cpus_of(2, 4, 2, interleaved=True), {"a": "0,2,4,6,8,10,12,14", "b": "1,3,5,7,9,11,13,15"}, {"a": "0-3", "b": "4-7"}),
-        # Two NUMA nodes in each package: slurmctld drains a node with a part of a socket.
+        # Each package has two NUMA nodes. slurmctld drains a node whose Cores= is only a part of a socket.
         (cpus_of(2, 4), {"a": "0-1", "b": "6-7"}, {"a": "0-3", "b": "4-7"}),
         # Slurm can count NUMA nodes as sockets.
         (cpus_of(2, 4, sockets=4, cores_per_socket=2), {"a": "0-1", "b": "6-7"}, {"a": "0-1", "b": "6-7"}),
@@ -66,7 +67,7 @@ def cores(cpus, **local):
         (cpus_of(1, 8), {"a": "0-3"}, {}),
         (cpus_of(2, 4), {"a": ""}, {}),
         (Cpus(), {"a": "0-3"}, {}),
-        # Offline CPUs are in no core.
+        # An offline CPU belongs to no core.
         (cpus_of(2, 4), {"a": "0-3,64-67", "b": "64-67"}, {"a": "0-3"}),
     ],
     ids=str,
@@ -82,7 +83,7 @@ def test_cores_are_whole_sockets(cpus, near, expected):
         (cpus_of(2, 4, 2, sockets=16, cores_per_socket=1), "0-3"),
         (cpus_of(2, 4, sockets=0, cores_per_socket=0), "0-3"),
         (cpus_of(3, 2, sockets=2, cores_per_socket=3), "0-1"),
-        # The NUMA nodes of a package are interleaved, so Slurm's order within the package is unknown.
+        # The CPUs of a package's NUMA nodes alternate, so it is unknown how Slurm orders them within the package.
         (cpus_of(2, 4, sockets=4, cores_per_socket=2), "0,2"),
     ],
 )
@@ -116,7 +117,7 @@ def test_a_core_has_few_threads():
 
 
 def linked(counts):
-    """Return GPUs with the given number of links for each pair."""
+    """Return GPUs in which each pair has the given number of links."""
     host = [
         dataclasses.replace(gpu, pci_address="0000:0%d:00.0" % gpu.index)
         for gpu in assumed_gpus(["A100-40GB"] * len(counts))
@@ -140,7 +141,7 @@ def test_links_count_the_connections_by_position():
 def test_instances_have_positions_without_links():
     instances = [Device("3g.20gb", PAIRS[2], "MIG-1", 1, 0), Device("3g.20gb", PAIRS[2], "MIG-2", 2, 0)]
     devices = [*instances, Device("a100", PAIRS[0], "GPU-a"), Device("a100", PAIRS[1], "GPU-b")]
-    # Two GPUs are a pair whatever they are connected with.
+    # Two GPUs always form a pair, whatever connects them.
     assert placement(devices, Cpus(), NEW).links == {}
     third = Device("a100", PAIRS[2], "GPU-c")
     assert placement([*devices, third], Cpus(), NEW).links == {2: "0,0,-1,4,0", 3: "0,0,4,-1,0", 4: "0,0,0,0,-1"}
