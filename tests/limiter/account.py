@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Calculate the memory cost of a program's CUDA calls.
 
-Written in Python from CUDA's documentation and the project's design. No code is shared with the library. A `Book` is
-the account of one process. The sum of a tenant's books for a GPU is what cuMemGetInfo must report and what the quota
-must limit.
+This model is written in Python from CUDA's documentation and the project's design. It shares no code with the library.
+A `Book` is the account of one process. For each GPU, cuMemGetInfo must report the sum of the tenant's books, and the
+quota must limit this sum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass, field
 
 MIB = 1 << 20
-STEP = 2 * MIB  # granularity of physical memory and of pool reservations
+STEP = 2 * MIB  # Physical memory and pool reservations are multiples of this size.
 PITCH = 512
 ELEMENT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 LAYERED = 1
@@ -69,7 +69,10 @@ def graph_memory_node(device: int, size: int) -> bytes:
 
 @dataclass
 class Physical:
-    """Memory behind a handle. It exists until it has no references and no mappings."""
+    """Physical memory that has a handle.
+
+    The memory exists until it has no references and no mappings.
+    """
 
     gpu: int
     size: int
@@ -84,14 +87,14 @@ class Held:
     gpu: int
     size: int
     context: int
-    free: str  # name of the function that frees it
+    free: str  # The name of the function that frees this allocation.
 
 
 @dataclass
 class Book:
     """The account of one process: its allocations outside pools and graphs.
 
-    Only the driver knows how much pools and graphs reserve.
+    Only the driver knows how much memory pools and graphs reserve.
     """
 
     held: dict[int, Held] = field(default_factory=dict)
@@ -105,7 +108,10 @@ class Book:
         return linear + sum(memory.size for memory in self.physical.values() if memory.gpu == gpu)
 
     def context_gone(self, context: int) -> None:
-        """Remove a context with its pointers and arrays. Handles belong to no context."""
+        """Remove a context with its pointers and arrays.
+
+        Handles do not belong to a context, so they stay.
+        """
         self.held = {key: held for key, held in self.held.items() if held.context != context}
 
     def drop_unused(self, handle: int) -> None:

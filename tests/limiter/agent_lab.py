@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the agent that distributes turnstiles, and clients that attack it.
+"""Run the agent that distributes turnstiles, and clients that attack the agent.
 
-The tests stand in for the service manager and keep the agent's descriptors.
+The tests replace the service manager and keep the agent's descriptors.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 def wait_until_read(path: Path) -> None:
     """Wait until the agent has read a file twice.
 
-    By the second read, the agent has acted on what it read first. The kernel updates a file's access time only if it is
-    older than the modification time (mount(8), relatime).
+    At its second read, the agent has finished the actions for the first read. The kernel updates a file's access time
+    only if it is older than the modification time (mount(8), relatime).
     """
     for _ in range(2):
         os.utime(path, (0, time.time()))
@@ -55,7 +55,7 @@ def wait_until_read(path: Path) -> None:
 class Agent:
     """Run `gpu-layout vgpu-agent` below a root directory.
 
-    Acts as systemd: receives the agent's readiness message and keeps its file descriptors.
+    Like systemd, this class receives the agent's readiness message and keeps its file descriptors.
     """
 
     def __init__(self, root: Path) -> None:
@@ -184,7 +184,7 @@ def connected(folder: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def handed(folder: Path) -> Iterator[dict[str, int]]:
-    """Return the descriptors that a client receives, by the lines of the answer."""
+    """Return the descriptors that a client receives, by the line of the answer."""
     found: dict[str, int] = {}
     with connected(folder) as connection:
         while True:
@@ -220,18 +220,21 @@ class Pause:
         (self._folder / "on").touch()
 
 
-POINTS = 5  # tolerance for a tenant's share, in percentage points; one turn is 2 points of a second
+POINTS = 5  # The tolerance for a tenant's share in percentage points. A turn is 2 percent of a second.
 HALF_MS = "--kernel 500000 --report 0.1"
 
 
 def pair(world: World, words: str, percents: tuple[int, int] = (50, 50)) -> list[Worker]:
-    """Create two tenants on one GPU, each known to the agent and with one worker."""
+    """Create two tenants on one GPU.
+
+    The agent knows both tenants, and each has one worker.
+    """
     tenants = [make_tenant(world.tenant(sm, f"tenant-{seat}", seat)) for seat, sm in enumerate(percents)]
     return [world.worker(tenant, words) for tenant in tenants]
 
 
 def own(tenant: Tenant) -> Path:
-    """Return the folder that is mounted only in this tenant's containers."""
+    """Return the folder that is mounted only in the containers of this tenant."""
     return tenant.root / vgpu_files.agent_folder(tenant.name)
 
 

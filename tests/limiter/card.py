@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the memory use of the stub's cards from outside the tested processes.
 
-This is how tests judge whether the limiter let too much through. The file format is that of stub/card.h. Only the stub
-driver writes the numbers, and the limiter cannot access them.
+So tests see whether the limiter allowed too much memory. The file format is that of stub/card.h. Only the stub driver
+writes the numbers, and the limiter cannot access them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _lives(pid: int) -> bool:
 
 
 class Card:
-    """The cards of one test: a file that the first process creates."""
+    """The cards of one test, stored in a file that the first process creates."""
 
     def __init__(self, path: Path, gpus: int = 1, memory: int = 16 << 30) -> None:
         self.path, self.gpus, self.memory = path, gpus, memory
@@ -85,7 +85,7 @@ class Card:
         return names.index(group) if group in names else None
 
     def used(self, gpu: int = 0, group: str | None = None) -> int:
-        """Return the bytes that running processes hold, for one group or for all."""
+        """Return the bytes that running processes hold: of one group, or of all groups."""
         card = self._read()
         if card is None:
             return 0
@@ -110,12 +110,15 @@ class Card:
         return 0 if index is None else card.gpu[gpu].group_peak[index]
 
     def refused(self, gpu: int = 0) -> int:
-        """Return how often the card had no room or a fault was injected."""
+        """Return how often the card had no room, or a fault was injected."""
         card = self._read()
         return 0 if card is None else card.gpu[gpu].refused
 
     def kinds(self, gpu: int = 0) -> dict[str, int]:
-        """Return the bytes by kind of allocation. Wrong after a process was killed."""
+        """Return the bytes by kind of allocation.
+
+        The result is wrong after a process was killed.
+        """
         card = self._read()
         return {} if card is None else dict(zip(KIND_NAMES, card.gpu[gpu].kinds))
 

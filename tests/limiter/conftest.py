@@ -40,7 +40,7 @@ def built(build_folder: Path) -> Built:
 
 @pytest.fixture(scope="session")
 def library(build_folder: Path) -> ctypes.CDLL:
-    """Load the arithmetic functions of the turnstile without the rest of the library."""
+    """Load the turnstile's arithmetic functions without the rest of the library."""
     return turnstile_lab.load(build_folder)
 
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants with one process per GPU that wait for each other after each step.
+"""Tenants with one process per GPU, which wait for each other after each step.
 
-This is the pattern of data-parallel training.
+Data-parallel training has this pattern.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MS = 10**6
 class Gangs:
     """Tenants with equal shares and equal work.
 
-    On each of its GPUs, a tenant runs steps that consist of a kernel and a collective operation.
+    On each of its GPUs, a tenant runs steps. Each step is a kernel and a collective operation.
     """
 
     ranks: int
     tenants: int
     policy: str
     kernel_ns: int
-    sync: bool = True  # if true, the host waits for each step
+    sync: bool = True  # If true, the host waits for each step.
     work_ns: int = 400 * MS  # work of each rank, including the collective operations
 
     def __str__(self) -> str:

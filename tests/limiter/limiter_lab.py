@@ -23,7 +23,7 @@ BUILD_DEADLINE = 600  # a build with a sanitizer takes 15 s of CPU time
 
 
 class Out:
-    """An output argument: a number that the call writes."""
+    """A number that a CUDA call writes."""
 
     def __str__(self) -> str:
         return "&"
@@ -33,17 +33,20 @@ OUT = Out()
 
 
 def buffer(size: int) -> str:
-    """An output argument: `size` bytes that the call writes."""
+    """A buffer of `size` bytes that a CUDA call writes."""
     return f"*{size}"
 
 
 def data(content: bytes) -> str:
-    """An input argument: bytes that the call reads and may change."""
+    """A buffer of bytes that a CUDA call reads and may change."""
     return "@" + bytes(content).hex()
 
 
 def run_make(folder: Path, build: Path, *variables: str, stamp: str = ".made") -> None:
-    """Run a Makefile once. The first of several test processes runs it."""
+    """Run a Makefile once.
+
+    If several test processes need it, the first process runs it.
+    """
     build.mkdir(parents=True, exist_ok=True)
     with (build / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -72,7 +75,7 @@ def compile_c(program: Path, *options: str) -> Path:
 class Built:
     """The built limiter, stub and client.
 
-    `sanitizer` (address or thread) applies to all of them.
+    `sanitizer` (address or thread) applies to the limiter and the client.
     """
 
     def __init__(self, folder: Path, sanitizer: str = "") -> None:
@@ -81,7 +84,7 @@ class Built:
         if "address" in sanitizer:
             flags += " -fno-omit-frame-pointer"
         self._library_flags = [f"CFLAGS=-O1 -g {flags}"] if flags else []
-        # The stub is not under test, so it is always built without the sanitizer.
+        # The stub is not under test, so it never gets the sanitizer.
         run_make(HERE / "stub", folder / "stub")
         self.client = compile_c(folder / "client/client", str(HERE / "client/client.c"), *flags.split())
         self.stub = folder / "stub"
@@ -100,7 +103,7 @@ class Built:
 
     @property
     def front(self) -> Path:
-        """Return a folder with a libcuda.so.1 in front of the stub's, as in containers."""
+        """Return a folder with the front's libcuda.so.1, as in containers."""
         folder = self.folder / "front"
         paths = (f"FRONT_LIBRARY={self.library}", f"FRONT_DRIVER={self.stub / 'libcuda.so.1'}")
         run_make(SOURCE, folder, *paths, str(folder / "libcuda.so.1"))
@@ -116,7 +119,7 @@ class Built:
         """Return the variables with which a program loads the limiter and finds the stub."""
         preloads = [str(self.library)] if preload else []
         if "address" in self.sanitizer or "thread" in self.sanitizer:
-            # The sanitizer's own library must be the first preloaded one.
+            # The sanitizer requires that its own library is preloaded first.
             name = "libasan.so" if "address" in self.sanitizer else "libtsan.so"
             found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
             preloads.insert(0, os.path.realpath(found.stdout.strip()))
@@ -161,7 +164,7 @@ class Client:
         return self.answer(line)
 
     def send(self, *lines: str) -> None:
-        """Send lines whose answers are read later."""
+        """Send lines, and read the answers later."""
         self._in.write("".join(line + "\n" for line in lines))
         self._in.flush()
 
@@ -242,7 +245,7 @@ class Client:
 
 
 class Forked(Client):
-    """A child that a client has forked."""
+    """A child process that a client has forked."""
 
     def __init__(self, pid: int, into: Path, out: Path) -> None:
         self.process, self.pid = None, pid
@@ -259,7 +262,7 @@ class Forked(Client):
 
 
 class Tenant:
-    """A tenant's files below its own root, in the format that gpu_layout writes."""
+    """A tenant's files below a separate root, in the format that gpu_layout writes."""
 
     def __init__(self, root: Path, card: Card, built: Built, name: str = "tenant-a") -> None:
         self.root, self.card, self.built, self.name = root, card, built, name
@@ -285,9 +288,9 @@ class Tenant:
         link.symlink_to(f"pid:[{number}]")
 
     def quota(self, *memory: int, sm: int = 100, policy: str = "fixed", priority: int = 0, seat: int = 0) -> Tenant:
-        """Write the quota file: bytes for the first GPU, the second and so on.
+        """Write the quota file with the bytes for the first GPU, the second and so on.
 
-        None: the tenant does not have this GPU.
+        None means that the tenant does not have this GPU.
         """
         lines = ["# Of a test.", "version 1", f"tenant {self.name}", f"policy {policy}", f"priority {priority}"]
         for gpu, limit in enumerate(memory):
@@ -324,7 +327,7 @@ class Tenant:
         return self.card.used(gpu, self.name)
 
     def peak(self, gpu: int = 0) -> int:
-        """Return the most card memory that the tenant ever held at one time."""
+        """Return the most card memory that the tenant held at any time."""
         return self.card.peak(gpu, self.name)
 
     def logged(self) -> str:

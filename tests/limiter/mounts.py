@@ -16,7 +16,7 @@ UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user
 
 
 def can_mount() -> bool:
-    """Return whether this user may mount, possibly only in a user namespace."""
+    """Return whether this user may mount, at least in a user namespace."""
     if not shutil.which("unshare"):
         return False
     done = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
@@ -26,7 +26,8 @@ def can_mount() -> bool:
 def client_behind(tenant: Tenant, mounts: str, *, prefix: str = "", start: bool = True, **environment: str) -> Client:
     """Start a client of the tenant after the shell commands in `mounts`.
 
-    `prefix` is a command that starts the client. A variable with an empty value is removed from the environment.
+    `prefix` is put before the client's command. If the value of a variable is empty, the variable is removed from the
+    environment.
     """
     variables = {key: value for key, value in tenant.environment(**environment).items() if value}
     preload, driver = variables.pop("LD_PRELOAD"), tenant.built.stub / "libcuda.so.1"

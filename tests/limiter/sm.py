@@ -17,8 +17,8 @@ from tests.limiter.limiter_lab import DEADLINE, Built, Tenant
 class Worker:
     """A process of a tenant and its reports: seconds, busy ns and launches.
 
-    `calls` is the number of driver calls that the limiter made. `parted` is the number of dependent launches that one
-    of the limiter's events separated from the previous launch. `waits` is how often the first thread slept or waited.
+    `calls` is the number of driver calls that the limiter made. `parted` is the number of dependent launches before
+    which the limiter recorded an event. `waits` is how often the first thread slept or waited.
     """
 
     tenant: Tenant
@@ -65,7 +65,7 @@ class World:
         return tenant.quota(*[0] * self.card.gpus, sm=sm, seat=seat, **quota)
 
     def worker(self, tenant: Tenant, options: str, preload: bool = True, ends_with: int = 0) -> Worker:
-        """Add a process of a tenant, to be started by run().
+        """Add a process of a tenant, which run() will start.
 
         client/sm_worker.c lists the options.
         """
@@ -111,7 +111,7 @@ class World:
 
 
 def alone(folder: Path, built: Built, percent: int, options: str, **environment: str) -> float:
-    """Return the percentage that a tenant with a fixed share gets when it is alone.
+    """Return the percentage that a tenant with a fixed share gets without others.
 
     The tenant always has work.
     """
@@ -135,7 +135,7 @@ def two(
 
 
 def launch_ns(folder: Path, built: Built, percent: int | None, launches: int = 20000) -> float:
-    """Return the host time of a launch with the real clock and empty kernels.
+    """Return the host time of a launch, with the real clock and empty kernels.
 
     If percent is None, the limiter is not loaded.
     """
@@ -159,8 +159,8 @@ def driver_calls(folder: Path, built: Built, streams: int) -> float:
     return worker.calls_per_launch
 
 
-#: The delay that a Linux machine adds to a sleep (timer slack and wake-up). With this delay, the results do not depend
-#: on exact sleeps.
+#: A Linux machine lengthens each sleep by this delay (timer slack and wake-up). With the delay, results do not depend
+#: on the exact length of sleeps.
 LATE = {"STUB_LATE_NS": "60000"}
 BENCH = ("--kernel 10000", "--kernel 1000000", "--kernel 50000000", "--kernel 20000 --graph 10 --form graph")
 

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test turnstile pages from the agent.
+"""Test turnstile pages that programs get from the agent.
 
-The shares are the same, other tenants cannot write to the memory, and programs survive an agent that starts, hangs or
-stops.
+The shares are the same as without the agent, and other tenants cannot write to the memory. Programs survive an agent
+that starts, hangs or stops.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def test_a_killed_holder_is_found_out_by_its_lock(world, agent):
 
 
 def test_no_descriptor_stays_open(world, agent):
-    """A program may close all descriptors and reuse their numbers."""
+    """Keep no descriptor open.
+
+    A program may close all descriptors and reuse their numbers.
+    """
     worker, _other = pair(world, "--kernel 2000000 --seconds 2")
     pause = Pause(world, worker.tenant, 1)
     agent.start()
@@ -110,7 +113,7 @@ def test_the_agent_tells_who_has_which_seat(world, agent):
 
 
 def test_a_tenant_that_comes_is_seen_by_those_that_run(world, agent):
-    """Running programs must see the new tenant's seat, or they would not wait for it.
+    """Show a new tenant's seat to running programs, so that they wait for the tenant.
 
     The seat is in memory that the programs already share.
     """
@@ -147,7 +150,7 @@ def test_gpu_layout_tells_whether_tenants_are_protected(world, agent):
 
 
 def test_memory_that_root_in_a_container_can_write_is_told(world):
-    """An agent reports this state on a kernel that cannot make memory read-only."""
+    """Report a kernel that cannot make memory read-only for root in a container."""
     worker, _other = pair(world, HALF_MS)
     (worker.tenant.root / vgpu_files.SHOWN).parent.mkdir(parents=True, exist_ok=True)
     ShownFile(worker.tenant.root).write([ShownSeat(world.card.uuid(), 0, False, b"")])
@@ -315,7 +318,7 @@ def test_a_socket_without_an_agent_costs_nothing(world, agent):
     ids=["none", "long", "odd", "empty", "of-an-earlier-release", "of-no-memory"],
 )
 def test_a_strange_answer_is_no_answer(world, answer):
-    """Programs ignore an answer that they cannot parse.
+    """Ignore an answer that the program cannot parse.
 
     An agent of another release may send one.
     """

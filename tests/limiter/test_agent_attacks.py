@@ -58,9 +58,9 @@ def test_truncating_the_file_ends_no_program(world, agent):
 
 
 def test_a_page_without_its_name_keeps_no_later_process_out(world, agent):
-    """A forged file header would exclude later processes.
+    """Forge a file header so that later processes would not use the page.
 
-    Each of them would then get the full share of its tenant.
+    Each of these processes would then get the full share of the tenant.
     """
     first, second = pair(world, f"{HALF_MS} --seconds 5")
     late = world.worker(second.tenant, f"{HALF_MS} --start 2 --seconds 3")
@@ -103,7 +103,10 @@ def test_a_hostile_write_into_the_own_page_costs_the_neighbour_a_moment(world, a
 
 
 def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, agent):
-    """Another tenant can take all locks on the file, or the file may be missing."""
+    """Check two cases:
+
+    another tenant holds all locks on the file, or the file is missing.
+    """
     workers = pair(world, f"{HALF_MS} --seconds 5")
     file_of(world).unlink()
     agent.start()
@@ -114,7 +117,7 @@ def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, ag
 
 
 def test_without_the_agent_truncating_the_file_ends_the_neighbours(world):
-    """The agent exists to prevent this.
+    """Truncate the file, which only the agent prevents.
 
     If this test fails, the limitation is gone and the documentation must change.
     """
@@ -153,18 +156,18 @@ def test_all_users_can_read_and_none_of_them_can_write(world, agent):
     assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o644, os.geteuid())
     uuid = world.card.uuid()
     assert [(seat.gpu_uuid, seat.number) for seat in shown(worker.tenant.root)] == [(uuid, 0), (uuid, 1)]
-    # All other sockets belong to one tenant each.
+    # Each of the other sockets belongs to one tenant.
     sockets = {path for path in (worker.tenant.root / vgpu_files.STATE).rglob("*") if path.is_socket()}
     assert sockets == {own(one.tenant) / vgpu_files.AGENT_SOCKET for one in (worker, other)}
 
 
 def shown_at(state: Path) -> int:
-    """Return when the agent last wrote the file that all users may read."""
+    """Return the time at which the agent last wrote the file that all users may read."""
     return int.from_bytes((state / Path(vgpu_files.SHOWN).name).read_bytes()[8:16], sys.byteorder)
 
 
 def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
-    """The file is rewritten in place and does not grow."""
+    """Rewrite the file in place, without letting it grow."""
     (worker, _other) = pair(world, HALF_MS)
     agent.start()
     state = worker.tenant.root / vgpu_files.STATE
@@ -172,15 +175,15 @@ def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
     before = shown_at(state)
     wait_until(lambda: shown_at(state) > before, "the agent writes once a second")
     assert (worker.tenant.root / vgpu_files.SHOWN).stat().st_ino == inode
-    # A restarted agent creates a new file, and it can be read again.
+    # A restarted agent creates a new file, which users can read again.
     agent.restart()
     assert len(shown(worker.tenant.root)) == 2
 
 
 def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, agent):
-    """Descriptors in flight count against the agent's own limit.
+    """Limit the number of unread answers per tenant.
 
-    The number of unread answers per tenant is therefore limited.
+    Descriptors in unread answers count against the agent's own limit.
     """
     hostile, honest = (worker.tenant for worker in pair(world, HALF_MS))
     agent.start()
@@ -194,7 +197,7 @@ def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, ag
         for _ in range(50):
             with handed(own(honest)) as found:
                 assert own_page(world, found, 1)
-        # The agent's descriptors: its sockets, the turnstiles, and those in unread answers.
+        # The agent's descriptors are its sockets, the turnstiles, and the descriptors in unread answers.
         assert len(list(Path(f"/proc/{agent.process.pid}/fd").iterdir())) < 40
     finally:
         for connection in held:
@@ -208,9 +211,9 @@ class Stopped(Exception):
 
 
 def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
-    """One user may connect to the sockets of all tenants without a group.
+    """Limit the unread answers to one user who connects to the sockets of all tenants.
 
-    Descriptors in unread answers count against the agent's own limit.
+    Tenants without a group accept this user. Descriptors in unread answers count against the agent's own limit.
     """
     tenants = [worker.tenant for worker in pair(world, HALF_MS)]
     monkeypatch.setattr(vgpu_agent, "_MOST_ON_THEIR_WAY", 24, raising=False)
@@ -242,9 +245,9 @@ def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
 
 @pytest.mark.parametrize("errors", [1, 7], ids=["one error", "many errors"])
 def test_tenants_that_are_gone_before_the_answer_flood_no_journal(world, monkeypatch, errors):
-    """Sockets and errors alternate.
+    """Alternate two tenants' sockets and errors.
 
-    A log entry for one tenant must not reset the limit for the other.
+    A log entry for one tenant must not reset the limit for the other tenant.
     """
     tenants = [worker.tenant for worker in pair(world, HALF_MS)]
     lines, sent = [], iter(range(1 << 30))
@@ -287,9 +290,9 @@ def test_what_clients_send_is_not_read(world, agent):
 
 @pytest.mark.skipif(not can_mount(), reason="this user may make no mount namespace")
 def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
-    """Uses the mounts of the tenant's CDI device, and runs as root.
+    """Use the mounts of the tenant's CDI device, and run as root.
 
-    Root could bypass mere file permissions.
+    Root could bypass protection by file permissions alone.
     """
     own_tenant, other = (worker.tenant for worker in pair(world, HALF_MS))
     agent.start()

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test NVML process data from the agent, also for processes in containers.
+"""Test NVML process data that the agent provides, also to programs in containers.
 
 Memory that the agent reports is charged to the tenant, and programs do not query NVML themselves.
 """
@@ -24,7 +24,7 @@ from tests.limiter.test_contexts import COST, OUT_OF_MEMORY, QUOTA, client, crea
 from tests.limiter.test_region import NONCE, PID, SLOT_SIZE, SLOTS, region
 from tests.limiter.test_report import settled
 
-#: After this time without a report, agent_report.c considers the agent stopped.
+#: If the agent writes no report for this time, agent_report.c considers the agent stopped.
 SILENT_NS = 5 * 10**9
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child")
 
@@ -66,9 +66,9 @@ def speak(agent: Agent, *tenants: Tenant) -> Agent:
 
 
 def in_container(tenant: Tenant, tmp_path: Path, **more: str) -> Client:
-    """Start a program in its own PID namespace.
+    """Start a program in a new PID namespace.
 
-    NVML reports the program by its host pid, which the program does not know.
+    NVML reports the program's pid on the host, which the program does not know.
     """
     view = tmp_path / "view"
     if not view.exists():
@@ -97,16 +97,16 @@ def test_contexts_in_a_container_count(speaking: Agent, tenant: Tenant, tmp_path
 
 
 def test_a_context_of_a_process_that_calls_nothing_more_counts(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """The process does not check its usage itself, because it makes no further call.
+    """Charge the first context of a process that makes no further call.
 
-    The size of its first context was not known in advance.
+    Without a call, the process does not check its usage itself. The size of its first context was not known in advance.
     """
     with in_container(tenant, tmp_path), client(tenant) as other:
         assert settled(other, QUOTA - 2 * COST) == (QUOTA - 2 * COST, QUOTA)
 
 
 def test_memory_that_nobody_reserved_is_charged(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """The memory belongs to a program that runs without the limiter."""
+    """Charge memory of a program that runs without the limiter."""
     with client(tenant) as counted:
         with in_container(tenant, tmp_path, preload="no") as bare:
             bare.alloc(100 * MIB)
@@ -122,7 +122,7 @@ def test_memory_that_nobody_reserved_is_charged(speaking: Agent, tenant: Tenant,
 
 
 def test_a_number_in_shared_memory_says_whose_nobody_is(agent: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """A tenant writes another tenant's pid into its own slot.
+    """Ignore a forged pid: a tenant writes another tenant's pid into its own slot.
 
     The forger is still charged for its own memory, and the victim is not charged for more.
     """
@@ -161,7 +161,7 @@ def test_no_program_asks_nvml_while_the_agent_does(speaking: Agent, tenant: Tena
             program.free(program.alloc(MIB))
             silent_ns = max(silent_ns, time.monotonic_ns() - spoke)
             spoke = written_ns(tenant)
-        # If the machine is so busy that the agent is silent for this long, programs query NVML themselves.
+        # On a very busy machine, the agent may be silent for this long. Then programs query NVML themselves.
         assert not asks_nvml(program) or silent_ns > SILENT_NS
         speaking.kill()
         until = time.monotonic() + DEADLINE

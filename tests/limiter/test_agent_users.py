@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test attacks by host users on the files and sockets that are open to all."""
+"""Test attacks by users of the host on the files and sockets that all may access."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def test_no_number_of_users_keeps_others_from_seeing(tmp_path, built, monkeypatc
 
 
 def test_a_file_that_a_tenant_sends_is_refused(tmp_path, built):
-    """A tenant can delay the close of its file, which would block the agent."""
+    """Refuse the file:
+
+    a tenant can delay the close of its file, which blocks the agent.
+    """
     with socket.socket(socket.AF_UNIX) as probe:
         if not passed_files.refuse(probe):
             pytest.skip("this kernel passes files to every socket")

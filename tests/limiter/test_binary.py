@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the library file: exports and dependencies, with various compiler flags."""
+"""Test the library file:
+
+its exports and dependencies, with various compiler flags.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,10 @@ def test_only_what_is_intercepted_is_exported(library: Path) -> None:
 
 @pytest.mark.parametrize("name", [LIBRARY, "vgpu-top"])
 def test_it_needs_no_newer_c_library(library: Path, name: str) -> None:
-    """One file is used on all supported distributions.
+    """Check that the file needs no newer C library, because it is used everywhere.
 
-    These are Rocky 8 to 10, Debian 12 and 13, Ubuntu 22.04 and 24.04. Containers may have older releases.
+    The supported distributions are Rocky 8 to 10, Debian 12 and 13, Ubuntu 22.04 and 24.04. Containers may have older
+    releases.
     """
     needed = output("readelf", "--version-info", "--wide", library.parent / name)
     versions = re.findall(r"Name: GLIBC_([\d.]+)", needed)
@@ -65,7 +69,7 @@ def test_it_needs_no_newer_c_library(library: Path, name: str) -> None:
 
 
 def test_vgpu_top_runs(library: Path) -> None:
-    """The program must not need the C library's newer start function."""
+    """Check that the program does not need the C library's newer start function."""
     assert json.loads(output(library.parent / "vgpu-top", "--json"))["version"] == 1
 
 
@@ -86,10 +90,10 @@ def test_it_needs_the_c_library_alone(library: Path) -> None:
 
 
 def test_a_thread_is_cancelled_nowhere_but_in_its_sleep(library: Path) -> None:
-    """POSIX allows cancellation in some functions.
+    """List the functions in which POSIX allows a thread to be cancelled.
 
-    Of these, only the sleep is called, and no lock is held then. fcntl is also a cancellation point, but not for
-    commands that do not wait.
+    Of these functions, only the sleep is called, and no lock is held then. fcntl is also a cancellation point, but not
+    for commands that do not wait.
     """
     points = POINTS.split()
     names = {line.split()[-1].split("@")[0] for line in output("nm", "-D", "--undefined-only", library).splitlines()}
@@ -100,7 +104,7 @@ def test_a_thread_is_cancelled_nowhere_but_in_its_sleep(library: Path) -> None:
 
 
 def test_nothing_runs_when_it_is_loaded(library: Path) -> None:
-    """The library has no constructors or destructors except gcc's own."""
+    """Allow no constructors or destructors except those that gcc adds."""
     sections = output("readelf", "--sections", "--wide", library)
     for name in (".init_array", ".fini_array"):
         size = re.search(rf"\s{re.escape(name)}\s+\S+\s+\S+\s+\S+\s+(\S+)", sections)
@@ -123,9 +127,9 @@ def test_it_limits(library: Path, tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("name", ["dlsym", "dlvsym"])
 def test_a_search_ends_in_a_jump(library: Path, name: str) -> None:
-    """The C library must not see our library as the caller.
+    """Hide the library from the C library when dlsym searches.
 
-    RTLD_NEXT searches the libraries after the caller's.
+    RTLD_NEXT searches the libraries after the caller's library.
     """
     code = output("objdump", f"--disassemble={name}", "--no-show-raw-insn", library)
     jump = r"\b(jmp\s+\*|jmp\s+[0-9a-f]+ <\*ABS|br\s+x)"

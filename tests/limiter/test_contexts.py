@@ -18,7 +18,7 @@ from tests.limiter.test_report import settled
 OUT_OF_MEMORY = 2
 QUOTA, COST = 1024 * MIB, 400 * MIB
 STACK, FIFO, HEAP = range(3)
-THREADS = 132 * 2048  # number of threads that the stub's GPU can run at a time
+THREADS = 132 * 2048  # The number of threads that can run on the stub's GPU at the same time.
 CREATE = {
     "cuCtxCreate": (OUT, 0, 0),
     "cuCtxCreate_v2": (OUT, 0, 0),
@@ -32,7 +32,10 @@ def client(tenant: Tenant, cost: int = COST, start: bool = True, **environment: 
 
 
 def create(program: Client, form: str = "cuCtxCreate_v2") -> int:
-    """Create a context without making it current. Return the result."""
+    """Create a context without making it current.
+
+    Returns the result of the call.
+    """
     result, _ = program.call(form, *CREATE[form])
     if result == 0:
         program.ok("cuCtxPopCurrent_v2", OUT)
@@ -95,13 +98,13 @@ def test_what_the_driver_refuses_is_not_charged(tenant: Tenant) -> None:
 
 
 def test_where_nvml_does_not_know_the_process_the_reservation_stays(tenant: Tenant) -> None:
-    """NVML does not know the pid of a process in a container's own PID namespace."""
+    """Test a container's PID namespace, in which NVML does not know the process's pid."""
     tenant.quota(3 * COST)
     with client(tenant) as outside:
         assert create(outside) == 0
         tenant.in_namespace(0xF0000123)
         with client(tenant) as inside:
-            end = time.monotonic() + 1.5  # NVML is queried once a second
+            end = time.monotonic() + 1.5  # The limiter queries NVML once a second.
             while time.monotonic() < end:
                 assert inside.memory() == (0, 3 * COST)
             inside.ok("cuDevicePrimaryCtxRelease_v2", 0)
@@ -109,7 +112,7 @@ def test_where_nvml_does_not_know_the_process_the_reservation_stays(tenant: Tena
 
 
 def test_what_is_learned_is_the_least_that_was_seen(tenant: Tenant) -> None:
-    """A process with large modules must not raise the reservation for all contexts."""
+    """Reserve the lowest cost, although one process has large modules."""
     tenant.quota(QUOTA)
     with client(tenant, cost=900 * MIB) as large:
         assert create(large) == OUT_OF_MEMORY

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test that overlapping launches are counted only once."""
+"""Test that GPU time in which launches overlap is counted only once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_overlapping_stretches_are_counted_once(library):
 
 
 def test_stretches_in_the_order_of_their_launches_sum_to_their_union(library):
-    """With several streams, launches start nearly in order.
+    """Start launches of several streams nearly in order.
 
     The sum must equal the number of marked nanoseconds.
     """

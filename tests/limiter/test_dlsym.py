@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test dlsym from every kind of caller.
 
-Hooked names return the limiter's function. All others return the same result as without the limiter.
+For hooked names, it returns the limiter's function. For all other names, it returns the same result as without the
+limiter.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def test_other_names_are_found_as_without_us(answers: object) -> None:
 
 
 def test_at_another_path_and_under_another_name(answers: object, tenant: Tenant, tmp_path: Path) -> None:
-    """Use another folder, the versioned name of an upgrade, and a relative path."""
+    """Load the library from another folder and by a relative path.
+
+    Its name is the versioned name of an upgrade.
+    """
     for copy in (tmp_path / "vgpu" / f"{LIBRARY}.1.2.3", tmp_path / "x.so"):
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(tenant.built.library, copy)
@@ -93,7 +97,7 @@ def test_at_another_path_and_under_another_name(answers: object, tenant: Tenant,
 def test_loaded_twice_it_still_limits(answers: object, tmp_path: Path, tenant: Tenant) -> None:
     """Load the library through /etc/ld.so.preload and through LD_PRELOAD.
 
-    One of the two names the link, and the other names the versioned file.
+    One of them names the link, and the other one names the versioned file.
     """
     copy = tmp_path / "copy.so"
     shutil.copy(tenant.built.library, copy)

@@ -10,9 +10,9 @@ from tests.limiter.turnstile_lab import HOLDS, MS, NOW, SECOND, Claim, held_for_
 
 
 def wait(library, t, other, own, milliseconds, since=NOW):
-    """Let the tenant of seat 0 wait for the other's lease.
+    """Let the tenant of seat 0 wait for another tenant's lease.
 
-    It checks every millisecond.
+    The waiting tenant checks every millisecond.
     """
     for after in range(milliseconds + 1):
         library.turnstile_waits_for(t, 0, other, own, since + after * MS)
@@ -73,7 +73,10 @@ def test_a_more_urgent_tenant_may_use_up_what_it_has_saved(library, turnstile):
 
 
 def test_more_urgent_tenants_may_take_turns(library, turnstile):
-    """If the shares exceed 100 percent, the lowest priority may get nothing."""
+    """Let more urgent tenants take turns.
+
+    If the shares exceed 100 percent, the lowest priority may get nothing.
+    """
     t, now = view(turnstile), NOW
     held_for_ever(turnstile, 1)
     held_for_ever(turnstile, 2)

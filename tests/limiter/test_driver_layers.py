@@ -25,7 +25,7 @@ TAKES = re.compile(
     "Alloc|Array.*Create|CtxCreate|GreenCtx|Launch|Import|Export|Register|Instantiate|Load|LinkCreate|Multicast"
     "|LogicalEndpoint|MemMap|MemPool|Batch|Fabric|External|Memset|Memcpy|Ipc|ConditionalHandle|SmResource"
 )
-#: Functions that match TAKES and are not intercepted: the row of docs/vgpu-enforced.md that explains why. The first
+#: Functions that match TAKES but are not intercepted, and the row of docs/vgpu-enforced.md that explains why. The first
 #: match counts.
 REASONS = {
     "^cuMem(Alloc)?Host|^cuMemFreeHost": "pinned host memory",
@@ -75,9 +75,9 @@ PROGRAMS = {
 @pytest.mark.skipif(not os.environ.get("OPENFLEET_DRIVER_LAYERS"), reason="OPENFLEET_DRIVER_LAYERS names no folder")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_packages_ask_for_what_is_listed(tenant: Tenant, tmp_path: Path, layer: str) -> None:
-    """Needs the listed versions of cupy-cuda13x and numba-cuda[cu13].
+    """Compare with the requests of cupy-cuda13x and numba-cuda[cu13].
 
-    pip must have installed both in one folder.
+    pip must have installed the listed versions of both in one folder.
     """
     package, _, version = layer.rpartition("-")
     settings = {"STUB_REQUESTS": str(tmp_path / "asked"), "PYTHONPATH": os.environ["OPENFLEET_DRIVER_LAYERS"]}

@@ -27,7 +27,7 @@ WAYS = ("dlsym", "dlvsym", "bind", "deepbind", "dlmopen")
 
 
 def behind_the_front(tenant: Tenant, preload: bool, **more: str) -> dict[str, str]:
-    """Return an environment in which the front is found first.
+    """Return an environment in which the loader finds the front first.
 
     The limiter may be preloaded too.
     """
@@ -48,7 +48,7 @@ def test_who_opens_the_drivers_file_itself_passes_the_front_by(tenant: Tenant, w
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_a_program_that_is_linked_with_the_driver(tenant: Tenant, preload: bool) -> None:
-    """Names are searched in the front first, and then in the driver."""
+    """Search names in the front first, and then in the driver."""
     linked = tenant.built.program("linked", f"-L{tenant.built.stub}", f"-l:{FRONT}")
     tenant.quota(MIB)
     for size, result in ((MIB, "0"), (MIB + 1, "2")):
@@ -62,7 +62,7 @@ def test_a_program_that_is_linked_with_the_driver(tenant: Tenant, preload: bool)
         found = dict(line.split(": ", 1) for line in done.stdout.splitlines())
         assert (done.returncode, found["linked"]) == (0, result), done.stderr
         assert found["default"] == found["the driver's"] == LIBRARY
-        # The stub's file is also called FRONT. The function is the stub's, because the front has none.
+        # The stub's file is also called FRONT. The function is from the stub, because the front has no functions.
         assert found["the driver's cuInit"] == FRONT
 
 
@@ -76,7 +76,7 @@ print(sum(address(front, name) == address(driver, name) for name in names), len(
 
 
 def test_each_name_that_is_not_intercepted_is_the_drivers_own(tenant: Tenant) -> None:
-    """The driver may export any names, because the front has no list of them."""
+    """Use any names that the driver exports, because the front has no list of names."""
     listed = subprocess.run(
         ["nm", "-D", "--defined-only", tenant.built.stub / FRONT], capture_output=True, text=True, check=True
     )
@@ -103,9 +103,9 @@ print(*(bool(libc.dlsym(front._handle, name)) for name in (b"cuInit", b"cuMemAll
 
 
 def test_a_name_that_the_driver_lacks_is_not_found(tenant: Tenant, tmp_path: Path) -> None:
-    """Programs use dlsym to detect features of the driver.
+    """Return nothing for a name that only the limiter has, and not this old driver.
 
-    The limiter has the name, but this old driver has not.
+    Programs use dlsym to detect features of the driver.
     """
     tenant.quota(MIB)
     (tmp_path / "old.c").write_text(OLD_DRIVER)
@@ -119,7 +119,7 @@ def test_a_name_that_the_driver_lacks_is_not_found(tenant: Tenant, tmp_path: Pat
 
 
 def test_the_quota_holds_with_and_without_preload(tenant: Tenant) -> None:
-    """Programs share one quota, however they load the library.
+    """Share one quota between programs, however they load the library.
 
     They load it through the front, through preload or through both.
     """
@@ -136,7 +136,10 @@ def test_the_quota_holds_with_and_without_preload(tenant: Tenant) -> None:
 
 
 def test_it_needs_the_library_and_then_the_driver(tenant: Tenant) -> None:
-    """The dependencies have the paths of a container, and the front contains no code."""
+    """Check that the dependencies have a container's paths.
+
+    The front contains no code.
+    """
     folder = tenant.built.library.parent
     shown = subprocess.run(
         ["readelf", "--dynamic", "--wide", folder / FRONT], capture_output=True, text=True, check=True
@@ -176,7 +179,7 @@ def found_first(folder: Path, named: dict[str, Path]) -> str:
 
 @pytest.mark.skipif(not can_mount(), reason="this user cannot mount, not even in a namespace of its own")
 def test_the_front_is_found_before_the_driver_and_after_a_compatibility_package(tenant: Tenant) -> None:
-    """The names are those of nvidia-container-toolkit and of images.
+    """Test the file names of nvidia-container-toolkit and of images.
 
     The toolkit uses 00-nvcr-*.conf and 00-compat-*.conf, and images use 00-cuda-compat.conf.
     """
@@ -195,9 +198,9 @@ def test_the_front_is_found_before_the_driver_and_after_a_compatibility_package(
 @pytest.mark.skipif(not can_mount(), reason="this user cannot mount, not even in a namespace of its own")
 @pytest.mark.parametrize("preload", [True, False])
 def test_a_program_of_a_container_finds_the_front(tenant: Tenant, preload: bool) -> None:
-    """The program has no variables of the tenant, as with docker exec or env -i.
+    """Start a program without the tenant's variables, as docker exec or env -i does.
 
-    It opens libcuda.so.1 by its soname.
+    The program opens libcuda.so.1 by its soname.
     """
     tenant.quota(8 * MIB)
     hook = f"""

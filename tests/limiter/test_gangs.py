@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test tenants whose processes wait for each other on several GPUs.
 
-They progress at the speed of their share, in simulated time.
+The tenants progress at the speed of their share, in simulated time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ OFTEN = [
     # This cell took four times as long when equal GPUs considered each other to be behind.
     Gangs(4, 3, "fixed", MS // 5, sync=False),
 ]
-#: Seeds for start times, by whether the host waits for each step.
+#: The seeds for start times. The key is whether the host waits for each step.
 STARTS = {True: (11, 47), False: (9, 30)}
 
 
 def limit(gangs: Gangs) -> float:
-    """Return the accepted ratio of a cell's time to the time at its share.
+    """Return how much longer a cell may take than its share requires.
 
     Tenants that run on a GPU at the same time wait for each other's time slices. If steps are shorter than a time
     slice, and both tenants admit each other's next steps, the run takes four times as long.
@@ -48,7 +48,7 @@ def test_tenants_do_not_stay_crossed(tmp_path, built):
     """
     cells = [(Gangs(2, 2, "fixed", 20 * MS, sync, 800 * MS), seed) for sync, seeds in STARTS.items() for seed in seeds]
     ratios = []
-    # Runs with the same seed differ by a few hundredths, so more runs are averaged if the mean is near the limit.
+    # Runs with the same seed differ by some hundredths. If the mean is near the limit, it is taken from more runs.
     for again in range(4):
         ratios += [gangs.ratio(tmp_path / f"{gangs}-{seed}-{again}", built, seed) for gangs, seed in cells]
         if sum(ratios) / len(ratios) < 1.14:
@@ -57,10 +57,11 @@ def test_tenants_do_not_stay_crossed(tmp_path, built):
 
 
 def test_a_process_goes_along_where_only_its_gpu_lacks_credit(tmp_path, built):
-    """One GPU has 50 ms less credit than the tenant's GPUs may differ by.
+    """Admit a process if only its GPU has too little credit.
 
-    The other GPU is working and waits for this one. An earlier version admitted the process only when the other GPU's
-    work was late. Steps then took twice as long, and another tenant got a turn on one GPU.
+    The GPU has 50 ms less credit than the tenant's GPUs may differ by. The tenant's other GPU works and waits for it.
+    An earlier version admitted the process only when the other GPU's work was late. Steps then took twice as long, and
+    another tenant got a turn on one GPU.
     """
     world = World(tmp_path, built, gpus=2, **LATE)
     tenant = world.tenant(90)
@@ -70,7 +71,8 @@ def test_a_process_goes_along_where_only_its_gpu_lacks_credit(tmp_path, built):
     world.worker(tenant, f"{owes} --start 0.3 --seconds 0", preload=False)
     world.run()
     kernels = [line[0] for line in first.lines][::2]
-    steps = [after - before for before, after in zip(kernels, kernels[1:]) if before > 0.1]  # after the length is known
+    # From this time on, the kernel's length is known.
+    steps = [after - before for before, after in zip(kernels, kernels[1:]) if before > 0.1]
     assert len(steps) > 15
     assert max(steps) < 0.035, steps
 
@@ -83,7 +85,7 @@ def test_the_whole_matrix_of_gangs(tmp_path, built, gangs, seed):
 
 
 def test_kernels_that_meet_end_when_all_have_started(tmp_path, built):
-    """The second process starts half a second later.
+    """Start the second process half a second later.
 
     Until then, the first process's kernel occupies its GPU.
     """

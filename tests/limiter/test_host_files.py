@@ -32,7 +32,7 @@ class Host:
     def write(self, name: str, mib: int, *gpus: int, **more: object) -> VgpuTenant:
         """Write a tenant's files as the modules do.
 
-        A seat is the tenant's position on its GPU. In these tests, each tenant has its own seat.
+        A seat is the tenant's position on its GPU. In these tests, no two tenants have the same seat.
         """
         seat = len(self.tenants.observe())
         seats = tuple(VgpuSeat(self.card.uuid(gpu), seat) for gpu in gpus)
@@ -110,7 +110,7 @@ def test_what_runs_of_a_tenant_that_is_removed_keeps_its_quota(host: Host) -> No
         client.alloc(16 * MIB)
         host.tenants.forget("a")
         assert host.tenants.observe() == ()
-        time.sleep(1.1)  # the library has checked for its file by then
+        time.sleep(1.1)  # By this time, the library has checked for its file.
         assert client.call("cuMemAlloc_v2", OUT, 48 * MIB + 1)[0] == OUT_OF_MEMORY
         client.alloc(48 * MIB)
 
@@ -137,10 +137,11 @@ def test_processes_of_both_names_of_a_renamed_tenant_share_one_quota(host: Host)
             assert new.memory() == (24 * MIB, 64 * MIB)
             assert new.call("cuMemAlloc_v2", OUT, 24 * MIB + 1)[0] == OUT_OF_MEMORY
             new.alloc(24 * MIB)
-            time.sleep(1.1)  # both programs have read their files again by then
+            time.sleep(1.1)  # By this time, both programs have read their files again.
             assert old.call("cuMemAlloc_v2", OUT, 1)[0] == OUT_OF_MEMORY
             assert used(host, "b") == (2, 64)
-            # Memory that one process frees is available to the other. Programs can still start under the earlier name.
+            # If one process frees memory, the other process can use it. Programs can still start under the earlier
+            # name.
             old.free(address)
             new.alloc(16 * MIB)
             with host.client("a") as late:
@@ -189,7 +190,7 @@ def test_a_new_tenant_has_both_names_from_the_start(host: Host) -> None:
 
 
 def test_what_the_kernel_bounds_the_library_leaves(host: Host) -> None:
-    """A memory quota of 0 means that the library does not limit memory.
+    """Set a memory quota of 0, with which the library does not limit memory.
 
     The seat and the share still apply.
     """

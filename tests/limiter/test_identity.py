@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test which tenant a process belongs to.
+"""Test how the library determines the tenant of a process.
 
-In a container, the mounted quota decides. On a host, OPENFLEET_VGPU decides.
+In a container, the mounted quota decides. On a host, the variable OPENFLEET_VGPU decides.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_the_mounted_quota_holds_whatever_the_variable_says(tenant: Tenant, othe
 
 @pytest.mark.parametrize("variables", [{}, {"OPENFLEET_VGPU": "nobody"}, {"OPENFLEET_VGPU_ROOT": "/nowhere"}])
 def test_an_empty_environment_in_a_container(tenant: Tenant, variables: dict[str, str]) -> None:
-    """Programs without the tenant's variables use /etc/ld.so.preload.
+    """Use /etc/ld.so.preload for programs without the tenant's variables.
 
     Examples are programs of docker exec, sshd, cron and env -i.
     """
@@ -127,9 +127,9 @@ def test_of_several_and_none_is_named_everything_is_refused(tenant: Tenant, othe
 
 @pytest.mark.parametrize("content", [None, "version 1\nnonsense\n"])
 def test_a_mounted_folder_without_a_quota(tenant: Tenant, content: str | None) -> None:
-    """Memory is refused until a quota exists.
+    """Refuse memory until a quota exists.
 
-    The tenant was removed while its container runs, or its file is damaged.
+    The tenant was removed while its container runs, or its quota file is damaged.
     """
     if content is not None:
         tenant.write(content)
@@ -142,7 +142,7 @@ def test_a_mounted_folder_without_a_quota(tenant: Tenant, content: str | None) -
 
 
 def test_programs_of_no_tenant_look_once(tenant: Tenant) -> None:
-    """A program without a tenant only pays for one failed open of a folder."""
+    """Count the calls of a program without a tenant: one failed open of a folder."""
     strace = subprocess.run(["which", "strace"], capture_output=True, text=True, check=False).stdout.strip()
     if not strace:
         pytest.skip("no strace")

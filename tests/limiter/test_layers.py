@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the layers of the source by the compiler's includes and the linker's calls."""
+"""Test the layers of the source files.
+
+The compiler reports the includes, and the linker reports the calls.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ import pytest
 
 from tests.limiter.limiter_lab import SOURCE, Built
 
-#: From the lowest layer to the highest. README.md lists them in the same order, and the Makefile builds them.
+#: The layers from the lowest to the highest. README.md lists them in the same order, and the Makefile builds them in
+#: it.
 LAYERS = ("base", "formats", "driver", "tables", "account", "process", "throttle", "hooks")
 #: Sources that are not part of the library, with the layers that they use.
 PROGRAMS = {"top": ("base", "formats", "top"), "front.c": ()}
-#: Longer files usually have more than one purpose.
+#: A file that is longer usually has more than one purpose.
 MOST_LINES = 300
 
 
@@ -66,7 +70,7 @@ def circles(uses: dict[str, set[str]]) -> list[tuple[str, str]]:
 
 
 def upward(uses: dict[str, set[str]]) -> list[str]:
-    """Return the uses that break the order of the layers, as "user: used"."""
+    """Return the uses of higher layers by lower ones, as "user: used"."""
     return sorted(
         f"{name}: {other}"
         for name, used in uses.items()
@@ -76,7 +80,7 @@ def upward(uses: dict[str, set[str]]) -> list[str]:
 
 
 def called(folder: Path, objects: Iterable[Path]) -> dict[str, set[str]]:
-    """Return the objects that define the symbols each object uses, from the linker."""
+    """Return, by object, the objects that define the symbols it uses, from the linker."""
     command = ["nm", "--print-file-name", "--portability", "--extern-only", *map(str, objects)]
     defined, wanted = {}, []
     for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
@@ -109,7 +113,10 @@ def test_no_file_reaches_itself(includes: dict[str, set[str]]) -> None:
 
 
 def test_a_file_calls_its_own_layer_and_those_below(built: Built) -> None:
-    """A file could declare a function itself and bypass the check of includes."""
+    """Check calls too.
+
+    A file could declare a function itself and so have no include.
+    """
     folder = built.library.parent
     objects = [path for layer in LAYERS for path in sorted((folder / layer).glob("*.o"))]
     assert {str(path.relative_to(folder)) for path in objects} == {
@@ -173,7 +180,7 @@ def over_all(check: Callable[[str, str], Iterable[str]]) -> list[str]:
 
 
 def test_no_macro_holds_a_statement() -> None:
-    """A variable declared in a macro would be invisible where the macro is used."""
+    """Find variables in macros, which would be invisible where the macro is used."""
 
     def statements(_name: str, text: str) -> Iterable[str]:
         lines = re.findall(r"^\s*#\s*define\s+(\w+)(.*)", text.replace("\\\n", " "), re.MULTILINE)

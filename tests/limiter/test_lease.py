@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the lease: one process has the GPU, and others wait."""
+"""Test the lease: one process has the GPU, and other processes wait."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def test_one_process_of_a_tenant_has_its_lease(library, turnstile):
 
 
 def test_who_finds_another_after_taking_it_gives_it_back(library, turnstile):
-    """If two take the lease at once, each writes first and then checks for the other."""
+    """Give the lease up if another process took it at the same time.
+
+    Each process writes its lease first, and then checks for other leases.
+    """
     t = view(turnstile)
     turnstile.seats[1].lease = 8 << 48 | (NOW + 10 * MS) // 1000
     assert not library.turnstile_take(t, 0, 7, NOW, NOW + 10 * MS)
@@ -70,7 +73,10 @@ def test_a_lease_is_prolonged_and_never_shortened(library, turnstile):
 
 
 def test_a_lease_that_ends_at_once_is_not_prolonged_beside_another(library, turnstile):
-    """Another process may have checked just after the lease ended."""
+    """Do not prolong a lease that has just ended.
+
+    Another process may have checked the lease just after its end.
+    """
     t = view(turnstile)
     assert library.turnstile_take(t, 0, 7, NOW, NOW + 10 * MS)
     turnstile.seats[1].lease = 8 << 48 | (NOW + 30 * MS) // 1000
@@ -91,9 +97,9 @@ def test_the_lease_of_the_dead_counts_no_more_and_their_seats_next_does(library,
 
 
 def test_a_lease_is_never_so_long_that_it_would_bind_nobody(library, turnstile):
-    """The holder has ten seconds of pending work.
+    """Limit the lease of a process with ten seconds of pending work.
 
-    Others see the lease for at most one second at a time.
+    Other processes see the lease for at most one second at a time.
     """
     t = view(turnstile)
     assert library.turnstile_take(t, 0, 7, NOW, NOW + 11 * SECOND)
@@ -137,7 +143,7 @@ def watched(library):
 
 
 def test_who_waits_for_a_lease_is_woken_when_it_is_given_back(library, watched):
-    """The waiter uses a futex on memory that it can only read."""
+    """Wake the waiter, which uses a futex on memory that it can only read."""
     own, neighbours = watched
     now = time.monotonic_ns()
     assert library.turnstile_take(own, 3, 7, now, now + SECOND)
@@ -160,7 +166,7 @@ def test_who_waits_for_a_lease_is_woken_when_it_is_given_back(library, watched):
         time.sleep(0.001)
     library.turnstile_give(own, 3, 7)
     waiter.join(60)
-    # NOT: the waiter was between two sleeps.
+    # NOT is possible too, because the waiter may have been between two sleeps.
     assert results[-1] in (GIVEN, NOT)
     assert set(results[:-1]) == {LONG}, "it sleeps, and never for long"
 

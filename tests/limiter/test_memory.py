@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test each kind of memory.
 
-It is charged when allocated, credited when freed, and refused exactly at the quota.
+Memory is charged when it is allocated, credited when it is freed, and refused exactly at the quota.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ KINDS: dict[str, tuple[int, tuple, str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_memory(tenant: Tenant, kind: str) -> None:
-    """A quota of the exact size allows one allocation and no second one.
+    """Allocate once with a quota of the exact size. A second allocation is refused.
 
-    A quota that is one byte smaller allows none.
+    With a quota that is one byte smaller, the first allocation is refused too.
     """
     size, call, free = KINDS[kind]
     tenant.quota(size)
@@ -98,15 +98,15 @@ def test_freed_twice_it_is_given_back_once(tenant: Tenant, kind: str) -> None:
     with tenant.client() as client:
         first, _ = client.call(*call)[1][0], client.call(*call)
         client.ok(free, first)
-        if free.startswith("cuMem"):  # the stub only knows the addresses of arrays
+        if free.startswith("cuMem"):  # The stub can only tell the addresses of arrays.
             assert client.call(free, first)[0] == INVALID_VALUE
         assert client.memory() == (size, 2 * size)
 
 
 def test_a_pitch_is_known_only_afterwards(tenant: Tenant) -> None:
-    """Width times height is within the quota, pitch times height is not.
+    """Refuse rows after the allocation, when their pitch is known.
 
-    Nothing is kept or reported.
+    Width times height is within the quota, but pitch times height is not. The memory is freed and is not reported.
     """
     tenant.quota(3 * PITCH - 1)
     with tenant.client() as client:
@@ -168,9 +168,9 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_format_comes_to(tenant: Tenant, name: str) -> None:
-    """The stub returns an error for these formats.
+    """Expect the stub's error for these formats.
 
-    A size above the quota is refused before the stub is called.
+    If the size is above the quota, the call is refused before it reaches the stub.
     """
     number, channels, bits = FORMATS[name]
     size = int(64 * 64 * bits / 8)
@@ -223,7 +223,7 @@ def test_two_mappings_and_one_unmap_of_several(tenant: Tenant) -> None:
 
 
 def test_a_handle_that_was_got_back_from_an_address(tenant: Tenant) -> None:
-    """The address is in the middle of the mapping.
+    """Get the handle of an address in the middle of the mapping.
 
     The first handle was released before.
     """
@@ -253,7 +253,7 @@ def test_pinned_memory_of_the_host_does_not_count(tenant: Tenant, call: tuple) -
 
 
 def test_what_a_pool_keeps_without_need_makes_room(tenant: Tenant) -> None:
-    """Out of memory is reported only after pools have released unused memory.
+    """Report out of memory only after pools have released unused memory.
 
     The driver does the same.
     """
@@ -271,9 +271,9 @@ def test_what_a_pool_keeps_without_need_makes_room(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("own_pool", [False, True])
 def test_what_is_used_of_a_pool_is_no_room_for_more(tenant: Tenant, own_pool: bool) -> None:
-    """A pool of 7 GiB that is fully in use cannot supply 3 GiB.
+    """Refuse 3 GiB if a pool of 7 GiB is fully in use.
 
-    This is known without a call to the card.
+    The limiter knows this without a call to the card.
     """
     tenant.quota(8 << 30)
     with tenant.client(STUB_POOL_GROWTH="0") as client:
@@ -338,7 +338,7 @@ def test_a_gpu_that_is_not_in_the_quota_is_as_it_is(pair: Tenant) -> None:
 
 
 def test_gpus_are_told_by_uuid(pair: Tenant) -> None:
-    """The second GPU is device 0 of a process that cannot see the first one."""
+    """Identify GPUs by UUID, for a process that only sees the second one as device 0."""
     with pair.client(CUDA_VISIBLE_DEVICES=pair.card.uuid(1)) as client:
         assert client.memory() == (8 * MIB, 8 * MIB)
         assert client.call("cuMemAlloc_v2", OUT, 8 * MIB + 1)[0] == OUT_OF_MEMORY
@@ -347,7 +347,7 @@ def test_gpus_are_told_by_uuid(pair: Tenant) -> None:
 
 
 def test_the_memory_is_its_own_devices(pair: Tenant) -> None:
-    """The device comes from the properties or the stream, not from the context."""
+    """Use the device of the properties or the stream, and not that of the context."""
     second = data(account.on_device(1))
     with pair.client(STUB_POOL_GROWTH="0") as client:
         handle = client.ok("cuMemCreate", OUT, 4 * STEP, second, 0)[0]
@@ -421,13 +421,13 @@ def test_a_graph_whose_memory_does_not_fit_is_not_launched(tenant: Tenant) -> No
 
 
 def with_managed(tenant: Tenant, word: str, quota: int = 64 * MIB) -> Tenant:
-    """Set whether managed memory is `counted` against the quota or `oversubscribed`."""
+    """Make managed memory `counted` against the quota, or `oversubscribed`."""
     tenant.quota(quota)
     return tenant.write((tenant.folder / "quota").read_text() + f"managed {word}\n")
 
 
 def test_managed_memory_beyond_the_quota_where_the_quota_says_so(tenant: Tenant) -> None:
-    """Managed memory is not charged, so RMM and cuDF can exceed the card's memory."""
+    """Do not charge managed memory, so that RMM and cuDF can exceed the card's memory."""
     call = ("cuMemAllocManaged", OUT, 200 * MIB, 1)
     with with_managed(tenant, "counted").client() as client:
         assert client.call(*call)[0] == OUT_OF_MEMORY
@@ -443,7 +443,7 @@ def test_managed_memory_beyond_the_quota_where_the_quota_says_so(tenant: Tenant)
 
 
 def test_managed_memory_of_before_is_given_back_once(tenant: Tenant) -> None:
-    """Memory that was charged is credited, even if the quota's mode has changed."""
+    """Credit memory that was charged, even if the quota's mode has changed."""
     with with_managed(tenant, "counted").client() as client:
         counted = client.ok("cuMemAllocManaged", OUT, 40 * MIB, 1)
         with_managed(tenant, "oversubscribed")
@@ -462,7 +462,7 @@ def test_managed_memory_counts_again_when_the_quota_says_so(tenant: Tenant) -> N
 
 
 def test_what_nvml_says_of_managed_memory_is_not_charged(tenant: Tenant) -> None:
-    """NVML reports one total per process, which includes managed memory.
+    """Ignore NVML's total of a process, because it includes managed memory.
 
     When the second client's memory has been charged from NVML, the first client has been queried too.
     """

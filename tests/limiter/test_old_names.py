@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test functions from before CUDA 3.2, with 32-bit pointers and sizes.
 
-Covers launches from before CUDA 4 too. The quota applies to all of them.
+The tests also cover launches from before CUDA 4. The quota applies to all these functions.
 """
 
 from __future__ import annotations

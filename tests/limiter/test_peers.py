@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test how a process interprets the tenant's work on another GPU.
 
-It decides whether the other GPU has received more work, and whether that work waits for this GPU.
+The process decides two things: whether the other GPU has received more work, and whether this work waits for its own
+GPU.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ def looks(build_folder: Path) -> Looks:
 
 
 def test_one_idle_moment_does_not_change_what_is_even(looks):
-    """One launch of the other GPU's step is still pending.
+    """Check one idle moment: a launch of the other GPU's step is still pending.
 
-    After this launch, both have received the same work.
+    After this launch, both GPUs have received the same work.
     """
     (_, _, (even, _), (behind, _)) = looks(
         Look(0, own=4, peers=4, state="idle"),
@@ -65,7 +66,7 @@ def test_one_idle_moment_does_not_change_what_is_even(looks):
 
 
 def test_counts_that_begin_apart_are_even(looks):
-    """A program that joins others finds their earlier launches in the seats."""
+    """Join other programs, whose earlier launches are in the seats."""
     assert looks(
         Look(0, own=0, peers=37, state="idle"),
         Look(20, own=1, peers=38, state="works"),
@@ -74,7 +75,7 @@ def test_counts_that_begin_apart_are_even(looks):
 
 
 def test_turns_that_begin_alike_show_what_is_even(looks):
-    """One process launches an additional kernel, for example to evaluate its model."""
+    """Launch one additional kernel in one process, for example to evaluate its model."""
     answers = looks(
         Look(0, own=4, peers=4, state="idle"),
         *(Look(30 + 25 * turn, own=5 + turn, peers=15 + turn, state="idle") for turn in range(9)),
@@ -86,7 +87,7 @@ def test_turns_that_begin_alike_show_what_is_even(looks):
 
 
 def test_where_counts_stay_uneven_each_turn_counts_from_its_begin(looks):
-    """The other GPU has more launches per step than this one."""
+    """Launch more kernels per step on the other GPU than on this one."""
     answers = looks(
         Look(0, own=4, peers=4, state="idle"),
         *(Look(100 * turn, own=4 + turn, peers=4 + 2 * turn, state="idle") for turn in range(1, 5)),
@@ -99,9 +100,9 @@ def test_where_counts_stay_uneven_each_turn_counts_from_its_begin(looks):
 
 
 def test_a_peer_that_is_late_is_helped(looks):
-    """The GPU hurries at once for work that only the other has received.
+    """Hurry at once for work that only the other GPU has received.
 
-    For the next work, it hurries after a delay.
+    For the next work, this GPU hurries after a delay.
     """
     assert looks(
         Look(0, own=4, peers=4, state="works"),
@@ -113,7 +114,7 @@ def test_a_peer_that_is_late_is_helped(looks):
 
 
 def test_a_peer_may_be_late_for_what_works_here(looks):
-    """Both GPUs have received the same work.
+    """Wait for a late peer if both GPUs have received the same work.
 
     A late peer only waits for more work once this GPU has finished.
     """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test that the tenant's other processes can use memory that pools release.
 
-Pools release memory when their process waits for the GPU. The memory must be available whatever that process does next.
+A pool releases memory when its process waits for the GPU. The memory must be available whatever the process does next.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def prepared(client: Client, wait: str) -> tuple:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_what_an_idle_process_gave_back_is_there_for_others(tenant: Tenant, wait: str) -> None:
-    """Other processes used to be refused, although the card was empty.
+    """Let other processes use the memory at once.
 
-    The refusals ended when the idle process made a call that allocates or frees.
+    These processes used to be refused, although the card was empty. The refusals ended when the idle process made a
+    call that allocates or frees.
     """
     tenant.quota(QUOTA)
     with tenant.client() as idle, tenant.client() as sibling:
@@ -62,9 +63,9 @@ def test_what_an_idle_process_gave_back_is_there_for_others(tenant: Tenant, wait
 
 
 def test_what_a_pool_keeps_is_on_the_card_and_counts(tenant: Tenant) -> None:
-    """Only its own process can take this memory from the pool.
+    """Count memory that a pool keeps.
 
-    Others are refused, as they are without the limiter.
+    Only the pool's own process can use this memory. Other processes are refused, as they are without the limiter.
     """
     tenant.quota(QUOTA)
     with tenant.client() as idle, tenant.client() as sibling:
@@ -107,9 +108,9 @@ sys.stdin.readline()
 
 
 def test_who_waits_for_the_gpu_waits_for_no_other_thread(tenant: Tenant, tmp_path: Path) -> None:
-    """An allocation in the driver may wait for the next call of this thread.
+    """Wait for the GPU while an allocation of another thread is in the driver.
 
-    Released memory no longer counts afterwards.
+    This allocation may wait for the next call of the waiting thread. Afterwards, released memory no longer counts.
     """
     tenant.quota(QUOTA)
     grown = tmp_path / "grown"

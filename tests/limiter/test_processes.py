@@ -55,7 +55,7 @@ def test_tenants_do_not_touch_each_other(tenant: Tenant) -> None:
 
 
 def test_300_processes_at_once(tenant: Tenant) -> None:
-    """Each process allocates its part of the quota.
+    """Let each process allocate its part of the quota.
 
     One more process gets nothing. At the end, all memory is free.
     """
@@ -100,7 +100,7 @@ def test_kill_storm(tenant: Tenant, seed: int) -> None:
         running.append(client)
         if len(running) == 5:
             victim = running.pop(generator.randrange(5))
-            # Wait for a random time. The duration has no other meaning.
+            # The wait only makes the time of the kill random.
             for _ in range(generator.randrange(2000)):
                 os.getppid()
             victim.kill()
@@ -119,7 +119,7 @@ def test_kill_storm(tenant: Tenant, seed: int) -> None:
     ("sequence", "kills"), [("linear", 40), ("first", 4), ("pool", 20), ("physical", 20), ("refused", 12)]
 )
 def test_killed_at_any_instruction(tenant: Tenant, sequence: str, kills: int) -> None:
-    """Kill a program at instructions spread over the whole sequence.
+    """Kill a program at instructions that are spread over a whole sequence of calls.
 
     SEED shifts the instructions, and CASES sets the number of kills.
     """
@@ -151,10 +151,7 @@ def test_a_fork_bomb_stays_within_the_quota(tenant: Tenant) -> None:
 
 
 def test_a_child_without_cuda_holds_nothing_of_its_parent(tenant: Tenant, tmp_path: Path) -> None:
-    """Data loaders survive a killed trainer.
-
-    The trainer's memory must be available to the tenant at once.
-    """
+    """Free a killed trainer's memory at once, although its data loaders survive."""
     tenant.quota(4 * MIB)
     with tenant.client() as parent:
         parent.alloc(4 * MIB)

@@ -21,9 +21,9 @@ GOOD = f"version 1\ntenant tenant-a\ngpu {UUID} memory {8 * MIB} sm 100 seat 0\n
 
 
 def until(answer: Callable[[], object], wanted: object) -> object:
-    """Repeat a query until the answer is the wanted one.
+    """Repeat a query until its answer is the wanted one.
 
-    A file is checked once a second.
+    The library checks the file once a second.
     """
     end = time.monotonic() + DEADLINE
     while answer() != wanted and time.monotonic() < end:
@@ -90,7 +90,7 @@ def test_unknown_keys_are_passed_over_and_logged(tenant: Tenant) -> None:
     ],
 )
 def test_what_is_not_understood(tenant: Tenant, old: str, new: str, line: int, says: str) -> None:
-    """Without an earlier valid file, the limiter is passive.
+    """Check a first quota file that cannot be parsed: the limiter is passive.
 
     The log names the file, the line and the error.
     """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the promises of region.h about the tenant's shared region.
+"""Test the guarantees that region.h gives for the tenant's shared region.
 
 The tests read and modify the region's bytes from outside.
 """
@@ -27,7 +27,7 @@ from tests.limiter.account import MIB
 from tests.limiter.limiter_lab import DEADLINE, OUT, Client, Tenant, data
 from tests.limiter.mounts import UNSHARE, can_mount
 
-# The layout of region.1, repeated here: a release must not change it while older versions use it.
+# The layout of region.1. The tests repeat it, because no release may change it while older versions use it.
 MAGIC = 0x3155504756464F00
 GPUS, SLOTS = 64, 64 + 16 * 48
 GPU_SIZE, SLOT_SIZE, SLOT_COUNT = 48, 320, 1024
@@ -60,7 +60,7 @@ def region(tenant: Tenant) -> Iterator[Region]:
 
 
 def lives(path: Path, slot: int) -> bool:
-    """Return whether another process sees a lock on the slot's byte."""
+    """Return whether another process sees a lock on the byte of the slot."""
     with path.open("r+b") as file:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCKED_SLOTS + slot, 1, 0)
         return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, lock))[0] != fcntl.F_UNLCK
@@ -88,9 +88,9 @@ def test_what_is_in_it(tenant: Tenant) -> None:
 
 
 def test_the_peak_is_of_what_was_there(tenant: Tenant) -> None:
-    """The peak ignores refused calls and sizes that a pool only tries.
+    """Record a peak without refused calls and without sizes that a pool only tries.
 
-    It includes earlier memory.
+    The peak includes memory that was allocated before.
     """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_FAIL="cuMemAlloc_v2:2:2", STUB_POOL_GROWTH="0") as client:
@@ -123,9 +123,9 @@ def test_a_dead_processs_slot_is_used_again(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("waiters", [0, 1])
 def test_the_lock_of_a_dead_process_is_taken_over(tenant: Tenant, waiters: int) -> None:
-    """The process was killed with the lock held.
+    """Take over the lock of a process that was killed while it held the lock.
 
-    It had changed a slot but not the sum, or only the sum.
+    The killed process had changed a slot but not the sum, or only the sum.
     """
     tenant.quota(8 * MIB)
     with tenant.client() as keeper:
@@ -144,14 +144,15 @@ def test_the_lock_of_a_dead_process_is_taken_over(tenant: Tenant, waiters: int) 
 
 
 def test_signals_do_not_hide_that_the_holder_is_dead(tenant: Tenant) -> None:
-    """A profiler's timer interrupts every wait for the lock before its timeout."""
+    """Find a dead lock holder although a profiler's timer interrupts every wait."""
     tenant.quota(8 * MIB)
     with tenant.client() as keeper:
         keeper.alloc(MIB)
         with tenant.client() as victim:
             victim.alloc(2 * MIB)
             victim.kill()
-        handler = keeper.tell("find getpid").split()[0]  # a function that is harmless as a signal handler
+        # The function getpid is harmless as a signal handler.
+        handler = keeper.tell("find getpid").split()[0]
         assert keeper.call("signal", int(signal.SIGALRM), handler)[0] == 0
         keeper.ok("setitimer", 0, data(struct.pack("<4q", 0, 100, 0, 100)), 0)
         rescue = threading.Timer(DEADLINE, keeper.process.kill)
@@ -165,7 +166,10 @@ def test_signals_do_not_hide_that_the_holder_is_dead(tenant: Tenant) -> None:
 
 
 def test_a_lock_of_the_slots_earlier_process_is_nobodys(tenant: Tenant) -> None:
-    """The slot belongs to a new process, which does not hold the lock."""
+    """Take over a lock of the slot's earlier process.
+
+    A new process has the slot, and it does not hold the lock.
+    """
     tenant.quota(8 * MIB)
     with tenant.client() as first:
         first.alloc(MIB)
@@ -192,7 +196,10 @@ def test_a_lock_that_names_nobody(tenant: Tenant, word: int) -> None:
 
 @pytest.mark.parametrize("what", ["missing", "forbidden", "foreign", "newer", "a folder"])
 def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str) -> None:
-    """Separate quotas per process would not limit the tenant."""
+    """Refuse every allocation.
+
+    Separate quotas per process would not limit the tenant.
+    """
     tenant.quota(8 * MIB)
     if what == "missing" or what == "a folder":
         tenant.region.unlink()
@@ -220,7 +227,7 @@ def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str)
 @pytest.mark.parametrize(("room", "shared"), [("64k", False), ("8m", True)])
 @pytest.mark.parametrize("size", [0, SIZE])
 def test_a_full_run_ends_no_program(tenant: Tenant, tmp_path: Path, room: str, shared: bool, size: int) -> None:
-    """/run has no space for the region.
+    """Start a program while /run has no space for the region.
 
     The program is refused memory, and gets no signal at the first access.
     """
@@ -255,7 +262,7 @@ WAYS_TO_ALLOCATE = (
 
 
 def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) -> None:
-    """Sixteen earlier GPUs fill the table.
+    """Reuse the places of sixteen earlier GPUs, which fill the table.
 
     While a process from that time runs, there is no room for another GPU.
     """
@@ -277,7 +284,7 @@ def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) ->
 
 
 def test_when_all_places_are_taken(tenant: Tenant) -> None:
-    """The tenant has 1024 processes that use CUDA.
+    """Fill all slots: the tenant has 1024 processes that use CUDA.
 
     The next one gets no memory, and the log has the reason.
     """
@@ -308,9 +315,9 @@ os.execvp("cat", ["cat"])
 
 
 def test_a_program_that_is_replaced_by_another_gives_all_back(tenant: Tenant) -> None:
-    """exec keeps the process and replaces the program.
+    """Replace a program with exec, which keeps the process.
 
-    Closing the driver's own files is up to the driver.
+    Closing the driver's own files is the task of the driver.
     """
     tenant.quota(8 * MIB)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -327,7 +334,7 @@ def test_a_program_that_is_replaced_by_another_gives_all_back(tenant: Tenant) ->
 
 
 def test_a_region_that_was_made_anew_says_nothing_of_the_old_one(tenant: Tenant) -> None:
-    """The tenant was removed and recreated while its processes ran.
+    """Remove and recreate the tenant while its processes run.
 
     The old processes still count each other's memory.
     """

@@ -95,7 +95,7 @@ def test_a_quota_above_the_card_shows_the_card(tenant: Tenant) -> None:
 
 
 def test_more_used_than_the_quota_is_none_left(tenant: Tenant) -> None:
-    """The quota was lowered below the use. Free memory is 0, never negative."""
+    """Report 0 free bytes, never a negative number, if the quota is below the use."""
     tenant.quota(8 * MIB)
     with tenant.client() as client:
         client.alloc(8 * MIB)
@@ -106,7 +106,7 @@ def test_more_used_than_the_quota_is_none_left(tenant: Tenant) -> None:
 
 
 def test_no_more_is_free_than_the_card_has(tenant: Tenant) -> None:
-    """The quota allows more memory than the card has left.
+    """Report no more free memory than the card has left.
 
     Another tenant of the oversubscribed card uses the rest.
     """
@@ -156,7 +156,7 @@ def test_nvml_leaves_other_gpus_alone(tmp_path: Path, built: Built) -> None:
 
 
 def test_what_is_limited_elsewhere_is_shown_as_it_is(tenant: Tenant) -> None:
-    """With `memory 0`, another provider sets the limit, and the card's numbers appear."""
+    """Show the card's numbers with `memory 0`: another provider sets the limit."""
     tenant.quota(0)
     with tenant.client() as client:
         client.alloc(MIB)
@@ -200,15 +200,16 @@ def test_where_nvml_names_nobody_only_calls_count(tenant: Tenant) -> None:
         STUB_CONTEXT_BYTES=str(10 * MIB)
     ) as named:
         hidden.alloc(MIB)
-        # When the named client is charged, the hidden one has been queried too.
+        # When the client that NVML lists is charged, the client that it hides has been queried too.
         assert settled(named, 53 * MIB) == (53 * MIB, 64 * MIB)
         assert hidden.memory() == (53 * MIB, 64 * MIB)
 
 
 def test_in_a_pid_namespace_nvmls_numbers_mean_nobody(tenant: Tenant) -> None:
-    """NVML returns host pids, which can belong to other processes in this namespace.
+    """Ignore NVML's pids in another PID namespace.
 
-    The pids are therefore ignored. The size of a context is known from the other process.
+    NVML returns host pids, which can belong to other processes in this namespace. The size of a context is known from
+    the other process.
     """
     tenant.quota(64 * MIB)
     with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB)) as named:
@@ -217,7 +218,7 @@ def test_in_a_pid_namespace_nvmls_numbers_mean_nobody(tenant: Tenant) -> None:
         tenant.in_namespace(0xF0000123)
         with tenant.client(STUB_CONTEXT_BYTES=str(10 * MIB)) as inside:
             inside.alloc(2 * MIB)
-            time.sleep(1.2)  # NVML is queried one second after the first call
+            time.sleep(1.2)  # The library queries NVML one second after the first call.
             assert [inside.memory() for _ in range(2)] == [(41 * MIB, 64 * MIB)] * 2
             told = by_nvml(tenant)["0"]
             assert all(told[f"Compute{version}"] == [0, 0, 0, [], []] for version in ("", "_v2", "_v3"))
@@ -269,7 +270,10 @@ def opened(fifo: Path) -> int:
 def test_memory_of_unknown_size_is_counted_once_during_an_nvml_query(
     tenant: Tenant, tmp_path: Path, memory: str
 ) -> None:
-    """NVML already reports memory that is only charged when the driver call returns."""
+    """Count memory once if its size is known only when the driver call returns.
+
+    NVML already reports this memory before it is charged.
+    """
     tenant.quota(128 * MIB)
     grown, asked = tmp_path / "grown", tmp_path / "asked"
     for fifo in (grown, asked):
@@ -283,7 +287,7 @@ def test_memory_of_unknown_size_is_counted_once_during_an_nvml_query(
             process.stdin.flush()
             call = opened(grown)
             os.close(nvml)
-            time.sleep(0.3)  # time for the NVML result, which must not be used before the call ends
+            time.sleep(0.3)  # This time is enough for NVML's result, which must not be used before the call ends.
             os.close(call)
             out, _ = process.communicate(timeout=DEADLINE)
         finally:
@@ -317,7 +321,7 @@ print(free.value)
 
 
 def test_memory_that_comes_and_goes_while_nvml_is_asked_is_not_the_contexts(tenant: Tenant, tmp_path: Path) -> None:
-    """NVML may report memory that is charged neither before nor after the query."""
+    """Ignore memory that is charged neither before nor after the query of NVML."""
     tenant.quota(64 * MIB)
     asked, answered = tmp_path / "asked", tmp_path / "answered"
     for fifo in (asked, answered):
@@ -377,7 +381,7 @@ def test_a_real_pid_namespace(tenant: Tenant, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuMemGetInfo_v2"])
 def test_without_nvml(tenant: Tenant, tmp_path: Path, call: str) -> None:
-    """A container may have the driver's library without NVML."""
+    """Run in a container that has the driver's library without NVML."""
     tenant.quota(8 * MIB)
     alone = tmp_path / "driver"
     alone.mkdir()

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Replay the requests that CUDA runtimes send to cuGetProcAddress.
 
-Each answer must be the exact variant: the hook if the function is intercepted, and the driver's function otherwise.
+Each answer must be the exact variant. If the function is intercepted, the answer is the hook, and otherwise the
+driver's function.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.thorough import THOROUGH
 
 HERE = Path(__file__).resolve().parent
 LISTS = {path.stem.split("-")[1]: path for path in sorted((HERE / "data").glob("cuda-*.txt"))}
-#: Requests of Python packages (test_driver_layers.py).
+#: The requests of Python packages (see test_driver_layers.py).
 LAYERS = {path.stem.partition("-")[2]: path for path in sorted((HERE / "data").glob("layer-*.txt"))}
 # Functions that must be intercepted by the project's design, listed separately from the library's own list. A variant
 # that differs only by version or by kind of stream must not be mistaken for one of these.
@@ -38,7 +39,7 @@ _HOOKED = """
     cuCtxSynchronize cuCtxSynchronize_v2 cuStreamSynchronize cuStreamSynchronize_ptsz cuEventSynchronize
 """
 HOOKED = set(_HOOKED.split())
-# Functions that may also be intercepted, because they allocate or free memory in newer or older programs.
+# Functions that may also be intercepted, because newer or older programs allocate or free memory with them.
 _MAY_BE_HOOKED = """
     cuCtxDestroy cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset cuMemPoolCreate cuDeviceGraphMemTrim cuGraphUpload
     cuGraphUpload_ptsz cuMemPoolImportFromShareableHandle cuMemImportFromShareableHandle cuGreenCtxDestroy cuCtxDetach
@@ -107,7 +108,7 @@ def test_each_answer_is_the_very_variant(tenant: Tenant, runtime: str, aliases: 
 def test_every_variant_of_the_driver(tenant: Tenant) -> None:
     """Request each name at each version with a new variant, for both kinds of streams.
 
-    Runtimes only request some of them.
+    Runtimes request only some of these names.
     """
     tenant.quota(1 << 30)
     with tenant.client() as limited, tenant.client(preload=False) as bare:
@@ -122,7 +123,7 @@ def test_every_variant_of_the_driver(tenant: Tenant) -> None:
 
 
 def test_hooks_stay_what_is_listed(tenant: Tenant) -> None:
-    """All required hooks exist, and all hooks are in the lists above."""
+    """Check that all required hooks exist, and that all hooks are in the lists above."""
     names = set(re.findall(r"^HOOK\((\w+)", (SOURCE / "driver/hooks.h").read_text(), re.MULTILINE))
     assert names >= HOOKED
     assert names - HOOKED <= MAY_BE_HOOKED
@@ -141,9 +142,9 @@ def test_errors_of_the_driver_stay_its_own(tenant: Tenant) -> None:
 
 
 def test_either_form_of_the_resolver_gives_either_form(tenant: Tenant) -> None:
-    """Programs of CUDA 11.3 to 11.8 use the form with four arguments.
+    """Request both forms of cuGetProcAddress from both forms.
 
-    Each form must be able to return the address of either form.
+    Programs of CUDA 11.3 to 11.8 use the form with four arguments.
     """
     tenant.quota(1 << 30)
     with tenant.client() as client:

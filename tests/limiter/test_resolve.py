@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test dlsym without a driver, and with libraries that export the same names.
 
-The results are the same as without the limiter.
+The results must be the same as without the limiter.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def search(environment: dict[str, str], *libraries: Path) -> str:
 
 
 def test_without_a_driver_nothing_of_it_is_found(tenant: Tenant) -> None:
-    """A program that checks for CUDA must not find the limiter's functions instead."""
+    """Find nothing without a driver.
+
+    A program that checks for CUDA must not find the limiter's functions instead.
+    """
     tenant.quota(1 << 20)
     limited = search(tenant.environment())
     assert limited == search(tenant.environment(preload=False))
@@ -63,7 +66,7 @@ def test_with_a_driver_it_is_found_without_an_error(tenant: Tenant) -> None:
 
 
 def test_a_driver_without_newer_functions(tenant: Tenant, tmp_path: Path) -> None:
-    """Functions that an old driver lacks are not found.
+    """Find no functions that an old driver lacks.
 
     A lookup of existing functions leaves no dlerror.
     """
@@ -81,9 +84,9 @@ def test_a_driver_without_newer_functions(tenant: Tenant, tmp_path: Path) -> Non
 
 
 def test_another_librarys_function_of_the_same_name(tenant: Tenant, tmp_path: Path) -> None:
-    """A profiler's library may export the same name.
+    """Return a function of a profiler's library that exports the same name.
 
-    A lookup in that library's handle returns its function.
+    The name is searched with the library's handle.
     """
     tenant.quota(1 << 20)
     source = tmp_path / "other.c"
@@ -101,7 +104,7 @@ def test_another_librarys_function_of_the_same_name(tenant: Tenant, tmp_path: Pa
 
 
 def test_the_drivers_answer_stays_as_it_is(tenant: Tenant) -> None:
-    """Errors and the status are the driver's, even if arguments are missing."""
+    """Return the driver's own errors and status, even if arguments are missing."""
     tenant.quota(1 << 20)
     name = data(b"cuMemAlloc\0")
     calls = [
@@ -137,9 +140,9 @@ def test_cugetprocaddress_finds_itself(tenant: Tenant, entry: str) -> None:
 
 
 def test_each_hook_has_a_declaration_of_its_own() -> None:
-    """A macro in CUDA's headers may rename a function to another version.
+    """Declare each hook separately.
 
-    Its hook would then have the wrong type.
+    A macro in CUDA's headers may rename a function to another version. The hook would then have the wrong type.
     """
     declared = (SOURCE / "base/cuda_abi.h").read_text()
     for line in (SOURCE / "driver/hooks.h").read_text().splitlines():

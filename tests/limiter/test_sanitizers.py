@@ -34,7 +34,7 @@ def test_sequences_under_address_and_undefined_behaviour_sanitizer(build_folder:
     run(sanitized(build_folder, "address,undefined"), 4, 30, SEED * 100 + 70)
 
 
-#: Flags of client/all_ways.c. For pools and rows, only the driver knows the size, and only after the allocation.
+#: Flags of client/all_ways.c for pools and rows. Only the driver knows their size, and only after the allocation.
 ALL_WAYS, POOLS, ROWS = 0xFF, 1 << 1, 1 << 6
 THREADS, ROWS_AT_ONCE = 8, 2
 
@@ -62,7 +62,7 @@ def threads(tenant: Tenant, built: Built, quota: int, count: int, rounds: int, w
     ids=["known before", "with rows", "with pools"],
 )
 def test_threads(tenant: Tenant, built: Built, ways: int, quota: int, beyond: int) -> None:
-    """The quota is so small that many calls are refused.
+    """Use a quota that is so small that many calls are refused.
 
     If a size is only known after the allocation, memory above the quota is freed at once. The card holds it until then.
     """

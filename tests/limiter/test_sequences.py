@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run random sequences of calls in two processes on two GPUs.
 
-After each call, the model (account.py), the card's record and the limiter's report agree, and out of memory occurs
-exactly when the model expects it. SEED selects other sequences. CASES and SIZE are the number and the length of the
-sequences.
+After each call, the model (account.py), the card's record and the limiter's report must be equal. A call must run out
+of memory exactly when the model expects it. SEED selects other sequences. CASES and SIZE are the number and the length
+of the sequences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.limiter.card import Card
 from tests.limiter.limiter_lab import OUT, Built, Client, Tenant, data
 
 QUOTAS = (96 * MIB, 40 * MIB)
-GROWTH = 32 * MIB  # minimum growth of the stub's pools if the card has enough memory
+GROWTH = 32 * MIB  # The minimum growth of the stub's pools, if the card has enough memory.
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 CASES, SIZE, SEED = (int(os.environ.get(name, default)) for name, default in (("CASES", 20), ("SIZE", 30), ("SEED", 1)))
 
@@ -44,7 +44,7 @@ sizes = st.one_of(st.integers(1, 64 * MIB), st.integers(1, 4096), st.sampled_fro
 
 
 class Sequences(RuleBasedStateMachine):
-    """Each process uses threads 1 and 2 for the two GPUs.
+    """Two processes, each of which uses threads 1 and 2 for the two GPUs.
 
     Thread 3 is for other contexts.
     """
@@ -76,7 +76,8 @@ class Sequences(RuleBasedStateMachine):
         for gpu in range(2):
             self.take_context(process, gpu)
             pool = self.pools[process][gpu] = client.ok("cuDeviceGetDefaultMemPool", OUT, gpu)
-            # The first process's pools keep unused memory. The second's release it whenever a thread waits for the GPU.
+            # The pools of the first process keep unused memory. The pools of the second process release it whenever a
+            # thread waits for the GPU.
             client.ok("cuMemPoolSetAttribute", pool, 4, data((b"\0" if process else b"\xff") * 8))
 
     def take_context(self, process: int, gpu: int) -> None:
@@ -103,16 +104,16 @@ class Sequences(RuleBasedStateMachine):
     def kept(self, process: int, gpu: int) -> int:
         """Return the unused memory in a process's pool.
 
-        It is released before a call of the process is refused.
+        Before a call of this process is refused, the pool releases the memory.
         """
         client, pool = self.clients[process], self.pools[process][gpu]
         in_use, reserved = (client.ok("cuMemPoolGetAttribute", pool, attribute, OUT) for attribute in (7, 5))
         if not self.preload:
-            return 0  # the stub's card does not release it
+            return 0  # The stub's card does not release this memory.
         return reserved - account.rounded(in_use)
 
     def room(self, process: int, gpu: int) -> int:
-        """Return the largest size that still fits."""
+        """Return the largest size for which there is room."""
         return self.quotas[gpu] - self.used(gpu) + self.kept(process, gpu)
 
     def size(self, wish: int | tuple[str, int], process: int, gpu: int) -> int:
@@ -133,7 +134,7 @@ class Sequences(RuleBasedStateMachine):
     def take(
         self, process: int, gpu: int, size: int, free: str, symbol: str, *arguments: object, thread: int = 0
     ) -> None:
-        """Allocate `size` bytes. The call must succeed exactly if there is enough room."""
+        """Allocate `size` bytes, and check that the call succeeds only if there is room."""
         fits = size <= self.room(process, gpu)
         result, values = self.clients[process].call(symbol, *arguments, thread=thread or gpu + 1)
         assert result == (0 if fits else OUT_OF_MEMORY), f"{symbol} of {size} bytes"
@@ -196,7 +197,7 @@ class Sequences(RuleBasedStateMachine):
     def free(self, process: int, pick: int, thread: int) -> None:
         """Free memory from any thread and context.
 
-        A second free fails and changes nothing.
+        If memory is freed a second time, the call fails and changes nothing.
         """
         held = self.books[process].held
         if not held:
@@ -212,11 +213,11 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(process=processes, gpu=gpus)
     def ask_for_nothing(self, process: int, gpu: int) -> None:
-        """Make an invalid call. The error must be the driver's own."""
+        """Make an invalid call, and check that the error is the driver's own."""
         client = self.clients[process]
         assert client.call("cuMemAlloc_v2", OUT, 0, thread=gpu + 1)[0] == INVALID_VALUE
         assert client.call("cuMemAlloc_v2", 0, 4096, thread=gpu + 1)[0] == INVALID_VALUE
-        if self.room(process, gpu) >= 12345:  # with less room, out of memory may come first
+        if self.room(process, gpu) >= 12345:  # If there is less room, the call may fail with out of memory first.
             assert client.call("cuMemAllocManaged", OUT, 4096, 77, thread=gpu + 1)[0] == INVALID_VALUE
             assert client.call("cuMemCreate", OUT, 12345, data(account.on_device(gpu)), 0)[0] == INVALID_VALUE
         assert client.call("cuMemFree_v2", 0)[0] == 0
@@ -281,9 +282,9 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(process=processes, gpu=gpus, size=st.integers(1, 48 * MIB), named=st.booleans())
     def allocate_from_pool(self, process: int, gpu: int, size: int, named: bool) -> None:
-        """Allocate from a pool, whose reservation counts.
+        """Allocate from a pool. The whole reservation of the pool counts.
 
-        The call must succeed if the pool's growth step fits too, and must fail if not even the allocation fits. Between
+        The call must succeed if the pool's growth step fits too. It must fail if not even the allocation fits. Between
         these limits, the driver may grow the pool by a step that it cannot keep.
         """
         client, book, pool = self.clients[process], self.books[process], self.pools[process][gpu]

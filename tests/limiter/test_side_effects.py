@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test that the limiter does not change the program's own state.
 
-This covers its umask, signals, environment, descriptors, threads and exit code.
+The state is the umask, signals, environment, descriptors, threads and exit code.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_nothing_of_the_process_changes(tenant: Tenant, built: Built, prepare: C
     prepare(tenant)
     limited = run(built, tenant.environment(), code)
     if prepare is with_a_throttle:
-        # The turnstile's file stays open: its lock shows other processes that this one is alive.
+        # The turnstile's file stays open, because its lock shows other processes that this process is alive.
         launched = limited.index("cuLaunchKernel: ")
         limited, bare = limited[:launched], bare[:launched]
     if prepare in UNCOUNTED:
@@ -115,9 +115,9 @@ def test_programs_without_cuda_do_not_notice(tenant: Tenant) -> None:
 
 
 def test_a_program_may_close_every_descriptor(tenant: Tenant) -> None:
-    """Daemons close all inherited descriptors.
+    """Close every descriptor, as daemons do.
 
-    This must not make the limiter consider them dead.
+    The limiter must still consider the process alive.
     """
     tenant.quota(4 * MIB)
     program = tenant.built.program("daemon")

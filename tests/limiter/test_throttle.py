@@ -20,7 +20,7 @@ from tests.limiter.turnstile_lab import Seat, Turnstile
 KERNELS = ("10000", "100000", "1000000", "50000000")
 GRAPH = "--kernel 20000 --graph 10 --form graph"
 HALF_MS = "--kernel 500000 --report 0.1"
-POINTS = 3  # tolerance for a tenant's share, in percentage points
+POINTS = 3  # The tolerance for a tenant's share, in percentage points.
 
 
 def replace_quota(tenant: Tenant, before: str, after: str) -> str:
@@ -76,9 +76,9 @@ def test_streams_threads_and_waiting_in_between_make_no_difference(tmp_path, bui
 
 
 def test_a_gap_on_the_host_is_not_counted_as_busy(tmp_path, built):
-    """Half a millisecond of work in every 4.5 ms is 11 percent.
+    """Delay nothing: half a millisecond of work in every 4.5 ms is below the share.
 
-    This is below the share, so nothing is delayed.
+    The use is 11 percent.
     """
     options = "--kernel 500000 --sync 1 --gap 4000000 --seconds 5"
     assert alone(tmp_path / "below", built, 30, options) == pytest.approx(100 / 9, abs=0.5)
@@ -86,9 +86,10 @@ def test_a_gap_on_the_host_is_not_counted_as_busy(tmp_path, built):
 
 
 def test_loading_kernels_is_not_counted_as_busy(tmp_path, built):
-    """A hundred kernels take 1 ms each, and 20 ms to load in the first launch.
+    """Do not count the time to load kernels.
 
-    The use is 5 percent, below the share.
+    A hundred kernels take 1 ms each, and 20 ms to load in the first launch. The use is 5 percent, which is below the
+    share.
     """
     options = "--kernel 1000000 --distinct 100 --sync 1 --report 0.1 --seconds 5"
     world = World(tmp_path, built, STUB_LAZY_NS="20000000")
@@ -116,9 +117,9 @@ def test_the_time_of_a_launch_on_the_host_is_not_counted_as_busy(tmp_path, built
     ],
 )
 def test_launches_that_take_as_long_as_their_kernels_are_counted(tmp_path, built, kernels):
-    """The previous kernel runs during part of each launch.
+    """Count only the part of each launch in which the GPU is idle.
 
-    Only the rest of the launch is idle GPU time.
+    During the rest of the launch, the previous kernel runs.
     """
     share = alone(tmp_path, built, 40, f"{kernels} --sync 800 --seconds 2", STUB_LAUNCH_NS="5000")
     assert 35 < share < 40 + POINTS
@@ -130,9 +131,9 @@ def test_launches_that_wait_for_their_kernels_are_counted(tmp_path, built):
 
 
 def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
-    """The worker fails if the capture fails.
+    """Keep a capture open, and fail if the capture fails.
 
-    50 of its launches are captured and never run.
+    50 of the worker's launches are captured and never run.
     """
     worker = world.worker(world.tenant(30), "--kernel 500000 --streams 1 --capture-at 1 --seconds 4")
     world.run()
@@ -152,9 +153,9 @@ def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
     ],
 )
 def test_short_kernels_of_known_length_are_sampled(world, options, kernel):
-    """Driver calls cost host time, so there are at most two per launch.
+    """Limit driver calls to two per launch, because they cost host time.
 
-    This applies if as many launches fit into half a millisecond.
+    The limit applies if as many launches fit into half a millisecond.
     """
     worker = world.worker(world.tenant(30), f"--kernel {kernel} {options} --seconds 3")
     world.run()
@@ -165,7 +166,10 @@ def test_short_kernels_of_known_length_are_sampled(world, options, kernel):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_launches_in_per_thread_streams_are_sampled(world, threads):
-    """Two more calls per launch find its context and whether the stream is captured."""
+    """Allow two more calls per launch in per-thread streams.
+
+    The calls find the launch's context and whether the stream is captured.
+    """
     worker = world.worker(world.tenant(50), f"--kernel 10000 --form kernel_ptsz --threads {threads} --seconds 3")
     world.run()
     assert worker.share() == pytest.approx(50, abs=POINTS)
@@ -175,7 +179,7 @@ def test_launches_in_per_thread_streams_are_sampled(world, threads):
 @pytest.mark.parametrize("often", [400, 5000])
 @pytest.mark.parametrize(("short", "long"), [(10000, 100000), (10000, 1000000), (100000, 2000000)])
 def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path, built, short, long, often):
-    """Launches are charged the known length until a timed launch shows a change."""
+    """Charge the known length of a kernel until a timed launch shows another length."""
     share = alone(tmp_path, built, 40, f"--kernel steps_{short}_{long}_{often} --seconds 15")
     assert share == pytest.approx(40, abs=POINTS)
 
@@ -183,7 +187,7 @@ def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path
 @pytest.mark.parametrize("every", [3, 10])
 @pytest.mark.parametrize("options", ["", "--sync 1 --gap 100000"])
 def test_a_kernel_of_two_lengths_is_charged_for_both(world, every, options):
-    """The second length is known after some long launches, within half a second."""
+    """Learn the second length of a kernel after some long launches, in half a second."""
     words = f"--kernel mixed_10000_1000000_{every} {options} --report 0.5 --seconds 20"
     worker = world.worker(world.tenant(40), words)
     world.run()
@@ -191,7 +195,7 @@ def test_a_kernel_of_two_lengths_is_charged_for_both(world, every, options):
 
 
 def test_dependent_launches_are_parted_only_while_their_lengths_are_learned(world):
-    """An event between two launches makes the second wait for the end of the first."""
+    """Separate two launches with an event, so that the second waits for the first."""
     worker = world.worker(world.tenant(50), "--kernel 10000 --form dependent --streams 1 --seconds 2")
     world.run()
     assert worker.share() == pytest.approx(50, abs=POINTS)
@@ -205,9 +209,9 @@ def test_a_share_of_100_is_never_held_back(tmp_path, built):
 @pytest.mark.parametrize(("late", "points"), [(60_000, POINTS), (500_000, 5)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_sleeps_that_last_longer_than_asked_cost_little(tmp_path, built, kernel, late, points):
-    """A Linux machine adds 60 us to a sleep.
+    """Add 60 us to each sleep, as a Linux machine does.
 
-    A busy one adds half a millisecond, which makes switching tenants slower.
+    A busy machine adds half a millisecond, which makes switching between tenants slower.
     """
     options = f"--kernel {kernel} --seconds 5"
     share = alone(tmp_path / "alone", built, 80, options, STUB_LATE_NS=str(late))
@@ -263,7 +267,7 @@ def test_each_gpu_has_a_turnstile_of_its_own(tmp_path, built):
 
 @pytest.mark.parametrize("launches", [1, 7])
 def test_a_context_of_its_own_for_each_few_launches_evades_nothing(tmp_path, built, launches):
-    """Known kernel lengths are lost with their context, but not the charged time."""
+    """Forget known kernel lengths with their context, but not the charged time."""
     options = f"--kernel 20000000 --fresh-context {launches} --seconds 6"
     assert alone(tmp_path, built, 30, options) == pytest.approx(30, abs=POINTS)
 
@@ -284,22 +288,22 @@ def test_a_dozen_contexts_on_a_gpu_are_all_held_back(tmp_path, built):
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_what_cannot_be_measured_is_paid_for_by_estimate(tmp_path, built, every):
-    """The kernel takes 2 ms, which is also the estimate for an unknown kernel."""
+    """Charge the estimate for an unknown kernel. The kernel takes as long: 2 ms."""
     share = alone(tmp_path, built, 30, "--kernel 2000000 --seconds 5", STUB_RECORDS_FAIL=str(every))
     assert share == pytest.approx(30, abs=POINTS)
 
 
 def test_a_killed_holder_does_not_stop_others(world):
-    """The first tenant launches 400 ms of work and is killed.
+    """Kill the first tenant after it has launched 400 ms of work.
 
-    Its lease is longer than that.
+    The tenant's lease is longer than this work.
     """
     first = world.tenant(50, "tenant-a", 0)
     world.worker(first, "--kernel 400000000 --sync 1 --die-after 3 --seconds 60", ends_with=-signal.SIGKILL)
     other = world.worker(world.tenant(50, "tenant-b", 1), "--kernel 1000000 --report 0.01 --seconds 8")
     world.run()
-    # It is killed in its third launch, between seconds 1 and 2. Only its two launches of 400 ms may delay the other
-    # tenant.
+    # The tenant is killed in its third launch, between seconds 1 and 2. Only its two launches of 400 ms may delay the
+    # other tenant.
     waits = sorted(after[0] - before[0] for before, after in zip(other.lines, other.lines[1:]))
     assert waits[-3] < 0.15, f"the longest waits: {waits[-4:]}"
     assert other.share(3, 8) == pytest.approx(50, abs=POINTS)
@@ -315,10 +319,10 @@ def test_a_tenants_seat_is_empty_again_for_the_next(world):
 
 
 def test_kernels_that_wait_for_later_ones_do_not_hang(world):
-    """The first of two kernels ends when the second is launched in another stream.
+    """Run two kernels: the first ends when the second is launched in another stream.
 
-    If the second launch were delayed until the first kernel ends, neither would ever run. The waiting time counts as
-    busy and delays others, so no tenant gets its full share, but all make progress.
+    If the second launch were delayed until the first kernel ends, neither kernel would ever end. The waiting time
+    counts as busy and delays other tenants. So no tenant gets its full share, but all make progress.
     """
     worker = world.worker(world.tenant(50), "--kernel needs_next --kernel 50000000 --streams 2 --seconds 5")
     other = world.worker(world.tenant(40, "tenant-b", 1), "--kernel 1000000 --seconds 5")
@@ -329,7 +333,10 @@ def test_kernels_that_wait_for_later_ones_do_not_hang(world):
 
 
 def test_who_waits_for_its_turn_sleeps(world):
-    """Polling every tenth of a millisecond would wake a thread thousands of times."""
+    """Sleep until the turn.
+
+    Polling every tenth of a millisecond would wake a thread thousands of times.
+    """
     tenants = [world.tenant(50, f"tenant-{seat}", seat, policy="contended") for seat in range(2)]
     workers = [world.worker(tenant, "--kernel 2000000 --seconds 5") for tenant in tenants]
     world.run()
@@ -344,9 +351,9 @@ def test_who_waits_for_its_turn_sleeps(world):
 
 
 def shares_of_policy(world: World, policy: str) -> tuple[Worker, Worker]:
-    """Run a tenant with 30 percent for six seconds and a fixed one with 50 percent.
+    """Return the shares of a tenant with 30 percent and a fixed one with 50 percent.
 
-    The second tenant runs from second 2 to second 4.
+    The first tenant runs for six seconds. The second tenant runs from second 2 to second 4.
     """
     worker = world.worker(world.tenant(30, "tenant-a", 0, policy=policy), f"{HALF_MS} --seconds 6")
     other = world.worker(world.tenant(50, "tenant-b", 1), f"{HALF_MS} --start 2 --seconds 2")
@@ -473,9 +480,9 @@ def test_a_hostile_write_to_the_turnstile_costs_a_moment(world, write, policy):
 
 
 def test_a_tenant_that_keeps_the_gpu_costs_its_neighbour_a_second_in_ten(world):
-    """The hostile lease never ends.
+    """Write a hostile lease that never ends.
 
-    After 1.02 s, the other tenant ignores it for 10 s.
+    After 1.02 s, the other tenant ignores the lease for 10 s.
     """
     tenant = world.tenant(50)
     path = tenant.gpus / f"{world.card.uuid()}.1"
@@ -500,7 +507,7 @@ def test_a_forged_active_tenant_does_not_bind_a_contended_one(world):
 
 @pytest.mark.parametrize(("policy", "most"), [("fixed", 60), ("contended", 60), ("burst", 1)])
 def test_a_forged_debt_costs_no_more_than_the_tenants_other_processes_may_owe(world, policy, most):
-    """The debt is forged but plausible: another process of the tenant may owe it."""
+    """Forge a plausible debt, which another process of the tenant may really owe."""
     tenants = [world.tenant(50, f"tenant-{seat}", seat, policy=policy) for seat in range(2)]
     first, other = (world.worker(tenant, f"--kernel 20000000 --report 0.25 --seconds {most + 6}") for tenant in tenants)
     poke(world, tenants[0], field("paid_until", 0), "+590000000000")
@@ -522,9 +529,9 @@ def test_a_new_share_takes_effect_on_a_running_process(world, before, after):
 
 
 def test_a_share_of_100_needs_no_seat_and_touches_none(world):
-    """The GPU of a running process is no longer throttled.
+    """Stop throttling the GPU of a running process.
 
-    In the turnstile, only the seat that it left remains.
+    In the turnstile, only the seat that the process left remains.
     """
     tenant = world.tenant(30)
     worker = world.worker(tenant, f"{HALF_MS} --seconds 6 {replace_quota(tenant, 'sm 30 seat 0', 'sm 100')}")

@@ -26,7 +26,7 @@ from tests.limiter.limiter_lab import DEADLINE, Built, Client, Tenant
 MIB, GIB = 1 << 20, 1 << 30
 SEAT_0_BUSY = (
     16 + 16 + 96 + 4096 + 104
-)  # offset of used_ns in a turnstile's first seat (the layout is in turnstile_lab.py)
+)  # The offset of used_ns in the first seat of a turnstile. turnstile_lab.py has the layout.
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_renamed_tenant_is_shown_once_with_the_processes_of_both_names(top, te
             assert (shown["name"], shown["problem"]) == ("tenant-b", None)
             assert {process["pid"] for process in shown["processes"]} == {one.pid, two.pid}
             assert shown["gpus"][0]["used_bytes"] == 300 * MIB
-            # The second time, the earlier name no longer exists.
+            # In the second pass of the loop, the earlier name no longer exists.
             (tenant.folder / "quota").unlink(missing_ok=True)
             (tenant.folder / "alias_of").unlink(missing_ok=True)
 
@@ -143,9 +143,9 @@ def test_a_process_of_another_pid_namespace_is_found_by_its_pid_here(top, tenant
 
 
 def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
-    """The exact share depends on the machine.
+    """Check that a share is shown, and 0 afterwards.
 
-    The test checks that a share is shown, and 0 afterwards.
+    The exact share depends on the machine.
     """
     tenant.quota(GIB, sm=30)
     path = next(tenant.gpus.iterdir())
@@ -261,7 +261,7 @@ def test_its_help_names_each_option(top_program):
 
 
 class Terminal:
-    """Run vgpu-top in its own terminal."""
+    """Run vgpu-top in a new terminal."""
 
     def __init__(self, program: Path, root: Path) -> None:
         self.text = ""
@@ -281,12 +281,12 @@ class Terminal:
         try:
             more = os.read(self.descriptor, 65536)
         except OSError:
-            more = b""  # the program has ended
+            more = b""  # The program has ended.
         self.text += more.decode(errors="replace")
         return bool(more)
 
     def until(self, wanted: str) -> None:
-        """Wait for a text in the output from now on."""
+        """Wait for a text in the output that is printed from now on."""
         deadline = time.monotonic() + DEADLINE
         while wanted not in self.text:
             assert time.monotonic() < deadline and self.read(), f"{wanted!r} never came: {self.text[-2000:]!r}"

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test that processes do not block each other.
 
-The tests cover callbacks in driver calls, and a tenant with many processes while one of them checks the others.
+The tests cover callbacks in driver calls. They also cover a tenant with many processes while one of them checks the
+others.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from tests.limiter.test_region import GPUS, LOCKED_SLOTS, SLOT_SIZE, SLOTS, TOTA
 from tests.limiter.turnstile_lab import Seat, Turnstile
 
 LIVING = 60
-F_OFD_SETLK = 37  # fcntl.h; in Python since 3.9. Opening and closing the file elsewhere does not drop the lock.
+# The value is from fcntl.h, because Python has it only since 3.9. If another descriptor of the file is closed, the lock
+# stays.
+F_OFD_SETLK = 37
 
 
 def test_a_callback_within_the_drivers_calls_may_call_hooked_functions(tenant: Tenant) -> None:
-    """CUPTI callbacks run in the thread of the call.
+    """Call the driver in a CUPTI callback.
 
-    The limiter may have made the call while holding a lock.
+    The callback runs in the thread of the driver call. The limiter may have made this call while it held a lock.
     """
     tenant.quota(64 * MIB)
     program = tenant.built.program("callbacks", "-Wno-strict-prototypes")
@@ -49,7 +52,7 @@ def test_a_callback_within_the_drivers_calls_may_call_hooked_functions(tenant: T
 
 @pytest.fixture
 def crowded(tenant: Tenant) -> Iterator[Tenant]:
-    """Return a tenant whose slots from 2 on appear to belong to running processes."""
+    """Return a tenant whose slots from 2 on seem to belong to running processes."""
     tenant.quota(8 * MIB)
     with tenant.client() as client:
         client.free(client.alloc(MIB))
@@ -84,16 +87,16 @@ def traced(tenant: Tenant, *options: str) -> Client:
 
 
 def asked(tenant: Tenant) -> int:
-    """Return how often a slot's lock was tested.
+    """Return how often the lock of a slot was tested.
 
-    The stub also tests locks, but in its own file and at other offsets.
+    The stub also tests locks, but in another file and at other offsets.
     """
     found = re.findall(r"F_OFD_GETLK.*l_start=(\d+)", (tenant.root / "trace").read_text())
     return sum(LOCKED_SLOTS <= int(start) < LOCKED_SLOTS + 1024 for start in found)
 
 
 def test_looking_at_the_memory_asks_only_for_those_who_have_some(crowded: Tenant) -> None:
-    """Each process that holds memory costs one kernel call, and others cost none."""
+    """Make one kernel call for each process that holds memory, and none for others."""
     with traced(crowded) as client:
         for _ in range(20):
             assert client.memory() == (8 * MIB, 8 * MIB)
@@ -106,9 +109,9 @@ def test_looking_at_the_memory_asks_only_for_those_who_have_some(crowded: Tenant
 
 @pytest.mark.parametrize("call", [("cuMemGetInfo_v2", OUT, OUT), ("cuMemAlloc_v2", OUT, 9 * MIB)])
 def test_nobody_waits_for_who_looks_for_the_dead(crowded: Tenant, call: tuple) -> None:
-    """One process tests the locks of all others, and each test takes a second.
+    """Allocate while another process tests the locks of all processes.
 
-    Another process allocates meanwhile.
+    Each test takes a second.
     """
     slow = ("-e", "inject=fcntl:delay_enter=1000000:when=30+")
     give_each_a_byte(crowded)
@@ -128,11 +131,14 @@ def test_nobody_waits_for_who_looks_for_the_dead(crowded: Tenant, call: tuple) -
 # --- another tenant's lease, with the clock and the kernel of this machine ---
 
 FUTEX, FUTEX_WAKE = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine), 1
-NEIGHBOUR = 4096 << 48  # a process that cannot be tested for being alive
+NEIGHBOUR = 4096 << 48  # It cannot be tested whether this process is alive.
 
 
 class Neighbour:
-    """A tenant on seat 1 that has the GPU, with its mapping of the turnstile's file."""
+    """A tenant on seat 1 that has the GPU.
+
+    It has its own mapping of the turnstile's file.
+    """
 
     def __init__(self, tenant: Tenant) -> None:
         with (tenant.gpus / f"{tenant.card.uuid()}.1").open("r+b") as file:
@@ -164,8 +170,8 @@ def switches(pid: int) -> int:
 def wakes_a_second(tenant: Tenant, meanwhile: Callable[[Neighbour], None]) -> float:
     """Return how often a tenant wakes per second while it waits for another's lease.
 
-    The other tenant holds the GPU for half a second. At the end it clears the lease without waking waiters, and the
-    tenant must still continue.
+    The other tenant holds the GPU for half a second. Then it clears the lease without waking waiters. The waiting
+    tenant must continue all the same.
     """
     if not FUTEX:
         pytest.skip("which number has this processor's call?")

@@ -81,7 +81,7 @@ class Doubt(Structure):
 
 
 class View(Structure):
-    """A process's view of a turnstile."""
+    """The view of a turnstile that a process has."""
 
     _fields_ = (
         ("seats", POINTER(Seat) * SEATS),
@@ -97,7 +97,7 @@ class View(Structure):
     @classmethod
     def of(cls, turnstile: Turnstile) -> View:
         view = cls(count=SEATS)
-        view.file = turnstile  # keeps the file alive as long as the view
+        view.file = turnstile  # The reference keeps the file alive as long as the view exists.
         for number in range(SEATS):
             view.seats[number] = ctypes.pointer(turnstile.seats[number])
         return view
@@ -188,7 +188,7 @@ def held_for_ever(turnstile, number=1, percent=50, priority=0):
     turnstile.seats[number].lease = 8 << 48 | (NOW + SECOND) // 1000
 
 
-#: Values that no correct process can have written.
+#: Values that a correct process never writes.
 ABSURD = [2**62, 2**63 - 1, -(2**62), -(2**63), -1]
 
 #: A claim with credit.

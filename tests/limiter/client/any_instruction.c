@@ -113,7 +113,7 @@ int main(int argc, char **argv)
     size_t quota = strtoull(argv[1], NULL, 0);
     long seed = atol(argv[2]), kills = atol(argv[3]);
     any *allocate = get("cuMemAlloc_v2"), *release = get("cuMemFree_v2");
-    /* The first run is complete and gives the length of the sequence. */
+    /* The first run is not interrupted, and gives the length of the sequence. */
     long length = kill_after("/proc/self/exe", argv[4], 1L << 40);
     if (length < 0) {
         printf("no ptrace: %s\n", strerror(errno));

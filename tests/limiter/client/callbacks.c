@@ -37,7 +37,7 @@ static void need(int result, const char *what)
     }
 }
 
-/* Free everything that was allocated. A refused allocation is no error. */
+/* Free everything that was allocated. It is no error if an allocation was refused. */
 static void callback(void)
 {
     uint64_t address;
@@ -76,7 +76,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 3; i++) {
         need(named("cuMemAllocAsync")(&address, (size_t)4 * MIB, NULL), "cuMemAllocAsync");
         need(named("cuMemAllocFromPoolAsync")(&other, (size_t)4 * MIB, pool, NULL), "cuMemAllocFromPoolAsync");
-        /* Refused after all pools have released unused memory. */
+        /* This allocation is refused, although all pools have released their unused memory. */
         if (named("cuMemAlloc_v2")(&context, quota) != 2)
             return 5;
         need(named("cuMemFreeAsync")(address, NULL), "cuMemFreeAsync");

@@ -184,7 +184,8 @@ static void launch(int i, CUstream stream)
     __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
 }
 
-/* Keep a capture in global mode open during launches in another stream. The capture must succeed. */
+/* Keep a stream's capture in global mode open during launches in another stream. The capture must
+ * succeed. */
 static void capture_meanwhile(CUstream other)
 {
     CUstream stream;
@@ -198,7 +199,8 @@ static void capture_meanwhile(CUstream other)
     need(cuStreamEndCapture(stream, &graph), "cuStreamEndCapture after launches elsewhere");
 }
 
-/* The old context's work is finished. Its streams, modules and events are destroyed with it. */
+/* The work of the old context is finished. The context's streams, modules and events are destroyed
+ * with it. */
 static void renew_context(void)
 {
     static CUcontext own;

@@ -34,7 +34,8 @@ static size_t at_least_1(size_t number)
     return number ? number : 1;
 }
 
-/* Return the bytes of a level. Width and height halve from level to level, and so does depth except for layers. */
+/* Return the bytes of a level. From level to level, width and height halve. Depth halves too, unless it counts
+ * layers. */
 static size_t level_size(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int level)
 {
     bool layered = wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);

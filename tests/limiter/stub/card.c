@@ -84,7 +84,7 @@ static struct stub_card *map_card(void)
 
 static off_t byte_of(const struct stub_process *process)
 {
-    /* After the end of the file, because locks need no bytes. */
+    /* The lock is after the end of the file, because a lock needs no bytes in the file. */
     return (off_t)sizeof(struct stub_card) + (process - card->process);
 }
 
@@ -93,7 +93,7 @@ static bool alive(const struct stub_process *process)
     if (process == me || file < 0)
         return true;
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte_of(process), .l_len = 1};
-    /* Tested as a different lock owner, so that the stub NVML sees the lock of this process's driver. */
+    /* A test by the same lock owner would not see this process's own lock, so test as a different owner. */
     return fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
@@ -147,7 +147,7 @@ static int group_index(void)
     return STUB_MAX_GROUPS - 1;
 }
 
-/* NVML reports host pids. These are the pids in /proc if it is the host's /proc, even within a pid namespace. */
+/* NVML reports host pids. If /proc is that of the host, its pids are host pids even within a pid namespace. */
 static int pid_of_host(void)
 {
     char text[16];
@@ -240,8 +240,8 @@ CUresult stub_take(const char *function, int gpu, enum stub_kind kind, size_t by
     CUresult result = fault(function);
     struct stub_gpu *on = &card->gpu[gpu];
     if (result == CUDA_SUCCESS) {
-        /* Dead processes only matter if memory is short or before a new peak is recorded, so only then are they
-         * removed. */
+        /* Dead processes only matter if memory is short, or before a new peak is recorded. They are removed
+         * only then. */
         if (bytes > on->capacity || on->used > on->capacity - bytes || on->group_used[me->group] + bytes > on->group_peak[me->group])
             stub_card_bury(card);
         if (bytes > on->capacity || on->used > on->capacity - bytes)

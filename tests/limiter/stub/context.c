@@ -137,7 +137,7 @@ EXPORT CUresult cuCtxGetLimit(size_t *value, int limit)
     return CUDA_SUCCESS;
 }
 
-/* Reserves at once what a driver may reserve later: one stack for each thread that fits on the GPU. */
+/* Reserve at once what a driver may reserve later: one stack for each thread that fits on the GPU. */
 EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
 {
     CUresult result = usable();
@@ -147,7 +147,7 @@ EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
         return CUDA_ERROR_NOT_SUPPORTED;
     CUcontext context = current();
     size_t times = limit == 0 ? STUB_SMS * (size_t)2048 : 1, before = context->limits[limit];
-    /* The initial limits are part of a context's own bytes. */
+    /* The memory for the initial limits is part of the context's own bytes. */
     before = before > first_limits[limit] ? before - first_limits[limit] : 0;
     size_t after = value > first_limits[limit] ? value - first_limits[limit] : 0;
     if (after > before)

@@ -121,7 +121,7 @@ EXPORT CUresult cuEventSynchronize(CUevent event)
     struct world *w = clock_world();
     if (w) {
         clock_lock(w);
-        /* Rare in tests, so simply check again at each change of the GPU's queues. */
+        /* Waiting is rare in tests, so check the event again at each change of the GPU's queues. */
         while (!event_done(w, event))
             clock_wait(w, gpu_next(w, &w->gpus[event->gpu]), -1, 0, 0, 0);
         clock_unlock(w);

@@ -208,7 +208,7 @@ void stub_gpu_wait(int gpu)
     stub_pools_settle(gpu);
 }
 
-/* GPU time of this process so far. */
+/* Return the GPU time that this process has used so far. */
 EXPORT int64_t stub_busy_ns(int gpu)
 {
     struct world *w = clock_world();

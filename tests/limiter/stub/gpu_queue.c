@@ -38,7 +38,7 @@ static bool settle_queue(struct world *w, struct tenant *t, struct queue *q) {
 void gpu_settle(struct world *w, struct gpu *g) {
     for (int i = 0; i < CLOCK_PROCESSES; i++) {
         struct tenant *t = &g->tenants[i];
-        /* A recording in one stream may unblock another stream. */
+        /* If an event is recorded in one stream, another stream may continue. */
         for (bool again = t->pid != 0; again;) {
             again = false;
             for (int s = 0; s < CLOCK_STREAMS; s++) again = settle_queue(w, t, &t->queues[s]) || again;

@@ -103,7 +103,7 @@ uint64_t stub_kernel_nanoseconds(CUfunction function) { return function ? functi
 
 /* --- launches --- */
 
-/* Use simulated host time in the calling thread. */
+/* Let the calling thread use simulated host time. */
 static void spend_host_time(int64_t nanoseconds)
 {
     struct world *w = clock_world();

@@ -19,12 +19,12 @@ struct block {
     void *owner; /* the pool */
 };
 
-/* CUDA_SUCCESS if the calling thread has a valid context. */
+/* Return CUDA_SUCCESS if the calling thread has a valid context. */
 CUresult stub_in_context(void);
 
 /* --- blocks.c --- */
 
-/* Return an address for `size` bytes. Like the driver's, it may have been freed just before. */
+/* Return an address for `size` bytes. As with the driver, it may be an address that was just freed. */
 CUdeviceptr stub_address(size_t size);
 /* Return an address below 4 GiB, for functions with 32-bit pointers, or 0 if none is left. */
 CUdeviceptr stub_low_address(size_t size);

@@ -53,7 +53,8 @@ EXPORT CUresult cuMemFree(CUdeviceptr_v1 address)
     return cuMemFree_v2(address);
 }
 
-/* Values above 4 GiB are undocumented for these functions. The stub returns the largest 32-bit number. */
+/* For values above 4 GiB, the result of these functions is undocumented. The stub returns the largest
+ * 32-bit number. */
 static unsigned int in_32_bits(size_t number)
 {
     return number > UINT32_MAX ? UINT32_MAX : (unsigned int)number;

@@ -21,7 +21,7 @@ struct row {
     void *function, *alias;
 };
 
-/* Functions by symbol, without their types. */
+/* The table of functions by symbol. It does not contain their types. */
 #define SYMBOL(symbol) extern char at_##symbol[] __asm__(#symbol), alias_##symbol[];
 #include "symbols.inc"
 #undef SYMBOL

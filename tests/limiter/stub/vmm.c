@@ -71,7 +71,7 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAl
     return CUDA_SUCCESS;
 }
 
-/* Needs no context, because the properties name the device. */
+/* This function needs no context, because the properties name the device. */
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *wanted, unsigned long long flags)
 {
     CUresult result = stub_ready();
@@ -176,7 +176,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemG
     return result;
 }
 
-/* Unmap one or several adjacent mappings, each as a whole. */
+/* Unmap adjacent mappings. Each mapping must be completely in the range. */
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
     CUresult result = stub_ready();
