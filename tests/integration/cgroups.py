@@ -23,10 +23,10 @@ def hierarchies() -> list[Path]:
 
 @contextlib.contextmanager
 def made(*parts: str) -> Iterator[Path]:
-    """Create a cgroup with this path from the top, and remove it after the block.
+    """Create a cgroup with this path, and remove it after the block.
 
-    The processes in the cgroup must have ended by then. Directories of the path that existed before are kept. Raises
-    OSError if this machine does not allow new cgroups.
+    The path starts at the top of the hierarchy. The processes in the cgroup must have ended by the end of the block.
+    Directories of the path that existed before are kept. Raises OSError if this machine does not allow new cgroups.
     """
     path = next(iter(hierarchies()), Path("/nowhere"))
     new = []

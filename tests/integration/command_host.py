@@ -28,8 +28,8 @@ def installer_environment() -> dict[str, str]:
 def installer_input(root: Path, check: bool = False, sources: dict[str, str] | None = None, **arguments) -> str:
     """Return the input of the module layout_boot.
 
-    The command's sources are included in the same form in which the action plugin sends them to a host that requests
-    them.
+    The input includes the command's source files, in the form in which the action plugin sends them to a host that
+    requests them.
     """
     sources = read_sources() if sources is None else sources
     known = {"root": str(root), "sources_digest": sources_digest(sources), **arguments}
@@ -51,7 +51,7 @@ def run_installer(root: Path, **arguments) -> dict:
 
 
 class CommandHost:
-    """A host with the command gpu-layout, used as an operator uses it at the terminal."""
+    """A host on which an operator uses the command gpu-layout at the terminal."""
 
     def __init__(self, simulated: SimulatedHost, command: Path) -> None:
         self.simulated, self.command = simulated, command
@@ -66,7 +66,7 @@ class CommandHost:
     def words(self, *arguments: str) -> list[str]:
         more = []
         if arguments[0] in ("plan", "apply", "metrics"):
-            # The command uses the module's own directory: both must see the same lock, journal and record.
+            # The command and the module use the same directory, so that both see the same lock, journal and record.
             more = ["--state-directory", str(self.folder / "state.d")]
         return [PYTHON, str(self.command), *arguments, *more]
 

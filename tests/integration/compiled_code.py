@@ -3,8 +3,8 @@
 """Compile each source once, and cache the code by the checksum of its source.
 
 A module is sent as source in an archive, and compiling takes most of its time on an idle host. The cache contains
-exactly the code that this interpreter compiled from the same source, so modules behave as they do without it. This
-file imports little because every process on a lab host waits for it at its start.
+exactly the code that this interpreter compiled from the same source. So a module behaves as without the cache. This
+file imports little, because every process on a lab host waits for it at its start.
 """
 
 import _imp
@@ -39,7 +39,7 @@ def keep(folder):
 def _kept(folder, kind, path, source, compiled):
     """Return the code of a source from its cached file.
 
-    If the file is missing, call `compiled` and write the file.
+    If the file is missing, call `compiled` and write its result to the file.
     """
     import _sha1
     import marshal

@@ -3,8 +3,8 @@
 """Simulate a host with stand-ins for systemctl, scontrol and squeue.
 
 The stand-ins implement what the module needs from the real commands. molecule/gpu_drain runs the module with the real
-ones. Any call of a stand-in can fail, or can kill its caller after the call. So a test can place a fault between any
-two steps, on any Python.
+commands. Any call of a stand-in can fail, or can kill its caller after the call. So a test can place a fault between
+any two steps, with any Python version.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.integration.simulated_host import module_path
 CLIENTS = {"services": ["dcgm", "api", "idle", "absent"], "slurm": True}
 
 REASON = "openfleet.gpu: clients taken off the GPUs"
-#: State before a drain. exporter stops together with dcgm. api has an active socket.
+#: The state before a drain. If dcgm is stopped, exporter stops too. api has an active socket.
 BEFORE = {
     "units": {
         "dcgm.service": "active",
@@ -119,7 +119,10 @@ class DrainHost:
         return json.loads(path.read_text()) if path.exists() else []
 
     def fault(self, nth: int | None = None, kind: str = "fail") -> None:
-        """Let the nth call from now on fail. If no number is given, no call fails."""
+        """Let one call fail: the nth from now on.
+
+        If no number is given, no call fails.
+        """
         (self.bin / "calls.json").write_text("[]")
         (self.bin / "fault.json").write_text(json.dumps({"nth": nth, "kind": kind}))
 

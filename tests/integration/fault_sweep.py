@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Let every NVML call of a transition fail or die once, and check each result.
 
-Each run is a fork of this process on a simulated host, so thousands of runs take only minutes. After each run,
-another fork reads the state and cleans up. This process does neither: its NVML library would remember the instances
-of the previous run, although the state file has been restored since.
+Each run is a fork of this process on a simulated host, so thousands of runs take only minutes. After each run, another
+fork reads the state and cleans up. This process does not read the state itself, because its NVML library would remember
+the instances of the previous run, although the state file has been restored.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ending(NamedTuple):
     call: str
     nth: int
     action: str
-    #: The reason why the result is wrong, or empty if it is correct.
+    #: The reason why the result is wrong. If it is correct, the text is empty.
     wrong: str
 
 
@@ -76,8 +76,8 @@ class Sweep:
     ) -> Iterator[Ending]:
         """Sweep the change from `have` to `want` with every fault in every call.
 
-        If `most` is given, only a sample of that many faults is used. Each instance of `have` whose placement start
-        is in `busy` has a process until the sweep ends or its generator is closed.
+        If `most` is given, only a sample of that many faults is used. `busy` contains placement starts. Each instance
+        of `have` that starts there has a process until the sweep ends or its generator is closed.
         """
         self.host.create([{"model": model, "count": 2}])
         old = [WantedInstance(name, start) for name, start in have]
@@ -89,7 +89,7 @@ class Sweep:
             self.control.clear_calls()
             status, said = self._fork(lambda: self._apply(new))
             if status != 0:
-                # The run refused the change because it would end a process. There are no calls that could fail.
+                # The run refused the change because it would end a process, so it made no calls that could fail.
                 assert self._seen() == before, said
                 return
             after = self._seen()
@@ -170,7 +170,8 @@ class Sweep:
 
     def _judge(self, run: Callable[[], Any], before: Any, after: Any, held: set[tuple[int, int]]) -> str:
         status, said = self._fork(run)
-        # If the run took another path, its fault is still pending and would hit the processes that read the state.
+        # If the run did not reach the call with the fault, the fault is still pending. It would then hit the processes
+        # that read the state.
         self.control.clear_failures()
         left = (Path(self.directory) / "journal.json").exists()
         if not self._lock_is_free():
@@ -204,7 +205,7 @@ class Sweep:
     def _processes(self, busy: set[int]) -> Iterator[set[tuple[int, int]]]:
         """Attach this process to the instances of GPU 0 whose start is in `busy`.
 
-        Yields (GPU, placement start) for each instance. The process is detached at the end, because the simulator
+        Yields (GPU, placement start) for each instance. At the end, the process is detached, because the simulator
         refuses to create GPUs while a process is attached.
         """
         instances = [(start, identity) for start, identity in self._seen()["ids"] if start in busy]
@@ -213,7 +214,7 @@ class Sweep:
                 self.control.attach(os.getpid(), 0, identity, 0, "compute", 1 << 20)
             yield {(0, start) for start, _ in instances}
         finally:
-            # A run with a wrong result may already have destroyed the instances.
+            # If the result was wrong, the run may have destroyed the instances.
             if os.getpid() in [process["pid"] for process in self.control.dump()["processes"]]:
                 self.control.detach(os.getpid())
 
@@ -222,7 +223,7 @@ class Sweep:
     def _apply(self, wanted: list[WantedInstance]) -> None:
         """Apply these instances to GPU 0.
 
-        If the instances are not pinned, GPU 1 changes its compute mode in the same run.
+        If the instances have no pinned placements, GPU 1 changes its compute mode in the same run.
         """
         from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.session import Session
 
@@ -263,7 +264,7 @@ class Sweep:
         return said
 
     def _fork(self, run: Callable[[], Any]) -> tuple[int, Any]:
-        """Call `run` in a fork, like `_tried`; return (-9, "") if the fork was killed."""
+        """Run `run` in a fork like `_tried`. Return (-9, "") if the fork was killed."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module as its action plugin does: first with the digest of the sources.
+"""Run a module as its action plugin does: first with only the sources' digest.
 
 If the host requests the sources, run the module again with them.
 """

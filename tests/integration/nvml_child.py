@@ -19,7 +19,7 @@ def stopped_children(pid: int) -> list[int]:
 
 
 def go_on(pid: int) -> None:
-    """Continue the stopped children of a process."""
+    """Continue the children of a process that are stopped."""
     for child in stopped_children(pid):
         os.kill(child, signal.SIGCONT)
 

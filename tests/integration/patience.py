@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Wait for certain events on a machine of unknown load."""
+"""Wait for events that will certainly happen, on a machine of unknown load."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ class Fleet:
 
     def __init__(self, folder: Path, library: Path, names) -> None:
         self.folder = folder
-        #: Additional host variables, by host name.
+        #: Additional variables of each host, by host name.
         self.more: dict[str, dict] = {}
-        #: The ansible.cfg for the runs. If None, the runs use a missing file in the fleet's folder, and so no
-        #: configuration.
+        #: The ansible.cfg for the runs. If it is None, the runs use a missing file in the fleet's folder, so they have
+        #: no configuration.
         self.config: Path | None = ROOT / "ansible.cfg"
         #: Additional inventory groups.
         self.groups: dict[str, dict] = {}

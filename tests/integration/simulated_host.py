@@ -95,7 +95,7 @@ class SimulatedHost:
         tool = self.bin / "gpusim"
         tool.write_text('#!/bin/sh\nPYTHONPATH="%s" exec "%s" -m gpusim "$@"\n' % (SIMULATOR, sys.executable))
         tool.chmod(0o755)
-        # Modules run with a Python version that hosts may have, and with the controller's Ansible code in PYTHONPATH.
+        # Modules run with a Python version that hosts may have. The controller's Ansible code is in PYTHONPATH.
         self.python = os.environ.get("OPENFLEET_HOST_PYTHON") or sys.executable
 
     @classmethod

@@ -152,7 +152,7 @@ def listen(address: str) -> socket.socket:
 def serve(listening: socket.socket, *until: TextIO | int, taken: bytes = b"", begin: Callable | None = None) -> None:
     """Fork for each connection until one of the `until` files ends.
 
-    The bytes `taken` are sent before the run begins. `begin` sends them if it is given.
+    The bytes `taken` are sent before the run begins. If `begin` is given, it sends them.
     """
     while True:
         ready, _, _ = select.select([listening, *until], [], [])

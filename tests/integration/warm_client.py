@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send the code on standard input to the process of warm_ansible.py.
 
-Exits with the status of that code. Imports little, because each module waits for this client.
+The client exits with the status of that code. It imports little, because each module waits for the client.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Request = Mapping[str, object]
 
 
 class WarmPython:
-    """Start processes from one loaded interpreter.
+    """Start processes from an interpreter that has loaded its modules once.
 
     The interpreter starts with `environment`, because the dynamic linker reads LD_LIBRARY_PATH only at the start.
     """
@@ -140,7 +140,7 @@ def answer(files: list, become: Callable | None = None) -> None:
 def _ends_before(child: int, connection: socket.socket) -> bool:
     """Wait for the child, and return False if the client disconnects first.
 
-    Python 3.8 cannot wait for both: with it the child always runs to its end.
+    Python 3.8 cannot wait for both, so with Python 3.8 the child always runs to its end.
     """
     if not hasattr(os, "pidfd_open"):
         return True

@@ -165,7 +165,7 @@ def ldconfig(files: str = "") -> str:
 
 
 def found_first(folder: Path, named: dict[str, Path]) -> str:
-    """Return where the loader finds libcuda.so.1 for these files of ld.so.conf.d."""
+    """Return where the loader finds libcuda.so.1 with these files of ld.so.conf.d."""
     included = folder / "ld.so.conf.d"
     included.mkdir(parents=True)
     for name, where in named.items():

@@ -55,6 +55,6 @@ class AptHost:
 def names(entries) -> list:
     """Return the names of the packages that the bundle needs from the distribution.
 
-    For each entry of the manifest: the first alternative, without its version.
+    An entry of the manifest may have alternatives. The first alternative is returned, without its version.
     """
     return sorted({re.split(r"[ |(]", entry["name"])[0] for entry in entries})

@@ -18,7 +18,7 @@ from tests.lab import warm_playbook
 
 
 class Site:
-    """An inventory and a vendor.
+    """An inventory and a vendor's web server.
 
     The hosts' names do not resolve, so any attempt to reach a host fails.
     """
@@ -50,7 +50,8 @@ class Site:
         """Run the playbook, and return its output."""
         hosts = {name: {"ansible_host": name + ".invalid", **values} for name, values in self.hosts.items()}
         self.inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": self.variables}}))
-        # An installed collection must be found at its installation path, not through the checkout's settings.
+        # A host finds an installed collection at its installation path, so the settings of the checkout must have no
+        # effect.
         home = playbook.parents[4] if playbook.is_relative_to(self.folder) else REPOSITORY / "collections"
         directory = json.dumps({"gpu_bundle_dir": str(self.bundle)})
         done = subprocess.run(
@@ -74,7 +75,7 @@ class Site:
         return json.loads((self.bundle / "manifest.json").read_text())
 
     def files(self):
-        """Return the modification time of each file of the bundle, except its lock."""
+        """Return the modification time of each file of the bundle except its lock file."""
         return {
             path.relative_to(self.bundle).as_posix(): path.stat().st_mtime_ns
             for path in self.bundle.rglob("*")

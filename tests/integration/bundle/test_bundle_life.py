@@ -21,7 +21,7 @@ from tests.integration.bundle.apt_host import AptHost, names
 DRIVER = "repositories/driver/debian12/x86_64/"
 TOOLKIT = "repositories/container-toolkit/deb/amd64/"
 PINNED = ["*nvidia*", "libcuda1", "nvlsm"]
-#: The role's packages on debian-12 with all their dependencies among the stand-ins.
+#: The role's packages on debian-12 and all their dependencies for which there are stand-ins.
 PACKAGES = {
     "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "nvidia-persistenced", "nvidia-kernel-open-dkms",
     "nvidia-kernel-support", "firmware-nvidia-gsp",
@@ -64,7 +64,10 @@ def other_side(site, url):
 
 
 def test_apt_of_a_host_installs_everything_from_the_bundle(site, serve, tmp_path):
-    """Use the roles' sources, key and pins, and packages from the distribution."""
+    """Install with the role's sources, key and pins.
+
+    Other packages come from the distribution.
+    """
     site.make()
     manifest = site.manifest()
     values = other_side(site, serve(site.bundle))

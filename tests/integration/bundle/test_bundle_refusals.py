@@ -75,7 +75,7 @@ def test_detached_signature_is_accepted(site):
     )  # fmt: skip
     site.make()
     assert {"Release", "Release.gpg"} <= {path.name for path in (site.bundle / DRIVER).iterdir()}
-    # A signature of an earlier state is not accepted.
+    # A signature of an earlier state of the file is refused.
     replace(release, release.read_bytes() + b"\n")
     assert "the signature is wrong" in site.make(expect=1)
 

@@ -35,8 +35,8 @@ def _build():
 class Vendor:
     """Stand-ins for NVIDIA's repositories.
 
-    `root` is the folder that is served, `fingerprint` is the key's fingerprint, and `requests` lists the requested
-    paths.
+    `root` is the folder that the web server provides. `fingerprint` is the key's fingerprint. `requests` lists the
+    requested paths.
     """
 
     def __init__(self, root: Path) -> None:

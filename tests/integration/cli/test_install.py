@@ -37,7 +37,7 @@ UNKEPT = {
 
 
 def asked(**changes) -> dict:
-    """Return the module's parameters without the command's sources."""
+    """Return the module's parameters without the source files of the command."""
     known = {"layout": LAYOUT, "unit": "[Unit]\n", "metrics": OFF, "readers": NOBODY, "keep": UNKEPT}
     return {**known, **changes}
 
@@ -80,7 +80,7 @@ def test_installation_waits_for_another_one(install, tmp_path):
 def test_next_run_starts_units_that_failed(tmp_path, monkeypatch):
     """Restart units that failed in an earlier run.
 
-    All files already have the desired content, so only the record shows that a restart is needed.
+    All files already have the desired content. Only the installation's record shows that a restart is needed.
     """
     monkeypatch.setattr(Installation, "is_host", True)
     sources = read_sources()
@@ -107,8 +107,7 @@ def test_next_run_starts_units_that_failed(tmp_path, monkeypatch):
     assert run() == ["start the units, which an earlier run did not do"]
     assert called == ["daemon-reload", "enable", "restart"]
     assert run() == [] and called == []
-    # Only the layout file changes. The daemon is not reloaded, because a reload could detach GPUs from running
-    # containers.
+    # Only the layout file changes. systemd is not reloaded, because a reload could detach GPUs from running containers.
     wanted["layout"] = [{"gpus": [0], "sharing": "exclusive"}]
     run()
     assert called == ["enable", "restart"]
@@ -133,7 +132,7 @@ def test_unit_blocked_by_another_run_names_that_run(tmp_path, monkeypatch, waits
 
 def has_open(pid: int, file: Path) -> bool:
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        # Ignore files that the process closes meanwhile.
+        # Ignore files that the process closes while they are read.
         with suppress(FileNotFoundError):
             if os.readlink(link) == str(file):
                 return True
@@ -282,7 +281,7 @@ def test_directory_with_other_files_stays(install, tmp_path):
     (folder / "theirs.prom").write_text("theirs 1\n")
     install(metrics=ON)
     (folder / "openfleet_gpu_layout.prom").write_text("openfleet_layout_drift 0\n")
-    # Move the metrics to a new directory, then remove that directory.
+    # Move the metrics to a new directory, and then remove the new directory.
     install(metrics=dict(ON, directory="/srv/metrics"))
     assert [path.name for path in folder.iterdir()] == ["theirs.prom"]
     assert (tmp_path / "srv/metrics").is_dir()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test gpu-layout metrics on simulated GPUs.
 
-Drift is reported until a repair. Old metrics are removed.
+The metrics report drift until a repair. Metrics of an earlier run are removed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def parsed(text):
 
 
 def written(host, *arguments, status=0):
-    """Return the metrics that a run wrote to the directory, and its standard error."""
+    """Return the metrics that a run wrote to the directory, and its error output."""
     folder = host.folder / "textfile"
     layout = str(host.folder / "layout.json")
     done = host("metrics", "--textfile", str(folder), "--layout", layout, *arguments, status=status)
@@ -80,7 +80,7 @@ def test_applied_layout_has_no_drift(laid_out):
     assert before <= found["openfleet_layout_check_timestamp_seconds"][None] <= time.time()
     assert found["openfleet_layout_drift"] == {"0": 0, "1": 0, "2": 0}
     assert found["openfleet_layout_differences"] == {"0": 0, "1": 0, "2": 0}
-    # GPU 0 has two series: one for the GPU and one for its instance.
+    # The metric has two series for GPU 0: one for the whole GPU and one for its instance.
     assert found["openfleet_holders"] == {"0": [0, 0], "1": [0, 0], "2": 0}
     assert (laid_out.folder / "textfile" / FILE).stat().st_mode & 0o777 == 0o644
 
@@ -113,7 +113,7 @@ def test_process_counts_on_its_gpu_or_instance(laid_out):
         finally:
             running.send_signal(signal.SIGTERM)
     assert found["openfleet_holders"] == {"0": [0, 0], "1": [0, 0], "2": 1}
-    # One series for each instance, and one for the whole GPU.
+    # The metric has one series for each instance, and one for the whole GPU.
     seconds = found["openfleet_holders_cpu_seconds_total"]
     assert seconds.pop("2") > 0 and seconds == {"0": 0, "1": 0}
     assert found["openfleet_layout_drift"]["2"] == 0
@@ -271,7 +271,7 @@ def test_ended_run_keeps_no_old_metrics(laid_out):
     os.mkfifo(layout)
     arguments = ("metrics", "--textfile", str(laid_out.folder / "textfile"), "--layout", str(layout))
     with laid_out.simulated.popen(laid_out.words(*arguments), stderr=subprocess.DEVNULL) as running:
-        # Opening a pipe for writing blocks until a reader opens it, and that reader would then wait forever for data.
+        # Open the pipe without blocking. A reader that opens it would otherwise wait forever for data.
         writer = None
         while writer is None and running.poll() is None:
             with contextlib.suppress(OSError):

@@ -75,7 +75,8 @@ def test_layout_can_be_json_or_yaml_with_or_without_its_name(host, text):
 def test_yaml_layout_without_pyyaml_is_refused_with_a_fix(host):
     host.simulated.create(H100)
     (host.folder / "yaml.py").write_text("raise ImportError('as on a host without PyYAML')\n")
-    # Python puts the folder of a script first on its path. For a zip archive, that folder is the archive itself.
+    # Python puts the folder of a script first on its path. If the script is a zip archive, the path starts with the
+    # archive itself.
     program = f"import sys, runpy; sys.path.insert(0, {str(host.folder)!r}); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
     arguments = host.words("plan", "--layout", host.layout("- {gpus: [0], sharing: shared}", "layout.yml"))
     done = host.simulated.run([arguments[0], "-c", program, *arguments[1:]], check=False)
@@ -161,7 +162,7 @@ def test_run_ends_at_once_after_sigterm(host):
         fcntl.flock(file, fcntl.LOCK_EX)
         run = host.simulated.popen(words)
         lock = host.folder / "state.d" / "lock"
-        # Wait until the run has opened the lock. Before that, SIGTERM has its default effect.
+        # Wait until the run has opened the lock. Before, SIGTERM would end the run without its own handler.
         wait_until(lambda: run.poll() is not None or has_open(run.pid, lock), "it waits for the lock")
         assert run.poll() is None, "it did not wait for the lock"
         run.terminate()
@@ -219,7 +220,7 @@ LAYOUTS = {
         (model, options)
         for model in LAYOUTS
         for options in ([], ["--pin-placements"], ["--select-by", "uuid"], ["--select-by", "pci"])
-        # Test each model once and each option once, not all combinations.
+        # Test each model once and each option once, but not all combinations of them.
         if THOROUGH or not options or model == "H100-80GB"
     ],
 )
@@ -370,7 +371,7 @@ def test_every_subcommand_has_help(host, name):
 
 
 def _shows_the_wait(host, layout, message):
-    """Start a run that waits for GPUs in use, and end it once it prints the message."""
+    """Start a run that waits for busy GPUs. End the run once it prints the message."""
     log = host.folder / "waiting"
     words = ["apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", str(2 * PATIENCE_SECONDS)]
     with log.open("w") as output:
@@ -397,7 +398,7 @@ def test_busy_gpu_is_refused_waited_for_or_ended(host):
         planned = host("plan", "--layout", layout, "--on-busy", "wait").stdout
         held = r"gpu 0 \(GPU-[0-9a-f]{8}\): 7g\.80gb@0 \(1 process\) is in use by pid %d\b" % job.pid
         assert re.search("blocking: " + held, planned)
-        # With timeout 0, the command does not wait. Other tests cover how a wait begins and ends.
+        # With timeout 0, the command does not wait. Other tests cover the start and the end of a wait.
         waited = host("apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", "0", status=1)
         assert re.search("in use by pid %d" % job.pid, waited.stderr)
         _shows_the_wait(host, layout, "gpu-layout: waiting: " + held)
@@ -418,8 +419,8 @@ UNIT, OLD_UNIT = "[Unit]\nDescription=new\n", "[Unit]\nDescription=old\n"
 def on_trial(host):
     """Return a layout file and a unit file whose change is on trial.
 
-    The GPUs cannot be reset, and the installation has done the first step of a change that needs a reboot. The
-    previous files are kept next to the new ones.
+    The GPUs cannot be reset. The installation has done the first step of a change that needs a reboot. The previous
+    files are kept next to the new ones.
     """
     host.simulated.create([{"model": "A100-80GB", "count": 2}])
     for gpu in "01":
@@ -476,14 +477,15 @@ def test_boot_keeps_a_layout_with_pending_modes(host, on_trial):
     done = host("apply", "--layout", str(layout))
     assert "was restored" not in done.stderr and "create 7g.80gb@0" in done.stdout
     assert json.loads(layout.read_text()) == ALL_MIG and unit.read_text() == UNIT and leftovers(host) == []
-    # A second boot happens before the run that requested the reboot reconnects. No file is on trial any more.
+    # The host boots a second time before the run that requested the reboot reconnects. Then no file is on trial any
+    # more.
     assert "was restored" not in host("apply", "--layout", str(layout)).stderr
 
 
 def test_refused_or_reverted_pending_modes_do_not_keep_the_layout(host, on_trial):
     layout, _unit = on_trial
     host.module("mig", layout=ALL_MIG, leave_pending=True)
-    # A later run without the permission to reboot reverts the pending modes.
+    # A later run that may not reboot reverts the pending modes.
     assert host.module("mig", layout=ALL_MIG)["reboot_required"]
     assert "was restored" in host("apply", "--layout", str(layout)).stderr
     assert "exclusive" in layout.read_text()

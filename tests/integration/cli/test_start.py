@@ -45,7 +45,7 @@ finally:
 def noted(command, *arguments: str) -> tuple[list[str], list[int], list[int]]:
     """Return the argument parsers, the reads of each module, and the exit statuses.
 
-    The statuses are those of exits without cleanup.
+    Only exits without cleanup have a status in the list.
     """
     words = [PYTHON, "-I", "-c", PROGRAM, str(command), *arguments]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
@@ -63,7 +63,7 @@ def loaded(*words: str, **options) -> set[str]:
 
 @pytest.mark.parametrize("changes", [False, True], ids=["no change", "change"])
 def test_a_run_loads_neither_pynvml_nor_libraries_of_help(host, changes):
-    """Count imports in the parent process.
+    """Count imports in the parent process only.
 
     The child process loads pynvml, and its imports are not counted.
     """
@@ -102,7 +102,7 @@ def test_a_missing_pynvml_is_reported(host, subcommand):
             if not member.filename.startswith("pynvml."):
                 other.writestr(member, archive.read(member))
     layout = [] if subcommand == "export" else ["--layout", host.layout(LAYOUT)]
-    # -S excludes the interpreter's own packages.
+    # The option -S excludes the packages of the interpreter itself.
     words = [PYTHON, "-I", "-S", str(copy), subcommand, *layout]
     if layout:
         words += ["--state-directory", str(host.folder / "state.d")]

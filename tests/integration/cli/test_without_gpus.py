@@ -18,7 +18,7 @@ from tests.integration.command_host import PYTHON
 @pytest.fixture
 def bare(command):
     def run(*arguments: str, status: int = 0, **options) -> subprocess.CompletedProcess:
-        # -I and -S leave only the standard library.
+        # With -I and -S, Python has only its standard library.
         words = [PYTHON, "-I", "-S", str(command), *arguments]
         done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
         assert done.returncode == status, done.stdout + done.stderr
@@ -55,7 +55,7 @@ def test_model_is_known_by_board_names(bare):
 def test_unconfirmed_facts_of_a_model_are_named(bare):
     told = json.loads(bare("fits", "B200-180GB", "1g.23gb", "--json").stdout)
     assert "1g.23gb.placement_starts" in told["unconfirmed"]
-    # A request that uses no other profile has no other unconfirmed profiles.
+    # If a request uses no other profile, no other profile is listed as unconfirmed.
     assert not any(field.startswith("7g.180gb") for field in told["unconfirmed"])
 
 

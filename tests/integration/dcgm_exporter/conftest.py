@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The embedded exporter as a separate process on a simulated host."""
+"""Run the embedded exporter as a separate process on a simulated host."""
 
 from __future__ import annotations
 

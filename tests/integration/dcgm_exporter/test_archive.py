@@ -74,7 +74,7 @@ def test_missing_files_are_named_and_nothing_is_written(tmp_path, wheels):
 
 
 def test_altered_wheel_is_refused_and_nothing_is_written(tmp_path, wheels):
-    """Alter a wheel but keep its name, version and archive format valid."""
+    """Alter a wheel, but keep its name, its version and a valid archive format."""
     name, version = pins()[1]
     wheel(wheels, name, version, code="import os")
     archive = tmp_path / "cache" / "exporter.zip"

@@ -13,10 +13,10 @@ import pytest
 
 #: Timeout in seconds for a busy machine.
 DEADLINE = 180
-#: Less than one percent, because simulated utilization has whole percentages.
+#: The tolerance is less than one percent, because simulated utilization has whole percentages.
 approx = partial(pytest.approx, abs=0.009)
 H100 = {"model": "NVIDIA H100 80GB HBM3"}
-#: Destroys the instance that is MIG device 0 on GPU 0.
+#: A program that destroys the instance of MIG device 0 on GPU 0.
 DESTROY = """
 import pynvml as n
 n.nvmlInit()
@@ -44,14 +44,14 @@ def test_whole_gpus_and_instances_are_distinguished(host, start, instance):
 
 
 def test_memory_is_exported_once(host, start, instance):
-    """A sum over a host must not count the memory of a GPU and of its instances."""
+    """Export memory once: a sum over a host must not count GPUs and their instances."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     (gpu,) = exporter.samples().labels("gpu_memory_used_MiB")
     instance(host, 0, "3g.40gb", 0)
     (part,) = exporter.samples().labels("gpu_memory_used_MiB")
     assert gpu["uuid"].startswith("GPU-") and part["uuid"].startswith("MIG-")
-    # Metrics that only the whole GPU has keep the GPU's UUID.
+    # Metrics that exist only for the whole GPU keep the GPU's UUID.
     assert exporter.samples().labels("gpu_temperature_C")[0]["uuid"] == gpu["uuid"]
 
 

@@ -308,7 +308,7 @@ OWN = "/system.slice/dcgm-exporter.service"
 
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
-    """Return a view of this machine's processes with cgroups that the test sets."""
+    """Return a view of this machine's processes in which the test sets their cgroups."""
     return Processes(tmp_path / "proc", monkeypatch, peer)
 
 
@@ -317,7 +317,7 @@ def test_health_reflects_a_scrape(host, start, processes):
     exporter = start()
     processes.add(exporter.process.pid, OWN)
     assert scrape.problem(dict(HEALTH, port=exporter.port)) == ""
-    # The exporter serves clients without a password, although one is required.
+    # The configuration requires a password, but the exporter answers clients without one.
     assert "status 200, which should be 401" in scrape.problem(dict(HEALTH, port=exporter.port, users={"a": "b"}))
     exporter.stop()
     assert "does not answer" in scrape.problem(dict(HEALTH, port=exporter.port))
@@ -366,8 +366,8 @@ def test_health_with_tls_and_passwords(host, start, processes):
     assert "status 401" in scrape.problem(dict(health, users={"a": "c"}))
     renewed = dict(health, certificate=str(host.folder / "other.crt"))
     assert "another certificate" in scrape.problem(renewed)
-    # A run restarts the exporter for this reason.
+    # An old certificate is a reason for a run to restart the exporter.
     assert scrape.certificate_is_old({"health": renewed}) and not scrape.certificate_is_old({"health": health})
-    # The process is the exporter, but does not belong to the unit, as after a manual start.
+    # The process is the exporter but not part of the unit, as after a manual start.
     processes.add(exporter.process.pid, "/user.slice/user-0.slice/session-1.scope")
     assert f"held by pid {exporter.process.pid} " in scrape.problem(health)

@@ -51,7 +51,7 @@ def test_service_restarts_for_files_of_an_interrupted_run(host):
     host(DOCKER)
     assert host.calls == [RELOAD, RESTART]
     changed = dict(DOCKER, files={**DOCKER["files"], UNIT: {"content": "loopback\n", "mode": "0644"}})
-    # The run fails after it wrote the files and before it restarts the service.
+    # The run fails after it wrote the files, so it does not restart the service.
     host.command("systemctl", 'case "$1" in is-enabled) echo enabled;; daemon-reload) exit 1;; esac')
     host(changed, failed=True)
     assert (host.root / UNIT).read_text() == "loopback\n"
@@ -80,9 +80,9 @@ def test_unusable_password_is_refused_before_any_change(host, tmp_path):
 
 
 def test_settings_are_written_after_the_mark(host):
-    """Write the mark first.
+    """Write the mark `restart-pending` first.
 
-    If the first file cannot be written, only the mark exists.
+    If the first file cannot be written, only this mark exists.
     """
     (host.root / ETC / "counters.csv").mkdir(parents=True)
     (host.root / ETC / "counters.csv/in the way").write_text("")

@@ -101,7 +101,7 @@ def test_installed_packages_are_removed_after_a_change_of_source(host):
     assert f"install packages {CORE}, {EXPORTER}" in host(BUNDLE)["done"]
     assert set(host.packages) == {CORE, EXPORTER, "dcgm-needs", "others"} and host.masked
     assert host(BUNDLE)["changed"] is False
-    # The package is still installed, and its own unit would listen on all addresses.
+    # The package is still installed, and without a mask its own unit would listen on all addresses.
     host(DOCKER)
     assert host.masked and CORE in host.packages
     said = host(dict(DOCKER, state="absent"), "--check")

@@ -47,7 +47,7 @@ def run(folder: Path, hosts, *options):
     for name in hosts:
         (folder / name).mkdir(exist_ok=True)
     python = str(interpreter(folder / "python3"))
-    # The run must not install packages on this machine, and must not use packages of this machine's Python.
+    # The run must not install packages on this machine or use packages of this machine's Python.
     inventory = {
         name: {
             "ansible_connection": "local",

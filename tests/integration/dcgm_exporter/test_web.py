@@ -146,7 +146,8 @@ def test_bcrypt_runs_once_for_a_correct_password_and_always_for_a_wrong_one():
     assert asked == [b"right"]
     assert [passwords.right("a", "wrong") for _ in range(2)] == [False] * 2
     assert asked == [b"right", b"wrong", b"wrong"]
-    # An unknown user takes as long as a known one, and is refused even with another user's password.
+    # The response for an unknown user takes as long as for a known one. An unknown user with the password of a known
+    # one is refused too.
     assert not passwords.right("b", "right")
     assert asked[3:] == [b"right"]
     assert not passwords.right("b", "right")

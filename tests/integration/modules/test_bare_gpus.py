@@ -75,7 +75,7 @@ def test_unsettable_compute_mode_is_refused_in_the_dry_run(host, answer):
     for check in (True, False):
         failed = host.module("layout", check=check, layout=layout)
         if answer == "one not told":
-            # The other GPU of this model reports its mode, so this one is sick.
+            # The other GPU of this model reports its mode, so the GPU that does not report it is sick.
             assert failed["where"] == "gpu_layout[1].gpus[0]", failed
             assert "does not work: the driver" in failed["problem"] and "gpu_layout_lost: skip" in failed["cure"]
         else:

@@ -25,7 +25,7 @@ MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile
 CHANGES = re.compile(
     r"nvml(Init|Shutdown|ErrorString|InternalGetExportTable|\w+?(Set[A-Z]|Reset|Clear|Create|Destroy)\w*)"
 )
-#: Become another user who may still read every file, because the checkout and its Python may be in root's home.
+#: Become another user. This user may still read every file, because the checkout and its Python may be in root's home.
 BECOME = [
     "setpriv",
     "--clear-groups",

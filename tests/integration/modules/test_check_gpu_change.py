@@ -22,7 +22,7 @@ from tests.thorough import sample
 
 TOOL = ROOT / "tools" / "check_gpu.py"
 AREAS = ["change: MIG", "change: compute mode", "change: time slice"]
-#: Runs only the changes, without reading all GPUs before and writing the report afterwards.
+#: A program that only makes the changes. It does not read all GPUs before or write the report afterwards.
 CHANGES = """
 import json, sys
 sys.path[:0] = [%r, %r]
@@ -132,7 +132,7 @@ def test_everything_is_changed_verified_and_restored(changes):
     places = ", ".join("1g.10gb@%d" % start for start in range(7))
     assert by_name["change: MIG", "7 instances of 1g.10gb"]["found"] == places
     assert by_name["change: MIG", "MIG devices with different UUIDs"]["found"] == "7"
-    # In MIG mode, each instance is read by gpu_info and by every NVML function.
+    # In MIG mode, gpu_info and every NVML function read each instance.
     assert by_name["change: MIG, NVML", "nvmlDeviceGetMigMode"]["found"].lower() in ("yes, yes", "1, 1")
     assert by_name["change: MIG, model file", "profiles.1g.10gb.profile_id"]["outcome"] == "passed"
     assert {check["outcome"] for check in of(made, "change: compute mode")} == {"passed"}
@@ -326,7 +326,7 @@ def test_next_run_after_a_kill_restores_the_original_state(changes, call, nth, a
     changes.host.gpusim("fail", call, "--nth", str(nth), "--code", action)
     changes.killed()
     assert changes.record.exists()
-    # An unknown GPU is given, so the run only restores the first GPU.
+    # The GPU given to the run is unknown, so the run only restores the first GPU.
     restored, *others = changes.run(7)
     assert (restored["what"], restored["outcome"]) == ("state before an interrupted run", "passed"), restored
     assert refused(others, "the host has no GPU 7")
@@ -387,7 +387,7 @@ def test_signal_ends_the_run_and_everything_is_restored(changes, call, nth, numb
         wait_until(lambda: stopped(run.pid), "the run is at its change")
         assert changes.record.exists()
         run.send_signal(number)
-        # Send a second, different signal, as an impatient user does. The run still restores everything before it exits.
+        # Send a second, different signal, as an impatient user does. The run still restores the state before it exits.
         run.send_signal(signal.SIGTERM)
         go_on(run.pid)
         assert run.wait() in (128 + number, 128 + signal.SIGTERM)

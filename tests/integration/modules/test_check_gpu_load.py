@@ -57,7 +57,7 @@ def test_tenant_gets_its_quota_and_stub_limits_are_not_run(run):
     found = run()
     limiter = {check["what"]: check for check in found["vGPU limiter"]}
     got = [int(check["found"]) for what, check in limiter.items() if what.endswith("bytes allocated by a tenant")]
-    # Linear memory is limited to the exact byte. Rows, arrays and physical memory have larger allocation units.
+    # Linear memory is limited to the exact byte. Rows, arrays and physical memory are allocated in larger units.
     assert len(got) == 6 and all(QUOTA - (2 << 20) < each <= QUOTA for each in got), limiter
     not_run = {what for what, check in limiter.items() if check["outcome"] == "not run"}
     assert "no image: set --image" in limiter["container: linear memory"]["reason"]
@@ -153,7 +153,8 @@ def test_the_series_of_the_exporter_follow_a_simulated_load(host, tmp_path):
 
 # --- a tenant in a container --------------------------------------------------------------------------------------------
 
-#: Runs the program outside a container, with the environment and files that a container would get.
+#: A program that replaces a container. It runs without one, with the environment and the files that a container would
+#: get.
 ENGINE = """#!%s
 import os, pathlib, sys
 words = sys.argv[1:]
@@ -182,7 +183,7 @@ os.execve(sys.executable, [sys.executable, mounts["/program.py"], *words[at + 1 
 def engine(built, tmp_path, monkeypatch):
     """Install a stand-in for podman and a CDI specification.
 
-    Returns a card whose container image the stand-in knows.
+    Returns a card with a container image that the stand-in can run.
     """
     preload = str(built.stub / "libcuda.so.1")
     (tmp_path / "bin").mkdir()
@@ -249,7 +250,7 @@ def measured(**limiter):
         "two_tenants": {"kernels": [300, 700]},
     }
     bare = {work: {"rate": 100.0, "active": 1.0} for work in ("matmul", "transformer", "graph", "short")}
-    # Clocks are higher while the GPU is partly idle, so rates exceed the share. Short kernels use less than their
+    # Clocks are higher while the GPU is partly idle, so rates are above the share. Short kernels use less than their
     # share.
     shares = {
         str(percent): {
@@ -285,7 +286,7 @@ def judged(found):
 
 def test_correct_card_passes():
     outcomes = judged(measured())
-    # The outcomes for a card without GPM.
+    # The card has no GPM, so these outcomes are not `passed`.
     assert [what for what, outcome in outcomes.items() if outcome != "passed"] == [
         "openfleet_gpu_sm_active_ratio %s" % when for when in ("at rest", "under load", "afterwards")
     ]

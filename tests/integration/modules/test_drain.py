@@ -80,7 +80,7 @@ def test_drain_and_resume_are_idempotent(there, tmp_path):
     there.fault()
     nothing = there.resume()
     assert (nothing["changed"], nothing["done"]) == (False, [])
-    # The module queries nothing, so that a repeated drain is cheap.
+    # The module queries no service or scheduler, so that a repeated drain is cheap.
     assert there.calls() == []
 
 
@@ -96,7 +96,10 @@ def test_units_wait_for_jobs(there):
 
 
 def calls_of(there, state):
-    """Return the number of calls for this state. The host stays in this state."""
+    """Return the number of calls that the module makes for this state.
+
+    Afterwards, the host is in this state.
+    """
     there.fault()
     assert there.sweep(state) == ""
     return len(there.calls())
@@ -211,7 +214,7 @@ def test_only_failed_after_commands_are_retried(there, tmp_path):
     there.drain(commands_after=[f"echo one >> {log}", f"test -e {tmp_path}/now", f"echo two >> {log}"])
     failed = there.resume()
     assert "it exited with status 1" in failed["msg"]
-    # The clients run again. Only the commands are still pending.
+    # The clients run again, and only the commands are still pending.
     assert there.shown() == BEFORE
     (tmp_path / "now").touch()
     assert not there.resume().get("failed")
@@ -229,7 +232,7 @@ def test_kubernetes_node_is_recorded_until_resumed(there, tmp_path):
     log, commands = with_commands(tmp_path)
     there.module("drained", kubernetes={"node": "n1", "cordoned_before": False}, **commands)
     assert log.read_text().split() == ["before"]
-    # This drain has cordoned the node by now. The state before the drain is the one that counts.
+    # The node is cordoned now because of this drain. What counts is that it was not cordoned before the drain.
     there.module("drained", kubernetes={"node": "n1", "cordoned_before": True}, **commands)
     there.drain(**commands)
     back = there.resume()

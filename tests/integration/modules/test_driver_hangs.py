@@ -106,7 +106,7 @@ def test_hanging_read_ends_the_module_with_call_and_gpu(host, name, arguments, c
     assert done["host_fault"] and done["nvml"]["call"] == "nvmlDeviceGetMemoryInfo" and done["nvml"]["gpu"] == uuid
     assert lock_is_free(host)
     assert not stopped_processes(), "the hung child is ended"
-    # The driver responds again, so the hang must have no further effect.
+    # The driver responds again, so later runs must not be affected by the hang.
     assert not module(host, name, True, **arguments).get("failed")
 
 
@@ -261,7 +261,7 @@ def test_hanging_command_names_the_call_and_frees_the_lock(host, name):
 def test_metrics_do_not_call_a_driver_that_still_hangs(host):
     """Skip the driver while it hangs.
 
-    Metrics are read each minute. Otherwise each reading would leave one more hanging process.
+    Metrics are read each minute. Without this rule, each reading would leave one more hanging process.
     """
     host.create(H100[:1])
     layout = host.folder / "layout.json"

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One mistake in group_vars is one message of site.yml, whichever role finds it."""
+"""A mistake in group_vars gives one message of site.yml, whichever role finds it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def play(fleet, variables, *arguments):
 
 
 def messages(run, part):
-    """Return the printed messages that contain the part.
+    """Return the printed messages that contain a text.
 
     Messages are errors, results of tasks and lines of the summary.
     """
@@ -88,7 +88,7 @@ def test_a_mistake_in_group_vars_is_one_message(fleet, mistake):
     assert run.returncode != 0
     assert "Apply the layout" not in output and "Nothing was changed." in " ".join(output.split())
     said = messages(run, part)
-    # In the play that ends the run, and in the closing summary or as an error of Ansible.
+    # The message is in the play that ends the run. It may also be in the closing summary, or in an error of Ansible.
     assert 1 <= len(said) <= 2 and all(NAMED in message for message in said), output
     failed = re.findall(r"^(\S+) +: ok=\d+ .*failed=1 ", run.stdout, re.MULTILINE)
     fatal = re.findall(r"^fatal: \[(\S+)\]: FAILED!", run.stdout, re.MULTILINE)
@@ -100,7 +100,7 @@ def test_a_mistake_in_group_vars_is_one_message(fleet, mistake):
 
 
 def test_other_hosts_keep_their_plan(fleet):
-    """Print the mistake of one host with its name, and the plans of the others."""
+    """Print the mistake of one host with its name, and the plans of the other hosts."""
     inventory = {name: {**fleet.variables(name, None), "gpu_layout": MIG} for name in HOSTS[:3]}
     inventory["node01"]["nvidia_driver_version"] = "123"
     file = fleet.folder / "group.yml"

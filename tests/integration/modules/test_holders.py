@@ -104,7 +104,7 @@ def test_gpu_info_lists_servers_on_request(host):
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     assert holder["listens"] is True
-    # Outside a unit, the child counts as a separate holder. In a unit, both processes are the same holder.
+    # Without a unit, the child counts as a separate holder. In a unit, parent and child are one holder.
     assert holder["clients"] == (0 if holder["unit_or_container"] else 1)
 
 
@@ -156,7 +156,7 @@ def container(tmp_path):
         started = subprocess.run([*command, *options, "--rootfs", str(root), "sleep", "300"], capture_output=True)
         assert started.returncode == 0, started.stderr
         pid = subprocess.check_output([podman, "inspect", "--format", "{{.State.Pid}}", name], text=True).strip()
-        # Before that, the process is still the container runtime, which has not yet started the container's program.
+        # Until the container runtime has started the container's program, the process has the runtime's name.
         wait_until(lambda: Path("/proc", pid, "comm").read_text() == "sleep\n", "the container's program")
         gpus = tuple(Gpu(i, "GPU-%d" % i, "NVIDIA H100", "0000:%02x:00.0" % (0x3B + i), 80 << 30) for i in range(2))
         found = find_holders(Host("580.65.06", "13.580.65.06", "13.0", True, gpus))

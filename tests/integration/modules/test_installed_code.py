@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run modules by the installed code of gpu-layout.
+"""Run modules with the code of the installed gpu-layout.
 
-The results must be the same, and only code that equals the controller's may run.
+The results must be the same as without it. Only code that equals the controller's code may run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def command(simulated, installed):
 def both(simulated, command):
     """Return a function that runs the module layout twice in the same state.
 
-    One run uses the installed code, the other sends the whole module. Returns both results.
+    One run uses the installed code, and the other run sends the whole module. The function returns both results.
     """
 
     def run(**arguments):
@@ -83,7 +83,7 @@ def test_installed_and_sent_code_return_the_same(simulated, both):
         assert result(installed) == result(sent)
     assert installed["failed"] and installed["problems"]
     wanted, _ = both(layout=MIG)
-    # The installed code changed the GPUs. The module that is sent whole then has nothing to change.
+    # The run with the installed code changed the GPUs, so the run with the whole module has nothing to change.
     assert wanted["changed"] and simulated.seen()[0] == [("3g.40gb", 0), ("3g.40gb", 4)]
     installed, sent = both(layout=MIG)
     assert not installed["changed"] and result(installed) == result(sent)
@@ -116,7 +116,7 @@ def missing(command):
 def another_code(command):
     """Add a file to the archive.
 
-    The archive still claims to be made from the controller's files.
+    The archive still claims that it was made from the controller's files.
     """
     with zipfile.ZipFile(command, "a") as archive:
         archive.writestr("openfleet_gpu/more.py", "")
@@ -193,7 +193,7 @@ PLAY = """
         tasks_from: verify
     - ansible.builtin.ping:
 """
-#: Maximum size for each execution, in addition to the bytes that Ansible sends for any module.
+#: Maximum bytes for each execution, in addition to those that Ansible sends for any module.
 MOST_BYTES = 17_000
 
 
@@ -232,7 +232,7 @@ def test_run_without_changes_sends_no_code(host, library):
     assert {name: len(sizes) for name, sizes in first.items()} == {"installed_module": 2, "layout_boot": 1}
     second, said = fleet.run_play("second")
     assert "is sent: " not in said and said.count("changed=0") == 1
-    # One execution for each task.
+    # The module is executed once for each of the two tasks.
     assert list(second) == ["installed_module"] and len(second["installed_module"]) == 2
     assert max(second["installed_module"]) < MOST_BYTES, second
     whole, said = fleet.run_play("whole", gpu_layout_installed_code=False)

@@ -53,7 +53,7 @@ def test_role_prints_the_mapping_or_refuses_the_layout(fleet, tmp_path):
 
 @pytest.mark.core
 def test_site_refuses_inexpressible_layouts_before_any_change(fleet):
-    # gpu_site_tolerate does not apply to mistakes in the inventory.
+    # The variable gpu_site_tolerate has no effect on mistakes in the inventory.
     run = fleet.play({"one": MIG, "two": SPLIT}, "-e", "gpu_site_tolerate=1")
     assert run.returncode != 0
     assert "node node-one: nvidia.com/mig-3g.40gb 1, nvidia.com/mig-1g.10gb 2" in said(run)

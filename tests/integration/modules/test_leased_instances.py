@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test layout changes on GPUs with instances of leases.
+"""Test layout changes on GPUs that have instances of leases.
 
-They are neither drift nor removed, unless a fixed instance needs the place.
+These instances are not drift. They are removed only if a fixed instance needs their place.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_fixed_instances_are_created_around_leases(leasing):
     leasing.lease("3g.40gb", 0, "lease 1 of alice")
     assert leasing.apply("1g.10gb", "2g.20gb")["counts"] == {"create": 1, "destroy": 0, "keep": 1, "gpus_changed": 1}
     assert ("3g.40gb", 0) in leasing.instances()
-    # The instance still belongs to leases, also if a later layout has an equal fixed one.
+    # The instance still belongs to leases, even if a later layout contains an equal fixed instance.
     assert not leasing.apply("1g.10gb", "2g.20gb")["changed"]
 
 

@@ -65,7 +65,7 @@ def test_plan_is_refused_after_a_gpu_is_lost(host):
 
 
 def test_interrupted_run_is_completed_despite_a_lost_gpu(sick):
-    """Complete the interrupted run, which does not involve the lost GPU."""
+    """Complete the interrupted run, which does not change the lost GPU."""
     sick.gpusim("fail", "nvmlGpuInstanceCreateComputeInstance", "--code", "kill")
     layout = [dict(HALVES, gpus=[0])]
     with pytest.raises(AssertionError):

@@ -154,8 +154,8 @@ def test_next_run_recovers_from_a_kill_at_a_step(made_up, point):
     killed = made_up.program("-m", "%s.modules.layout" % PACKAGE, input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}))
     assert killed.returncode == -9, killed.stderr
     (made_up.lanes / "kill").unlink()
-    # The next run has no lanes, but still recovers the interrupted one. The change was complete only if the last step
-    # was done.
+    # The next run has no lanes, but still recovers the interrupted run. The interrupted change counts as complete only
+    # if its last step was done.
     recovered = run(made_up, [], "mig").get("recovered")
     assert (recovered, counts(made_up)) == ((None, [3]) if point == "forget" else ("old", [2]))
     run(made_up, [lanes(3)])
@@ -210,18 +210,18 @@ def test_controller_audits_packs_and_offers_the_technique(made_up):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
 
-    # Results of hosts are checked.
+    # The controller checks the hosts' results, which contain lanes.
     assert found["rows"] == [{"gpu": told["gpus"][0]["uuid"], "count": 2}]
     assert "lanes[0].gpu" in found["refused"]
 
-    # The audit counts the technique's processes as use, and right-sizing excludes its GPUs.
+    # The audit counts the technique's processes as use of the GPU. Right-sizing excludes the GPU.
     assert found["held"] == [True, False]
     assert found["left"] == {
         "entry": ["it is shared by lanes, so its history cannot be assigned to one workload", ""],
         "rows": ["a lane keeper serves it, so its history cannot be assigned to one workload", ""],
     }
 
-    # Right-sizing chooses the technique where it suits, and the planners accept the result of packing.
+    # Right-sizing chooses the technique for suitable workloads, and the planners accept the result of packing.
     assert found["mode"][0] == "lanes" and "it stays in its lane" in found["mode"][1]
     assert found["mode"][2] == "mps" and found["wish"] == "lanes"
     assert found["layout"] == [lanes(3)] and found["problems"] == []
@@ -229,7 +229,8 @@ def test_controller_audits_packs_and_offers_the_technique(made_up):
     assert "its neighbours can see its lane" in found["risk"]
     assert found["unplaced"] == 1 and "lanes end at the edge of a GPU" in found["wide"]
 
-    # Backends offer pods that take turns, and refuse or leave out what the technique cannot describe.
+    # Backends offer pods that take turns. If a backend cannot describe the technique, it refuses the entry or leaves it
+    # out.
     assert found["offers"]["nvidia_device_plugin"]["resources"] == {"nvidia.com/gpu": 3}
     assert found["offers"]["nvidia_dra"]["resources"] == {"gpu.nvidia.com": 1}
     assert found["offers"]["hami"]["resources"] == {"nvidia.com/gpu": 3}

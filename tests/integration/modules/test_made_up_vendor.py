@@ -61,7 +61,7 @@ class Machine:
         return json.loads(done.stdout)
 
     def killed(self, point, *counts):
-        """Run until a point at which the process is killed."""
+        """Run until a certain point, at which the process is killed."""
         (self.files / "kill").write_text(point)
         done = self.process(*counts)
         assert done.returncode == -9, (done.stdout, done.stderr)
@@ -162,7 +162,7 @@ def test_next_run_recovers_from_a_kill_at_a_step(machine, point, counts):
     planned = machine.run(*counts, check=True)
     assert not planned.get("failed"), planned
     done = machine.run(*counts)
-    # The layout was complete only if both devices had been reloaded.
+    # The layout counts as complete only if both devices had been reloaded.
     assert done["recovered"] == ("new" if point in ("reloaded 1", "after reload") else "old")
     assert machine.slices() == [(count, count) for count in counts]
     assert not machine.journal.exists() and not machine.run(*counts)["changed"]

@@ -210,8 +210,8 @@ def test_failed_step_rolls_back(host, call, nth):
     host.gpusim("fail", call, "--nth", str(nth), "--code", "UNKNOWN")
     failed = host.module("mig", layout=new)
     if not failed.get("failed"):
-        # The plan has fewer than nth calls of this function. The fault was not triggered, and must be cleared before
-        # the next test.
+        # The plan makes fewer than nth calls of this function, so the fault was not triggered. It must be cleared
+        # before the next test.
         assert (call, nth) == ("nvmlDeviceSetMigMode", 2)
         return
     assert failed["outcome"] == "old", failed

@@ -54,7 +54,7 @@ def of_the_terminal(host, bus, tmp_path):
 
 
 def lose_all(host):
-    """Make the driver report no GPU."""
+    """Make the driver list no GPU."""
     code = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).gpusimCreate(sys.argv[2].encode()))"
     host.run([sys.executable, "-c", code, str(host.library / "libnvidia-ml.so.1"), EMPTY])
     assert not host.module("gpu_info")["gpus"]
@@ -99,7 +99,7 @@ FIX = "Install the driver 570.133.20 or later (nvidia_driver_version)."
 
 @pytest.fixture(name="newer")
 def of_a_newer_gpu(host, bus):
-    """Return the bus with a missing GPU that is too new for the driver."""
+    """Return a PCI bus with a missing GPU that is too new for the driver."""
     host.gpusim("set", "driver_version", "550.54.15")
     (bus / MISSING / "device").write_text("0x2901\n")
     return bus

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the module mps without a usable daemon.
+"""Test the module mps on hosts that cannot run a daemon.
 
 Either the driver is missing, or the GPUs allow only one process.
 """

@@ -69,7 +69,7 @@ def test_process_holds_only_its_compute_instance(gpu):
 def test_unknown_holders_do_not_block_a_rollback(host):
     """Roll back although holders are unknown.
 
-    Slurm's controller fails during the run, so holders are unknown. Then a step fails.
+    Slurm's controller fails during the run, so jobs are unknown. Then a step of the run fails.
     """
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])
@@ -184,9 +184,9 @@ with Session() as session:
 
 
 def test_holder_that_another_choice_would_spare_is_not_ended(host):
-    """Do not end a holder that another choice would spare.
+    """Refuse to end a holder that another plan would spare.
 
-    The plan removes one of two equal instances. After the plan, a process starts in the instance that was chosen.
+    The plan removes one of two equal instances. After the plan, a process starts in the instance to be removed.
     """
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 2}]}])

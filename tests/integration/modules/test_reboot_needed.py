@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test a refused reset, and a GPU that a kernel module holds.
+"""Test a refused reset, and a GPU that a kernel module uses.
 
-The old layout is kept, and the message says why. If a reboot is allowed, the mode changes stay pending until then.
+The old layout is kept, and the message says why. If a reboot is allowed, mode changes stay pending until the reboot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_without_permission_the_old_layout_stays_with_a_message(stuck):
     assert failed["reboot_required"]
     assert "reboot needed: gpusim reset" in failed["msg"]
     assert "gpu_layout_reboot: true" in failed["msg"]
-    # The error names the GPU by index and UUID, because the UUID never changes.
+    # The error names the GPU by index and UUID, because only the UUID always stays the same.
     assert "gpu 0 (%s)" % stuck.module("gpu_info")["gpus"][0]["uuid"] in failed["msg"], failed["msg"]
     assert modes(stuck) == [(False, False), (False, False)]
     assert [gpu["compute_mode"] for gpu in stuck.module("gpu_info")["gpus"]] == ["default", "default"]
@@ -114,7 +114,10 @@ def test_restored_instances_without_an_entry_do_not_block_the_reboot(stuck):
 
 @pytest.fixture
 def displayed(host):
-    """Create two Ampere GPUs. A kernel module, but no process, holds the first one."""
+    """Create two Ampere GPUs.
+
+    A kernel module uses the first GPU, but no process does.
+    """
     host.create([{"model": "A100-80GB", "count": 2}])
     host.gpusim("set", "0", "held_by_kernel", "on")
     return host

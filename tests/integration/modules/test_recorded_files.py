@@ -79,7 +79,7 @@ def test_recorded_journal_is_recovered(host, kill, layout, seen):
         run(host, NEW)
     between = host.seen()
     assert between != NEW_SEEN
-    # The GPUs are in the same state, but the journal is from the earlier code.
+    # The GPUs are in the same state, but the earlier code wrote the journal.
     put(host, kill)
     done = run(host, layout)
     assert not done.get("failed"), done
@@ -106,7 +106,10 @@ def test_recorded_saved_plan_is_applied(host):
 
 @pytest.mark.parametrize("kill", sorted(KILLS))
 def test_recorded_targets_are_written_in_the_same_form(kill):
-    """Compare the forms, so that an earlier release can read the journal of this one."""
+    """Write targets in the recorded form.
+
+    An earlier release must be able to read the journal of this release.
+    """
     data = json.loads((RECORDED / kill / "journal.json").read_text())
     for target in (*data["before"], *data["after"]):
         assert target_data(target_from_data(target)) == target

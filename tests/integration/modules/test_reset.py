@@ -66,8 +66,8 @@ def test_reset_removes_everything_and_keeps_gpus_by_default(fleet, tmp_path):
     dry = reset(fleet, tmp_path, "--check")
     assert dry.returncode == 0, dry.stdout + dry.stderr
     assert traces(fleet, tmp_path)
-    # Only the second host removes its instances, because only it is asked to. Neither layout is valid, and reset does
-    # not need them.
+    # The variables request the removal of instances only for the second host. Neither layout is valid, because reset
+    # does not need a layout.
     asked = {"gpu_layout_reset_instances": "{{ inventory_hostname == 'two' }}"}
     fleet.more["one"] = {"gpu_layout": [dict(LAYOUT[0], sharing="shraed")]}
     fleet.more["two"] = {"gpu_layout": [dict(LAYOUT[0], sharing="{{ no_such_variable }}")]}

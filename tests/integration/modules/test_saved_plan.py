@@ -133,9 +133,9 @@ def planned(host):
 
 
 def refused(host, plan, layout=NEW):
-    """Return the error, which is the same in a dry run and a real run.
+    """Return the error of a refused plan, which changes nothing.
 
-    Neither changes anything.
+    A dry run and a real run have the same error.
     """
     before = host.seen()
     (said,) = {host.module("mig", check=check, layout=layout, plan=plan)["msg"] for check in (True, False)}
@@ -228,7 +228,10 @@ def test_process_started_after_saving_is_not_ended(host, planned):
 
 
 def test_steps_that_the_planner_would_not_make_are_refused(host, planned):
-    """Compare a plan file with the planner's result. Never apply the file directly."""
+    """Compare a plan file with the planner's own result.
+
+    The file is never applied directly, because someone may have changed it.
+    """
     planned["gpus"][0]["steps"].pop()
     assert "the steps have changed: gpu 0: " in refused(host, planned)
     assert "it was not written by this collection" in refused(host, {"schema": 4})

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run modules on a host where calls for one GPU fail.
+"""Run modules on a host on which calls for one GPU fail.
 
 Any call can fail, with any error code.
 """
@@ -101,9 +101,9 @@ def test_entry_with_a_missing_gpu_fails_or_skips_it(three):
 
 
 def test_failing_gpu_with_known_name_is_matched_exactly(host):
-    """Match the failing GPU exactly.
+    """Match the failing GPU exactly: its UUID, PCI address and model are known.
 
-    UUID, PCI address and model are known, so no entry is refused because it might match the GPU.
+    So no entry is refused for the reason that it might match the GPU.
     """
     host.create([{"model": "H100-80GB", "count": 1}, {"model": "L40S-48GB", "count": 1}])
     fail(host, "nvmlDeviceGetMigMode")
@@ -233,7 +233,7 @@ PROFILE_CALLS = ("nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstanc
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "NOT_FOUND", "NO_PERMISSION", "UNKNOWN"])
 @pytest.mark.parametrize("sick", [0, 2])
 def test_profiles_that_a_sick_gpu_does_not_report_stay_available_on_others(three, sick, code, call):
-    """Also test the error codes that stand for an unsupported profile."""
+    """Test also the error codes that mean an unsupported profile."""
     fail(three, call, code, gpu=sick)
     done = three.module("mig", layout=[dict(HALVES, gpus="all")], lost="skip")
     assert done.get("changed"), done
@@ -249,7 +249,7 @@ def test_profiles_that_a_sick_gpu_does_not_report_stay_available_on_others(three
 
 SOFT_CODES = ("NOT_SUPPORTED", "NO_PERMISSION", "NOT_FOUND")
 EXCLUSIVE = {"sharing": "exclusive"}
-#: Calls, the entry of the sick GPU, and whether the run changes it all the same.
+#: The failing call, the entry of the sick GPU, and whether the run changes the GPU in spite of the failure.
 SOFT_CASES = [
     ("nvmlDeviceGetGpuInstanceProfileInfo", HALVES, False),
     ("nvmlDeviceGetGpuInstanceProfileInfo", EXCLUSIVE, True),
@@ -317,7 +317,7 @@ def test_mistake_in_the_layout_fails_beside_a_sick_gpu(three):
 
 @pytest.mark.parametrize("lost", ["fail", "skip"])
 def test_old_driver_that_lists_no_profiles_is_named_with_its_fix(host, lost):
-    # With MIG mode off, drivers before 550 list none, also for a healthy GPU.
+    # If MIG mode is off, drivers before 550 list no placements, even for a healthy GPU.
     host.create([{"model": "H100-80GB", "count": 2}], driver_version="535.261.03")
     code = "from pynvml import *; nvmlInit(); nvmlDeviceSetMigMode(nvmlDeviceGetHandleByIndex(1), 1)"
     host.run([host.python, "-c", code])

@@ -68,7 +68,7 @@ def test_site_applies_reports_and_is_idempotent(pair, tmp_path):
     assert second.stdout.count("changed=0") == 2
     assert modes(report.parent) == private
     assert "0 created, 0 destroyed, 4 kept; 0 GPUs changed; 0 of 2 hosts changed" in " ".join(second.stdout.split())
-    # An inventory without a monitoring group is complete.
+    # The inventory needs no group for monitoring.
     assert "PLAY [Set up monitoring and the audit timer]" in second.stdout
     assert "WARNING" not in second.stdout + second.stderr
 
@@ -96,7 +96,7 @@ def test_typo_of_the_last_host_stops_the_run_before_any_change(fleet):
     run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo})
     assert run.returncode != 0
     said = " ".join((run.stdout + run.stderr).split())
-    # The message is complete: host, entry, GPU with UUID, what is wrong, and the likely intention.
+    # The message has the host, the entry, the GPU with its UUID, what is wrong, and the value that was probably meant.
     assert re.search(
         r"three: gpu_layout\[0\] on gpu 0 \(NVIDIA H100 80GB HBM3, GPU-[0-9a-f-]{36}\): there is no profile 3g\.45gb\. "
         r"Did you mean 3g\.40gb\? This GPU has: ",
@@ -125,9 +125,9 @@ def test_wrong_variables_of_the_last_host_stop_the_run_before_any_change(fleet):
     )
     assert 'three: container_toolkit_restart: unknown value "mabye"' in said
     assert "three: gpu_layuot_lost: unknown variable. Did you mean gpu_layout_lost? If it is yours, list it in" in said
-    # `gpu_layouts` may be the inventory's own variable.
+    # `gpu_layouts` may be a variable of the inventory itself, so it is only a warning.
     assert "three: gpu_layouts: unknown variable, ignored. Did you mean gpu_layout?" in said
-    # The group sets this variable, so all hosts have it.
+    # The group sets this variable, so all its hosts have the mistake.
     assert "one, three, two: gpu_site_waves[0]: a wave of 0 hosts" in said
     assert 'one, three, two: gpu_site_waves[1]: invalid wave size "many"' in said
     assert "Traceback" not in said
@@ -161,7 +161,7 @@ def test_dry_run_shows_the_steps_and_changes_nothing(fleet):
     there = {"one": [], "two": [], "three": [("3g.40gb", 0), ("3g.40gb", 4)]}
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), "--check", "--diff")
     assert run.returncode == 0, run.stdout + run.stderr
-    # If the inventory does not set waves, the waves are: one host, a quarter, the rest.
+    # Without waves in the inventory, there are three waves: one host, a quarter of the hosts, and the rest.
     assert waves_of(run) == 3
     planning, applying = run.stdout.split("PLAY [Apply (in waves, a canary first)]", 1)
     steps = r"gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0, create 3g\.40gb@4"
@@ -174,8 +174,8 @@ def test_dry_run_shows_the_steps_and_changes_nothing(fleet):
     assert "+gpu 0: MIG on: 3g.40gb@0, 3g.40gb@4" in applying
     assert applying.count("would change  from MIG off, compute mode default") == 2
     assert "would change  no" in applying and "changed  " not in applying
-    # The summary is printed once: by the callback that ansible.cfg enables, but not also by the callback next to the
-    # playbook.
+    # The summary is printed once. ansible.cfg enables a callback, and the callback next to the playbook does not print
+    # it again.
     assert run.stdout.count("GPU FLEET") == 1
     assert fleet.seen() == there
 
@@ -213,7 +213,7 @@ def test_inventory_without_gpu_hosts_fails(fleet, tmp_path, playbook, group):
     said = " ".join((run.stdout + run.stderr).split())
     assert "The group gpu_hosts has no hosts" in said
     assert ("The inventory has the group gpu_host: did you mean gpu_hosts?" in said) == (group == "gpu_host")
-    # Only this play has a host.
+    # Only the play on localhost has a host.
     assert said.split("PLAY RECAP", 1)[1].split()[1:2] == ["localhost"]
 
 
@@ -264,7 +264,7 @@ def test_host_without_a_plan_stops_the_run_unless_tolerated(fleet, tmp_path):
     report = tmp_path / "report"
     done = fleet.play(layouts, "-e", "gpu_site_tolerate=70%", "-e", f"gpu_report_dir={report}", waves=[1])
     assert fleet.seen() == {"one": [], "two": [], "three": [("3g.40gb", 0), ("3g.40gb", 4)]}
-    # The remaining host is the canary. The exit status shows that hosts are missing.
+    # The only remaining host is the canary. The exit status shows that hosts are missing.
     assert waves_of(done) == 1 and done.returncode != 0
     written = json.loads((report / "report.json").read_text())
     assert written["totals"]["hosts_left_out"] == 2 and written["totals"]["hosts_changed"] == 1
@@ -320,7 +320,8 @@ def test_damaged_file_or_missing_password_can_be_tolerated(fleet, tmp_path):
 
 
 def test_unreachable_hosts_end_the_run_with_names_and_a_fix(fleet, tmp_path):
-    # Reads its input before it exits. Otherwise Ansible reports a broken pipe in place of ssh's own error.
+    # The stand-in for ssh reads its input before it exits. Otherwise Ansible reports a broken pipe in place of ssh's
+    # own error.
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\n[ -t 0 ] || cat >/dev/null\nexec ssh "$@" </dev/null\n')
     ssh.chmod(0o755)
@@ -341,7 +342,7 @@ def test_unreachable_hosts_end_the_run_with_names_and_a_fix(fleet, tmp_path):
     named = ", ".join(sorted(fleet.hosts))
     assert re.search(rf"Failed: {named}: it could not be reached: \S.*? port 1\b", summary), summary
     assert summary.count("Failed: ") == 1, summary
-    # The message ends the run: only the recap follows.
+    # After the message, the output has only the recap.
     tasks, recap = said.split("PLAY RECAP", 1)
     assert tasks.rindex("no plan (could not be reached)") < tasks.index("No plan for any host")
     assert recap.count("failed=1") == 3
@@ -434,7 +435,7 @@ def test_host_without_a_layout_is_named(fleet):
         "three: gpu_layout: the host has no gpu_layout. It has gpu_layouts: did you mean gpu_layout? "
         f"Otherwise w{write}" in said
     )
-    # The variable is not reported a second time as a warning.
+    # The variable is an error, and is not reported again as a warning.
     assert "gpu_layouts: unknown variable" not in said
     assert "Jinja" not in said and "is undefined" not in said
     assert fleet.seen() == {"one": [], "two": [], "three": []}

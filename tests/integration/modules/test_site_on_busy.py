@@ -45,7 +45,7 @@ def job_on(host):
 
 @pytest.fixture
 def job(fleet):
-    """Start a process only on the second host."""
+    """Start a process that uses a GPU of the second host only."""
     done = fleet.hosts["one"].module("mig", layout=WHOLE)
     assert done.get("changed"), done
     with job_on(fleet.hosts["two"]) as job:
@@ -70,7 +70,7 @@ def test_wait_shows_the_holder_and_continues_when_it_ends(fleet, job):
     lock = fleet.hosts["two"].folder / "state.d" / "lock"
 
     def end_it_when_two_pieces_of_the_wait_have_begun():
-        # The lock file contains the pid of its last holder. The first pid is that of the fixture.
+        # The lock file contains the pid of its last holder. At first, this is the pid of the fixture.
         seen = set()
         while len(seen) < 3:
             with contextlib.suppress(OSError, ValueError):

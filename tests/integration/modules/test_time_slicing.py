@@ -81,7 +81,7 @@ def test_other_gpus_are_not_changed(sliced):
 def test_next_run_recovers_from_a_kill_at_the_step(sliced, when, outcome):
     run(sliced, [slicing("medium", [0])])
     killed(sliced, when, [slicing("long", [0])])
-    # The next run's layout has no time slices, but the run still recovers the interrupted one.
+    # The next run's layout has no time slices, but the run still recovers the interrupted run.
     done = run(sliced, [], "mig")
     assert done["recovered"] == outcome
     assert slices(sliced)[0] == {"old": "Medium", "new": "Long"}[outcome]

@@ -31,7 +31,7 @@ NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 @pytest.mark.host_python
 @pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
 def test_fault_at_any_call_ends_in_the_old_or_new_layout(host, library, seed, monkeypatch):
-    """Test a sample.
+    """Test a sample of the calls.
 
     `make bench BENCH=mig` tests every call of many transitions.
     """
@@ -46,7 +46,7 @@ def test_fault_at_any_call_ends_in_the_old_or_new_layout(host, library, seed, mo
 @pytest.mark.host_python
 @pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
 def test_gpu_failing_from_any_call_does_not_block_others(host, library, seed, monkeypatch):
-    """Test a sample.
+    """Test a sample of the calls.
 
     `make bench BENCH=mig` tests every call and every code for some transitions.
     """
@@ -86,7 +86,7 @@ def test_next_run_after_a_kill_rolls_back_and_continues(host):
     with pytest.raises(AssertionError, match="exit -9"):
         host.module("mig", layout=NEW)
     assert host.seen() != there, "the kill came after the first change"
-    # A run with the previous layout finds it restored.
+    # A run that requests the previous layout finds it already restored.
     cleared = host.module("mig", layout=OLD)
     assert cleared["recovered"] == "old", cleared
     assert cleared["changed"]
@@ -221,7 +221,7 @@ def busy_in(host, gpu, start):
 
 
 def test_change_is_completed_if_a_rollback_would_end_a_job(host):
-    """Complete the change.
+    """Complete the change instead of rolling it back.
 
     A job started in a new instance after the kill, so only the new layout has room for the job.
     """

@@ -96,7 +96,7 @@ def test_gpu_that_leaves_mig_mode_is_checked_too(shared):
 def test_own_instances_stay_own_after_a_failed_run(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=SMALL)
-    # The old instance is destroyed, creating the new one fails, and the old one is created again with another UUID.
+    # The old instance is destroyed. The new one cannot be created, so the old one is created again with another UUID.
     host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "INSUFFICIENT_RESOURCES")
     assert (
         host.module("mig", layout=[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])["outcome"]

@@ -287,7 +287,7 @@ def test_run_interrupted_between_tenants_is_completed(fleet):
 
 
 def as_tenant(host, name):
-    """Start a process on GPU 0 whose environment names this tenant.
+    """Start a process of this tenant on GPU 0. The tenant is in its environment.
 
     Returns when NVML lists the process.
     """
@@ -312,7 +312,7 @@ def test_working_tenant_is_moved_only_with_permission(fleet):
             r"vgpu a \(it would leave gpu 0 \(GPU-[0-9a-f]{8}\)\) is in use by pid %d\b" % process.pid, refused["msg"]
         )
         assert files(fleet) == before
-        # A change of the quota alone is not blocked.
+        # The process does not block a change of the quota alone.
         assert run(fleet, entry([0], tenant("a", "1GiB")))["changed"]
         # With `force`, the run ends the process and applies the change.
         forced = run(fleet, *moves, on_busy="force", grace_period=10)
@@ -403,7 +403,8 @@ def test_running_tenant_is_renamed(fleet):
         assert (told["name"], told["aliases"]) == ("b", ["a"])
         stands = files(fleet)
         assert not run(fleet, RENAME)["changed"]
-        # Processes with the earlier name belong to the renamed tenant, so the tenant cannot leave the GPU either.
+        # Processes that use the earlier name belong to the renamed tenant. So the renamed tenant cannot leave the GPU
+        # either.
         refused = run(fleet, entry([1], tenant("b", was="a")), {"gpus": [0], "sharing": "shared"})
         assert re.search(r"vgpu b \(it would leave gpu 0 .*is in use by pid %d\b" % process.pid, refused["msg"])
         # Without `was`, the earlier name is kept while its processes run, and the run reports no change.
@@ -467,7 +468,7 @@ def test_failed_or_interrupted_rename_leaves_one_name_or_both(fleet):
     assert failed["failed"] and failed["outcome"] == "old"
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/b").unlink()
     assert files(fleet) == before
-    # The run was killed, and left its journal and half of the files. Recovery restores the previous GPUs and tenants.
+    # The run was killed and left its journal and half of its files. Recovery restores the previous GPUs and tenants.
     spec = json.loads(before["etc/openfleet-gpu/vgpu/a/tenant.json"])
     run(fleet, RENAME, {"gpus": [1], "sharing": "shared"})
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/b/env").unlink()

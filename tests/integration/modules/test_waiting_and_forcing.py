@@ -20,7 +20,8 @@ H100 = [{"model": "H100-80GB", "count": 2}]
 HALVES = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
 WHOLE = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}]
 
-#: Starts a command that ignores SIGTERM from the beginning, because an ignored signal stays ignored after exec.
+#: A program that ignores SIGTERM and then starts a command. An ignored signal stays ignored after exec, so the command
+#: ignores it from the start.
 STUBBORN = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh"]
 
 
@@ -38,7 +39,7 @@ def jobs(host):
         started.append(job)
         while job.pid not in pids(host):
             assert job.poll() is None
-        # NVML lists the process before it runs the command.
+        # NVML lists the process before the process runs the command.
         wait_until(lambda: "gpusim" not in Path(f"/proc/{job.pid}/cmdline").read_text(), "the command")
         return job
 
@@ -87,7 +88,7 @@ def test_waiting_run_holds_no_lock(whole, jobs):
     other = threading.Thread(target=whole.module, args=("mig",), kwargs=command)
     other.start()
     try:
-        # While the other run waits, this run gets the lock without waiting.
+        # While the other run waits for GPUs, this run gets the lock at once.
         wait_until(lambda: not whole.module("mig", layout=WHOLE, lock_timeout=0).get("failed"), "the lock")
         assert other.is_alive()
     finally:

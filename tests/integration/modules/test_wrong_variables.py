@@ -138,7 +138,7 @@ def test_wrong_variables_of_other_groups(fleet, playbook, group):
 def test_wrong_variables_of_the_controller(fleet, playbook, play):
     """Check the controller's variables before anything is changed.
 
-    The hosts have been read by then.
+    At this point, the hosts have already been read.
     """
     variables = wrong(owners_checked(playbook)[play])
     fleet.groups["control"] = {"hosts": {"localhost": {**LOCAL, **variables}}}

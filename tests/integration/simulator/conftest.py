@@ -158,7 +158,7 @@ class Simulator:
     def python(self, code: str, user: int | None = None, prefix: tuple[str, ...] = ()) -> subprocess.Popen:
         """Start a separate client that runs `code`.
 
-        NVML is initialized, and the first GPU is in `gpu`.
+        Before the code runs, NVML is initialized, and the first GPU is in `gpu`.
         """
         import pynvml
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test clocks and P-states.
 
-Clocks are idle, busy, locked, set by an application, or constants of a board.
+Clocks can be idle, busy, locked, or set by an application. Some boards have constant clocks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_customer_boost_clocks_of_graphics_and_sms(nvml, gpu):
 def test_idle_gpu_has_its_idle_state_and_busy_gpu_p0(simulator, nvml, gpu):
     assert (nvml.nvmlDeviceGetPerformanceState(gpu), clocks(nvml, gpu)) == (8, [300, 300, 405, 540])
     assert nvml.nvmlDeviceGetPowerState(gpu) == 8
-    # The PCIe link is idle too.
+    # The PCIe link is idle, like the clocks.
     assert (nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetPcieSpeed(gpu)) == (1, 2500)
     assert nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu) == 5
     assert nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu) == nvml.nvmlClocksEventReasonGpuIdle
@@ -75,7 +75,7 @@ def test_locked_clocks_bound_a_busy_gpu_until_they_are_reset(simulator, nvml, gp
     nvml.nvmlDeviceResetMemoryLockedClocks(gpu)
     nvml.nvmlDeviceResetGpuLockedClocks(gpu)
     assert clocks(nvml, gpu)[:3] == [MAXIMUM, MAXIMUM, MEMORY_MAXIMUM]
-    # The limit is the highest clock, both for a too high value and for the constant that means no limit.
+    # If the value is too high, or the constant for no limit, the highest clock is the limit.
     for most in (5000, nvml.NVML_CLOCK_LIMIT_ID_UNLIMITED):
         nvml.nvmlDeviceSetGpuLockedClocks(gpu, 1900, most)
         assert clocks(nvml, gpu)[0] == MAXIMUM
@@ -94,7 +94,7 @@ def test_memory_clocks_are_locked_from_ampere_on(simulator, nvml):
 def test_set_application_clocks_limit_a_gpu(simulator, nvml, gpu):
     graphics, memory = nvml.NVML_CLOCK_GRAPHICS, nvml.NVML_CLOCK_MEM
     keep_busy(simulator)
-    # The default application clocks do not limit the GPU: an A100 has 1095 MHz by default and runs at 1410 MHz.
+    # The default application clocks do not limit the GPU. An A100 has 1095 MHz by default and runs at 1410 MHz.
     assert [nvml.nvmlDeviceGetApplicationsClock(gpu, kind) for kind in (graphics, memory)] == [1095, MEMORY_MAXIMUM]
     assert clocks(nvml, gpu)[0] == MAXIMUM
     nvml.nvmlDeviceSetApplicationsClocks(gpu, MEMORY_MAXIMUM, 1500)
@@ -212,7 +212,7 @@ def test_a_driver_lacks_the_functions_of_later_ones(simulator, nvml):
 
 
 def powers(nvml, gpu):
-    """Return the power values of GPU, module and memory.
+    """Return the power values of the GPU, the module and the memory.
 
     Each list has: average, instant, default, min, max, limit. None means that a value is not supported.
     """
@@ -228,7 +228,7 @@ def test_parts_of_a_board_have_their_own_power(simulator, nvml):
     memory = [19, None, None, None, None, None]
     assert powers(nvml, gpu) == [[88, 88, 700, 200, 700, 700], [170, 170, 1000, 200, 1000, 1000], memory]
     keep_busy(simulator)
-    # The load adds half of the difference between 88 W and 700 W.
+    # The load adds half of the difference between the idle 88 W and the limit of 700 W.
     assert powers(nvml, gpu)[1][:2] == [170 + 306, 170 + 306]
     assert powers(nvml, gpu)[2] == memory
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test Xid errors from the control interface to the event sets of all clients."""
+"""Test Xid errors:
+
+a control command reports them to the event sets of all clients.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ NOBODY = 65534
 NO_INSTANCE = 0xFFFFFFFF
 INVALID_ARGUMENT, NOT_FOUND = 2, 6
 
-#: A long timeout in milliseconds. Existing events arrive at once, and no test waits this long for a missing one.
+#: A long timeout in milliseconds. Existing events arrive at once, and no test waits so long for an event that does not
+#: arrive.
 PATIENCE_MS = 180000
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="MIG mode is set by root: run as root")

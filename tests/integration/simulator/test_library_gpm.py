@@ -12,7 +12,7 @@ import pytest
 
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, VERSION_MISMATCH = 2, 3, 6, 25
 
-#: GRAPHICS_UTIL, SM_UTIL, SM_OCCUPANCY, ANY_TENSOR_UTIL, DRAM_BW_UTIL
+#: The numbers of GRAPHICS_UTIL, SM_UTIL, SM_OCCUPANCY, ANY_TENSOR_UTIL and DRAM_BW_UTIL.
 METRICS = (1, 2, 3, 5, 10)
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="MIG mode is set by root: run as root")
@@ -107,7 +107,8 @@ def test_a_change_between_two_samples_counts_for_its_time(simulator, nvml, gpu):
     whole, late = between(nvml, first, last), between(nvml, middle, last)
     assert between(nvml, first, middle)[0] == pytest.approx(80)
     assert 20 < late[0] < whole[0] < 80
-    # The tensor cores are busy for 40 % of the first part and 20 % of the second, over the same seconds.
+    # Both parts take the same number of seconds. The tensor cores are busy for 40 % of the first part and for 20 % of
+    # the second part.
     assert whole[3] == pytest.approx(20 + (whole[0] - 20) / 3)
 
 

@@ -63,7 +63,7 @@ def test_waiter_is_woken_by_a_change_of_another_process(simulator, gpu):
     )
     waiting.start()
     stat = f"/proc/self/task/{waiting.native_id}/stat"
-    # The thread sleeps in the call. Only a wake-up can end the call in time.
+    # The thread sleeps in the call. Only if it is woken can the call end in time.
     wait_until(lambda: Path(stat).read_text().rpartition(")")[2].split()[0] == "S", "the thread waits")
     assert ended(simulator.python("nvmlDeviceCreateGpuInstance(gpu, 9)")) == 0
     waiting.join(PATIENCE_SECONDS)
@@ -211,7 +211,7 @@ def test_client_stopped_before_a_change_blocks_no_other(simulator, nvml, gpu):
     child = simulator.python(CREATE)
     _pid, status = os.waitpid(child.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status) and instances(simulator) == []
-    # Another client can change the state meanwhile. The stopped call then continues with the changed state.
+    # Another client can change the state while the call is stopped. The call then continues with the changed state.
     nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
     child.send_signal(signal.SIGCONT)
     assert (ended(child), child.stdout.read()) == (0, "lived\n")

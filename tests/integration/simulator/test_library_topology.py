@@ -98,7 +98,7 @@ def test_links_to_switches_are_counted(simulator, nvml):
     nvml.nvmlInit()
     gpu = gpus_of(nvml)[0]
     assert field(nvml, gpu, nvml.NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT) == 3
-    # nvidia-smi 450 queries the same value by another number, and only in `topo -m`.
+    # nvidia-smi 450 queries the same value by another number. It does so only in `topo -m`.
     value = nvml.c_nvmlFieldValue_t(fieldId=1)
     assert private(simulator, PRIVATE_FIELDS, gpu, 1, ctypes.byref(value)) == NOT_SUPPORTED
     addresses = [nvml.nvmlDeviceGetPciInfo(gpu).busId.encode() for gpu in gpus_of(nvml)]
@@ -158,7 +158,7 @@ def test_affinities_follow_the_numa_node(simulator, nvml):
         assert nodes.value == 1 << node
     assert all(masks) and masks[0] | masks[1] == (1 << cpus) - 1
     assert cpus == 1 or masks[0] & masks[1] == 0
-    # The GPU is not a NUMA node itself. Next to a Grace CPU it is one.
+    # The GPU is not a NUMA node itself. Next to a Grace CPU, a GPU is one.
     assert result_of(nvml, nvml.nvmlDeviceGetNumaNodeId, gpu) == NOT_SUPPORTED
 
 

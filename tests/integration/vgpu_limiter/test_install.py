@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module vgpu_limiter in a directory that represents a host."""
+"""Test the module vgpu_limiter in a directory that represents a host."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_damaged_or_missing_files_are_repaired(host, damaged):
 def test_old_version_is_removed_when_no_process_maps_it(host):
     host.installed(host.bundle("one"))
     first = host.library()
-    # A process of a tenant that has loaded the library.
+    # A process of a tenant has loaded the library.
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('mapped', flush=True); sys.stdin.read()"
     tenant = subprocess.Popen(
         [sys.executable, "-c", program, str(first)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -284,7 +284,7 @@ def test_units_become_tenants_and_stop_being_ones(host):
     folder = host.root / "etc/systemd/system"
     host.installed(host.bundle(services={"a.service": "tenant-a", "job@.service": "b"}))
     text = (folder / "a.service.d/50-openfleet-vgpu.conf").read_text()
-    # The path has no `-` prefix: if the tenant is missing, the unit does not start.
+    # The path has no prefix `-`, so the unit does not start if the tenant is missing.
     assert "EnvironmentFile=/etc/openfleet-gpu/vgpu/tenant-a/env\n" in text
     link = folder / "a.service.d/51-openfleet-vgpu-tenant.conf"
     assert os.readlink(link) == "/etc/openfleet-gpu/vgpu/tenant-a/systemd.conf"
@@ -300,7 +300,7 @@ def test_units_become_tenants_and_stop_being_ones(host):
 @pytest.mark.parametrize("services", [{"../a.service": "a"}, {"a": "a"}, {"a.service": "../b"}, {"a.service": ".."}])
 def test_invalid_names_of_units_and_tenants_are_refused(host, services):
     assert "vgpu_limiter_services" in host.refused(host.bundle(services=dict(services, **{"0.service": "a"})))
-    # Valid entries that sort before the invalid one were not written either, nor was the library.
+    # The valid entries before the invalid one were not written either, and the library was not installed.
     assert not host.root.exists()
 
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test decisions of the role and site.yml in the real ansible-playbook.
+"""Test decisions of the role and of site.yml with the real ansible-playbook.
 
 The plays connect to no host.
 """
@@ -51,9 +51,9 @@ def play(
 
 @pytest.mark.parametrize("again", [False, True])
 def test_still_missing_compiler_fails(tmp_path, again):
-    """Fail if the compiler is missing after the packages are installed.
+    """Fail if there is no compiler even after the packages are installed.
 
-    In this case the host gets no library.
+    The host then gets no library.
     """
     root = tmp_path / "root"
     role = {"name": "openfleet.gpu.vgpu_limiter", "tasks_from": "install"}
@@ -94,8 +94,9 @@ def test_sources_are_sent_once(tmp_path):
     (said, (first,)), (said_again, (second,)) = sent("first"), sent("second")
     assert "changed=1 " in said and "changed=0 " in said_again
     assert first > second + 50_000, "the sources, which the first run sent last"
-    # The limit covers the code that finds processes with a mapped library, for every thread and in a child process, and the check
-    # for containers that a reload of systemd would detach from their GPUs.
+    # The limit covers two parts of the code for every task. One part finds processes that have mapped a library, for
+    # every thread and in a child process. The other part checks for containers that a reload of systemd would detach
+    # from their GPUs.
     assert second < 61_000
     assert (tmp_path / "root/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so").exists()
 
@@ -135,7 +136,7 @@ WANTED = [
     ({"gpu_layout": [], "gpu_layout_planned": {"driver_present": False}}, False),
     ({"gpu_layout": TENANT}, True),
     ({"gpu_layout": [], "vgpu_limiter_services": {"a.service": "a"}}, True),
-    # The run removes the last tenant. The service that used this tenant has been removed from the inventory.
+    # The run removes the last tenant. The inventory no longer has the service that used this tenant.
     ({"gpu_layout": [], "gpu_layout_planned": STEPS}, True),
     ({"gpu_layout": TENANT, "vgpu_limiter_state": "absent"}, False),
 ]
@@ -143,7 +144,7 @@ WANTED = [
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory):
-    """Return the hosts on which one run of site.yml's task decides to run the role."""
+    """Return the hosts on which the task of site.yml runs the role in one run."""
     plays = yaml.safe_load((REPOSITORY / "playbooks" / "site.yml").read_text())
     (apply,) = (play["tasks"][0]["block"] for play in plays if play["name"].startswith("Apply"))
     names = [task.get("ansible.builtin.import_role", {}).get("name") for task in apply]

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test vgpu-run in a shell: environments, and refused commands without a quota."""
+"""Test vgpu-run in a shell.
+
+The tests check environments, and commands that are refused because they would have no quota.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ CAN_MOUNT = (
 def test_mounted_quota_is_used(tenants):
     """Refuse another tenant's name in a container.
 
-    The library uses the tenant whose folder is mounted, not the named one.
+    The library uses the tenant whose folder is mounted, whatever name is given.
     """
     tenants.add("notebook-b")
     folder = tenants.host.root / "etc/openfleet-gpu/vgpu/notebook-b"

@@ -57,7 +57,8 @@ def write_source(folder: Path, text: str) -> None:
 class Host:
     def __init__(self, root: Path) -> None:
         self.root = root
-        # Other processes of this machine may have mapped libraries of other tests. The path makes versions unique.
+        # Other processes of this machine may have mapped libraries of other tests. With the path, the versions are
+        # unique.
         self.version = str(root)
         self.environment = dict(os.environ)
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Describe lanes to the controller.
 
-The test copies this file to plugin_utils/techniques/lanes.py.
+A test copies this file to plugin_utils/techniques/lanes.py.
 """
 
 from __future__ import annotations

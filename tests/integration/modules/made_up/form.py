@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the form of lanes in a layout."""
+"""Define how a layout describes lanes."""
 
 from __future__ import annotations
 

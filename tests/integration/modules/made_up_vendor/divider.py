@@ -17,7 +17,7 @@ from .model import COUNTS, DIVIDER, Slices, pass_point, read, write
 class Request(GpuStep):
     """Request a number of slices.
 
-    If it is not the active one, the driver must be reloaded.
+    If another number is active, the driver must be reloaded.
     """
 
     technique: ClassVar[str] = DIVIDER
@@ -81,7 +81,7 @@ class SlicesDivider:
         return SlicesPart(device, count, () if same else (Request(count, device.active),))
 
     def disturbed(self, device, steps):
-        # Only the reload ends programs.
+        # Only the reload of the driver ends programs.
         return ()
 
     def apply(self, session, gpu_uuid, steps, done):

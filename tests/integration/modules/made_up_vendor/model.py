@@ -33,7 +33,7 @@ class Slices:
 class Device:
     """A device.
 
-    `active` is the number of its slices, and `requested` that after the next reload.
+    `active` is the current number of its slices. `requested` is their number after the next reload.
     """
 
     vendor: ClassVar[str] = KEY

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Combine the files into a vendor."""
+"""Combine the files of this folder into a vendor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .model import FOLDER, KEY, pass_point, read, users, write
 
 
 class Session:
-    """The devices in the files. Services of the host do not see them."""
+    """The devices in the files.
+
+    Services of the host do not see the devices.
+    """
 
     private = True
 

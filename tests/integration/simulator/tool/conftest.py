@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Fixtures: simulated hosts in temporary directories.
 
-They are installed the way the role does it.
+The hosts are installed as the role does it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Host:
         return json.loads(self.gpusim("show", "--json"))
 
     def start(self, *arguments) -> subprocess.Popen:
-        """Start `gpusim run`, and leave it running."""
+        """Start `gpusim run` without waiting for its end."""
         command = [HOST_PYTHON, str(self.root / "usr/local/bin/gpusim"), "run", *map(str, arguments)]
         child = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
         self.children.append(child)

@@ -71,7 +71,7 @@ def test_every_gpu_has_its_information(make_host, within):
 
 def test_the_version_is_the_drivers(make_host, within):
     said = within(make_host({"model": "T4-16GB"}), "gpusim kernel-files; cat /proc/driver/nvidia/version").stdout
-    # Programs search for the words before the version number.
+    # Programs search for these words in front of the version number.
     assert said.splitlines()[0].startswith("NVRM version: NVIDIA UNIX ")
     assert "Kernel Module  580.105.08  " in said.splitlines()[0]
 
@@ -101,7 +101,7 @@ def test_capabilities_follow_the_instances(make_host, within):
         f"/dev/nvidia-caps/nvidia-cap{minor + 1}": "444",
     }
     assert f"DeviceFileMinor: {minor + 1}" in said
-    # If the files are written again after the instance is destroyed, no file of the instance remains.
+    # If the files are written again after the instance is destroyed, the folder has no file of this instance.
     script = "gpusim kernel-files; gpusim reboot; gpusim kernel-files; cd /proc/driver/nvidia; ls /dev/nvidia-caps capabilities"
     said = within(host, script).stdout.split()
     assert said == ["/dev/nvidia-caps:", "nvidia-cap1", "nvidia-cap2", "capabilities:", "mig"]
