@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The C library of Debian 12 is newer than all of these require.
+#: The C library of Debian 12 is newer than the version that these wheels require.
 PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 
 

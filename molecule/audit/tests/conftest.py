@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures for the steps of the scenario. Each step depends on the one before."""
+"""Fixtures for the steps of the scenario. Each step depends on the previous step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Played:
 
 
 class Site:
-    """The inventory, and the address of the monitoring host's Prometheus."""
+    """The scenario's inventory, and the address of the monitoring host's Prometheus."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -81,15 +81,15 @@ class Site:
 
 
 class Fleet:
-    """The workloads and their places."""
+    """The workloads of the fleet, and their places."""
 
     def __init__(self, hosts: dict) -> None:
         self.hosts = hosts
         self.places: dict[str, tuple[str, str]] = {}
 
     def begin(self) -> None:
-        # A holder's history starts with its processes, and these must be as old as the recorded week. Their start times
-        # are relative to the boot, so set the boot time two weeks earlier.
+        # A holder's history starts with its processes, so the processes must be as old as the recorded week. Their
+        # start times are relative to the boot, so set the boot time two weeks earlier.
         earlier = f"sed 's/^btime .*/btime {int(time.time()) - 14 * DAY}/' /proc/stat >/run/stat-of-weeks"
         for host in self.hosts.values():
             host.check_output(f"{earlier} && mount --bind /run/stat-of-weeks /proc/stat")
@@ -128,7 +128,7 @@ class Monitor:
         self.prometheus = Prometheus(run)
 
     def record_a_week(self, fleet: Fleet) -> None:
-        """Record a week with the present use, once Prometheus sees all workloads."""
+        """Record a week with the current use, once Prometheus sees all workloads."""
         for host in fleet.hosts.values():
             # The metrics of holders are exported only once a minute, so export them now.
             host.check_output("systemctl start gpu-layout-metrics.service")
@@ -143,7 +143,7 @@ class Monitor:
 
     @staticmethod
     def _as_it_is(fleet: Fleet) -> tuple[int, list, list]:
-        """Return the number of devices and the places of services and containers.
+        """Return the number of devices, and the places of services and containers.
 
         nvidia-smi reports the GPUs and instances.
         """
@@ -156,7 +156,7 @@ class Monitor:
             found = [one.labels for one in self.prometheus.query(expression)]
             return sorted((labels["gpu_uuid"], labels.get("mig_instance", "")) for labels in found)
 
-        # A GPU also counts the processes in its instances.
+        # The processes of a GPU include those in its instances.
         whole = (
             "gpu:processes > 0 unless on (gpu_uuid) (gpu:info{mig_instance!=''}) or gpu:processes{mig_instance!=''} > 0"
         )
@@ -212,7 +212,7 @@ def reclaim(site, fleet):
 
 @pytest.fixture(scope="session")
 def listed(reclaim, first) -> Reclaimed:
-    """Run rightsize.yml with its default, which lists workloads and stops none."""
+    """Run rightsize.yml with its defaults. It lists workloads and stops none."""
     return reclaim()
 
 
@@ -226,7 +226,7 @@ def announced(reclaim, listed) -> Reclaimed:
 def kept(reclaim, announced, fleet) -> Reclaimed:
     """Run rightsize.yml after the notice period.
 
-    One owner keeps a service, and does not need root for this.
+    The owner of one service has kept it, for which no root rights are needed.
     """
     fleet.hosts[DRAFT.host].check_output("runuser -u %s -- gpu-layout keep draft 1h", DRAFT.user)
     return reclaim(gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_notice="0.001m")
@@ -234,7 +234,7 @@ def kept(reclaim, announced, fleet) -> Reclaimed:
 
 @pytest.fixture(scope="session")
 def proposal(reclaim, kept, fleet) -> Reclaimed:
-    """Run rightsize.yml after the owner has ended the keep."""
+    """Run rightsize.yml after the owner has ended the keep request."""
     fleet.hosts[DRAFT.host].check_output("runuser -u %s -- gpu-layout keep --end draft", DRAFT.user)
     return reclaim(
         gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_notice="0.001m", gpu_rightsize_reclaim_tell=["home"]
@@ -250,7 +250,7 @@ def proposal_again(reclaim, proposal) -> Reclaimed:
 class Applied:
     """A run of site.yml with the proposal: its output, and the services' pids.
 
-    The pids are those before and after the run.
+    The pids were read before and after the run.
     """
 
     told: str
@@ -264,7 +264,7 @@ def applied(request, site, fleet, proposal) -> Applied:
         # This run must happen before the proposal is applied.
         request.getfixturevalue("proposal_again")
     before = fleet.pids()
-    # The proposal covers one host. The host that runs the audit does not change.
+    # The proposal is for one host. The host on which the audit runs does not change.
     limit = [] if THOROUGH else ["--limit", "hopper,monitor"]
     told = site.play("site.yml", "-i", str(site.folder / "rightsize" / "proposal"), *limit)
     return Applied(told, before, fleet.pids())
@@ -272,9 +272,9 @@ def applied(request, site, fleet, proposal) -> Applied:
 
 @pytest.fixture(scope="session")
 def second(site, fleet, monitor, proposal, applied) -> Played:
-    """Move each workload with a new place, as its owner would, and audit again.
+    """Move each workload that has a new place, and run audit.yml again.
 
-    A week with the new places is recorded before audit.yml runs.
+    The owner would move the workload. Before the audit, a week with the new places is recorded.
     """
     del fleet.places[CONTAINER.name], fleet.places[DRAFT.name]
     known = {service.name: service for service in SERVICES}

@@ -28,15 +28,15 @@ class Service:
 
 
 SERVICES = [
-    # The first two services need only a small part of an H100. The third one uses its H100 well. GPU 3 of the host is
-    # unused.
+    # The first two services need only a small part of an H100. The third service uses its H100 well. GPU 3 of the host
+    # is unused.
     Service("chat", "hopper", 0, None, Use((6, 7), (0.02, 0.11))),
     Service("search", "hopper", 1, None, Use((12, 14), (0.05, 0.22))),
     Service("train", "hopper", 2, None, Use((50, 65), (0.5, 0.8))),
-    # Each service uses one of two instances of its GPU well.
+    # Each of these services has one of two instances of a GPU, and uses it well.
     Service("embed", "slices", 0, 0, Use((24, 30), (0.2, 0.35))),
     Service("rank", "slices", 1, 0, Use((24, 30), (0.2, 0.35))),
-    # This service needs more than its GPU has.
+    # This service needs more than its GPU can provide.
     Service("render", "ada", 0, None, Use((40, 43.5), (0.7, 0.97))),
 ]
 #: Idle processes of services that are installed, enabled, and restarted when they end. BILLING must not be stopped.

@@ -12,7 +12,7 @@ from typing import Any
 HOME = "/var/lib/gpu-audit"
 #: The account exists on the control host and on the GPU host.
 ACCOUNT = "gpu-audit"
-#: The only command that the key can run, whatever command the client requests. (OpenSSH has `restrict` for other
+#: The only command that the key can run, whatever the client requests. (OpenSSH has the option `restrict` against other
 #: features.)
 ASK = "sudo -n /usr/local/bin/gpu-layout holders --json"
 BOUND = f'no-port-forwarding,no-agent-forwarding,no-X11-forwarding,no-pty,command="{ASK}"'

@@ -73,7 +73,7 @@ def test_first_audit_has_the_expected_findings(first, where):
 
 def test_audit_covers_the_week_without_notes(first):
     for finding in first.report["findings"]:
-        # On a busy machine, the last samples may be some minutes old.
+        # On a busy machine, the most recent samples may be some minutes old.
         assert finding["holding"]["memory"]["coverage_ratio"] > 0.99
     assert first.report["sources"]["missing"] == []
 
@@ -110,7 +110,7 @@ def test_proposal_moves_two_small_services_to_the_unused_gpu(listed, proposal):
     rows = {row["name"]: row for row in proposal.report["workloads"]}
     moved = {name: row for name, row in rows.items() if row["change"] in ("moved", "resized")}
     assert set(moved) == {"chat", "search"}
-    # An empty container is listed as a workload that can be stopped. It has been stopped by now.
+    # An empty container counts as a workload that can be stopped. It is stopped by now.
     first = [row["name"] for row in listed.report["workloads"] if row["change"] == "left"]
     assert first == ["notebook"] and "notebook" not in rows
     for name, profile in (("chat", "1g.10gb"), ("search", "2g.20gb")):
@@ -118,7 +118,7 @@ def test_proposal_moves_two_small_services_to_the_unused_gpu(listed, proposal):
         assert moved[name]["then"].startswith(profile + " at ")
     (host,) = proposal.report["hosts"]
     assert (host["host"], host["freed_gpus"], host["destroyed"], host["disturbs"]) == ("hopper", [0, 1], 0, [])
-    # Two GPUs become free, and one GPU is newly used.
+    # The new layout frees two GPUs, and uses one that was unused.
     assert proposal.report["summary"]["saved_per_month"] == pytest.approx(H100 * HOURS_A_MONTH, abs=0.01)
 
 
@@ -145,7 +145,7 @@ def test_nvidia_smi_shows_the_applied_proposal(applied, fleet):
 
 def test_second_audit_has_fewer_findings_and_no_new_ones(second, fleet, where):
     found = words(second)
-    # The H100 that was unused now has two instances.
+    # The H100 that was unused has two instances now.
     assert len(found) == 3 + 2 + 4 + 4
     assert found == wanted(found, fleet.places, SECOND)
     gone = {(row["gpu_uuid"], row["mig_instance"]): row["word"] for row in map(subject_of, second.report["gone"])}
@@ -153,7 +153,7 @@ def test_second_audit_has_fewer_findings_and_no_new_ones(second, fleet, where):
     blamed = {
         place(one): one["state"] for one in second.report["findings"] if one["verdict"]["word"] not in ("right", "free")
     }
-    # The verdicts that this proposal could not change are the same.
+    # The proposal could not change these verdicts, so they are the same.
     assert blamed == {where["render"]: "still", where["billing"]: "still"}
 
 

@@ -45,7 +45,7 @@ def test_first_run_with_stop_only_announces(announced, fleet):
 
 
 def test_owner_gets_a_file_about_keep(announced, kept, proposal, fleet):
-    # The file now says that the service was stopped. Both notices are files of the owner.
+    # The log says now that the service was stopped. The two notices are files in the owner's folder.
     file = home(fleet)
     assert (file.user, file.mode) == (DRAFT.user, 0o600)
     assert file.content_string.startswith("Service draft.service on ada was stopped. It held gpu 2 (GPU-")
@@ -84,7 +84,7 @@ KEEP = "gpu-layout keep"
 
 
 def test_keep_service_answers_by_the_users_account(kept, proposal, fleet):
-    """Identify users by their account.
+    """Identify users by the account of their process.
 
     The test uses the real socket and the unit's sandbox.
     """

@@ -84,7 +84,7 @@ def once(control) -> Ran:
 
 @pytest.fixture(scope="module")
 def caught_up(control, once) -> Ran:
-    """Let the timer start a second run, as if the host had missed the first time."""
+    """Let the timer start a second run, as if the host had been off at the first time."""
     before = control.show("gpu-audit.service", "InvocationID")
     control.host.check_output("systemctl stop gpu-audit.timer")
     control.host.check_output("touch --date=2000-01-01 %s", STAMP)
@@ -109,7 +109,7 @@ def test_the_service_audits(once, control, second, fleet):
     assert (once.rc, once.result, once.status) == (0, "success", "0"), once.said
     (report,) = once.reports
     assert control.json(f"{report}/summary.json")["line"] in once.said
-    # Two hosts were not read, so their unused GPUs are unknown. The verdicts of used GPUs are the same.
+    # Two hosts were not read, so their unused GPUs are unknown. For used GPUs, the verdicts are the same.
     found, known = words(control.json(f"{report}/audit.json")), words(second.report)
     assert set(found) == set(known)
     assert {place: found[place] for place in fleet.places.values()} == {
@@ -120,7 +120,7 @@ def test_the_service_audits(once, control, second, fleet):
 def test_service_reads_hosts_through_ssh(once, control, fleet):
     """Read the host through SSH.
 
-    Without this, the report has no names of holders.
+    Otherwise the report has no names of holders.
     """
     report = control.json(f"{once.reports[0]}/audit.json")
     named = {
@@ -196,7 +196,7 @@ def test_second_report_does_not_replace_the_first(once, caught_up, control):
 
 
 def test_vaulted_secret_uses_the_vault_password_of_root(control):
-    """Decrypt the secret although only root can read the password file."""
+    """Decrypt the vaulted secret, although only root can read the password file."""
     assert "$ANSIBLE_VAULT;" in control.host.file(SETTINGS).content_string
     key = control.host.file("/etc/gpu-audit/vault-password")
     assert (key.user, key.mode) == ("root", 0o600)

@@ -53,7 +53,7 @@ def test_every_vendor_package_is_from_the_bundle(remote):
 
 
 def test_index_equals_the_vendors(remote):
-    """Check that the index was not signed again, and that the vendor's key is trusted."""
+    """Check that the index has the vendor's signature, and that its key is trusted."""
     signed_by = {repository["folder"]: repository["signed_by"] for repository in manifest()["repositories"]}
     for folder, origin in ORIGINS.items():
         signed = (LAB / origin / "InRelease").read_bytes()

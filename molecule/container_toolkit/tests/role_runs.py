@@ -25,7 +25,7 @@ class Run:
     result: dict
     changed: bool
     executions: int
-    #: The error message, and the output of Ask.then.
+    #: The error message of the run, and the output of Ask.then.
     failed: str
     seen: str
 
@@ -39,7 +39,7 @@ def run_roles(host: str, *asks: Ask, check: bool = False) -> list[Run]:
     done = role_plays.run_role(SCENARIO / "inventory", "container_toolkit", host, list(asks), *options)
     runs = []
     for run in done:
-        # There is no result if the role's arguments or a file of the controller are refused.
+        # If the role's arguments or a file of the controller are refused, there is no result.
         result = run.results.get("Install or remove the container toolkit", {})
         runs.append(Run(result.get("steps", []), result, run.changed, run.executions, run.failed, run.seen))
     return runs

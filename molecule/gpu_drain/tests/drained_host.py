@@ -15,23 +15,24 @@ NODE = "gpu-a"
 RECORD = "/var/lib/openfleet-gpu/drain.json"
 WAIT_SECONDS = 300
 
-#: Units by name. All of them run, except lab-off, and except lab-inetd and lab-tick, whose socket and timer are active.
+#: Units by name. The units lab-off, lab-inetd and lab-tick do not run, and all other units run. The socket of lab-inetd
+#: and the timer of lab-tick are active.
 UNITS = {
     "lab-a.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-b.service": "[Service]\nExecStart=/bin/sleep infinity",
-    # This unit stops together with lab-b, and does not start again together with it.
+    # If lab-b stops, this unit stops too. If lab-b starts again, this unit does not.
     "lab-exporter.service": "[Unit]\nRequires=lab-b.service\nAfter=lab-b.service\n[Service]\nExecStart=/bin/sleep infinity",
     "lab-off.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-inetd.socket": "[Socket]\nListenStream=/run/lab-inetd",
     "lab-inetd.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-tick.timer": "[Timer]\nOnActiveSec=1h",
     "lab-tick.service": "[Service]\nType=oneshot\nExecStart=/bin/true",
-    # Stopping this unit takes until the file is removed.
+    # The stop of this unit ends only when the file is removed.
     "lab-slow.service": "[Service]\nExecStart=/bin/sleep infinity\nTimeoutStopSec=infinity\n"
     "ExecStop=/bin/sh -c 'sleep 1; while [ -e /run/lab-hold ]; do sleep 0.1; done'",
     # systemd refuses to stop this unit.
     "lab-firm.service": "[Unit]\nRefuseManualStop=yes\n[Service]\nExecStart=/bin/sleep infinity",
-    # This unit cannot start while the file exists.
+    # While the file exists, this unit cannot start.
     "lab-lame.service": "[Service]\nExecStartPre=/bin/sh -c 'test ! -e /run/lab-lame'\nExecStart=/bin/sleep infinity",
 }
 RUNNING = [name for name in UNITS if name not in ("lab-off.service", "lab-inetd.service", "lab-tick.service")]
@@ -83,8 +84,8 @@ class DrainedHost:
         self.wait_until("scontrol ping >/dev/null")
         self.wait_until(f"scontrol show node {NODE} >/dev/null")
         self.host.run(f"scontrol update NodeName={NODE} State=RESUME")
-        # Slurm may wait minutes for the node to report that a job has ended, if the report was lost. A node that was
-        # down has no jobs.
+        # If the node's report that a job has ended was lost, Slurm may wait minutes for it. A node that was down has no
+        # jobs.
         again = f"scontrol update NodeName={NODE} State=DOWN Reason=lab; scontrol update NodeName={NODE} State=RESUME"
         idle = f'[ "$(sinfo --noheader --nodes {NODE} --format %T)" = idle ]'
         self.wait_until(f"{{ {idle} || {{ [ $((++looks % 300)) != 0 ] || {{ {again}; }}; false; }}; }}")
@@ -99,13 +100,13 @@ class DrainedHost:
         return {name for name, state in zip(UNITS, shown) if state == "active"}
 
     def is_whole(self) -> bool:
-        """Wait for slurmd, and return whether the state equals that before the drain."""
+        """Wait for slurmd. Return whether the state equals that before the drain."""
         self.node_comes_to("idle: none")
         return self.active() == set(RUNNING) and not self.host.file(RECORD).exists
 
     def reboot(self) -> None:
         started = self.ask('cut -d" " -f22 /proc/1/stat')
-        time.sleep(1)  # the start time of PID 1 has whole seconds
+        time.sleep(1)  # The start time of PID 1 is in whole seconds.
         self.host.run("systemctl reboot")
         deadline = time.monotonic() + WAIT_SECONDS
         while self.host.run('cut -d" " -f22 /proc/1/stat').stdout.strip() in ("", started) or self.host.run(
@@ -121,7 +122,7 @@ class DrainedHost:
         return self.ask(f"sinfo --noheader --nodes {NODE} --format '%T: %E'").strip()
 
     def node_comes_to(self, state: str) -> None:
-        """Wait for a state and a reason of the node.
+        """Wait until the node has a state and a reason.
 
         After its start, slurmd needs some time to respond.
         """

@@ -131,10 +131,10 @@ class SlurmHost:
     def restart(self, before: str = "") -> None:
         """Restart slurmctld and slurmd, and wait until slurmd has registered.
 
-        slurmctld restores the state of the node, so the node may look idle before that.
+        slurmctld restores the state of the node. So the node may look idle before slurmd has registered.
         """
         started = self.node().get("SlurmdStartTime", "")
-        # The time is in whole seconds, so that a restart within one second would not be seen.
+        # slurmctld reports its start in whole seconds, so a second restart within one second would not be seen.
         later = f'until [ "$(date +%FT%T)" != "{started}" ]; do sleep 0.1; done'
         self.ask(f"systemctl stop slurmctld slurmd; {before or 'true'}; {later}; systemctl start slurmctld slurmd")
         shown = f"scontrol -o show node {NODE} | grep -o ' SlurmdStartTime=[^ ]*'"
@@ -152,7 +152,7 @@ class SlurmHost:
         self.ask("squeue --noheader --format %A | xargs --no-run-if-empty scancel")
         self.wait_until('[ -z "$(squeue --noheader)" ]')
         if "pad" in self.node()["Gres"]:
-            # Pads of an earlier test would keep its total.
+            # The pads of an earlier test would keep the earlier total.
             self.ask(
                 "sed -i 's/ Gres=[^ ]*/ Gres=gpu:h100:4/' /etc/slurm/slurm.conf; "
                 "echo 'Name=gpu Type=h100 File=/dev/nvidia[0-3]' > /etc/slurm/gres.conf"
@@ -165,8 +165,8 @@ class SlurmHost:
             self.apply(wanted)
         found = self.mapping(wanted)
         self.write(found, types)
-        # After slurmctld has ended jobs with a count mismatch, version 24.11 may give a GPU to jobs and to shards at the
-        # same time, so no test may depend on the state that an earlier one left.
+        # If slurmctld has ended jobs because of a count mismatch, version 24.11 may give a GPU to jobs and to shards at
+        # the same time. So no test may depend on the state that an earlier test left.
         self.restart(FORGET)
         self.in_service()
         return found
@@ -174,7 +174,8 @@ class SlurmHost:
     def use_task_prolog(self, found: dict) -> dict:
         """Install the TaskProlog for a mapping, and return the result of the module."""
         self.set_task_prolog(TASK_PROLOG)
-        # With these settings, systemd mounts a new /proc, without the driver's files of the simulator.
+        # With these settings, systemd would mount a new /proc, in which the driver's files of the simulator are
+        # missing.
         folder = "/run/systemd/system/openfleet-slurm-devices.service.d"
         settings = "[Service]\\nProtectKernelTunables=no\\nProtectControlGroups=no\\n"
         self.ask(f"mkdir -p {folder}; printf '{settings}' > {folder}/lab.conf; systemctl daemon-reload")
@@ -229,7 +230,8 @@ def prepared(name: str, host: Any) -> SlurmHost:
     """
     found = SlurmHost(name, host)
     host_modules.install(name)
-    # The simulator creates the nodes of capabilities, and none of GPUs. slurmd only checks that they exist.
+    # The simulator creates the nodes of capabilities, but not the nodes of GPUs. slurmd only checks that the nodes
+    # exist.
     names = " ".join(f"/dev/nvidia{index}" for index in GPUS)
     found.ask(f"for name in {names}; do [ -e $name ] || mknod -m 666 $name c 1 3; done")
     rule = (REPOSITORY / "roles/gpu_slurm/files/require_gpu_type.lua").read_text(encoding="utf-8")

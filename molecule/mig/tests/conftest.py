@@ -27,8 +27,8 @@ NAMES = ["canary", "hopper", "ampere", "ada"]
 def gpu_host(lab_host):
     """Return a function from a host's name to its GpuHost with the first layout.
 
-    The test owns the host until its end, and tests in other processes (pytest-xdist) wait for it. A test that needs
-    several hosts must use the fixture `fleet`. Otherwise two such tests could wait for each other.
+    The test owns the host until the test ends. Tests in other processes (pytest-xdist) wait for the host. A test that
+    needs several hosts must use the fixture `fleet`. Otherwise two such tests could wait for each other.
     """
     hosts, locks = [], contextlib.ExitStack()
 

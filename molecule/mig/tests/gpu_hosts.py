@@ -28,10 +28,11 @@ LAYOUT = "/etc/openfleet-gpu/layout.json"
 #: The jobs run as Debian's user nobody.
 USER, AS_USER = "nobody", "setpriv --reuid=65534 --clear-groups"
 WAIT_SECONDS = 240
-#: The second creation of a GPU instance. At this point old instances are gone, and some new ones are missing.
+#: The second creation of a GPU instance. At this point, the old instances are gone and some of the new ones are
+#: missing.
 HALF_WAY = ("nvmlDeviceCreateGpuInstanceWithPlacement", 2)
 
-#: Prints the pid of the last holder of the host's lock, and whether its child that calls NVML is stopped.
+#: A program that prints the pid of the lock's last holder, and whether the holder's child that calls NVML is stopped.
 OWNER = rf"""pid=$(sed -n 's/.*"pid": \([0-9]*\),.*/\1/p' {STATE}/lock 2>/dev/null)"""
 CHILDREN = '$(grep -ls "^PPid:.$pid$" /proc/[0-9]*/status | grep -o "[0-9]*")'
 STOPPED = """grep -qs '^State:.T' $(grep -ls "^PPid:.$pid$" /proc/[0-9]*/status) /dev/null"""
@@ -56,7 +57,7 @@ class GpuHost:
         self.name, self.host, self.variables = name, host, variables
 
     def podman(self, command: str) -> None:
-        """Act on the whole host: kill is a loss of power, and start is the next boot."""
+        """Run podman on the whole host. `kill` is a loss of power, and `start` is a boot."""
         subprocess.run(["podman", command, container_name(self.name)], check=True, stdout=subprocess.DEVNULL)
 
     def ask(self, command: str) -> str:
@@ -77,7 +78,7 @@ class GpuHost:
         return read_gpus(run)
 
     def not_as(self, stage: str) -> list[str]:
-        """Return the differences from a stage of the layout, one sentence each."""
+        """Return how the GPUs differ from a stage of the layout, one sentence each."""
         return differences({**self.variables, "gpu_layout": self.variables["layouts"][stage]}, self.gpus())
 
     def instance(self, gpu: int, start: int) -> tuple[int, GpuInstance]:
@@ -88,7 +89,7 @@ class GpuHost:
     # --- initial state of each test ---------------------------------------------------------------------------------
 
     def to_first(self) -> None:
-        """Apply the first layout like site.yml, whatever state the last test left."""
+        """Apply the first layout like site.yml, whatever state the previous test left."""
         layout = shlex.quote(json.dumps(self.variables["layouts"]["first"], indent=2))
         lead = f"echo {layout} > {LAYOUT} && gpu-layout apply --unlisted remove && test ! -e {JOURNAL}"
         self.ask(f"{CLEAR}; {lead}")
@@ -169,7 +170,7 @@ class GpuHost:
     def is_neither(self) -> bool:
         """Return whether the GPUs match neither the old nor the new layout.
 
-        If they matched one of them, the end of an interrupted change would prove nothing.
+        If they matched one of the two, the end of an interrupted change would prove nothing.
         """
         return self.cut_off and self.not_as("first") != [] and self.not_as("second") != []
 
@@ -181,7 +182,7 @@ class GpuHost:
         self.ask(f"gpusim fail {call} --nth {nth} --code {code}")
 
     def until_stopped(self, run: Run) -> int:
-        """Wait until the run has stopped there, and return its pid on the host."""
+        """Wait until the run has stopped at the call. Return its pid on the host."""
         while (found := self.host.run(f"{OWNER}; {STOPPED} && echo $pid")).rc != 0:
             run.goes_on()
         return int(found.stdout)
@@ -201,7 +202,7 @@ class GpuHost:
     def end(self, signal: str, pid: int) -> None:
         """Send a signal to a run whose child is stopped, and continue the child.
 
-        SIGKILL also kills the child when the run has ended, although it is stopped.
+        SIGKILL also kills the child once the run has ended, although the child is stopped.
         """
         last = (
             f"while kill -0 {pid} 2>/dev/null; do sleep 0.01; done" if signal == "KILL" else "kill -CONT $child || true"

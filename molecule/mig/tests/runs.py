@@ -65,7 +65,7 @@ class Run:
         return self.process.poll() is not None
 
     def goes_on(self) -> None:
-        """Raise an error if waiting for the run is useless. Call this repeatedly."""
+        """Raise an error if the run has ended or takes too long. Call this repeatedly."""
         assert not self.ended, f"the run has ended:\n{self.told[-3000:]}"
         assert time.monotonic() < self._deadline, f"the run takes too long:\n{self.told[-3000:]}"
         time.sleep(0.05)
@@ -103,7 +103,7 @@ class SiteRun(Run):
         super().__init__(folder, [*command, "-e", json.dumps({"gpu_layout_nvml_source": "none", **variables})])
 
     def failed(self, *hosts: str) -> str:
-        """Check that the run failed for exactly these hosts, and return their messages."""
+        """Check that the run failed for exactly these hosts. Return their messages."""
         assert self.end().process.returncode != 0, self.told[-3000:]
         said = re.findall(r"^fatal: \[(\S+?)(?: -> \S+)?\]: (.*?)(?=^\S)", self.told + "\n.", re.MULTILINE | re.DOTALL)
         assert sorted({host for host, _ in said}) == sorted(hosts), self.told[-3000:]

@@ -20,8 +20,8 @@ RULES = "/etc/prometheus/openfleet-gpu/rules"
 EXPORTER_UNIT = "dcgm-exporter"
 #: The factor by which durations of alerts and of Alertmanager are shortened for the tests.
 SPEED = 30
-#: These durations are longer, because a busy machine alone must not fire alerts: an exporter may miss several scrapes
-#: of two seconds, and a Xid error must not be forgotten before all programs have passed it on.
+#: These durations are longer, because a busy machine alone must not fire alerts. An exporter may miss several scrapes,
+#: which are two seconds apart. A Xid error must be remembered until all programs have passed it on.
 EXPORTER_DOWN_SECONDS, XID_SECONDS = 40, 60
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -34,7 +34,7 @@ _LOOKS_BETWEEN_CHECKS = 10
 def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], what: str) -> Any:
     """Return the value of look() once `wanted` accepts it.
 
-    Fails after PATIENCE_SECONDS. If a unit of the monitoring host has failed, fails earlier with the reason.
+    Fails after PATIENCE_SECONDS. If a unit of the monitoring host has failed, it fails at once with the reason.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     for turn in itertools.count(1):
@@ -49,10 +49,10 @@ def eventually(look: Callable[[], Any], wanted: Callable[[Any], bool], what: str
 
 
 def shortened(text: str) -> tuple[str, int]:
-    """Shorten the durations in alerts or Alertmanager's routes.
+    """Shorten the durations in alerts or in Alertmanager's routes.
 
-    Returns the new text and the number of changes. `for:`, ranges of expressions, and waits of routes are shortened.
-    Seconds that an expression compares with are not.
+    Returns the new text and the number of changes. It shortens `for:`, ranges of expressions, and waits of routes. It
+    does not shorten seconds that an expression compares with.
     """
 
     def shorter(found: re.Match) -> str:
@@ -130,7 +130,10 @@ class Monitor:
 
 
 class Told:
-    """Return what the receiver gets about alerts that start from now on."""
+    """The notifications that the receiver gets about alerts from now on.
+
+    They are about alerts that start after this object is created.
+    """
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor

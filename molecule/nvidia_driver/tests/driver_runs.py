@@ -27,7 +27,7 @@ class Played:
     planned: tuple[str, ...]
     done: tuple[str, ...]
     executions: int
-    #: The output of Ask.then.
+    #: The output of the command in Ask.then.
     seen: str
 
 

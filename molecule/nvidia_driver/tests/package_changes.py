@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare package changes of a plan with those between two states.
+"""Compare the package changes of a plan with the changes between two states.
 
 The format is {name: new version, or None if removed}.
 """

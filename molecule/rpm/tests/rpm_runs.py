@@ -25,8 +25,8 @@ def script(path: str, text: str) -> str:
     return f"echo {base64.b64encode(text.encode()).decode()} | base64 -d >{path}; chmod 755 {path}; "
 
 
-#: Kills its parents up to PID 1, like a power failure. The outermost parent is killed first: connection, module,
-#: package manager.
+#: A program that kills its parents up to PID 1, like a power failure. It kills the outermost parent first: the
+#: connection, the module, and then the package manager.
 KILL = r"""pids= pid=$PPID
 while [ "$pid" -gt 1 ]; do
     pids="$pid $pids"
@@ -39,13 +39,13 @@ kill -KILL $pids
 def kill_in(name: str, version: str, kind: str) -> str:
     """Return a shell command that makes a scriptlet kill the run once.
 
-    The scriptlet is the one of type `kind` in the package.
+    The scriptlet is that of type `kind` in the package.
     """
     test = f'#!/bin/sh\n[ "$*" = "{name} {version} {kind}" ] || exit 0\nrm /run/scriptlet\n'
     return script("/run/scriptlet", test + KILL)
 
 
-#: Holds DNF's lock for some seconds, like an administrator's DNF.
+#: A program that holds DNF's lock for some seconds, like an administrator's DNF.
 HOLD_THE_LOCK = (
     script(
         "/run/hold.py",
@@ -70,7 +70,7 @@ class Played:
     planned: tuple[str, ...]
     done: tuple[str, ...]
     executions: int
-    #: The output of Ask.then.
+    #: The output of the command in Ask.then.
     seen: str
 
 
@@ -85,7 +85,7 @@ def play(host: str, *asks: Ask) -> list[Played]:
     return played
 
 
-# Reads the state in one command: locks and files of the role, the loaded module, the services, and the client's
+# A command that prints the whole state: locks and files of the role, the loaded module, the services, and the client's
 # process.
 LOOK = r"""rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' | grep -v ^gpg-pubkey; echo ---
 grep -v '^#' /etc/dnf/plugins/versionlock.list | grep . | sort || true; echo ---

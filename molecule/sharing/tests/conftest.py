@@ -22,7 +22,7 @@ def hopper(lab_host):
 
 @pytest.fixture(scope="session")
 def with_library(hopper):
-    """Return the host with this checkout's library for hosts, and without a daemon."""
+    """Return the host without a daemon, and with this checkout's library for hosts."""
     MpsDaemons.install(hopper)
     MpsDaemons(hopper).clear()
     return hopper
@@ -32,7 +32,7 @@ def with_library(hopper):
 def mps(with_library):
     """Return the host without a daemon.
 
-    Daemons that a test starts are removed after it.
+    Daemons that a test starts are removed after the test.
     """
     daemons = MpsDaemons(with_library)
     yield daemons

@@ -108,7 +108,7 @@ class MpsDaemons:
         self.ask(f"timeout {WAIT_SECONDS} sh -c {shlex.quote(f'until {condition}; do sleep 0.1; done')}")
 
     def tell(self, command: str, directory: str = PIPES, prefix: str = "") -> str:
-        """Return the output of NVIDIA's own tool."""
+        """Return what NVIDIA's own tool prints for a command."""
         tool = f"{prefix} env CUDA_MPS_PIPE_DIRECTORY={directory} nvidia-cuda-mps-control"
         return self.ask(f"echo {shlex.quote(command)} | {tool}")
 

@@ -26,7 +26,8 @@ CLIENT = "/opt/client/build/client"
 ENVIRONMENT = "/opt/client/environment"
 DIRECTORY = "/usr/lib/openfleet-gpu/vgpu"
 IMAGE = "localhost/openfleet-tenant"
-#: Files that the client and a shell are linked with. They are all from glibc. The CDI device provides the library.
+#: The files with which the client and a shell are linked, all from glibc. The CDI device provides the limiter's
+#: library.
 FILES = f"{CLIENT} /bin/sh /bin/cat /usr/bin/sleep /opt/stub/build/libcuda.so.1"
 MAKE_IMAGE = (
     f"tar -chf /tmp/tenant.tar -C / $(echo {FILES} $(LD_LIBRARY_PATH=/opt/stub/build "
@@ -61,7 +62,7 @@ class VgpuHost:
             "STUB_MEMORY": str(memory),
         }
         text = "".join(f"{key}={value}\n" for key, value in settings.items())
-        # Every user's processes write to the file of the card, as they open the driver's device nodes.
+        # Each user's processes write to the card's file, as they open the driver's device nodes on a real host.
         self.ask(f"printf '%s' '{text}' >{ENVIRONMENT}; touch /run/stub-card; chmod 0666 /run/stub-card")
         self.uuids = uuids
 

@@ -232,7 +232,7 @@ def test_kubernetes_node_is_recorded_until_resumed(there, tmp_path):
     log, commands = with_commands(tmp_path)
     there.module("drained", kubernetes={"node": "n1", "cordoned_before": False}, **commands)
     assert log.read_text().split() == ["before"]
-    # The node is cordoned now because of this drain. What counts is that it was not cordoned before the drain.
+    # The node is cordoned now because of this drain. It was not cordoned before, and this state must be kept.
     there.module("drained", kubernetes={"node": "n1", "cordoned_before": True}, **commands)
     there.drain(**commands)
     back = there.resume()

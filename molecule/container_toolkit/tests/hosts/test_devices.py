@@ -78,7 +78,7 @@ def test_a_container_has_its_device_and_nvml(boxes, image, device, nodes):
 
 
 def test_container_without_device_has_no_gpu(boxes, image):
-    """Control: the image has neither the program nor the nodes."""
+    """Check as a control that the image has neither the program nor the nodes."""
     assert boxes.run(f"podman run --rm --network=none {image} nvidia-smi -L").rc != 0
 
 
@@ -126,7 +126,7 @@ def test_new_mig_devices_are_listed_and_usable(boxes, image):
 def test_each_driver_change_regenerates_the_specification(boxes):
     """Let the path unit regenerate the specification without a run.
 
-    If the service stayed active, it would miss the second change.
+    If the service stayed active, the path unit would miss the second change.
     """
     for _time in range(2):
         # Wait until systemd has noticed the end of the service. Before that, it does not watch for changes.

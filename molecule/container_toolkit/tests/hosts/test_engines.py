@@ -18,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.containers i
 
 DAEMON = "/etc/docker/daemon.json"
 TOML = "/etc/containerd/config.toml"
-#: Docker's unit limits the number of starts, and these tests start it more often than a usual host does.
+#: The unit of Docker limits the number of starts. These tests start Docker more often than a usual host does.
 RESTART = "systemctl reset-failed docker containerd && systemctl restart containerd docker"
 
 
@@ -37,7 +37,7 @@ LOOK = (
 
 @dataclass(frozen=True)
 class Look:
-    """The output of LOOK."""
+    """The values that the command LOOK prints."""
 
     docker_start: str
     containerd_start: str
@@ -149,10 +149,10 @@ def test_restart_that_ends_containers_waits_for_permission(engines, container):
     assert always.steps == ["restart docker.service"] and always.result["restart_pending"] == []
     assert Look.read(always.seen).container.startswith("false")
     assert last.result["restart_pending"] == []
-    # A later run added settings, and the removal knows them.
+    # A later run added settings. The removal also removes these.
     look = Look.read(reset.seen)
     assert "features" not in look.daemon
-    # If a restart is never allowed, it is left to the operator.
+    # If the policy never allows a restart, the operator must restart the engine.
     assert left.result["restart_pending"] == ["docker", "containerd"]
     after = Look.read(left.seen)
     assert (after.docker_start, after.containerd_start) == (look.docker_start, look.containerd_start)
@@ -163,9 +163,9 @@ BROKEN = {DAEMON: "{,}", TOML: 'version = 2\nimports = ["/etc/containerd/site.d/
 
 
 def test_unsafe_configuration_is_kept_and_failed_engine_gets_its_old_one(engines):
-    """Keep an unsafe configuration, and restore the old one after a failed start.
+    """Keep the configuration if it is unsafe or if the engine does not start with it.
 
-    The engine's unit refuses the new configuration because of a check of the site. The unit may start only once in ten
+    Because of a check of the site, the engine's unit refuses the new configuration. The unit may start only once in ten
     minutes.
     """
     check = "/etc/systemd/system/containerd.service.d/check.conf"

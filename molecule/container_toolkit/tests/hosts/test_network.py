@@ -10,7 +10,8 @@ from __future__ import annotations
 import pytest
 
 HOSTS = pytest.mark.parametrize("name", ["boxes", "engines", pytest.param("whole", marks=pytest.mark.thorough)])
-#: The exit status is 0 if an address responds, refuses, or has a route. "Network is unreachable" is 101.
+#: The exit status is 0 if an address responds or refuses, or if there is a route to it. The status 101 means "Network
+#: is unreachable".
 TRY = (
     "import socket, sys\n"
     "try: socket.create_connection((sys.argv[1], 443), timeout=5)\n"
@@ -42,7 +43,7 @@ def test_no_proxy_reaches_the_network(lab_host, name):
 
 @HOSTS
 def test_mirror_answers(lab_host, name):
-    """Control: the mirror is reachable."""
+    """Check as a control that the mirror is reachable."""
     said = lab_host(name).check_output(
         "python3 -c 'import urllib.request as r; print(r.urlopen(\"http://127.0.0.1:8080/toolkit/lab.pub\").read())'"
     )

@@ -3,7 +3,7 @@
 """Test packages of the toolkit.
 
 The tests cover a held version, changes, removal, untrusted repositories and files. They run in order, and each test
-starts with the state that the one before left.
+starts with the state that the previous test left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OURS = (
 )
 
 
-#: The command that versions() runs, and the state that a dry run or a refused run must not change.
+#: The command that versions() runs. A dry run or a refused run must not change the state that it prints.
 VERSIONS = "dpkg-query --show --showformat '${db:Status-Abbrev}${Version}\\n' " + " ".join(PACKAGES)
 STATE = (
     "dpkg -l | sha256sum; apt-mark showhold; find /etc /var/lib/apt/lists /var/cache/apt/archives -type f "
@@ -92,7 +92,7 @@ def test_untrusted_or_missing_packages_change_nothing(first_runs, number):
 def test_dry_run_predicts_a_version_change(boxes):
     """Change to a release without its own units, and back.
 
-    In between, upgrades must not change the held packages.
+    Between the two changes, upgrades must not change the held packages.
     """
     before = boxes.check_output(STATE)
     older = {"container_toolkit_version": "1.17.8"}
@@ -102,7 +102,7 @@ def test_dry_run_predicts_a_version_change(boxes):
     changed, again, back_foretold, back = run_roles(
         "boxes",
         Ask(older),
-        # The role's unit does the same as the toolkit's own.
+        # The unit of the role does the same as the unit of the toolkit.
         Ask(
             older,
             then="rm /var/run/cdi/nvidia.yaml; systemctl restart nvidia-cdi-refresh.service; ls /var/run/cdi; "
@@ -127,7 +127,7 @@ def files(version: str) -> list[dict]:
 
 @pytest.mark.thorough
 def test_failing_mirror_keeps_the_old_toolkit_and_files_replace_a_mirror(boxes):
-    """Keep the old toolkit, and then install from files.
+    """Keep the old toolkit if the mirror fails, and then install from files.
 
     The next run completes the first change. For the second change, only the files are available.
     """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run all roles on a bare host: site.yml, a driver change, and reset.yml.
 
-The tests run in order, and each test starts with the state that the one before left.
+The tests run in order, and each test starts with the state that the previous test left.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from role_runs import SCENARIO
 
 from tests.lab.fleet import Run, play_and_read
 
-# Only in the thorough run: the scenario bundle also installs all roles on a bare host, and the roles' own scenarios
-# test the removal.
+# These tests belong to the thorough run, because other scenarios do similar things. The scenario bundle also installs
+# all roles on a bare host, and the roles' own scenarios test the removal.
 pytestmark = pytest.mark.thorough
 
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
@@ -69,7 +69,7 @@ def test_one_run_installs_driver_toolkit_and_layout(whole, before):
 def test_new_driver_gets_a_new_specification_and_second_run_changes_nothing(whole):
     """Reboot for the new driver, because the old module is loaded.
 
-    Afterwards the layout is restored, and the specification lists its devices.
+    After the reboot, the layout is restored, and the specification lists its devices.
     """
     run = play("site.yml", nvidia_driver_version=SECOND)
     assert any(change.task.endswith("Reboot the host") for change in run.changes)

@@ -21,7 +21,7 @@ INSTALLED = [
 
 
 def is_bare(host) -> bool:
-    # The distribution's own library responds, and finds no driver.
+    # The library of the distribution responds, and does not find a driver.
     return not any(host.file(path).exists for path in INSTALLED) and host.run("nvidia-smi -L").rc != 0
 
 

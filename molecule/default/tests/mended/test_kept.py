@@ -14,7 +14,7 @@ from site_changes import DRIFT_CHANGES, PYNVML_DRIFTED
 from tests.lab.fleet import LAB
 from tests.lab.lab_fixtures import HOSTS, REPOSITORY
 
-# For each host: GPUs without drift, and GPUs with drift in only a part.
+# For each host: GPUs without drift, and GPUs on which only a part has drifted.
 UNTOUCHED = {"h100": {2}, "a100": {0, 2, 3}, "pro6000": {0}}
 
 

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test interrupted drains and failing commands of the inventory, with the module."""
+"""Test interrupted drains, and commands of the inventory that fail.
+
+The tests use the module.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ def test_rest_is_restored_after_a_host_restart(host):
     host.reboot()
     try:
         host.wait_until("scontrol ping >/dev/null && scontrol show slurmd >/dev/null")
-        # Enabled units started again with the host. The unit that is not enabled, and the Slurm node, did not resume.
+        # The enabled units started again with the host. The unit that is not enabled and the Slurm node still wait for
+        # a resume.
         assert host.active() == ALL - {"lab-b.service"} or host.active() == ALL
         assert host.node().startswith("drained") or host.node().startswith("down")
         assert host.resume()["changed"]

@@ -69,7 +69,7 @@ def test_node_is_cordoned_then_pods_evicted_then_uncordoned(host, run, cluster, 
     said = run("resume", **drained).failed()
     assert "Kubernetes node n1 is still cordoned, because uncordoning failed" in said
     assert "kubectl uncordon n1" in said
-    # Clients that do not depend on it are running again.
+    # The services are running again, because they do not depend on the Kubernetes node.
     assert host.active() == ALL
     assert not host.host.file("/run/lab-after").exists
     cluster.broken = None

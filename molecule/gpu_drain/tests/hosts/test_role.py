@@ -58,7 +58,7 @@ def test_drain_waits_for_a_job_and_node_accepts_jobs_again(host, run):
     assert host.node().endswith(": none")
     nothing = run("resume")
     assert nothing.changed() == 0
-    # The tasks are the include, the check of the arguments, and one module.
+    # The tasks of the role are the include, the check of the arguments, and one module.
     assert again.executions() == nothing.executions() == 2
     assert host.active() == ALL
 
@@ -75,7 +75,7 @@ def test_timeout_restores_everything_and_names_jobs(host, run):
     assert "The drain was rolled back." in end
     assert host.node() == "mixed: none" or host.node() == "allocated: none"
     assert host.active() == ALL
-    # The jobs run as before.
+    # The jobs run as before the failed drain.
     assert host.job_state(first) == host.job_state(second) == "RUNNING"
     assert not host.resume()["changed"]
 
@@ -114,7 +114,7 @@ def test_same_run_restores_after_a_killed_execution(host, run):
     record = json.loads(host.ask(f"cat {RECORD}"))
     assert record["units"] == ["lab-a.service", "lab-slow.service"]
     host.ask(f"kill -KILL $(ps -o ppid= -p {stopping}) {stopping}; killed=$?; rm /run/lab-hold; exit $killed")
-    # The rescue of the playbook is a resume.
+    # The rescue block of the playbook resumes the clients.
     drain.failed()
     assert host.is_whole()
 

@@ -90,11 +90,11 @@ def test_service_that_fails_to_start_is_named_and_stays_recorded(host):
     said = host.refused("resumed")
     assert "unit lab-lame.service: it does not start:" in said
     assert "(by hand: systemctl start lab-lame.service)" in said
-    # Units that were stopped after it are running again, and the rest waits.
+    # All units except the failing one are running again. The commands after the drain wait.
     assert host.active() == ALL - {"lab-lame.service"}
     assert not host.host.file("/run/lab-after").exists
     host.ask("rm /run/lab-lame; systemctl start lab-lame")
-    # A manual start is sufficient. The module starts nothing more, and finishes the steps that waited.
+    # After a manual start of the failing unit, the module starts nothing more and runs the commands that waited.
     assert host.resume()["changed"]
     assert host.host.file("/run/lab-after").exists
     assert not host.resume()["changed"]

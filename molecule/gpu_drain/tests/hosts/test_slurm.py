@@ -107,7 +107,7 @@ def test_node_stays_recorded_if_controller_is_gone_at_the_end(host):
     host.ask("systemctl stop slurmctld")
     said = host.refused("resumed")
     assert "(by hand: scontrol update NodeName=gpu-a State=RESUME)" in said
-    # Clients that do not depend on it are running again.
+    # The clients that do not depend on Slurm are running again.
     assert host.active() == ALL
     host.ask("systemctl start slurmctld")
     host.wait_until(f"sinfo --noheader --nodes {NODE} --format %T | grep -q '^drained$'")

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm follows the layout: changes beside jobs, refusals, interruptions."""
+"""Slurm follows the layout:
+
+changes while jobs run, refused changes, interruptions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ INVENTORY = Path(__file__).resolve().parents[2] / "inventory"
 STEPS = (("gpu_slurm", "prepare"), ("gpu_layout", "main"), ("gpu_slurm", "apply"))
 FILES = "/etc/slurm/openfleet_nodes.conf /etc/slurm/openfleet_gres.conf"
 SHOWN = f"scontrol -o show node {NODE} | grep -oE '(State|Gres|Reason|SlurmdStartTime)=[^ ]*' | xargs"
-# State that a refused change must not touch.
+# The state that a refused change must not touch.
 STATE = f"cat {FILES} /etc/slurm/slurm.conf | sha256sum; {SHOWN}; nvidia-smi -L 2>/dev/null | sha256sum"
 
 
@@ -70,7 +73,7 @@ def test_slurm_follows_the_layout_beside_a_running_job(host):
 def test_changed_total_waits_for_the_jobs_and_no_other_drain_ends(host):
     host.reset(layout(MIXED))
     job, _environment = host.submit("gpu:h100:1")
-    # Cancel the job when the node is drained, and record how it was until then.
+    # Cancel the job when the node is drained, and record the job's state until then.
     ends = (
         f"until scontrol -o show node {NODE} | grep -q '+DRAIN'; do sleep 0.2; done; "
         f"scontrol show job {job} | grep -oE '(JobState|Restarts)=[A-Z0-9]+' | xargs > /tmp/job-at-drain; "
@@ -103,19 +106,20 @@ def test_changed_total_waits_for_the_jobs_and_no_other_drain_ends(host):
 def test_interrupted_run_is_completed_or_restored(host):
     found = host.reset(layout(MIXED))
     job, _environment = host.submit("gpu:h100:1")
-    # As a run that was killed right after it changed the layout: the driver no longer shows the devices that Slurm has.
+    # The test simulates a run that was killed right after it changed the layout. The driver no longer has the devices
+    # that Slurm uses.
     host.module("slurm_config", action="begin", node=NODE, devices=found["current"])
     host.apply(layout(THREE))
     (completed,) = run_role(INVENTORY, "gpu_slurm", "one", [follow(layout(THREE))])
     assert "Gres=gpu:1g.10gb:3,gpu:h100:3" in completed.seen and "DRAIN" not in completed.seen
     assert host.state(job) == "JobState=RUNNING Restarts=0"
 
-    # As a run that was killed after it wrote the files, and before the daemons used them.
+    # The test simulates a run that was killed after it wrote the files, and before the daemons read them.
     host.apply(layout(MIXED))
     new = host.mapping(layout(MIXED))
     arguments = {"node": NODE, "gres": new["gres"], "gres_types": ["gpu"], "gres_conf": new["gres_conf"]}
     host.module("slurm_config", action="write", **arguments)
-    # A slurmctld that refuses files which slurmd accepts.
+    # A replacement for slurmctld that refuses files which slurmd accepts.
     refuses = (
         "mkdir -p /run/systemd/system/slurmctld.service.d; "
         "printf '[Service]\\nExecStartPre=/bin/sh -c \"! grep -q 1g.10gb:7 /etc/slurm/openfleet_nodes.conf\"\\n' "
@@ -131,7 +135,7 @@ def test_interrupted_run_is_completed_or_restored(host):
             follow(
                 layout(SEVEN),
                 first=f'scancel {job}; until [ -z "$(squeue --noheader)" ]; do sleep 0.2; done; cp {FILES} /tmp; {refuses}',
-                # The lines of the old devices are left out, because slurmd would end.
+                # The lines of the old devices are left out, because slurmd would end with them.
                 then=f"diff /etc/slurm/openfleet_nodes.conf /tmp >&2; grep -c 3g.40gb /etc/slurm/openfleet_gres.conf || true; "
                 f"systemctl is-active slurmd; {accepts}; {SHOWN}",
                 fails=True,

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The devices of jobs, and jobs that end when the GRES of the node change."""
+"""The devices of jobs, and the jobs that end when the GRES of the node change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_jobs_on_other_gpus_survive_a_change_in_place(host):
 def test_job_on_a_changed_gpu_is_named(host):
     host.reset(layout(MIXED))
     on_mig, _environment = host.submit("gpu:3g.40gb:1")
-    # The instances of these jobs stay.
+    # The instances that these jobs use are kept.
     for gres in ("gpu:1g.10gb:1", "gpu:h100:1"):
         host.submit(gres)
     planned = host.mapping(layout(THREE))
@@ -66,7 +66,7 @@ def test_changed_total_ends_every_gpu_job(host):
     assert f"total 6 -> 10): all GPU jobs must end first: {job}" in planned["plan"][0]
     host.apply(layout(SEVEN))
     host.configure(host.mapping(layout(SEVEN)))
-    # The job is requeued although its GPU did not change.
+    # Slurm requeued the job although its GPU did not change.
     host.wait_until(
         f"! scontrol show job {job} | grep -q 'JobState=RUNNING.*' || scontrol show job {job} | grep -q Restarts=1"
     )
@@ -86,7 +86,7 @@ def test_jobs_share_a_gpu_by_shards(host):
 
 def test_jobs_get_a_share_of_a_gpu_with_mps(host):
     daemon = {"sharing": "mps", "mps": {"name": "inference", "clients": 4, "active_thread_percentage": 25}}
-    # Slurm does not need the daemon, so the layout is not applied.
+    # Slurm does not need the MPS daemon, so the test does not apply the layout.
     host.apply(layout())
     found = host.reset(layout(SHARED, SHARED, daemon), "gpu,mps", apply=False)
     assert found["gres"] == "gpu:h100:3,gpu:h100_mps:1,mps:100"
@@ -97,7 +97,7 @@ def test_jobs_get_a_share_of_a_gpu_with_mps(host):
 
 
 def test_shards_in_a_cluster_with_mps_are_refused(host):
-    """Check the reason of the refusal: a job on a shard gets no device."""
+    """Check why it is refused: a job on a shard gets no device."""
     host.reset(layout(SHARED, SLICED), "gpu,shard")
     host.ask("sed -i 's/^GresTypes=.*/GresTypes=gpu,shard,mps/' /etc/slurm/slurm.conf")
     host.restart()

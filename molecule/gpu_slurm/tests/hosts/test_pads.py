@@ -20,7 +20,7 @@ def number_of(environment: dict[str, str]) -> int:
 
 
 def change(host, wanted: list[dict]) -> float:
-    """Apply a layout and its GRES in place.
+    """Apply a layout, and its GRES without ending jobs.
 
     Returns the seconds until a new job runs.
     """
@@ -97,7 +97,7 @@ def test_a_job_from_before_the_rule_prevents_pads(host):
 
 
 def test_a_rule_that_fails_is_noticed(typed):
-    """Check why requests are tried: slurmctld accepts them if the script fails."""
+    """Check that a failing rule is noticed: slurmctld then accepts all requests."""
     host = typed
     host.reset(layout(SEVEN))
     host.ask("cp /etc/slurm/job_submit.lua /tmp/; sed -i s/refused/misspelled/ /etc/slurm/job_submit.lua")

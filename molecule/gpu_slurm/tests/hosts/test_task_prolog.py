@@ -15,7 +15,7 @@ DAEMONS, TENANTS = "/etc/openfleet-gpu/mps", "/etc/openfleet-gpu/vgpu"
 
 @pytest.fixture
 def files(host):
-    """Remove the files of tests."""
+    """Remove the files that a test wrote."""
     yield
     host.ask(f"rm -rf {DAEMONS}/lab.client.env {TENANTS}/lab")
     host.set_task_prolog("")
@@ -76,12 +76,12 @@ def test_job_without_a_gpu_runs_even_without_the_list(host, kinds):
 
 
 def test_list_follows_recreated_instances(host, kinds):
-    """Test other instances of the same types, as after a reboot."""
+    """Replace the instances by others of the same types, as after a reboot."""
     host.apply(layout())
     host.ask("systemctl start openfleet-slurm-devices")
     assert "which does not exist" in run(host, "--gres=gpu:3g.40gb:1")[1]
     host.apply(layout(MIXED))
-    # The instances had other capabilities before.
+    # Before, the instances had other capability numbers.
     number = host.ask("head -n 1 /etc/slurm/gres.conf").rpartition("-cap")[2].strip()
     files = f"/etc/slurm/gres.conf {SETTINGS}"
     host.ask(f"sed -i 's/nvidia-cap{number}\\>/nvidia-cap2/' {files}; chown slurm /etc/slurm/gres.conf")
@@ -128,7 +128,7 @@ def test_job_on_a_shard_is_the_tenant_of_its_account(host, files):
 
 def test_job_with_a_share_is_a_client(host, files):
     daemon = {"sharing": "mps", "mps": {"name": "lab", "clients": 4, "active_thread_percentage": 25}}
-    # The daemon does not run, so the layout is not applied.
+    # The MPS daemon does not run, because the layout is not applied.
     host.apply(layout())
     found = host.reset(layout(daemon), "gpu,mps", apply=False)
     host.use_task_prolog(found)

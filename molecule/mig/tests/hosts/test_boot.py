@@ -12,7 +12,8 @@ from tests.lab.lab_fixtures import BOOT_UNIT as UNIT
 from tests.lab.lab_fixtures import reboot
 from tests.thorough import THOROUGH
 
-#: Service that uses GPUs. The boot unit names it in Before=. Like real GPU clients, its unit names no other unit.
+#: A service that uses GPUs. The boot unit names the service in Before=. Like the units of real GPU clients, the
+#: service's unit names no other unit.
 CLIENT = "ollama"
 LOOK = "nvidia-smi -L; nvidia-smi --query-gpu=compute_mode --format=csv,noheader"
 CLIENT_UNIT = f"""[Unit]
@@ -28,7 +29,7 @@ WantedBy=multi-user.target
 def seen(listing: str) -> list[str]:
     """Return names and modes from nvidia-smi.
 
-    UUIDs are left out, because new instances have new ones.
+    The result has no UUIDs, because new instances have new UUIDs.
     """
     return [line.split("(UUID: MIG-")[0] for line in listing.splitlines()]
 
@@ -66,7 +67,7 @@ def test_boot_unit_restores_the_layout_before_clients_start(host):
     # control.
     if host.name != "hopper" and not THOROUGH:
         return
-    # Control: without the unit, a restart loses the layout.
+    # As a control, a restart without the boot unit loses the layout.
     host.ask(f"systemctl disable --quiet {UNIT}")
     reboot(host.host)
     assert seen(host.ask(f"cat /var/lib/{CLIENT}")) != before

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run check_gpu.yml and accept.yml on a lab host with a driver's files.
+"""Run check_gpu.yml and accept.yml on a lab host that has a driver's files.
 
-The host is healthy at first, and then has a fault.
+At first, the host is healthy. Then it has a fault.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 
 from runs import SCENARIO, Run
 
-#: Areas of a report that compare NVML with files of the kernel and the driver.
+#: The areas of a report that compare NVML with files of the kernel and the driver.
 OF_FILES = ("kernel", "capabilities", "PCI")
 
 

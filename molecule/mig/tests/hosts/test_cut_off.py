@@ -12,7 +12,7 @@ from gpu_hosts import HALF_WAY
 def has_its_old_layout(apply, canary):
     """Return a function that checks that the next run restores the old layout.
 
-    That run requests the old layout, so only the recovery can restore it.
+    The next run requests the old layout, so only the recovery can restore it.
     """
 
     def check() -> None:
@@ -59,6 +59,7 @@ def test_lost_controller_leaves_the_old_or_the_new_layout(site, canary, has_its_
     run.kill()
     canary.end("CONT", pid)
     canary.until_unlocked()
-    # The run continues to its end, unless the hang-up of the connection ends it. In that case, the next run recovers.
+    # The run either continues to its end, or ends because its connection hangs up. In the second case, the next run
+    # recovers.
     assert canary.cut_off or canary.not_as("second") == []
     has_its_old_layout()

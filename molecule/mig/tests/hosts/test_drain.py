@@ -39,7 +39,7 @@ def active(host) -> bool:
 
 
 def at_work(host) -> bool:
-    """Wait until the service works, and return whether nvidia-smi lists its device."""
+    """Wait until the service works. Return whether nvidia-smi lists its device."""
     host.wait_until(f'[ "$(cat /proc/$(systemctl show --property=MainPID --value {UNIT})/comm)" = sleep ]')
     device = host.ask("cat /run/openfleet-inference")
     return device in host.gpus()[7].mig_device_uuids
@@ -51,8 +51,8 @@ def test_service_stops_for_the_change_and_runs_in_the_new_layout(site, served):
     assert active(served) and at_work(served)
 
 
-# tests/integration/modules/test_site_on_busy.py tests this with commands, and molecule/gpu_drain tests it with services
-# and another change.
+# tests/integration/modules/test_site_on_busy.py tests the same with commands, and molecule/gpu_drain tests it with
+# services and another change.
 @pytest.mark.thorough
 def test_service_runs_in_the_old_layout_after_a_failed_change(site, served):
     served.fail_at(HALF_WAY[0], 1)
@@ -62,7 +62,7 @@ def test_service_runs_in_the_old_layout_after_a_failed_change(site, served):
     assert active(served) and at_work(served)
 
 
-# molecule/gpu_drain also tests this.
+# molecule/gpu_drain tests the same.
 @pytest.mark.thorough
 def test_next_run_restarts_service_after_interruption(site, served):
     served.stop_at(HALF_WAY[0], 1)
@@ -71,7 +71,7 @@ def test_next_run_restarts_service_after_interruption(site, served):
     run.kill()
     served.end("KILL", pid)
     served.until_unlocked()
-    # Control: the service has not been restarted in another way.
+    # As a control, the service was not restarted in another way.
     assert served.cut_off and not active(served)
     site("hopper", **DRAIN).succeeded()
     assert served.not_as("first") == [] and not served.cut_off

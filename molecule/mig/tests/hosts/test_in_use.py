@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test changes of busy GPUs.
 
-Depending on the configuration, a change avoids them, is refused, waits, or ends their processes.
+Depending on the configuration, a change avoids busy GPUs, is refused, waits, or ends their processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def refused(apply, hopper):
     return check
 
 
-# tests/integration/modules/test_site_on_busy.py also tests this.
+# tests/integration/modules/test_site_on_busy.py tests the same.
 @pytest.mark.thorough
 def test_busy_host_refuses_the_run_or_waits_and_continues(site, hopper):
     before = hopper.gpus()
@@ -62,7 +62,7 @@ def test_busy_instance_blocks_its_removal(refused, apply, hopper):
     with hopper.gpu_job(7, start=4) as job:
         refused("gpu 7 (GPU-", "): 3g.40gb@4", f"pid {job.pid} ", "sleep 600", f"user {USER}", f"{job.unit}.service")
         assert hopper.runs(job)
-    # Control: the same change succeeds without the job.
+    # As a control, the same change succeeds without the job.
     apply(hopper, WHOLE).succeeded()
     assert profiles(hopper, 7) == ["7g.80gb"] and profiles(hopper, 0) == ["1g.10gb"] * 7
 
@@ -78,7 +78,7 @@ def test_container_with_gpu_holds_it_unopened(refused, hopper):
 
 
 def test_holders_that_can_stay_are_kept(apply, hopper):
-    """Keep the half of a GPU that is busy, whichever it is.
+    """Keep the busy half of a GPU, whichever half it is.
 
     A plan that ignores holders would always keep the same half.
     """

@@ -35,7 +35,7 @@ def wanted(host) -> list[str]:
 
 
 def files_agree(host) -> str:
-    """Return the differences between the files and nvidia-smi, or an empty text."""
+    """Return how the files differ from nvidia-smi, or "" if they agree."""
     paths = wanted(host)
     found, minors = pairs(host.ask(CAPABILITIES)), pairs(host.ask(MINORS))
     if sorted(found) != paths:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Change the MIG mode on Ampere, which resets the GPU.
 
-The GPU must therefore be unused, even by monitoring.
+No process may use the GPU, not even monitoring.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def test_reset_does_not_end_a_job_that_starts_during_the_change(apply, ampere):
     ampere.stop_at("nvmlDeviceSetMigMode", 4)
     run = apply(ampere, "second")
     pid = ampere.until_stopped(run)
-    # This is the last of four GPUs, so three have already changed. If a GPU is in use, the driver keeps its new mode
-    # pending.
+    # This is the last of four GPUs, so three have already changed. If a process uses a GPU, the driver keeps its new
+    # mode pending.
     assert ampere.gpus() != before
     with ampere.gpu_job(3) as job:
         ampere.go_on(pid)
@@ -75,7 +75,7 @@ def test_reset_does_not_end_a_job_that_starts_during_the_change(apply, ampere):
 
 @pytest.fixture
 def stuck(ampere):
-    """Make the reset of GPU 2 fail, as with a passed-through GPU or a fabric."""
+    """Make the reset of GPU 2 fail, as for a passed-through GPU or one in a fabric."""
     ampere.ask("gpusim set 2 passthrough on && gpusim set 2 reset_refused on")
     yield ampere
     ampere.ask("gpusim set 2 passthrough off && gpusim set 2 reset_refused off")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Start two runs at the same time.
 
-The second one waits for the first run, or fails and identifies it.
+The second run waits for the first run, or fails and names the first run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def report(folder) -> dict:
     return json.loads((folder / "report.json").read_text())
 
 
-# tests/integration/modules/test_transactions.py tests this with only the module.
+# tests/integration/modules/test_transactions.py tests the same with only the module.
 @pytest.mark.thorough
 def test_second_run_names_the_first_or_waits_for_its_result(site, apply, canary, tmp_path):
     canary.stop_at(*HALF_WAY)

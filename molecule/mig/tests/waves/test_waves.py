@@ -33,7 +33,7 @@ def test_failed_host_is_rolled_back_and_ends_the_waves(site, fleet, later):
     assert hopper.not_as("first") == [] and not hopper.cut_off
     assert later() == "as before"
     if THOROUGH:
-        # Control and fix: without the fault, the same run completes all waves.
+        # As a control, the same run completes all waves without the fault.
         site(layout_stage="second").succeeded()
         assert [host.not_as("second") for host in fleet] == [[], [], [], []]
         assert later() == "changed"
@@ -53,16 +53,16 @@ def test_host_that_loses_power_ends_the_waves_and_recovers(site, fleet, later):
         assert later() == "as before"
     finally:
         hopper.podman("start")
-    # The boot unit restores the old layout, without a run.
+    # The boot unit restores the old layout, so no run is needed.
     wait_until_up(hopper.host, started)
     assert hopper.not_as("first") == [] and not hopper.cut_off
 
 
-# The host that loses power is still unreachable when the next wave would begin.
+# The host has lost power, and is still unreachable when the next wave would begin.
 @pytest.mark.thorough
 def test_unreachable_host_in_a_wave_ends_the_waves(site, fleet, later):
     canary, hopper, ampere, _ = fleet
-    # All plans are complete before the canary changes.
+    # Before the canary changes, all plans are complete.
     canary.stop_at(*HALF_WAY)
     run = site(layout_stage="second")
     pid = canary.until_stopped(run)

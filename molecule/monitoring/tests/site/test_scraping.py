@@ -18,7 +18,7 @@ INVENTORY = Path(__file__).resolve().parents[2] / "inventory"
 CA = "/etc/prometheus/openfleet-gpu/openfleet-gpu-ca.pem"
 PASSWORD = "a password of the lab"
 EXPORTERS = {"hopper:9400": "127.0.0.11", "ada:9400": "127.0.0.12"}
-# Prints the status of a response, or the reason why there is none.
+# A program that prints the status of a response. If there is no response, it prints the reason.
 FETCH = (
     """
 import ssl, sys, urllib.error, urllib.request

@@ -10,7 +10,7 @@ from watched_fleet import eventually
 from tests.lab.nvidia_smi import read_gpus
 
 MIB, GIB = 2**20, 2**30
-# Values that rounding cannot hide: percent, GiB, watts.
+# The simulated use in percent, GiB and watts. Rounding cannot hide these values.
 UTILIZATION, MEMORY, POWER = 40, 6, 250
 
 
@@ -67,7 +67,7 @@ def test_load_of_a_gpu(monitor, ada, gpus):
         of = f'{{gpu_uuid="{uuid}"}}'
         eventually(values(monitor, f"gpu:busy_ratio{of}"), lambda v: v == [UTILIZATION / 100], "busy")
         eventually(values(monitor, f"gpu:power_watts{of}"), lambda v: v == [POWER], "power")
-        # The driver reserves less than one GiB.
+        # The driver itself uses less than one GiB of memory.
         used = values(monitor, f"gpu:memory_used_bytes{of}")
         eventually(used, lambda v: len(v) == 1 and 0 <= v[0] - MEMORY * GIB < GIB, "memory")
         assert values(monitor, f"gpu:memory_total_bytes{of}")() == [gpus["ada"][0].memory * MIB]
@@ -102,7 +102,7 @@ def test_process_counts_on_its_gpu_or_instance(monitor, hopper, gpus):
 
 
 def test_state_of_the_hosts_is_exported(monitor, gpus):
-    """Check the textfiles of gpu-layout, which the exporter serves too."""
+    """Check the files that gpu-layout writes, which the exporter provides too."""
     count = sum(len(there) for there in gpus.values())
     eventually(values(monitor, "gpu:layout_drift"), lambda v: v == [0] * count, "no drift")
     eventually(values(monitor, 'gpu:mps_daemon_up{host="hopper",daemon="inference"}'), lambda v: v == [1], "daemon")

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Cause faults, and check that each fires only its own alert, which then clears.
 
-The alerts are read at the receiver. The faults of one round exist at the same time, so that their waits overlap. Each
-fault concerns a separate GPU or host. So if a fault fired another alert, that alert would have unexpected labels.
+The tests read the alerts at the receiver. The faults of one round exist at the same time, so that the tests need not
+wait for each fault separately. Each fault is on a separate GPU or host. If a fault fired another alert, this alert
+would have unexpected labels.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ LOOK = "systemctl start gpu-layout-metrics.service"
 
 ROUNDS = {
     "errors": [
-        # An application's Xid error.
+        # The Xid error is the fault of an application.
         Trouble(
             "hopper",
             "gpusim xid 0 31",
             None,
             {"alertname": "GpuXidApplication", "host": "hopper", "gpu_index": "0", "xid": "31"},
         ),
-        # A Xid error of the hardware.
+        # The Xid error is a fault of the hardware.
         Trouble(
             "ada",
             "gpusim xid 0 74",
@@ -71,14 +72,14 @@ ROUNDS = {
             f"nvidia-smi -i 1 -c DEFAULT && {LOOK}",
             {"alertname": "GpuLayoutDrift", "host": "hopper", "gpu_index": "1"},
         ),
-        # An MPS daemon that ended.
+        # The MPS daemon has ended.
         Trouble(
             "hopper",
             f"systemctl stop openfleet-mps@inference && {LOOK}",
             f"systemctl start openfleet-mps@inference && {LOOK}",
             {"alertname": "GpuMpsDaemonDown", "host": "hopper", "gpu_index": "2", "daemon": "inference"},
         ),
-        # An exporter that ended.
+        # The exporter has ended.
         Trouble(
             "ada",
             "systemctl stop dcgm-exporter",
@@ -122,9 +123,9 @@ def test_each_fault_fires_only_its_alert_and_clears(hurried, hopper, ada, name):
         return {alert for alert, statuses in told.statuses().items() if "firing" in statuses}
 
     def alone(active):
-        """Return whether the permanent alerts are firing, and no other alert exists.
+        """Return whether the permanent alerts are firing and no other alert exists.
 
-        An alert that waits longer would be pending by now.
+        By now, an alert that waits longer would be pending.
         """
         told_of = [(state, alert_of(labels, troubles)) for state, labels in active]
         names = {trouble.labels["alertname"] for state, trouble in told_of if trouble and state == "firing"}

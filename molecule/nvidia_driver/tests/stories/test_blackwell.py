@@ -3,7 +3,7 @@
 """Test a Blackwell board with IMEX on a host with dracut.
 
 The driver is installed, changed, and removed by reset.yml. The tests run in order, and each test starts with the state
-that the one before left.
+that the previous test left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WRITTEN = [
 
 @pytest.fixture(scope="module")
 def bare(lab_host):
-    """Return Debian's packages in the image with names like those of the driver."""
+    """Return the image's Debian packages whose names are like those of the driver."""
     return set(lab_host(BOARD).check_output(TRACES).splitlines())
 
 

@@ -3,7 +3,7 @@
 """Test changes and failures of a driver.
 
 The tests upgrade within a branch and across branches, and downgrade. They run in order, and each test starts with the
-state that the one before left. The comment before a group of tests has the version at its start.
+state that the previous test left. A comment before each group of tests has the version at its start.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def test_upgrades_by_others_do_not_change_the_driver(lab_host, state_of):
     for how in ("upgrade", "dist-upgrade", "dist-upgrade -o Dir::Etc::preferencesparts=/nowhere"):
         done = host.run("DEBIAN_FRONTEND=noninteractive apt-get --yes " + how)
         assert done.rc == 0, done.stderr
-    # This upgrade ran without the pin, so only the holds kept the packages.
+    # This upgrade ran without the pin. So only the holds kept the packages at their version.
     assert "have been kept back" in done.stdout
     assert state_of(HGX).packages == before.packages
 
 
-#: Requests in addition to version 580.105.08, and the expected errors.
+#: Requests that are added to version 580.105.08, and the expected errors.
 REFUSED = [
     ({"repository_url": MIRROR + "/unsigned/repos/{directory}/{architecture}"}, "is not signed"),
     ({"repository_url": MIRROR + "/foreign/repos/{directory}/{architecture}"}, "is not signed"),
@@ -114,7 +114,7 @@ def test_invalid_requests_are_refused_and_failing_mirror_changes_nothing(lab_hos
     assert "some packages could not be downloaded" in died.failed
     assert set(foretold(planned.planned)) == PARTS
     assert "a reboot is needed" in not_planned.failed
-    # The client continues in the same process, so it was not stopped.
+    # The client has the same process as before, so it was not stopped.
     assert before[1] == RUNNING
     for played in (right, *refused, died, planned, not_planned):
         assert see(played.seen) == before, played.failed
@@ -201,7 +201,7 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
     after, active, _client = see(broken.seen)
     is_whole(after, "580.105.08")
     assert (after.packages, after.held, active) == (before.packages, before.held, RUNNING)
-    # The next run has nothing to repair.
+    # There is nothing that the next run has to repair.
     assert not right.changed
     torn, _active, _client = see(killed.seen)
     assert torn.broken or len(versions(torn)) > 1, "it was killed too late to hurt"
@@ -224,7 +224,7 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
 RESUMED = Ask(
     {"nvidia_driver_version": "580.95.05", "nvidia_driver_reboot": "later"}, first="systemctl stop client", then=SEE
 )
-#: In the thorough run, an earlier test has done this, and nothing would start the client again.
+#: In the thorough run, an earlier test has already done this. The client would not be started again.
 RESUMED_BEFORE_REMOVAL = dataclasses.replace(RESUMED, first="") if THOROUGH else RESUMED
 
 

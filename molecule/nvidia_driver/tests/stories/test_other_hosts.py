@@ -19,7 +19,7 @@ from package_changes import differences, foretold
 # tests/unit/module_utils/driver tests the refusals and the plans.
 @pytest.mark.thorough
 def test_secure_boot_needs_a_trusted_key(lab_host, state_of):
-    """Install nothing without a trusted key, and print the steps."""
+    """Install nothing without a trusted key, and print the steps to trust one."""
     host, before = lab_host("secure"), state_of("secure")
     hardware = json.loads(host.file("/etc/simulated-hardware.json").content_string)
     text = json.dumps(dict(hardware, mok="/var/lib/dkms/mok.pub"))
@@ -41,7 +41,7 @@ def test_secure_boot_needs_a_trusted_key(lab_host, state_of):
         assert State.read(played.seen) == before
     assert planned.planned == wet.done
     after = State.read(wet.seen)
-    # On a bare host, Debian's packages for building modules are installed too, in the predicted versions.
+    # On a bare host, the run also installs Debian's packages for building modules, in the predicted versions.
     assert {"dkms", "nvidia-driver-cuda"} < differences(before, after).keys()
     assert foretold(planned.planned) == differences(before, after)
     assert after.loaded == "580.95.05"

@@ -39,7 +39,7 @@ def broken() -> list:
 
 
 result = {"broken": broken()}
-# A role plans before it repairs.
+# Each role makes its plan before it repairs packages.
 planned = plan("1.18.2-1")
 result["removed"] = planned.removed
 result["repair"] = manager.repair()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test a driver installed by DNF: upgrades, failures and removal.
 
-The tests run in order, and each test starts with the state that the one before left.
+The tests run in order, and each test starts with the state that the previous test left.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def test_wrong_repository_failing_mirror_or_foreign_packages_stop_a_change_early
         Ask(then=LOOK),
         *asks,
         Ask(NEWER, first="touch /srv/mirror/.dies", then="rm /srv/mirror/.dies; " + LOOK, fails=True),
-        # A package of the site requires exactly this version. DNF would remove that package without a message.
+        # A package of the site requires exactly this version. If the version changed, DNF would remove the package
+        # without a message.
         Ask(NEWER, first="dnf -q -y install site-gpu-tools", then="rpm -q site-gpu-tools", fails=True),
         # The administrator has locked this package too.
         Ask(

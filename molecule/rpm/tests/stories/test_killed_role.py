@@ -20,10 +20,10 @@ RECORDS = "find /var/lib/openfleet-gpu -name driver.json -o -name drain.json | g
 def kill_before(program: str, words: str, loaded: str = "") -> str:
     """Return a shell command that replaces a program with one that kills the run.
 
-    The run is killed when the program gets these words as arguments. If `loaded` is set, the driver's module must have
-    this version by then.
+    The run is killed when the program gets the given arguments. If `loaded` is set, the driver's module must have this
+    version at this time.
     """
-    # The task that reboots the host searches this folder before /usr/bin, and /usr/local/sbin last.
+    # The task that reboots the host searches this folder before /usr/bin. It searches /usr/local/sbin last.
     path = "/usr/sbin/" + program
     state = "$(cat /sys/module/nvidia/version) $*"
     rest = f'case "{state}" in {loaded}*"{words}"*) rm {path}; ;; *) exec /usr/bin/{program} "$@" ;; esac\n'
@@ -49,12 +49,12 @@ COMMANDS = {
     "before the reboot": ("systemd-run", "systemctl reboot"),
     "before clients are restored": ("systemctl", " -- client", NEW),
 }
-# The loaded module and the client's state at these points.
+# The loaded module and the client's state at the points of the kills.
 REBOOT = {"before the reboot": (OLD, "inactive"), "before clients are restored": (NEW, "active")}
 POINTS = {name: kill_in(*point) for name, point in SCRIPTLETS.items()}
 POINTS.update((name, kill_before(*point)) for name, point in COMMANDS.items())
 USUAL = ("the modules are installed",)
-# Both kinds of kills delete their file. A file that is left would kill a later run.
+# Both kinds of kills delete their file. If a file remained, it would kill a later run.
 REACHED = (
     "for file in /run/scriptlet /usr/sbin/dnf /usr/sbin/systemd-run /usr/sbin/systemctl; do "
     '[ ! -e $file ] || { rm $file; echo "the run did not reach $file" >&2; exit 1; }; done; '

@@ -21,7 +21,7 @@ NAMES = {
     "nvidia-container-toolkit-base",
     "nvidia-container-toolkit",
 }
-# Most of the time is spent on rpmbuild, which takes seconds. A busy machine needs longer.
+# Most of the time is needed by rpmbuild, which takes seconds. On a busy machine, it takes longer.
 PATIENCE_SECONDS = 600
 
 
@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 600
 def test_next_run_repairs_a_killed_transaction(role, place):
     """Run one script in a container.
 
-    The image of the lab hosts has rpm, rpmbuild and DNF, and systemd is not needed.
+    The container uses the lab hosts' image, which has rpm, rpmbuild and DNF. It does not need systemd.
     """
     image = (REPOSITORY / ".lab/images/bookworm-rpm").read_text(encoding="utf-8").strip()
     script = "bash /stories/kill_dnf.sh %s && PYTHONPATH=/collections python3 /stories/repair_dnf.py %s" % (place, role)

@@ -15,7 +15,7 @@ from rpm_runs import LOOK, Ask, State, fail_if, kill_in, play
 HOST = "el9"
 OLD, NEW = "580.95.05", "580.105.08"
 NEXT = "6.99.0-1"
-# NVIDIA's precompiled modules for Red Hat 9 are proprietary.
+# For Red Hat 9, NVIDIA's precompiled modules are proprietary.
 PRECOMPILED = {"nvidia_driver_precompiled": True, "nvidia_driver_kernel_modules": "proprietary"}
 DKMS = {"nvidia_driver_version": OLD}
 LOOK_AT_MODULES = (
@@ -55,11 +55,11 @@ def is_precompiled(seen: str, version: str, kernels: int = 1) -> None:
 
 def test_precompiled_modules_replace_those_of_dkms_and_follow_the_driver(lab_host):
     open_ones = {"nvidia_driver_precompiled": True, "nvidia_driver_version": OLD}
-    # The stream that the site enabled hides no package from the role.
+    # The site has enabled a stream, but the stream hides no package from the role.
     stream = "dnf -q -y module enable nvidia-driver:580-dkms"
     _dkms, lacking, switched, noted, upgraded, removed = play(
         HOST,
-        # Earlier stories leave another version. DNF does not change the version and the kind of modules at once.
+        # The earlier tests leave another version. DNF does not change the version and the kind of modules at once.
         Ask(DKMS),
         Ask(open_ones, fails=True),
         Ask(request(OLD), first=stream, then=LOOK_AT_MODULES),
@@ -82,7 +82,7 @@ def test_precompiled_modules_replace_those_of_dkms_and_follow_the_driver(lab_hos
 @pytest.mark.thorough
 @pytest.mark.parametrize("base", [os.uname().release, NEXT])
 def test_a_kill_in_the_scriptlet_of_precompiled_modules_is_repaired(lab_host, base):
-    # This scriptlet links the modules.
+    # This scriptlet links the kernel modules.
     kill = kill_in("kmod-nvidia-%s-%s" % (NEW, base), NEW, "post")
     versions = "find /lib/modules -name nvidia.ko -exec modinfo -F version {} +; echo '--- versions'; "
     _dkms, _first, _killed, repaired, back, removed = play(

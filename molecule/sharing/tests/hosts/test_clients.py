@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test the access of clients to a daemon.
 
-A CDI device is used with real Podman, and an environment file with systemd services. CUDA itself needs a GPU. NVIDIA's
-control tool replaces a client, because it finds the daemon in the same way as CUDA.
+The tests use a CDI device with real Podman, and an environment file with systemd services. CUDA itself needs a GPU.
+NVIDIA's control tool replaces a client, because it finds the daemon in the same way as CUDA.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mps_daemons import NAME, PIPES, UNIT
 IMAGE = "localhost/openfleet-client"
 CONTAINER = "openfleet-client"
 ASK = "echo get_default_active_thread_percentage | nvidia-cuda-mps-control"
-#: Libraries that the tool and a shell are linked with.
+#: The libraries with which the tool and a shell are linked.
 MAKE_IMAGE = (
     "tar -chf /tmp/client.tar -C / usr/bin/nvidia-cuda-mps-control bin/sh bin/stat bin/sleep "
     "$(ldd /usr/bin/nvidia-cuda-mps-control /bin/sh /bin/stat /bin/sleep | grep -o '/lib[^ ]*' | grep -v ':$' | "

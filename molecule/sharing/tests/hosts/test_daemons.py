@@ -54,7 +54,7 @@ def test_partly_reported_limit_counts_as_the_requested_one(mps, limit, said):
 def test_dead_servers_are_counted_while_the_daemon_answers(mps):
     """Count dead servers.
 
-    Without a driver, every server of the real daemon dies.
+    If there is no driver, every server of the real daemon dies.
     """
     mps.do("start")
     mps.ask("mkdir -p /run/openfleet-gpu-metrics")
@@ -150,7 +150,7 @@ def test_daemon_that_root_quit_stays_down_and_is_named(mps):
 def test_leftovers_of_a_dead_daemon_do_not_block(mps):
     mps.do("start", limit=LIMIT)
     mps.do("stop")
-    # A pid of another process, a socket without a listener, and a directory in place of a file.
+    # The cases are the pid of another process, a socket without a listener, and a directory in place of a file.
     dead = "import socket; socket.socket(socket.AF_UNIX).bind('%s/control')" % PIPES
     mps.ask(
         f"rm -rf {PIPES}/*; echo 1 >{PIPES}/nvidia-cuda-mps-control.pid; python3 -c {json.dumps(dead)}; "
@@ -175,9 +175,9 @@ def test_daemon_that_fails_to_start_is_reported_with_its_log(mps):
 
 
 def test_daemon_continues_after_its_package_is_upgraded(mps):
-    """Build a package from the installed files with a higher version.
+    """Build a package with a higher version from the installed files.
 
-    dpkg unpacks it like an upgrade.
+    dpkg unpacks this package like an upgrade.
     """
     mps.do("start", limit=LIMIT)
     pid = mps.pid()
@@ -218,9 +218,9 @@ def test_clients_cannot_fill_run_through_the_pipe_directory(mps):
 
 
 def test_running_daemon_keeps_a_pipe_directory_without_limit(mps):
-    """Keep the directory, because it has the daemon's sockets.
+    """Keep the directory, because it contains the daemon's sockets.
 
-    The daemon gets a limited directory at its next start.
+    At its next start, the daemon gets a limited directory.
     """
     mount = "/etc/systemd/system/" + MOUNT
     mps.do("start", percentage=25)
@@ -229,7 +229,7 @@ def test_running_daemon_keeps_a_pipe_directory_without_limit(mps):
     before = mps.ask(f"stat -c %d:%i {PIPES}")
     assert (mps.seen()["outdated"], mps.seen()["pipe_directory_limited"]) == ([mount[1:]], False)
     mps.do("adjust", percentage=30)
-    # The limited directory is not mounted either if another daemon starts or this daemon is killed.
+    # Even if another daemon starts or this daemon is killed, the limited directory is not mounted.
     mps.do("start", "other", DEVICES[1:], 70)
     pid = mps.pid()
     mps.ask(f"systemctl kill --signal=KILL {UNIT}")
@@ -272,9 +272,9 @@ def test_users_reach_the_daemon_but_cannot_end_it(mps):
 
 
 def test_server_runs_as_its_user_and_ends_with_the_daemon(mps):
-    """Use a stand-in for the server, because a real one needs a GPU.
+    """Use a stand-in for the server, because a real server needs a GPU.
 
-    The stand-in shows what systemd and the daemon do.
+    The stand-in shows how systemd and the daemon treat the server.
     """
     server = "/usr/local/sbin/nvidia-cuda-mps-server"
     mps.ask(f"printf '#!/bin/sh\\nexec sleep 1000\\n' >{server} && chmod 755 {server}")
@@ -288,8 +288,7 @@ def test_server_runs_as_its_user_and_ends_with_the_daemon(mps):
         status = mps.ask(f"cat /proc/{pid}/status")
         assert re.search(r"^Uid:\s+65534\s+65534", status, re.MULTILINE)
         assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE)
-        # This server never reports that it is ready, like one that hangs. The daemon and later servers have the new
-        # limits.
+        # This server never reports that it is ready, as if it hangs. The daemon and later servers have the new limits.
         mps.do("adjust", percentage=30, limit=LIMIT)
         seen = mps.seen()
         assert (seen["active_thread_percentage"], seen["problem"]) == (30, None)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check that failed changes restore the old layout with its daemons.
 
-This includes interrupted changes. Impossible changes are refused first.
+The tests include interrupted changes, and impossible changes, which are refused at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_next_run_recovers_from_a_kill_after_stopping_a_daemon(hopper, inventory
     killed = hopper.host.run('echo \'[{"gpus": [1], "sharing": "shared"}]\' | gpu-layout apply --layout -')
     assert killed.rc != 0
     assert set(hopper.daemons()) == {"small"}
-    # A run that fails early restores the layout too.
+    # If a run fails early, it restores the layout too.
     refused = hopper.apply({"gpus": [7], "sharing": "shared"})
     assert "has no GPU 7" in refused["error"]["problem"]
     assert set(hopper.daemons()) == {"small", "inference"}
@@ -72,6 +72,6 @@ def test_gpu_without_time_slices_is_refused_before_any_change(ada, inventory_lay
     assert failed["error"]["where"].startswith("gpu_layout[1] on gpu 1")
     assert "Not Supported" in failed["error"]["problem"]
     assert ada.time_slices() == ["Long", None], "the first GPU was not touched"
-    # The slice is the driver's default, which such a GPU has anyway.
+    # The requested time slice is the driver's default, which such a GPU has in any case.
     done = ada.apply({"gpus": [1], "sharing": "time_slicing", "time_slicing": {"slice": "default"}})
     assert "error" not in done, done

@@ -29,7 +29,7 @@ def check_hopper(host):
     assert daemons["small"].percentage == 50
     assert daemons["inference"].devices == [host.device(1)]
     assert daemons["inference"].percentage == 25
-    # The daemon chooses the unit of its response: 18 GiB.
+    # The daemon chooses the unit of its response. The limit is 18 GiB.
     assert daemons["inference"].limits == ["18G"] or str(18 * GIB) in daemons["inference"].limits[0]
 
 

@@ -48,7 +48,7 @@ TECHNIQUES = {
 def tour(names):
     """Return a path through every ordered pair, each once, that ends at its start.
 
-    The path is found with Hierholzer's algorithm.
+    Hierholzer's algorithm finds the path.
     """
     left = {name: [other for other in names if other != name] for name in names}
     way, stack = [], [names[0]]
@@ -143,7 +143,7 @@ def test_new_limits_reach_a_running_daemon(hopper):
 def test_site_yml_does_only_what_it_planned(hopper, ada, inventory_layout, tmp_path, name):
     """Check a second run of site.yml.
 
-    Nothing else may change on this host or on the other one.
+    On this host and on the other host, nothing else may change.
     """
     layout = [inventory_layout("hopper")[0], entry(name)]
     (tmp_path / "host_vars").mkdir()

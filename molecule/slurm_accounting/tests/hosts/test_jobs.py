@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Jobs of a real Slurm, from slurmdbd and without it."""
+"""The module slurm_jobs reads jobs of a real Slurm, with slurmdbd and without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.jobs import jo
 from tests.lab.host_modules import run_module
 
 WAIT_SECONDS = 120
-#: A name that looks like records of squeue and sacct.
+#: A job name that looks like records of squeue and sacct.
 HOSTILE = "x|y\n9999|9999|root|root|RUNNING|1|Unknown||gres/gpu=8|gpu-a|\n"
 
 
@@ -59,7 +59,7 @@ def test_jobs_of_all_users_are_known_from_slurmdbd(host, ran):
     result, jobs = read(host)
     assert (result["source"], result["problem"], jobs.notes) == ("sacct", "", ())
     found = {job.name: job for job in jobs.jobs}
-    # A job may have ended within the second in which it started. Such a job held no GPU.
+    # A job may have ended within the second in which it started. Such a job does not count as a holder of a GPU.
     assert set(found) <= {ran["done"], ran["requeued"], ran["running"], f"{ran['array']}_1", f"{ran['array']}_2"}
     running = found[ran["running"]]
     assert (running.user, running.account, running.state, running.gres, running.nodes) == (

@@ -17,7 +17,7 @@ QUOTA_MIB = {"notebook-a": 8 * GIB_IN_MIB, "batch": 16 * GIB_IN_MIB, "pair": 4 *
 
 
 def test_programs_of_no_tenant_are_not_limited(ada):
-    """Control: programs without a tenant are not limited."""
+    """Check as a control that programs without a tenant are not limited."""
     assert ada.filled(None) == [CARD_MIB // 64 * 64, OUT_OF_MEMORY]
     assert ada.smi(None) == [[CARD_MIB, 0], [CARD_MIB, 0]]
 
@@ -27,7 +27,7 @@ def test_command_is_limited_to_its_quota(ada, tenant):
     quota = QUOTA_MIB[tenant]
     assert ada.client(tenant, "info") == [quota, quota]
     assert ada.filled(tenant) == [quota, OUT_OF_MEMORY]
-    # Memory of a process is free again after the process has ended.
+    # When a process has ended, its memory is free again.
     assert ada.client(tenant, "info") == [quota, quota]
 
 
@@ -88,9 +88,9 @@ def test_sandboxed_service_of_another_user_is_limited(ada):
 
 
 def test_only_members_of_a_tenants_group_can_use_it(ada):
-    """Let only the tenant's group use it.
+    """Let only members of the tenant's group use the tenant.
 
-    vgpu-run refuses other users. Without vgpu-run, they get no GPU memory, and not another quota.
+    vgpu-run refuses other users. Without vgpu-run, these users get no GPU memory, and not the quota of another tenant.
     """
     command = f"{CLIENT} fill 64"
     member, other = ("setpriv --reuid=65534 --regid=65534 --groups=%s " % group for group in ("operator", "nogroup"))
@@ -158,5 +158,5 @@ def test_container_gets_the_library_and_no_other_change(ada, container):
     assert told == "pair"
     spec = json.loads(ada.ask("cat /etc/cdi/openfleet-vgpu-pair.json"))
     assert spec["kind"] == "openfleet.io/vgpu"
-    # The file must never be created for the whole host.
+    # The host as a whole must never get this file.
     assert not ada.host.file("/etc/ld.so.preload").exists

@@ -49,7 +49,7 @@ def test_removed_tenant_cannot_be_started(ada, layout):
     ada.apply(layout)
     refused = ada.host.run("vgpu-run batch true")
     assert refused.rc == 125 and "notebook-a, pair" in refused.stderr
-    # The service must not start without a quota.
+    # Without a quota, the service must not start.
     assert ada.host.run("systemctl start notebook.service").rc != 0
 
 
@@ -71,7 +71,7 @@ def test_renamed_tenant_has_one_quota_under_both_names(ada, container, layout):
         "/etc/cdi/openfleet-vgpu-notebook-z.json"
     ]
     assert container("notebook-z", "info") == [quota, quota]
-    # Change it back, so that the inventory's tenant has the same key again.
+    # Change the name back, so that the inventory's tenant has the same key again.
     tenant.update(name="notebook-a", was="notebook-z")
     ada.apply(layout)
 
@@ -92,7 +92,7 @@ def test_new_library_does_not_disturb_running_programs(ada):
         assert process("info") == [192, quota]
         again = ada.play(LIMITER, vgpu_limiter_source="controller")
         assert "changed=0" in again
-    # The old library is removed when no process uses it. A second run of site.yml changes nothing else.
+    # When no process uses the old library, it is removed. A second run of site.yml changes nothing else.
     told = ada.play("site.yml", "--diff", vgpu_limiter_source="controller")
     assert f"remove {DIRECTORY}/{old}" in told
     assert changed_tasks(told) == {("openfleet.gpu.vgpu_limiter : Install or remove the limiter", "ada")}

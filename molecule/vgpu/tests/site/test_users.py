@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Attack a host with tenants as two unprivileged users, with a real systemd.
 
-tests/adversary has these attacks and many more without systemd. There, cgroups are only texts, and units have no
-sandbox.
+tests/adversary contains the same attacks and many more, without systemd. There, cgroups are only texts, and units have
+no sandbox.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def holders(ada) -> list[dict]:
 def test_user_unit_with_the_name_of_a_service_belongs_to_the_user(ada, users):
     """Do not confuse a user's unit with a service of the same name.
 
-    Otherwise root would stop the wrong unit. The user's unit has its own cgroup, which can have any name.
+    Otherwise root would stop the wrong unit. The user's unit has a cgroup, for which the user can choose any name.
     """
     name = "postgresql.service"
     hers = unit(ada, name, by_alice("systemd-run --user"), by_alice("systemctl --user"))
@@ -81,7 +81,7 @@ def test_user_can_keep_only_own_processes(ada, users):
 def test_mps_daemon_of_a_user_is_not_queried(ada, users):
     """Do not query a user's daemon, which could return any pid.
 
-    The process is a user's program with the daemon's name, and has the GPU open.
+    A program of the user has the name of the daemon, and has the GPU open.
     """
     program = "/home/alice/nvidia-cuda-mps-control"
     ada.ask(f"cp /usr/bin/sleep {program} && chown alice {program}")
