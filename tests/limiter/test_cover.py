@@ -14,12 +14,13 @@ def test_overlapping_stretches_are_counted_once(library):
     covered = Covered()
     steps = [
         ((0, 10), 10),
-        ((5, 12), 2),  # half of it is already counted
-        ((6, 11), 0),  # all of it is already counted
-        ((20, 30), 10),  # after a gap
-        ((15, 25), 5),  # starts in the gap
-        ((10, 40), 3 + 10),  # around the previous interval: adds the rest of the gap and what follows
-        ((0, 12), 0),  # entirely in the past
+        ((5, 12), 2),  # Half of this interval is already counted.
+        ((6, 11), 0),  # All of this interval is already counted.
+        ((20, 30), 10),  # This interval starts after a gap.
+        ((15, 25), 5),  # This interval starts in the gap.
+        # This interval is around the previous one. It adds the rest of the gap, and the time after it.
+        ((10, 40), 3 + 10),
+        ((0, 12), 0),  # This interval is entirely in the past.
     ]
     for (start, end), added in steps:
         assert library.busy_cover(byref(covered), start, end) == added, f"{start} to {end}"

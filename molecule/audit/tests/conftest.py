@@ -261,7 +261,7 @@ class Applied:
 @pytest.fixture(scope="session")
 def applied(request, site, fleet, proposal) -> Applied:
     if THOROUGH:
-        # This run must happen before the proposal is applied.
+        # Make the second proposal before the first one is applied.
         request.getfixturevalue("proposal_again")
     before = fleet.pids()
     # The proposal is for one host. The host on which the audit runs does not change.

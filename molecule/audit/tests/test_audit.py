@@ -153,7 +153,7 @@ def test_second_audit_has_fewer_findings_and_no_new_ones(second, fleet, where):
     blamed = {
         place(one): one["state"] for one in second.report["findings"] if one["verdict"]["word"] not in ("right", "free")
     }
-    # The proposal could not change these verdicts, so they are the same.
+    # The proposal could not change the verdicts on render and billing, so they are the same as before.
     assert blamed == {where["render"]: "still", where["billing"]: "still"}
 
 

@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Measure the nanoseconds of a launch, and of an allocation with its free. Prints `LAUNCH ALLOC_FREE`.
+ * Measure how many nanoseconds a launch takes, and an allocation together with its free. Prints `LAUNCH ALLOC_FREE`.
  *
  * Each value is the minimum of many batches, which is most accurate on a busy machine.
  */

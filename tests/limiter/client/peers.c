@@ -7,7 +7,8 @@
  *   MS:OWN:PEERS:WORK:STATE   time in milliseconds; number of launches admitted on this and on the other GPU so far;
  *                             whether the process has work here (0, 1); state of the other GPU: idle, works or late
  *
- * For each check, a line `behind hurry` is printed, with 0 or 1 each. It is never the process's turn.
+ * For each check, a line with two numbers is printed: whether this GPU is behind the other one (0, 1), and whether it
+ * must hurry (0, 1). It is never the process's turn.
  */
 #include "throttle/peers.h"
 

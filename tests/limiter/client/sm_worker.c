@@ -3,10 +3,10 @@
  *
  * Launch kernels on the stub GPU for a time, and print what the GPU did for this process.
  *
- * Each report, and the end, print a line `seconds busy_ns launches calls parted waits`. `calls` are the driver calls of
- * the limiter. `parted` are dependent launches that an event separates from the previous launch. `waits` is how often
- * the first thread has slept or waited. With `--time N`, the host time of a launch is printed instead, measured with
- * empty kernels.
+ * With each report, and at the end, the program prints a line `seconds busy_ns launches calls parted waits`. `calls`
+ * are the driver calls of the limiter. `parted` are dependent launches that an event separates from the previous
+ * launch. `waits` is how often the first thread has slept or waited. With `--time N`, the host time of a launch is
+ * printed instead, measured with empty kernels.
  */
 #define _GNU_SOURCE
 #include "../stub/cuda.h"

@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Addresses and the blocks at them: a hash table with open addressing. Freed addresses are reused in last-in, first-out
- * order.
+ * A hash table with open addressing, which contains the block at each address. The address that was freed last is
+ * reused first.
  */
 #include "objects.h"
 

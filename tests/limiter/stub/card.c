@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * The shared file with the exact bytes of each process on each GPU. A process holds an fcntl lock on the byte of its
- * entry. The memory of a killed process is therefore free at once, as with the kernel driver.
+ * The shared file, which contains how many bytes each process uses on each GPU. A process holds an fcntl lock on the
+ * byte of its entry. The memory of a killed process is therefore free at once, as with the kernel driver.
  */
 #define _GNU_SOURCE
 #include "card.h"

@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Simulated time and the queues of simulated GPUs, in a file (STUB_CLOCK) that all processes of a test share.
+ * Simulated time and the queues of simulated GPUs. They are in a file (STUB_CLOCK) that all processes of a test share.
  *
  * The clock stops while any participating thread runs. When all of them sleep or wait for a GPU, the clock advances to
  * the next time at which one of them can continue. Results therefore do not depend on the speed or the load of the

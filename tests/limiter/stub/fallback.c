@@ -1,7 +1,7 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Replaces gpu.c if the stub is built without it: only default streams exist, and nothing takes time.
+ * This file replaces gpu.c if the stub is built without gpu.c. Only default streams exist, and nothing takes time.
  */
 #include "stub.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Stream-ordered allocation. A pool reserves memory in steps of 2 MiB, or STUB_POOL_GROWTH at once if possible. When
- * the GPU is waited for, the pool shrinks to its release threshold. Pools do not fragment.
+ * a process waits for the GPU, the pool shrinks to its release threshold. Pools do not fragment.
  */
 #include "objects.h"
 

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * cuGetProcAddress as in the Driver API reference. It returns the newest variant of a function that the requested CUDA
- * version has. This is the per-thread variant if it is requested and exists, and the legacy variant otherwise. For
- * unknown names, it returns CUDA_SUCCESS and NULL.
+ * version has. If the per-thread variant is requested and exists, it returns this variant, and otherwise the legacy
+ * variant. For unknown names, it returns CUDA_SUCCESS and NULL.
  */
 #define _GNU_SOURCE
 #include "stub.h"

@@ -32,7 +32,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed i
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from tests.audit.rightsize_hosts import gpu, state
 
-#: These values are invalid for every kind of name and number.
+#: Values that are invalid for every kind of name and number.
 HOSTILE = [
     "",
     "../../../etc/cron.d/x",
@@ -312,7 +312,7 @@ def test_result_without_gpus_is_no_answer(result, reason):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        # These are ansible-core's results if sudo is missing, with and without a terminal.
+        # Results of ansible-core if sudo is missing, with and without a terminal.
         (
             {"module_stdout": "/bin/sh: 1: sudo: not found\r\n", "module_stderr": "Shared connection to a closed.\r\n"},
             'No start of json char found. The host printed: "/bin/sh: 1: sudo: not found". Check on the host '

@@ -51,8 +51,8 @@ def test_service_stops_for_the_change_and_runs_in_the_new_layout(site, served):
     assert active(served) and at_work(served)
 
 
-# tests/integration/modules/test_site_on_busy.py tests the same with commands, and molecule/gpu_drain tests it with
-# services and another change.
+# tests/integration/modules/test_site_on_busy.py also tests a failed change, with commands in place of a service.
+# molecule/gpu_drain also tests it, with services and another change.
 @pytest.mark.thorough
 def test_service_runs_in_the_old_layout_after_a_failed_change(site, served):
     served.fail_at(HALF_WAY[0], 1)
@@ -62,7 +62,7 @@ def test_service_runs_in_the_old_layout_after_a_failed_change(site, served):
     assert active(served) and at_work(served)
 
 
-# molecule/gpu_drain tests the same.
+# molecule/gpu_drain also tests the run after an interruption.
 @pytest.mark.thorough
 def test_next_run_restarts_service_after_interruption(site, served):
     served.stop_at(HALF_WAY[0], 1)
@@ -71,7 +71,7 @@ def test_next_run_restarts_service_after_interruption(site, served):
     run.kill()
     served.end("KILL", pid)
     served.until_unlocked()
-    # As a control, the service was not restarted in another way.
+    # As a control, check that nothing else restarted the service.
     assert served.cut_off and not active(served)
     site("hopper", **DRAIN).succeeded()
     assert served.not_as("first") == [] and not served.cut_off

@@ -40,7 +40,7 @@ def refused(apply, hopper):
     return check
 
 
-# tests/integration/modules/test_site_on_busy.py tests the same.
+# tests/integration/modules/test_site_on_busy.py also tests that a busy host refuses a run, or waits and continues.
 @pytest.mark.thorough
 def test_busy_host_refuses_the_run_or_waits_and_continues(site, hopper):
     before = hopper.gpus()

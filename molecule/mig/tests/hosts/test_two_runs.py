@@ -17,7 +17,7 @@ def report(folder) -> dict:
     return json.loads((folder / "report.json").read_text())
 
 
-# tests/integration/modules/test_transactions.py tests the same with only the module.
+# tests/integration/modules/test_transactions.py also tests two runs, with only the module.
 @pytest.mark.thorough
 def test_second_run_names_the_first_or_waits_for_its_result(site, apply, canary, tmp_path):
     canary.stop_at(*HALF_WAY)

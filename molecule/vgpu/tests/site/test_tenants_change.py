@@ -85,7 +85,7 @@ def test_new_library_does_not_disturb_running_programs(ada):
         ada.play(LIMITER, vgpu_limiter_source="controller")
         new = ada.current()
         assert new != old and sorted(ada.versions()) == sorted([new, old])
-        # The old and the new library count in the same region.
+        # Processes with the old library and with the new library count their memory in the same region.
         assert ada.client("notebook-a", "info") == [quota - 5000, quota]
         assert process("alloc 3000") == [0]
         assert ada.filled("notebook-a") == [192, OUT_OF_MEMORY]

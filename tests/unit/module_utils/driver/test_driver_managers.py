@@ -123,7 +123,7 @@ def test_dnf_takes_the_newest_version_with_modules_for_the_running_kernel():
     assert found.version == "580.95.05"
     assert found.arguments[0] == name + "-580.95.05-3.el9_6"
     assert not any("dkms" in argument for argument in found.arguments)
-    # This kernel is installed, but it is not running yet.
+    # The kernel 5.14.0-570.23.1 is installed, but it is not running yet.
     assert found.missing == ("kmod-nvidia-580.95.05-5.14.0-570.23.1",)
 
 

@@ -118,7 +118,7 @@ def test_device_keeps_its_number_while_it_exists(host):
     host(partitioned(*STATE))
     kept = [(9, "1g.10gb", 0, "MIG-new"), (10, "1g.10gb", 1, "MIG-c"), (1, "3g.40gb", 4, "MIG-a")]
     assert host(partitioned(*kept))[0][:3] == ["MIG-a", "MIG-new", "MIG-c"]
-    # Even if gres.conf would give the number to another instance.
+    # The device keeps its number, even if gres.conf would give the number to another instance.
     swapped = [(9, "1g.10gb", 0, "MIG-c"), (10, "1g.10gb", 1, "MIG-new"), (1, "3g.40gb", 4, "MIG-a")]
     assert host(partitioned(*swapped))[0][:3] == ["MIG-a", "MIG-new", "MIG-c"]
 

@@ -25,7 +25,7 @@ PLUGINS = Path(__file__).resolve().parents[4] / "plugins"
 UTILS = PLUGINS / "module_utils"
 ROOT_PACKAGE = "ansible_collections.openfleet.gpu.plugins.module_utils."
 FOLDERS = sorted(path.parent.name for path in (UTILS / "vendors").glob("*/__init__.py"))
-#: The packages that are the same for every vendor.
+#: The packages whose code is vendor-neutral.
 NEUTRAL = ("change", "layout", "plan")
 #: Files outside a vendor's folder that may import it, with the reason.
 EXCEPTED = {

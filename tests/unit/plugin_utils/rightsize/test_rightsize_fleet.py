@@ -301,7 +301,7 @@ IDLE = {("a", 0, ""): "idle"}
 
 
 def with_jobs(*held):
-    """Return a host whose GPUs are held by jobs. `jobs` has a job ID for each GPU."""
+    """Return a host whose GPUs are held by jobs. `held` has a job ID for each GPU."""
     slurm = {"kind": "slurm", "user": "alice", "pid": None}
     return state(
         *(

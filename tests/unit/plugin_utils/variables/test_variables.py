@@ -258,7 +258,7 @@ def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
         # Other words.
         *("gpu_train_timeout", "gpu_audio_user", "gpu_expert_dir", "gpu_exporter_dir", "gpu_exporter_overwrite"),
         *("gpu_simulation_gpus", "gpu_size_waves", "gpu_suite_tolerate", "gpu_hosts"),
-        # These names belong to other owners.
+        # Names of variables that belong to other owners.
         *(
             "my_gpu_layout",
             "my_gpu_layout_on_busy",
@@ -273,7 +273,7 @@ def test_typing_error_at_the_start_of_a_name_is_an_error(name, meant):
             "GPU_LAYOUT",
             "NVIDIA_DRIVER_VERSION",
         ),
-        # These names are short, so only exchanged letters are detected in them.
+        # Short names, in which only exchanged letters are detected.
         *("gpu_layot", "gpu_lauout", "layout", "lab", "_", "__", ""),
     ],
 )

@@ -69,7 +69,7 @@ OTHER = "NEW CLIENT 7 from user 1002: Server is not ready, push client to pendin
         # Only root's `quit` takes effect, although any user may send it.
         ((*ONE, "Cmd:quit", "Not enough privilege to execute quit command", "Server 92 exited with status 1"), 1),
         (("quit command issued", "Starting control daemon using socket /x", *ONE, *FATAL), 1),
-        # Other log lines contain the same words.
+        # Log lines that are not about a server's end contain the same words.
         (("Cmd:Server 5 exited with status 1", 'Unknown command "Server 5 exited with status 1"'), 0),
     ],
 )

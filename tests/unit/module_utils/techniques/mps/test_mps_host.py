@@ -281,7 +281,7 @@ def test_a_client_in_mig_mode_has_the_instance_of_its_server_open(host, own):
 
 def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
     mps.start(DAEMON, DEVICES)
-    # Uses a simulated clock, so that a busy machine makes no difference.
+    # The test uses a simulated clock, so that a busy machine makes no difference.
     now, asked = [0.0], []
     monkeypatch.setattr(mps_control, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _seconds: None))
     host.servers = {pid: {"percentage": 25.0, "limits": {}, "clients": ()} for pid in range(1000, 1500)}
@@ -304,7 +304,7 @@ def test_scan_of_a_forged_daemon_is_limited(host, mps, monkeypatch):
     seen = MpsHost(str(host.root), slow).observe()[0]
     assert "takes too long to answer" in seen.problem and now[0] <= 63
     assert all(seconds <= 10 for seconds in asked)
-    # The same time limit applies to a change of limits.
+    # A change of limits has the same time limit as an observation.
     now[0] = 0.0
     with pytest.raises(ApplyError, match="takes too long"):
         MpsHost(str(host.root), slow).adjust(DAEMON, DEVICES)
