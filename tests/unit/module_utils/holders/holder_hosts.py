@@ -58,8 +58,8 @@ def named(folder: Path, name: str) -> Path:
 def opened(*files: object, program: Path = Path(sys.executable), within: Sequence[str] = (), **variables: str):
     """Start a process that has these files open, and end it with the block.
 
-    Only absolute paths are opened. Other arguments only appear in the command line of the process. `within` is a command
-    prefix, for example one that enters a namespace.
+    Only absolute paths are opened. Other arguments only appear in the command line of the process. `within` is a
+    command prefix, for example one that enters a namespace.
     """
     command = [*within, str(program), "-c", OPEN, *map(str, files)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
