@@ -31,7 +31,7 @@ class Gangs:
     policy: str
     kernel_ns: int
     sync: bool = True  # If true, the host waits for each step.
-    work_ns: int = 400 * MS  # work of each rank, including the collective operations
+    work_ns: int = 400 * MS  # The work of each rank, including collective operations.
 
     def __str__(self) -> str:
         sync = "" if self.sync else "-async"

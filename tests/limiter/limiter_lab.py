@@ -17,9 +17,9 @@ from tests.limiter.card import Card
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "roles/vgpu_limiter/files/src"
 LIBRARY = "libopenfleet-vgpu.so"
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # inode number of the host's initial PID namespace on every Linux
-DEADLINE = 120  # seconds; generous, for a busy machine
-BUILD_DEADLINE = 600  # a build with a sanitizer takes 15 s of CPU time
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # The inode number of the initial PID namespace on every Linux.
+DEADLINE = 120  # Seconds. The value is high, because the machine may be busy.
+BUILD_DEADLINE = 600  # Seconds. A build with a sanitizer takes 15 s of CPU time.
 
 
 class Out:

@@ -160,7 +160,7 @@ def test_who_waits_for_a_lease_is_woken_when_it_is_given_back(library, watched):
     waiter.start()
     while len(results) < 3:
         time.sleep(0.001)
-    library.turnstile_give(own, 3, 8)  # wrong holder: nothing to give back
+    library.turnstile_give(own, 3, 8)  # The holder is 7, so 8 cannot give the lease back.
     count = len(results)
     while len(results) < count + 3:
         time.sleep(0.001)

@@ -23,7 +23,7 @@ from tests.integration.simulated_host import ROOT, SimulatedHost, module_path
 MADE_UP = Path(__file__).with_name("made_up")
 FLEET_PROGRAM = Path(__file__).with_name("made_up_fleet_program.py")
 PACKAGE = "ansible_collections.openfleet.gpu.plugins"
-#: For each table: the file in plugins, and pairs of an existing line and the line to add after it.
+#: The files in plugins that contain a table, and pairs of an existing line and the line to add after it.
 TABLES = (
     (
         "module_utils/techniques/registry.py",

@@ -138,7 +138,7 @@ def test_reload_disturbs_programs_on_all_devices(machine):
         refused = machine.run(2, **options)
         assert "device 1 (ACME-1), whose driver would be reloaded, is in use by pid 7 (training)" in refused["msg"]
     assert machine.slices() == [(1, 1), (1, 1)] and machine.reloads() == 0
-    # Without a change, no program is disturbed.
+    # If nothing changes, no program is disturbed, so the run succeeds.
     assert not machine.run(1)["changed"]
     machine.use()
     assert machine.run(2)["changed"]

@@ -58,8 +58,8 @@ static double seconds = 1, start, report_every, rename_at, capture_at;
 static const char *form = "kernel", *rename_from, *rename_to, *poke_file, *poke_value, *run_file;
 static long long poke_offset;
 static long die_after, time_launches, fresh_context, steps;
-/* contexts: number of contexts, each with one launch, and all other launches in the last one. current: a device whose
- * context is current in the launching thread (-1: none) */
+/* `contexts` is the number of contexts. Each context gets one launch, and the last context gets all other launches.
+ * `current` is a device whose context is current in the launching thread (-1: none). */
 static int contexts, current = -2;
 static int kernel_count, stream_count, sync_every, threads = 1, graph_kernels, gpu;
 static long long gap_ns;

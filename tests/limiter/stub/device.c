@@ -71,7 +71,8 @@ EXPORT CUresult cuInit(unsigned int flags)
     return result;
 }
 
-/* Like a profiler's callback (CUPTI): called at each entry point in the calling thread. It may call the driver. */
+/* A callback like that of a profiler (CUPTI). Each entry point calls it in the calling thread. It may call the
+ * driver. */
 static void (*subscriber)(void);
 
 EXPORT void stub_subscribe(void (*callback)(void))

@@ -285,7 +285,7 @@ def test_unknown_activity_is_not_idle(held_seconds, busy, compute, memory, held,
         assert 0 <= verdict.waste_per_month <= 2.0 * 730.5
 
 
-YES = bool  # every subject was checked
+YES = bool  # Returns True for each subject: all subjects were checked.
 
 
 def judged(*words):
