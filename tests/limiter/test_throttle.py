@@ -211,7 +211,7 @@ def test_a_share_of_100_is_never_held_back(tmp_path, built):
 def test_sleeps_that_last_longer_than_asked_cost_little(tmp_path, built, kernel, late, points):
     """Add 60 us to each sleep, as a Linux machine does.
 
-    A busy machine adds half a millisecond, which makes switching between tenants slower.
+    A busy machine adds half a millisecond, so switching between tenants takes longer.
     """
     options = f"--kernel {kernel} --seconds 5"
     share = alone(tmp_path / "alone", built, 80, options, STUB_LATE_NS=str(late))

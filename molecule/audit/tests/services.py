@@ -72,7 +72,7 @@ def start(service: Service, host: Any, gpu: int, first_slice: int | None) -> tup
 def install(service: Service, host: Any) -> tuple[str, str]:
     """Install a service on a whole GPU as a permanent unit, and start it.
 
-    Returns the GPU's UUID and "".
+    Returns the GPU's UUID and "", because a whole GPU has no instance id.
     """
     host.check_output(
         "printf '%%s\\n' '[Service]' %s User=%s Restart=always '[Install]' WantedBy=multi-user.target "

@@ -75,7 +75,7 @@ class DrainedHost:
         return self.ask(f"timeout {WAIT_SECONDS} bash -c {shlex.quote(f'until {condition}; do sleep 0.1; done')}")
 
     def bare(self) -> None:
-        """Restore the initial state of the host after any earlier test."""
+        """Restore the initial state of the host, whatever an earlier test changed."""
         self.ask(
             f"rm -rf {RECORD} /run/lab-* /tmp/lab-*; squeue --noheader --format %A | xargs --no-run-if-empty scancel; "
             "systemctl start munge slurmctld slurmd; systemctl daemon-reload; "

@@ -22,7 +22,7 @@ from tests.thorough import sample
 
 TOOL = ROOT / "tools" / "check_gpu.py"
 AREAS = ["change: MIG", "change: compute mode", "change: time slice"]
-#: A program that only makes the changes. It does not read all GPUs before or write the report afterwards.
+#: A program that only makes the changes. It does not read all GPUs before the changes, and writes no report after them.
 CHANGES = """
 import json, sys
 sys.path[:0] = [%r, %r]

@@ -97,7 +97,7 @@ def test_jobs_get_a_share_of_a_gpu_with_mps(host):
 
 
 def test_shards_in_a_cluster_with_mps_are_refused(host):
-    """Check why such a layout is refused: a job on a shard gets no device."""
+    """Refuse shards in a cluster with MPS, because a job on a shard gets no device."""
     host.reset(layout(SHARED, SLICED), "gpu,shard")
     host.ask("sed -i 's/^GresTypes=.*/GresTypes=gpu,shard,mps/' /etc/slurm/slurm.conf")
     host.restart()

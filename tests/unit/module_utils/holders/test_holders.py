@@ -57,7 +57,7 @@ def find(dev, tmp_path):
 
 
 def test_cpu_time_of_a_process_is_from_the_kernel(dev, find):
-    """The value is the sum over all threads, in ticks of 10 ms."""
+    """Sum the CPU time over all threads of a process, in ticks of 10 ms."""
     code = (
         "import sys, threading, time\nfile = open(sys.argv[1])\n"
         "def work():\n    while time.process_time() < 0.3: pass\n"
