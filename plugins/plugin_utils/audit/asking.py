@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Query the server: a few queries at once, split by hosts if one is too large."""
+"""Query the server: a few queries at once, and large ones in parts.
+
+If a query is too large, it is split by hosts.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,11 @@ class Asking:
         return self._in_parts(expression, self.end_seconds, self.hosts, whole=True)
 
     def ask_all(self, expressions: Sequence[str]) -> list[list[Sample]]:
-        """Evaluate several expressions. Returns the answers in the order of the expressions."""
+        """Evaluate several expressions, and return the answers in the same order."""
         return self._at_once(self.ask, expressions)
 
     def ask_of(self, expression: str, uuids: Sequence[str]) -> list[Sample]:
-        """Evaluate an expression for the given GPUs, one group of GPUs after the other.
+        """Evaluate an expression for the given GPUs, with one query per group of GPUs.
 
         Raises PrometheusError.
         """
@@ -60,9 +63,9 @@ class Asking:
         return self._of_gpus(query, uuids)
 
     def ask_courses(self, expression: str, span_seconds: int, step_seconds: int, uuids: Sequence[str]) -> list[Course]:
-        """Return the values of the given GPUs over the last `span_seconds`.
+        """Return the values of the given GPUs as time series.
 
-        Raises PrometheusError.
+        The series cover the last `span_seconds`. Raises PrometheusError.
         """
         start = self.end_seconds - span_seconds
 
@@ -90,7 +93,8 @@ class Asking:
             try:
                 return [one.result() for one in under_way]
             except PrometheusError:
-                # Do not start the remaining queries. Each would probably fail, too, and only after its timeout.
+                # Do not start the remaining queries. Each of them would probably fail as well, but only after its
+                # timeout.
                 pool.shutdown(cancel_futures=True)
                 raise
 

@@ -33,7 +33,7 @@ from .series import (
     key_of,
 )
 
-#: Boundaries of the intervals in which holders are counted, in seconds before the end of the window.
+#: Boundaries of the intervals that show how long a subject has been held, in seconds before the end of the window.
 _CUTS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
 
 #: Note that is added if the server does not have the roll-ups of a series.
@@ -50,8 +50,8 @@ KeyOf = Callable[[Mapping[str, str]], Key]
 class Found:
     """The series or roll-up from which statistics are read.
 
-    `source` is its name, `step_seconds` the time between two samples, and `counts` the number of samples per subject.
-    `peaks` is the name of the series for the p99 and the maximum.
+    `source` is the name of this series, and `step_seconds` the time between two of its samples. `counts` has the number
+    of samples per subject. `peaks` is the name of the series for the p99 and the maximum.
     """
 
     source: str
@@ -60,7 +60,7 @@ class Found:
     peaks: str
 
     def of(self, figure: str) -> str:
-        """Return the name of the series for a statistic."""
+        """Return the name of the series from which a statistic is read."""
         return self.peaks if figure in ("p99", "max") else self.source
 
 
@@ -99,7 +99,10 @@ class Figures:
         return Found(series.name, step, counts, series.name)
 
     def stats(self, series: Series, found: Found | None, by: str = BY, key: KeyOf = key_of) -> dict[Key, Stat]:
-        """Return the statistics of each subject. Subjects with a missing one are left out."""
+        """Return the statistics of each subject.
+
+        Subjects for which a statistic is missing are left out.
+        """
         if found is None:
             return {}
         figures = {}
@@ -113,9 +116,9 @@ class Figures:
         return self._judged(series, found, figures)
 
     def recorded_seconds(self, series: str) -> dict[Key, float]:
-        """Return how many seconds of the window a five-minute roll-up covers.
+        """Return how much of the window a five-minute roll-up covers with samples.
 
-        The result is by subject.
+        The result is in seconds, by subject.
         """
         counts = self._over("count", series, BY, key_of, [(0, self.span)])[0]
         return {key: count * ROLL_UP_SECONDS for key, count in counts.items()}
@@ -133,7 +136,7 @@ class Figures:
     def _reaches_as_far(self, long: str, short: str) -> bool:
         """Return whether the long roll-up covers as much of the window as the short one.
 
-        It covers less if its recording rule was added by an update within the window.
+        The long roll-up covers less if its recording rule was added by an update within the window.
         """
         ago = " offset %ds" % (self.span - 3600)
         now, then, before = self.asking.ask_all(
@@ -165,7 +168,7 @@ class Figures:
     ) -> list[dict[Key, float]]:
         """Return a statistic by subject, for each piece of the window.
 
-        If several series belong to a subject, the highest value counts.
+        If a subject has several series, the highest value is returned.
         """
         inner = [
             OVER_TIME[figure]
@@ -176,7 +179,7 @@ class Figures:
         return [{key(sample.labels): sample.value for sample in answer} for answer in answers]
 
     def _judged(self, series: Series, found: Found, figures: Mapping[str, Mapping[Key, float]]) -> dict[Key, Stat]:
-        """Build the statistics of each subject that has all of them.
+        """Build the statistics of each subject for which all statistics are known.
 
         Impossible values are treated as missing.
         """

@@ -18,7 +18,7 @@ from ..techniques.registry import TECHNIQUES, tenants_of
 from .history import History, Key, Record
 from .model import Holder, Holding, Measured, Pod, Subject
 
-#: Kinds of holders that are processes. Others only reserve the GPU.
+#: Kinds of holders that are processes. Holders of other kinds only reserve the GPU.
 _RUNNING = ("process", *(kind for technique in TECHNIQUES for kind in technique.holder_kinds))
 #: Kind of a process that has the device node of the GPU open, but no context on the GPU according to NVML.
 _BARE_HANDLE = "device_handle"
@@ -56,7 +56,7 @@ def hosts_of(
 ) -> dict[str, HostState]:
     """Return the state of each host from the results of gpu_info.
 
-    `pods` has the pods of each host, by host and UID.
+    `pods` maps each host to its pods by UID.
     """
     return {
         host: HostState(
@@ -81,7 +81,8 @@ def holdings(
     found: dict[Key, Holding] = {key: _of_record(record) for key, record in records.items()}
     for host, state in hosts.items():
         current = _add_host(found, host, state)
-        # The history also contains instances that were removed since. Keep only those that the host still reports.
+        # The history also contains instances that were removed later. Keep only the instances that the host still
+        # reports.
         for key in [key for key in found if key[0] == host and key not in current]:
             if key[2] or any(present[:2] == key[:2] for present in current):
                 del found[key]
@@ -119,7 +120,7 @@ def _of_record(record: Record) -> Holding:
 def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
     """Copy errors, throttling and loss from the GPU to one of its instances.
 
-    Metrics report them only for the whole GPU.
+    Metrics report these three only for the whole GPU.
     """
     if whole is None:
         return instance
@@ -134,7 +135,7 @@ def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
 def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key]:
     """Merge the state of a host into `found`.
 
-    Returns the keys of its current subjects.
+    Returns the keys of the subjects that the host reports now.
     """
     current: set[Key] = set()
     for gpu in state.lost:
@@ -213,7 +214,7 @@ def _holder(row: Mapping[str, Any], pods: Mapping[str, Pod]) -> Holder:
 def _aged(holding: Holding, now: float) -> Holding:
     """Add the age of the newest holder process.
 
-    Bare handles do no work, so they are ignored.
+    Bare handles run no kernels, so they are ignored.
     """
     holders = holding.holders or ()
     counted = [holder for holder in holders if holder.kind != _BARE_HANDLE] or holders
@@ -288,12 +289,12 @@ def _priced(
     known: Mapping[tuple[str, str], float],
     shares: Mapping[tuple[str, str], float],
 ) -> Holding:
-    """Add the price from the price table, or from metrics if the table has no match.
+    """Add the price from the price table, or from metrics if no entry matches.
 
-    An instance gets its share, because metrics only have the price of the whole GPU.
+    Metrics only have the price of the whole GPU, so an instance gets its share of that price.
     """
     subject = holding.subject
-    # The GPU has the price, so its tenants have none.
+    # The price is counted for the GPU, so its tenants have none.
     if subject.kind == "tenant":
         return replace(holding, price_per_hour=None)
     price = price_of(subject.model, prices)
@@ -312,10 +313,10 @@ def price_of(model: str, prices: Sequence[Price]) -> float | None:
 
 
 def using(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the holders that are not bare handles, or all if there are no others.
+    """Return the holders except bare handles, or all if all are bare handles.
 
-    Every user with access to the device node of a GPU can keep the node open. A bare handle has no memory on the GPU and runs
-    no kernels, so it says nothing about the use by other holders. See docs/holders.md, "Bare handles".
+    Every user with access to the device node of a GPU can keep the node open. A bare handle has no memory on the GPU
+    and runs no kernels, so it says nothing about the use by other holders. See docs/holders.md, "Bare handles".
     """
     return [row for row in rows if row.get("kind") != _BARE_HANDLE] or list(rows)
 

@@ -40,7 +40,7 @@ _ARRAY_ID = re.compile(r"[0-9]{1,12}(?:[_+][0-9]{1,12})?")
 _TYPE = re.compile(r"gres/gpu:([A-Za-z0-9_.+-]{1,64})")
 _SHARED = ("gres/shard", "gres/mps")
 _SUSPENDED = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,2}):([0-9]{2}):([0-9]{2})")
-#: Values that sacct prints for a job without an end, and for a job that never started.
+#: Values that sacct prints as the end of a running job, and as the start of a job that never started.
 _NO_TIME = ("Unknown", "None", "")
 
 
@@ -72,7 +72,7 @@ class Job:
         return sum(number for _type, number in self.gres)
 
     def seconds_in(self, start_seconds: float, end_seconds: float) -> float:
-        """Return how long the job held its GPUs within a time range.
+        """Return for how many seconds of a time range the job held its GPUs.
 
         A suspended job still holds its GPUs.
         """
@@ -200,7 +200,7 @@ def _parsed(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Job], int, int]:
 
 
 def _job(row: Mapping[str, Any]) -> Job | None:
-    """Return the job, or None if it never started.
+    """Convert a row to a job, or return None if the job never started.
 
     Raises ValueError if the row is not a job.
     """
@@ -231,7 +231,7 @@ def _job(row: Mapping[str, Any]) -> Job | None:
 def _nodes(listed: str) -> tuple[str, ...]:
     """Return the names of the nodes.
 
-    Returns none if the list was shortened, or if no node was assigned.
+    The result is empty if the list was shortened, or if no node was assigned.
     """
     return () if " " in listed or listed.endswith("...") else tuple(sorted(hostnames(listed)))
 

@@ -11,7 +11,8 @@ from typing import Callable, Mapping, Sequence
 
 from .history import Key
 
-#: Minimum share of samples that must exist in the whole interval, and in each shorter interval that ends now.
+#: Minimum share of samples that must exist in the whole interval, and in each shorter interval that ends at the same
+#: time.
 _LEAST_RATIO, _LEAST_RATIO_BETWEEN = 0.9, 0.5
 #: Maximum gap between the last sample and the end of the window. signals.py uses the same limit for the current state.
 _FRESH_SECONDS = 900.0
@@ -33,11 +34,11 @@ class Piece:
 def lasting(pieces: Sequence[Piece], holds: Callable[[float], bool], step_seconds: float) -> dict[Key, int]:
     """Return how many seconds the condition has certainly been true, by subject.
 
-    The time ends now. `pieces` are sorted, the newest first.
+    The interval ends at the end of the window. `pieces` are sorted, the newest first.
 
-    An interval counts only if nearly all of its samples exist, because a gap proves nothing. The limit is strictest for the
-    newest piece: if samples are missing at the end, the condition may just have changed. Each shorter interval has a limit,
-    too, so that a long gap cannot hide in a longer interval.
+    An interval counts only if nearly all of its samples exist, because a gap proves nothing. The limit is strictest for
+    the newest piece: if samples are missing at the end, the condition may just have changed. Each shorter interval has
+    a limit as well. Otherwise, a long gap could hide in a longer interval.
     """
     found: dict[Key, int] = {}
     for key in {key for piece in pieces for key in piece.figures}:

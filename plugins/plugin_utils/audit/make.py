@@ -146,7 +146,7 @@ def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tu
         question = Question(quiet, order.selector, now_seconds, order.end_seconds)
         history = read(server, order.window_seconds, question, say)
     except PrometheusError as error:
-        # Continue with the state of the hosts alone.
+        # Continue with only the state of the hosts.
         return None, ["%s Use over time is unknown, and no GPU is reported idle." % error]
     say("%s, %s" % (counted(server.queries, "query", "queries"), counted(server.bytes_received, "byte")))
     if not history.records:

@@ -64,8 +64,8 @@ class Window:
 class Stat:
     """Statistics of a figure over the window, in the unit of the figure.
 
-    A statistic is None if it was not queried. `seconds` is the total time that is covered by samples. `coverage_ratio` is that
-    time divided by the length of the window.
+    A statistic is None if it was not queried. `seconds` is the total time for which samples exist. `coverage_ratio` is
+    `seconds` divided by the length of the window.
     """
 
     seconds: float
@@ -212,7 +212,7 @@ class Measured:
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None
     lost: bool = False
-    #: Time between the subject's last sample and the end of the window.
+    #: Time from the subject's last sample to the end of the window.
     silent_seconds: float = 0.0
     price_per_hour: float | None = None
     sharing: str = ""
@@ -260,7 +260,8 @@ class Verdict:
 class Finding:
     """A holding with its verdict.
 
-    `id` identifies the subject and the verdict. It is the same in every audit that finds the same verdict.
+    `id` identifies the subject and the verdict. It stays the same in later audits if the verdict on the subject stays
+    the same.
     """
 
     id: str
@@ -276,7 +277,8 @@ class Finding:
 class Day:
     """Fleet-wide averages of one day.
 
-    Number of GPUs, held and busy shares of time, and share of memory in use. An unknown average is None.
+    The averages are the number of GPUs, the shares of time that GPUs were held and busy, and the share of memory in
+    use. An unknown average is None.
     """
 
     start_seconds: float
@@ -303,7 +305,7 @@ class Sources:
 class Audit:
     """A finished audit.
 
-    `settings` has the thresholds and prices as dictionaries and lists. `usage` is None if no jobs of Slurm were read.
+    `settings` has the thresholds and prices as dictionaries and lists. `usage` is None if the audit read no Slurm jobs.
     """
 
     made_at_seconds: float
@@ -326,7 +328,7 @@ class Audit:
     def waste_per_month(self) -> float | None:
         """Return the total waste per month, or None if no price is known.
 
-        Only GPUs and MIG instances are added, so that no price counts twice.
+        Tenants are left out, because the price of their GPU or MIG instance would be counted twice.
         """
         known = [
             found.verdict.waste_per_month

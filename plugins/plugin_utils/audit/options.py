@@ -106,7 +106,8 @@ def known_keys(where: str, given: Mapping[str, Any], names: Collection[str]) -> 
 def _one_line(where: str, value: Any) -> str:
     """Return the value as one line of text, without a line break at the end.
 
-    Raises OptionError. The message does not contain the value, because the value may be a secret.
+    Raises OptionError if the value is not one line of text. The error does not show the value, because it may be a
+    secret.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise OptionError(where, "it is not text", "Write one line of text.")

@@ -112,9 +112,9 @@ def look_up(
 def named(
     states: Mapping[str, Mapping[str, Any]], pods: Mapping[str, Mapping[str, Pod]]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the results of gpu_info, with the pod name and owner in each holder's text.
+    """Return results of gpu_info with pod names and owners in the holders' text.
 
-    `pods` is a result of `look_up`. If the API does not know a pod, the name that the host reported is kept.
+    `pods` is a result of `look_up`. If the API does not know a pod, the text keeps the pod name that the host reported.
     """
     return {host: _named(state, pods[host]) if pods.get(host) else state for host, state in states.items()}
 

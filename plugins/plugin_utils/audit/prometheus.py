@@ -350,7 +350,7 @@ def _warnings(data: Mapping[str, Any]) -> tuple[str, ...]:
 def _labels(given: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels with printable names and values.
 
-    Exporters choose the labels, and reports and messages show them. So they may contain any character.
+    Exporters choose the labels, so labels may contain any character. Reports and messages show them.
     """
     # Fast path: a large fleet has millions of labels, and nearly all are printable.
     if all(str.isprintable(each) and len(each) <= MOST_TEXT for pair in given.items() for each in pair):

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the current and the earlier quiet times of GPUs and their holders.
 
-One instant query finds the GPUs that were quiet for the whole grace period. The history is read for these GPUs only, in steps
-of one hour. It contains only the hours in which something changed, so the history of a quiet GPU is small.
+One instant query finds the GPUs that were quiet for the whole grace period. Only for these GPUs, the history is read,
+in steps of one hour. It contains only the hours in which something changed, so the history of a quiet GPU is small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .history import Key
 from .model import Quiet
 from .series import ACTIVITY, BY, DEVICE_ACTIVITY, HELD, QUIET_BUSY_RATIO, QUIET_RATIO, SERIES, key_of
 
-#: Length of the history that is read. It is long enough to contain two runs of a monthly job.
+#: Length of the history that is read. A monthly job runs at least twice in this time.
 LOOK_BACK_SECONDS = 56 * 86400
 
 #: Labels that identify a GPU or instance regardless of its host.
@@ -69,10 +69,10 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
 
 
 def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collection[Key]) -> dict[Key, Quiet]:
-    """Return the quiet times of GPUs and instances that only show CPU time.
+    """Return the quiet times of GPUs whose only sign of work is CPU time.
 
-    CPU time is their only sign of work, and it is ignored for these quiet times. `known` are the GPUs and instances that show
-    no sign of work at all. They are left out. Returns an empty dictionary if the server does not have the series
+    The result also contains such instances. CPU time is ignored for these quiet times. `known` are the GPUs and instances
+    without any sign of work. They are left out. Returns an empty dictionary if the server does not have the series
     DEVICE_ACTIVITY. Raises PrometheusError.
     """
     if not asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % DEVICE_ACTIVITY):
@@ -90,7 +90,7 @@ def _quiet_by(
 
     `least` is the minimum value of the series that is a sign of work. Keys in `without` are left out.
     """
-    # Skip GPUs without current samples, because they may have started to work.
+    # Skip GPUs without current samples, because they may work now.
     candidates = asking.ask(
         "(max by (%s) (max_over_time(%s{%%(where)s}[%ds])) < %g >= 0)"
         " and on (%s) last_over_time(%s{%%(where)s}[15m]) and on (%s) %s"
@@ -126,15 +126,15 @@ def _known(series: str, ago: str, by: str = BY) -> str:
 
 
 def _anywhere(key: Key) -> Key:
-    """Return the key of the same GPU or instance without its host."""
+    """Return a key of the GPU or instance that does not contain its host."""
     return ("", *key[1:])
 
 
 def _events_of(asking: Asking, series: str, least: float, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
     """Return the events of these GPUs.
 
-    If one host reports a GPU now, the events from all hosts are merged, because host labels change and GPUs move between hosts.
-    If several hosts report a GPU now, the events of each host are kept separate.
+    If one host reports a GPU now, the events from all hosts are merged, because host labels change and GPUs move
+    between hosts. If several hosts report a GPU now, the events of each host are kept separate.
     """
     several = "count by (gpu_uuid) (count by (host, gpu_uuid) (last_over_time(%s{%%(where)s}[15m]))) > 1" % series
     shared = {sample.labels.get("gpu_uuid", "") for sample in asking.ask_of(several, uuids)}
@@ -192,8 +192,8 @@ def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
 def _measured(signal: Signal) -> str:
     """Return PromQL for the GPUs and instances for which a signal is measured.
 
-    Power can be judged only in relation to the power limit or to the lowest power of the last week. So one of these must be
-    measured as well.
+    Power can be judged only in relation to the power limit or to the lowest power of the last week. So the power counts
+    as measured only if one of these two is measured as well.
     """
     text = "last_over_time(%s{%%(where)s}[15m]) >= 0" % signal.series
     if signal is not POWER:
@@ -207,7 +207,7 @@ def _measured(signal: Signal) -> str:
 def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
     """Return the share of hours in which any kernel ran, by GPU or instance.
 
-    The hours are those of the last `span_seconds`. GPUs and instances without any kernel are left out.
+    The share is about the last `span_seconds`. GPUs and instances without any kernel are left out.
     """
     expression = "count_over_time((max by (%s) (max_over_time(%s{%%(where)s}[1h])) > 0)[%ds:1h])" % (
         BY, SERIES["busy"].roll_up, span_seconds,
@@ -219,8 +219,8 @@ def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> 
 def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:
     """Return the measured signals of a GPU or instance in the order of SIGNALS.
 
-    Power and traffic are measured for the whole GPU. If a GPU has several instances, these signals do not show which instance
-    works. So they count for an instance only if it is the only one of its GPU.
+    Power and traffic are measured for the whole GPU. If a GPU has several instances, these signals do not show which
+    instance works. So they count for an instance only if the GPU has no other instance.
     """
     known = signals.get(key, set())
     neighbours = [

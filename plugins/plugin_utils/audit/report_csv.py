@@ -32,8 +32,8 @@ COLUMNS = (
 def to_text(audit: Audit) -> str:
     """Return the audit as comma-separated values with a header (RFC 4180).
 
-    Every cell is quoted, because some spreadsheets also split at semicolons. The last rows are findings of the previous audit
-    that are unseen or gone. Their only number is the waste in the previous audit.
+    Every cell is quoted, because some spreadsheets also split at semicolons. The last rows are findings of the previous
+    audit that are now unseen or gone. The only number in these rows is the waste in the previous audit.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, quoting=csv.QUOTE_ALL)

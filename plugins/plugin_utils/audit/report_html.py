@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write an audit as one self-contained HTML page.
 
-It has no scripts and loads no fonts or images. The page of each host is a section that a link shows (CSS `:target`). So the
-file also works as an attachment of a mail.
+The page has no scripts and loads no fonts or images. The details of each host are a section that appears when its link
+is opened (CSS `:target`). So the page is a single file that can be sent by mail.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 #: Maximum number of rows in the table of findings. The CSV file has all findings.
 _TOP = 100
-#: Maximum number of accounts, of users and of jobs. The JSON file has more.
+#: Maximum number of accounts, of users and of jobs on the page. The JSON file has more.
 _ROWS_OF_USE = 50
 
 #: Size of the chart in SVG units. Browsers stretch it to the available space.
 _CHART = {"width": 640, "height": 150}
-#: Margin at the top and bottom of the chart, so that lines at 100 % and 0 % are drawn in full width.
+#: Margin at the top and bottom of the chart. Without it, lines at 100 % and 0 % would be drawn with half their width.
 _EDGE = 3
 
 
@@ -86,7 +86,8 @@ def _dearest(found: Finding) -> tuple[float, int]:
 def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """Return the hosts with their GPUs, for the template.
 
-    The cells of a GPU are its instances. A GPU without instances is a cell itself. Tenants are rows of the table of their GPU.
+    The cells of a GPU are its instances. A GPU without instances is itself a cell. Tenants are rows in the table of
+    their GPU.
     """
     hosts = []
     ordered = sorted(findings, key=lambda found: found.holding.subject.rack_order)
@@ -111,7 +112,10 @@ def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Remove the domain that all names share. A single name is not changed."""
+    """Remove the domain that all names share.
+
+    If there is only one name, it is not changed.
+    """
     parts = [name.split(".") for name in names]
     same = 0
     while len(parts) > 1 and all(len(one) > same + 1 and one[-same - 1] == parts[0][-same - 1] for one in parts):
@@ -126,7 +130,7 @@ def _gpu(found: Finding) -> tuple[str, str]:
 def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
     """Return median, 95th percentile and maximum as percentages of the bar's length.
 
-    None if they are unknown.
+    Returns None if these statistics are unknown.
     """
     if stat is None or not total or stat.max is None:
         return None

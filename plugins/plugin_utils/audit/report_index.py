@@ -30,7 +30,7 @@ _LINES = (
 class Entry:
     """A kept report: directory name, time, one-line summary and counts.
 
-    `words` counts subjects by verdict. `new` and `gone` count findings.
+    `words` has the number of subjects by verdict. `new` and `gone` are numbers of findings.
     """
 
     name: str

@@ -29,7 +29,8 @@ def to_data(audit: Audit) -> dict[str, Any]:
 def summary(audit: Audit) -> dict[str, Any]:
     """Return the counts by verdict and state, and the waste.
 
-    `findings`, `new` and `still` count all subjects. `new_findings` counts those with a verdict in ASKING.
+    `findings`, `new` and `still` count all subjects. `new_findings` counts only new subjects whose verdict is in
+    ASKING.
     """
     return {
         "findings": len(audit.findings),
@@ -47,7 +48,7 @@ def summary(audit: Audit) -> dict[str, Any]:
 def to_text(audit: Audit) -> str:
     """Return the audit as JSON.
 
-    All numbers are finite, because other values were dropped when the metrics were read.
+    All numbers are finite, because NaN and infinity were dropped when the metrics were read.
     """
     return json.dumps(to_data(audit), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
@@ -89,5 +90,8 @@ def _former(row: Mapping[str, Any]) -> Former:
 
 
 def _known(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of known keys. Later releases may have added other keys."""
+    """Return only the keys that this release knows.
+
+    Later releases may have added other keys.
+    """
     return {field.name: row[field.name] for field in dataclasses.fields(kind) if field.name in row}

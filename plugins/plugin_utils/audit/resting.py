@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply the idle rule (plugin_utils/idle) to a holding that shows no signs of work.
+"""Apply the idle rule (plugin_utils/idle) to a holding without signs of work.
 
 Pure.
 """
@@ -22,8 +22,9 @@ _HOUR_OFF = 1.5 * HOUR_SECONDS
 class Resting:
     """Result of the idle rule for a quiet holding.
 
-    `seconds` is the quiet time. The holder counts as idle from `idle_after_seconds` of quiet time. `why` is the explanation.
-    `too_early` is the explanation if a holder has not worked since it started, but is too new for a verdict. Otherwise empty.
+    `seconds` is the quiet time. The holder counts as idle after a quiet time of `idle_after_seconds`. `why` is the
+    explanation. `too_early` explains that a holder has not worked since it started, but is too new for a verdict.
+    Otherwise, `too_early` is empty.
     """
 
     seconds: float
@@ -34,13 +35,17 @@ class Resting:
 
 
 def resting(holding: Holding, policy: Policy) -> Resting | None:
-    """Return the result of the idle rule, or None if the quiet time is unknown or below the grace period.
+    """Return the result of the idle rule, or None if the holding is not quiet.
 
-    A holder is only responsible for the quiet time since it took the GPU. If the server knows when that was, newer processes do
-    not shorten the quiet time. Otherwise, a service that restarts every night would never be idle. If the server does not know,
-    the quiet time starts with the newest process, and the holder counts as one without history.
+    A holding is not quiet if its quiet time is unknown or below the grace period.
 
-    The history is never longer than the age of the newest process, because a GPU can get another holder without a pause.
+    A holder is only responsible for the quiet time since it took the GPU. If the server knows when the holder took the
+    GPU, newer processes do not shorten the quiet time. Otherwise, a service that restarts every night would never be
+    idle. If the server does not know, the quiet time starts with the newest process, and the holder counts as one
+    without history.
+
+    The history is never longer than the age of the newest process, because a GPU can get another holder without a
+    pause.
     """
     quiet = holding.quiet
     if quiet is None or quiet.seconds < policy.grace_seconds:
@@ -79,6 +84,6 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: in days from two days on, in hours below."""
+    """Return a duration as text, in hours below two days and in days from two days on."""
     hours = seconds / HOUR_SECONDS
     return "%.1f days" % (hours / 24) if hours >= 48 else "%.0f h" % hours

@@ -17,20 +17,19 @@ from .history import Key
 #: Labels that identify a subject: host, GPU, MIG instance.
 BY = "host, gpu_uuid, mig_instance"
 
-#: Intervals of the recording rules: of the normal roll-ups and of the long roll-ups.
+#: Intervals of the recording rules for the normal roll-ups and for the long roll-ups.
 ROLL_UP_SECONDS = 300
 LONG_SECONDS = 900
 
 #: Minimum length of a window that is read from long roll-ups. They contain a third of the samples.
 LONG_WINDOW_SECONDS = 3 * 86400
 
-#: Minimum value of ACTIVITY that is a sign of work. Monitoring clients stay below this value.
-#: The minimum busy ratio is lower, because ACTIVITY counts kernels five times.
+#: Minimum value of ACTIVITY that is a sign of work. Monitoring clients stay below this value. The minimum of the busy
+#: ratio is lower, because ACTIVITY multiplies the share of time with kernels by five.
 QUIET_RATIO = 0.01
 QUIET_BUSY_RATIO = QUIET_RATIO / 5
 
-#: The next four series exist as roll-ups only.
-#: Highest sample of any sign of work in five minutes.
+#: The next four series exist only as roll-ups. This one is the highest sample of any sign of work in five minutes.
 ACTIVITY = "gpu:activity_ratio:max5m"
 #: Like ACTIVITY, but ignores the CPU time of processes.
 DEVICE_ACTIVITY = "gpu:device_activity_ratio:max5m"
@@ -54,7 +53,7 @@ OVER_TIME = {
 
 @dataclass(frozen=True)
 class Series:
-    """A `gpu:*` series with its roll-up, its statistics, and its range of possible values.
+    """A `gpu:*` series with its roll-up, statistics, and range of possible values.
 
     `long` is the long roll-up, or empty. `peaks` is the roll-up for the p99 and the maximum of long windows.
     """
@@ -68,7 +67,7 @@ class Series:
     peaks: str = ""
 
 
-_RATIO = 1.05  # above 1, because counters and clocks are read at slightly different times
+_RATIO = 1.05  # above 1, because the samples of counter and clock are not simultaneous
 _ALL = ("p50", "p95", "p99", "max", "mean")
 
 
@@ -89,8 +88,8 @@ SERIES = {
 BUSY_FOR_COMPUTE = replace(SERIES["busy"], figures=_ALL)
 TENANT = _series("gpu:tenant_memory_used_bytes", "max", _ALL, 1e15, long=False)
 
-#: Share of five minutes in which a GPU was held, or was throttled for a reason. Raw series would not do: they exist only while
-#: a holder or a throttle reason exists.
+#: Share of five minutes in which a GPU was held, or was throttled for a reason. The raw series cannot show this share,
+#: because they exist only while a holder or a throttle reason exists.
 HELD = "gpu:held:avg5m"
 THROTTLED = "gpu:throttled:avg5m"
 

@@ -41,7 +41,7 @@ from .series import (
 _SKEW_SECONDS = 60
 
 _DAY = 86400.0
-#: Maximum price per hour. JSON cannot represent infinity, and sums of larger values could overflow to it.
+#: Maximum price per hour. JSON cannot represent infinity, and the sum of larger prices could overflow to infinity.
 _MOST_PRICE = 1e9
 
 
@@ -115,12 +115,13 @@ class _Reading:
     def _subjects(self) -> None:
         """Read all GPUs and instances of the window, with their latest labels.
 
-        A subject may be missed if it existed for less than six hours and disappeared more than a day ago.
+        The read may miss a subject that existed for less than six hours and disappeared more than a day ago.
         """
         now, *before = self.asking.ask_all(
             [
                 "last_over_time(gpu:info{%(where)s}[15m])",
-                # The last step at which the subject existed. timestamp() would take twenty times as long.
+                # Return the last step at which the subject existed. The function timestamp() would take twenty times as
+                # long.
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:30m])" % min(_DAY, self.span),
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:6h])" % self.span,
             ]
@@ -204,7 +205,7 @@ class _Reading:
             query = "max by (%s) (avg_over_time(gpu:throttled{%%(where)s}[%ds])) > 0" % (by, self.span)
             self._by_label("throttled", "reason", query)
             return
-        # A GPU with instances has no figures. Use the measured time of its instances.
+        # A GPU with instances has no figures itself, so use the measured time of its instances.
         seen: dict[tuple[str, str], float] = {}
         for key, record in self.records.items():
             seen[key[:2]] = max([seen.get(key[:2], 0.0), *(stat.seconds for stat in record.stats.values())])
@@ -302,7 +303,7 @@ class _Reading:
     def _days(self) -> tuple[Day, ...]:
         """Return the daily averages of the fleet, the oldest day first.
 
-        A day is a period of 24 hours. The last one ends at the end of the window.
+        A day is a period of 24 hours. The last day ends at the end of the window.
         """
         ends = []
         for back in range(math.ceil(self.window.seconds / _DAY)):
@@ -312,7 +313,8 @@ class _Reading:
                 ends.append((end, length))
 
         def of(length: float, text: str) -> str:
-            # Prometheus aligns steps to multiples of their length. A fixed step might not fall into a shortened day at all.
+            # Prometheus aligns steps to multiples of their length. In a shortened day, there might not be any multiple
+            # of a fixed step.
             return text.replace("SPAN", "%ds" % round(length)).replace("STEP", "%ds" % (length // 4))
 
         answers = self.asking.ask_for_one([(of(length, text), end) for end, length in ends for text in FLEET.values()])

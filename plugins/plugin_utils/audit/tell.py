@@ -29,7 +29,7 @@ _SHOWN = 20
 #: Replacements for characters of chat markup: mentions (`<!channel>`, `@everyone`), links (`<url|text>`, `[text](url)`) and
 #: images.
 _MARKUP = str.maketrans({"<": "\u2039", ">": "\u203a", "@": "\uff20", "[": "(", "]": ")"})
-#: Placeholder in a mail address. It is replaced by the user whom the message concerns.
+#: Placeholder in a mail address. It is replaced by the user that the message is about.
 USER = "{user}"
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
@@ -95,7 +95,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Message:
-    """A message. Web hooks receive `data` in addition to the subject and text."""
+    """A message. Web hooks also receive `data`, in addition to subject and text."""
 
     subject: str
     text: str
@@ -154,8 +154,8 @@ def _post(url: str, message: Message) -> None:
 def without_markup(text: str) -> str:
     """Replace characters of chat markup by characters that look similar.
 
-    Users choose names and command lines, so these may contain markup. Escaping is not possible, because each chat service
-    escapes differently and the service behind a web hook is unknown.
+    Users choose names and command lines, so these may contain markup. Escaping is not possible, because each chat
+    service has its own escape sequences, and a web hook does not show its service.
     """
     return text.translate(_MARKUP)
 

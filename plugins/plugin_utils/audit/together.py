@@ -21,7 +21,7 @@ _Process = tuple[str, int, "float | None"]
 
 
 def together(found: Sequence[Holding], policy: Policy) -> tuple[Holding, ...]:
-    """Set `works_on` of each holding: other GPUs on which its processes are not idle."""
+    """Set `works_on`: the other GPUs on which processes of a holding are not idle."""
     used: dict[_Process, list[Holding]] = defaultdict(list)
     for holding in found:
         rest = resting(holding, policy)

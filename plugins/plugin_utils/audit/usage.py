@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Join jobs with the use of their devices, and add it up. Pure.
+"""Join jobs with the use of their devices, and calculate the totals. Pure.
 
-An interval of a device belongs to a job if the job covers it, or if no other job can have held the device in it. Other intervals
-are not measured, so that no job gets the use of another one.
+An interval of a device is counted for a job if the job covers it. It is also counted if no other job can have held the
+device during the interval. Other intervals count as not measured, because they may contain the use of another job.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Joined:
 
     def __init__(self, jobs: Jobs, end_seconds: float, finder: Finder) -> None:
         self._jobs, self._end, self._finder = jobs, end_seconds, finder
-        # Jobs that hold nothing that this report counts.
+        # Jobs that hold only shares of GPUs. This report does not measure them.
         self._shared = [job for job in jobs.jobs if job.shared]
         whole = [job for job in jobs.jobs if not job.shared]
         self._other = [job for job in whole if job.nodes and not finder.hosts(job)]
@@ -92,7 +92,7 @@ class Joined:
     def _rivals(self) -> dict[Device | str, _Spans]:
         """Return the times of all jobs by device.
 
-        If the devices of a job are unknown, its times are listed by host.
+        If the devices of a job are unknown, the times of the job are listed under its hosts.
         """
         times: dict[Device | str, list[tuple[float, float]]] = defaultdict(list)
         for placed in self._placed:
@@ -126,7 +126,7 @@ class Joined:
                 at = self._end - number * use.step_seconds
                 began = at - use.step_seconds
                 covers = first <= began and at <= last
-                # This job is one of those of the device.
+                # The count for the device includes this job itself.
                 if not covers and (own.count(began, at) > 1 or of_host.count(began, at)):
                     continue
                 held = min(at, last) - max(began, first)
@@ -160,7 +160,7 @@ class Joined:
 
 
 class _Spans:
-    """Time spans, which can be counted quickly."""
+    """Time spans, with a fast count of those that overlap a range."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         self._starts = sorted(start for start, _end in spans)
@@ -174,7 +174,7 @@ class _Spans:
 def _intervals(newest: float, oldest: float, step: float) -> range:
     """Return the numbers of the intervals that overlap a range.
 
-    `newest` and `oldest` are in seconds before the end of the window.
+    `newest` and `oldest` are the ends of the range, in seconds before the end of the window.
     """
     return range(max(0, math.floor(newest / step)), math.ceil(oldest / step))
 

@@ -25,8 +25,8 @@ _HOURS_PER_MONTH = 730.5
 
 #: Minimum share of memory in use on a GPU with a loaded model. A context without a model needs less.
 _LOADED_RATIO = 0.1
-#: If kernels run in more than this share of the hours, a service answers clients, even if no run is long enough for a sign of
-#: work.
+#: If kernels run in more than this share of the hours, the holder counts as a service with clients. This also holds if
+#: no run is long enough for a sign of work.
 _MOST_HOURS_RATIO = 0.5
 #: Parts of command lines of notebook kernels. They listen only for their own notebook server.
 _NOTEBOOKS = ("ipykernel", "jupyter")
@@ -34,10 +34,11 @@ _NOTEBOOKS = ("ipykernel", "jupyter")
 #: Classes of XID errors that need an operator or a GPU reset. docs/alerts.md lists the XID numbers.
 _HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
 
-#: Minimum time for which metrics must contradict each other. Restarts cause shorter contradictions.
+#: Minimum time for which metrics must contradict each other. Restarts cause contradictions that end sooner.
 _CONTRADICTION_SECONDS = 3600.0
 
-#: Throttle reasons that indicate a fault. A power cap is not one: operators configure it, and a GPU reaches it only under load.
+#: Throttle reasons that indicate a fault. A power cap does not indicate one, because operators configure it and a GPU
+#: reaches it only under load.
 _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
 
 
@@ -70,7 +71,7 @@ class Thresholds:
 
     @property
     def idle_policy(self) -> Policy:
-        """The limits of the idle rule, in seconds."""
+        """Return the limits of the idle rule, in seconds."""
         return Policy(
             grace_seconds=self.idle_hours * 3600,
             rhythm_factor=self.rhythm_factor,
@@ -79,7 +80,7 @@ class Thresholds:
 
 
 def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float | None = None) -> Verdict:
-    """Return the most urgent verdict that applies.
+    """Return the most urgent verdict that applies to a holding.
 
     `seconds` is the length of the window, or None without history.
     """
@@ -180,9 +181,9 @@ def _works_elsewhere(holding: Holding) -> str:
 def _waits_for_clients(holding: Holding) -> str:
     """Return how the holders wait for clients, or an empty text.
 
-    The host reports the listening sockets and connected clients. Notebook kernels listen as well, but only for their own
-    notebook server. Their command lines identify them. A user who makes a server look like a notebook gains nothing from that,
-    because the verdict only gets worse.
+    The host reports the listening sockets and connected clients. Notebook kernels listen as well, but only for their
+    own notebook server. They are recognized by their command lines. A user who makes a server look like a notebook
+    gains nothing, because the verdict only gets worse.
     """
     holders = holding.holders or ()
     clients = sum(holder.clients or 0 for holder in holders)
@@ -203,8 +204,8 @@ def _is_loaded(holding: Holding) -> bool:
 def _polls_for_clients(holding: Holding, limits: Thresholds) -> str:
     """Return how a model server polls for requests, or an empty text.
 
-    Such a server uses CPU time while the GPU is idle. Preparation of data does so as well, so the holder must also wait for
-    clients.
+    Such a server uses CPU time while the GPU is idle. A workload that prepares data does so as well, so the holder must
+    also wait for clients.
     """
     if holding.device_quiet is None or not is_held(holding) or not _is_loaded(holding):
         return ""
@@ -229,7 +230,7 @@ def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
         return "no_data", "Its activity is unknown, and memory alone does not show its need.", 0.0
     top = compute.p99
     if full is not None and full * (1 + limits.memory_margin_ratio) <= limits.small_memory_ratio:
-        # A GPU that needs its compute is not oversized, even if it uses little memory.
+        # If a GPU has a high compute load, it is not oversized, even if little memory is in use.
         if top is not None and top <= limits.small_compute_ratio:
             reason = (
                 "At most %.0f %% of the memory was used, and at most %.0f %% of the compute for 99 %% of the time."
@@ -270,7 +271,7 @@ def _judge_tenant(holding: Holding, limits: Thresholds) -> tuple[str, str, float
 
 
 def _too_little(holding: Holding, limits: Thresholds, seconds: float | None) -> str:
-    """Return why there is not enough data about the use, or an empty text."""
+    """Return why the data is not enough to judge the use, or an empty text."""
     known = [stat for stat in (holding.memory, holding.compute or holding.busy) if stat is not None]
     if not known:
         return "No history."
