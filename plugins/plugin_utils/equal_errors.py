@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterable, Sequence
 
-# Maximum number of hosts that a line names, of characters in an error, and of errors from one host.
+# Limits: host names that a line shows, characters of an error, and errors of one host.
 _NAMED = 5
 _MOST_TEXT = 2000
 _MOST_ERRORS = 20
@@ -41,12 +41,12 @@ class EqualErrors:
 
 
 def group(errors: Iterable[tuple[str, str]]) -> list[EqualErrors]:
-    """Group pairs of (host, error text). A group is at the place of its first host.
+    """Group pairs of (host, error text). Groups have the order of their first hosts.
 
     Each line of a text counts as an error. A line may start with the name of the host.
 
-    Two errors are equal if their texts differ only in the names of the hosts, and in the UUIDs and PCI addresses of the hosts'
-    GPUs.
+    Two errors are equal if their texts differ only in the names of the hosts, and in the UUIDs and PCI addresses of the
+    hosts' GPUs.
     """
     groups: dict[str, EqualErrors] = {}
     for host, message in errors:
@@ -62,7 +62,10 @@ def group(errors: Iterable[tuple[str, str]]) -> list[EqualErrors]:
 
 
 def shortened(hosts: Sequence[str]) -> str:
-    """Return the names of hosts as text. If there are many, it ends with a count."""
+    """Return the names of hosts as text.
+
+    If there are too many hosts, the text ends with the number of the others.
+    """
     if len(hosts) <= _NAMED:
         return ", ".join(hosts)
     return "%s and %d more hosts" % (", ".join(hosts[:_NAMED]), len(hosts) - _NAMED)

@@ -1,8 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the layout of an adopted host into the inventory: host_vars/HOST/gpu_layout.yml.
+"""Write the layout of an adopted host into the inventory.
 
+The file is host_vars/HOST/gpu_layout.yml.
 Ansible trusts this file, but the layout in it comes from the host. So the layout is written only if the parser of `gpu_layout`
 accepts it.
 """
@@ -30,8 +31,8 @@ _MOST_SENTENCES = 100
 class FilePlan:
     """A planned change of the file.
 
-    `text` is the new content, and `former` the current content. `former` is None if the file does not exist.
-    `left_out` has sentences about parts of the host that the layout does not contain.
+    `text` is the new content, and `former` the current content. `former` is None if the file does not exist. `left_out`
+    has sentences about parts of the host's state that the layout does not contain.
     """
 
     host: str
@@ -51,10 +52,10 @@ class Written:
 
 
 def checked(host: str, result: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return (layout in canonical form, sentences about left out parts) from a result.
+    """Check a result from a host, and return (canonical layout, left out parts).
 
-    A host sent the result. The sentences are made printable. Raises FleetError if the layout is invalid or selects GPUs with a
-    glob.
+    The left out parts are sentences, which are made printable. Raises FleetError if the layout is invalid or selects
+    GPUs with a glob.
     """
     try:
         parsed = parse_layout(plain(result["gpu_layout"]))
@@ -99,7 +100,7 @@ def plan(host: str, directory: str, layout: list[dict[str, Any]], left_out: list
 def _one_line(sentence: str) -> str:
     """Return a sentence from a host as one line of printable ASCII.
 
-    Otherwise, a parser could find the end of a comment in it.
+    A line break in the sentence could end the comment that the sentence is written to.
     """
     return text(sentence).encode("ascii", "backslashreplace").decode()
 

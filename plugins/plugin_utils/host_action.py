@@ -13,7 +13,8 @@ from ansible.plugins.action import ActionBase
 
 from ..module_utils.printable import printable
 
-#: An escape sequence in a JSON string (a pair of two for a character above U+FFFF), or a character that may control a terminal.
+#: An escape sequence in a JSON string, or a character that may control a terminal. A character above U+FFFF is a pair
+#: of escape sequences.
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^ -~\n\t]", re.DOTALL
 )

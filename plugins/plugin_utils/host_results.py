@@ -145,7 +145,7 @@ _DIED = (
 )
 #: Keys that Ansible adds if a module did not finish, and the maximum number of characters in their values.
 _OUTPUTS, _MOST_OUTPUT = ("module_stdout", "module_stderr"), 4000
-#: Documented return keys of openfleet.gpu.layout, and keys that Ansible adds to background tasks.
+#: Documented return keys of openfleet.gpu.layout, and the keys that Ansible adds to results of background tasks.
 _LAYOUT_KEYS = (
     *(
         "plan",
@@ -194,10 +194,9 @@ def gpu_info(host: str, result: Mapping[str, Any], *, tenants_whole: bool = Fals
 
     Raises HostValueError if a value is invalid.
 
-    If `tenants_whole` is true, the name and the quota are required for each tenant on a GPU. gpu_info returns them, but
-    `gpu-layout holders` does not.
-    If a GPU has more holders than the limit, the rest is replaced by one holder of the kind "unknown". So no change is proposed
-    for this GPU.
+    If `tenants_whole` is true, the name and the quota are required for each tenant on a GPU. gpu_info returns both, but
+    `gpu-layout holders` does not. If a GPU has more holders than the limit, the extra holders are replaced by one
+    holder of the kind "unknown". So no change is proposed for this GPU.
     """
     read = Reader(host).read("", result, _GPU_INFO)
     if tenants_whole:
@@ -232,7 +231,7 @@ def gpu_info_of_all(
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return (checked results by host, sentences about hosts without a result).
 
-    A host that was not queried is in neither of them. For `tenants_whole`, see gpu_info.
+    A host that was not queried is in neither of the two. For `tenants_whole`, see gpu_info.
     """
     read: dict[str, dict[str, Any]] = {}
     unanswered = []
@@ -285,9 +284,9 @@ def _add_unread_holders(read: dict[str, Any], sent: Mapping[str, Any], uuid: str
 
 
 def layout(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GPUs, counts and blocking workloads from a result of openfleet.gpu.layout.
+    """Return the values that reports need from a result of openfleet.gpu.layout.
 
-    Raises HostValueError if a value is invalid.
+    These are GPUs, counts and blocking workloads. Raises HostValueError if a value is invalid.
     """
     return Reader(host).read("", result, _LAYOUT)
 

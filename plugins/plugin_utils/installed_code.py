@@ -15,7 +15,7 @@ from .host_values import text
 
 #: Option of modules that can use installed code, and name of the module that runs the installed code.
 OPTION, MODULE = "installed_code", "openfleet.gpu.installed_module"
-#: Options whose values are too large to send twice or to log on the host.
+#: Options with large values. They are not sent a second time, and hosts do not log them.
 _LARGE = ("pynvml", "sources")
 #: Path of the command, relative to a root directory. Only tests set another root than `/`.
 _COMMAND = "usr/local/bin/gpu-layout"
@@ -35,8 +35,8 @@ def may_be_asked(task: Any, arguments: Mapping[str, Any]) -> bool:
 def ask(action: ActionBase, question: Mapping[str, Any], root: str, variables: dict[str, Any]) -> dict[str, Any] | None:
     """Run the module with the installed code and return the result of the module.
 
-    Returns None if the module has to be sent. `question` has the name of the module, the arguments, and the digest of the
-    controller's code.
+    Returns None if the module has to be sent. `question` has the name of the module, the arguments, and the digest of
+    the controller's code.
     """
     given = dict(question, command="%s/%s" % (root.rstrip("/"), _COMMAND))
     result = action._execute_module(module_name=MODULE, module_args=given, task_vars=variables)

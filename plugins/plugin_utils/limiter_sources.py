@@ -18,15 +18,15 @@ from ..module_utils.install.vgpu_limiter import BUILT
 from .on_demand import ROLES, texts
 
 FILES = ROLES / "vgpu_limiter" / "files"
-#: Globs for the files in files/src from which the library is built. Results of a build do not match.
+#: Globs for the files in files/src from which the library is built. They do not match the files that a build creates.
 SOURCES = ("Makefile", "*.c", "*/*.[ch]")
 
 
 def sources(built_files: Mapping[str, str]) -> dict[str, str]:
     """Return the contents of the files to install, by name.
 
-    These are the prebuilt files, or the sources if there are no prebuilt files. In addition, there are files that are installed
-    unchanged.
+    These are the prebuilt files, or the sources if there are no prebuilt files. The result also contains the files that
+    are installed unchanged.
     """
     made_of = dict(built_files)
     if not made_of:

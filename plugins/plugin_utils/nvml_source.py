@@ -21,8 +21,8 @@ from .python_pins import Pin
 
 NAME = "nvidia-ml-py"
 _FILES = Path(__file__).resolve().parents[2] / "roles" / "gpu_layout" / "files"
-#: A requirements file with the version of the package and the hashes of the wheels, and a file of sha256sum with the hash of
-#: pynvml.py.
+#: Two files: the requirements file has the version of the package and the hashes of the wheels. The file of sha256sum
+#: has the hash of pynvml.py.
 REQUIREMENTS, FILE_HASH = _FILES / "nvml-requirements.txt", _FILES / "pynvml.sha256"
 
 

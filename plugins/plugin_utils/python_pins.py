@@ -43,7 +43,10 @@ def read(text: str) -> list[Pin]:
 
 
 def of_files(files: Iterable[tuple[str, str]]) -> list[Pin]:
-    """Return pins for the wheels in pairs of (file name, SHA-256)."""
+    """Return pins for the packages of these wheels.
+
+    `files` has pairs of (file name, SHA-256).
+    """
     hashes: dict[tuple[str, str], set[str]] = {}
     for name, digest in files:
         wheel = _WHEEL.fullmatch(name)

@@ -100,7 +100,7 @@ class AptIndex(Index):
     def compare(self, one: str, other: str, exact: bool = True) -> int:
         """Compare two versions as dpkg does.
 
-        Versions with and without a revision are different.
+        A version without a revision differs from the same version with a revision.
         """
         first, second = Version(one), Version(other)
         return (first > second) - (first < second)

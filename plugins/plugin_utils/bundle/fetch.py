@@ -71,8 +71,8 @@ class Fetcher:
     def small(self, url: str, cure: str, optional: bool = False) -> bytes | None:
         """Return the content of a small file, for example of an index or a key.
 
-        Returns None if the file is optional and does not exist. Raises BundleError if it cannot be fetched. `cure` is the fix
-        in the message of that error.
+        Returns None if the file is optional and does not exist. Raises BundleError if the file cannot be fetched.
+        `cure` is the fix that the error message shows.
         """
         for attempt in range(_TRIES):
             time.sleep(attempt)
@@ -191,9 +191,9 @@ def _no_file(error: Exception) -> bool:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether a retry may help.
+    """Return whether a retry may succeed.
 
-    It does not help if the server refused the request, or if the file of a `file://` address does not exist.
+    It cannot succeed if the server refused the request, or if the file of a `file://` address does not exist.
     """
     code = getattr(error, "code", None)
     if isinstance(code, int):

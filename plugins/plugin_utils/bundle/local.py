@@ -89,7 +89,7 @@ class Question:
         return "--hash=" in self.requirements
 
     def asked(self) -> list[str]:
-        """Return a short form of the request for the manifest."""
+        """Return a short form of the request, which the manifest records."""
         lines = [line.strip().rstrip(" \\") for line in self.requirements.splitlines()]
         lines = [line for line in lines if not line.startswith("--hash=")]
         digest = hashlib.sha256(self.requirements.encode()).hexdigest()
@@ -99,9 +99,8 @@ class Question:
 def wheels(question: Question, folder: Path, what: str) -> list[Item]:
     """Fetch wheels and their dependencies into an empty folder with pip.
 
-    Source packages are not fetched, because they would have to be built at the air-gapped site. If the request has hashes, pip
-    verifies them. If not, pip trusts its package index.
-    Raises BundleError if pip fails.
+    Source packages are not fetched, because they would have to be built at the air-gapped site. If the request has
+    hashes, pip verifies the wheels with them. If not, pip trusts its package index. Raises BundleError if pip fails.
     """
     folder.mkdir(parents=True)
     requirements = folder.with_name(folder.name + ".txt")
@@ -133,8 +132,8 @@ def wheels(question: Question, folder: Path, what: str) -> list[Item]:
 def collection(root: Path, folder: Path, bundle: Path) -> Item:
     """Build the archive of the collection for ansible-galaxy in an empty folder.
 
-    Two archives of the same files have different bytes. An archive in the bundle that contains the same files is therefore kept.
-    Raises BundleError if the archive cannot be built.
+    Two archives of the same files have different bytes. If the bundle already has an archive of the same files, it is
+    therefore kept. Raises BundleError if the archive cannot be built.
     """
     folder.mkdir(parents=True)
     if (root / "galaxy.yml").exists():
@@ -213,7 +212,7 @@ def _run(command: Sequence[str], problem: str, cure: str) -> None:
 def recorded(manifest: Mapping[str, Any], name: str, asked: Sequence[str], bundle: Path) -> list[Item] | None:
     """Return the files that an earlier run fetched for the same request.
 
-    Returns None if there was no such request or if a file is missing.
+    Returns None if no earlier run had this request, or if a file is missing.
     """
     record = manifest.get("python", {}).get(name, {})
     if record.get("asked") != list(asked):

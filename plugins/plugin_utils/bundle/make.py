@@ -22,7 +22,7 @@ from . import fetch, local, mirror, papers
 from .model import BundleError, Item, Wants
 from .wants import collect
 
-#: Folders that contain only files of the bundle. A file in them that is not needed is left over from an earlier run.
+#: Folders that contain only files of the bundle. If a file in them is not needed, an earlier run left it behind.
 FOLDERS = ("repositories", "files", "python", "collection")
 _PARTIAL, _LOCK = ".partial", ".lock"
 # Disk space in bytes that must stay free.
@@ -66,7 +66,7 @@ class Outcome:
 def make(order: Order, say: Callable[[str], None] = lambda line: None) -> Outcome:
     """Make or update a bundle.
 
-    Raises BundleError. The previous bundle then stays complete.
+    Raises BundleError. In this case, the previous bundle stays complete.
     """
     wants = collect(order.hosts, order.catalogue, order.parts)
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
@@ -165,8 +165,9 @@ class _Making:
     def _wheels(self, name: str, question: local.Question, requirements: str) -> None:
         """Fetch wheels with pip, unless an earlier run fetched all of them.
 
-        An earlier run is used if the manifest records the same request. If `requirements` is not empty, it is the path in the
-        bundle of a requirements file to write, with the hashes of the wheels.
+        The wheels of an earlier run are used if the manifest records the same request. `requirements` is the path in
+        the bundle of a requirements file to write, with the hashes of the wheels. If it is empty, no such file is
+        written.
         """
         asked = [*question.asked(), "for %s" % local.python_platform()]
         if question.options:
@@ -194,7 +195,7 @@ class _Making:
         }
 
     def _nvml_wheel(self) -> None:
-        """Set the wheel from which hosts install pynvml, if all need the same wheel."""
+        """Set the wheel from which hosts install pynvml, if all hosts need the same wheel."""
         names = [item.path for item in self.items.values() if item.what == "nvidia-ml-py"]
         names += [
             path for name in self.python if name.startswith("nvidia-ml-py ") for path in self.python[name]["files"]

@@ -39,7 +39,7 @@ class Mirror:
     packages: dict[str, Item] = field(default_factory=dict)
     versions: dict[str, set[str]] = field(default_factory=dict)
     index: list[Item] = field(default_factory=list)
-    #: Requirements that the repository does not meet: mapping from (requirement, platform) to the hosts.
+    #: Requirements that no package of the repository meets: mapping from (requirement, platform) to the hosts.
     elsewhere: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
 
@@ -144,7 +144,7 @@ def _packages(
 ) -> bytes:
     """Fetch the index and return its text.
 
-    All forms of the index that the Release lists are mirrored, because apt chooses one of them.
+    All compressed forms of the index that the Release lists are mirrored, because apt chooses one of them.
     """
     source = mirror.source
     forms: dict[str, bytes] = {}

@@ -104,7 +104,8 @@ class Item:
 
     `hosts` are the hosts that need the file.
 
-    The manifest lists `source` as the origin of the file. If `source` is empty, it lists the URL or the local file.
+    The manifest lists `source` as the origin of the file. If `source` is empty, the manifest lists the URL or the path
+    of the local file.
     """
 
     path: str

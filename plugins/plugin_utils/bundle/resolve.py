@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Choose the packages to mirror from a repository. Pure.
 
-The requested packages and their dependencies in the repository are mirrored. Other dependencies must come from the distribution.
-A dependency is also mirrored if the distribution may provide it too. The host's package manager then chooses between both.
+The requested packages and their dependencies in the repository are mirrored. If the repository does not have a
+dependency, the distribution must provide it. If both may have it, it is mirrored as well, and the host's package
+manager chooses.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Index(ABC):
 def choose(ask: Ask, index: Index) -> str:
     """Return the version to mirror.
 
-    For the container toolkit, this is the version of the package. For the driver, it is the upstream version.
-    Raises BundleError if no version matches.
+    For the container toolkit, this is the version of its package. For the driver, it is the upstream version. Raises
+    BundleError if no version matches.
     """
     offered = [candidate.version for candidate in index.named(ask.locked[0])]
     if ask.role == "nvidia_driver":
@@ -131,7 +132,7 @@ class _Search:
     def take_free(self, name: str) -> None:
         """Take a package in any version.
 
-        If the repository does not have it, record that the distribution must provide it.
+        If the repository does not have the package, record that the distribution must provide it.
         """
         chosen = self._best(self.index.named(name))
         self._take(chosen)
@@ -164,7 +165,7 @@ class _Search:
         return []
 
     def _take(self, candidates: Sequence[Candidate]) -> bool:
-        """Take the candidates. Returns false if there are none."""
+        """Take the candidates. Return false if there are no candidates."""
         for candidate in candidates:
             if (candidate.name, candidate.version) not in self.taken:
                 self.taken[candidate.name, candidate.version] = candidate
@@ -179,9 +180,9 @@ class _Search:
     def _best(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Return the packages that a host could choose from these candidates.
 
-        If hosts pin versions, they choose a driver package in the version of the driver, and any other package in the newest
-        version. If hosts do not pin versions, they could choose either version, because that depends on other dependencies. So
-        both are returned.
+        If hosts pin versions, they choose a driver package in the version of the driver, and any other package in the
+        newest version. If hosts do not pin versions, other dependencies decide which of these two versions a host
+        chooses. So both versions are returned.
         """
         ranked = sorted(candidates, key=self.newest, reverse=True)
         pinned = [

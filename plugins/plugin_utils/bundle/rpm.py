@@ -21,7 +21,8 @@ from .resolve import Index
 REPOMD = "repodata/repomd.xml"
 #: Files of the index that dnf requires.
 NEEDED = ("primary", "filelists")
-#: Suffix in the types of index files that are database copies for the yum of RHEL 7.
+#: Suffix of the types of index files for the yum of RHEL 7. Such a file is a database with the content of another index
+#: file.
 _DATABASE = "_db"
 _OPERATORS = {"EQ": "=", "LT": "<<", "LE": "<=", "GT": ">>", "GE": ">="}
 #: Operators of boolean dependencies (https://rpm-software-management.github.io/rpm/manual/boolean_dependencies.html).
@@ -166,7 +167,7 @@ def conditional(text: str) -> list[Relation]:
 def compare(one: str, other: str, exact: bool = True) -> int:
     """Compare two versions of the form `[epoch:]version[-release]`.
 
-    If `exact` is false, a version without a release equals a version with any release.
+    If `exact` is false, a version without a release equals the same version with any release.
     """
     (epoch, version, release), (epoch2, version2, release2) = map(_split, (one, other))
     order = (epoch > epoch2) - (epoch < epoch2) or _compare(version, version2)

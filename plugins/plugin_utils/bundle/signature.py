@@ -83,7 +83,7 @@ def _verify(files: dict[str, bytes], key: bytes, trusted: Sequence[str], where: 
 def judge(status: str, trusted: Sequence[str]) -> str:
     """Return the problem with a signature, or "" if it is valid and trusted.
 
-    `status` has the status lines of gpgv. Signatures by unknown keys are ignored.
+    `status` is the list of status lines that gpgv printed. Signatures by unknown keys are ignored.
     """
     verdict, good, verdicts = "", False, []
     for line in status.splitlines():

@@ -64,7 +64,7 @@ KUBERNETES = {
 }
 #: Placeholder for the kernel release of a host. Only the host knows the actual release.
 KERNEL = "KERNEL"
-#: Example PCI device ids: of a GPU older than Turing, and of a newer GPU (module_utils/driver/rules.py).
+#: Example PCI device ids of two GPUs: one older than Turing, and one newer (module_utils/driver/rules.py).
 _OLD, _NEW = "1db6", "2330"
 _PLATFORM_KEYS = ("distribution", "architecture", "nvswitch", "nvlink_bridges", "before_turing")
 _EXAMPLE = "[{distribution: debian-12, architecture: x86_64, nvswitch: false}]"

@@ -27,7 +27,7 @@ def to_text(report: Mapping[str, Any], planned: bool = False, made_at: str = "")
 
     `made_at` is the date that the page shows.
 
-    Raises ValueError if a number is not a number.
+    Raises ValueError if a value that must be a number is not a number.
     """
     hosts = [_host(host) for host in report["hosts"]]
     return (

@@ -21,7 +21,8 @@ _SLOWDOWNS = {
     0x40: "hardware thermal",
     0x80: "hardware power brake",
 }
-#: Status words of dcgmi in lower case: passed, and not run. Any other word is a failure.
+#: Status words of dcgmi in lower case: for tests that passed, and for tests that were not run. Any other word is a
+#: failure.
 _DCGM_PASS, _DCGM_SKIP = ("pass", "warn"), ("skip", "not run", "notrun")
 
 
@@ -90,8 +91,8 @@ def _judged(rule: str, index: int, good: bool, found: str, cure: str) -> Verdict
 def _unknown(rule: str, index: int, field: Field) -> Verdict:
     """Return the verdict for a value that could not be read.
 
-    The rule is not run if the GPU or the driver does not support the value. The same applies if the value was not read, for
-    example because a permission is missing. After any other error, the rule fails.
+    The rule is not run if the GPU or the driver does not support the value. It is also not run if the value was not read,
+    for example because a permission is missing. After any other error, the rule fails.
     """
     if (
         field.known
@@ -161,7 +162,7 @@ def _rows(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
 def _links(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     states = readings.all("nvmlDeviceGetNvLinkState")
     if not any(state for _of, state in states):
-        # _missing_links reports this if other GPUs of the host have links.
+        # If other GPUs of the host have links, _missing_links reports this GPU.
         return
     down = [of for of, state in states if not state]
     cure = (

@@ -16,7 +16,7 @@ from . import model_file
 from .host_checks import kernel_checks, smi_checks
 from .outcome import DIFFERS, PASSED, Check, compared, not_run, shown
 
-#: NVML errors that count as valid answers.
+#: NVML errors that are valid answers to a query.
 _ANSWERS = {
     "NotSupported": "not supported",
     "NotFound": "nothing found",
@@ -33,7 +33,7 @@ _PAST_THE_END = {("nvmlDeviceGetNvLinkState", "InvalidArgument")}
 #: Errors that are normal if the host has only one GPU (H200, driver 580.159.04).
 _ALONE = {("nvmlDeviceGetTopologyNearestGpus", "InvalidArgument")}
 _HANDLES = ("ByIndex", "ByUUID", "BySerial", "ByPciBusId")
-#: Tolerance for comparing temperatures, because they are read one after the other.
+#: Tolerance for comparing two temperatures. They are read one after the other and may change in between.
 _DEGREES = 3
 
 
@@ -72,9 +72,9 @@ def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> 
 
 
 def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any], files: Mapping[str, Any]) -> Readings:
-    """Return the readings of a GPU.
+    """Return the readings of a GPU, including those that do not come from NVML.
 
-    Values from nvidia-smi and the parameters of the driver's kernel module are added.
+    These are values from nvidia-smi and the parameters of the driver's kernel module.
     """
     calls = with_parameters(gpu["calls"], files)
     uuid = Readings(calls).value("nvmlDeviceGetUUID")

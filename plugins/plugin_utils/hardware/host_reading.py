@@ -57,7 +57,7 @@ def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None
 def _check_form(reading: Any) -> None:
     """Check the numbers and indices of GPUs, and the names of calls.
 
-    Raises TypeError if they are invalid. The code that uses other values checks them.
+    Raises TypeError if one of them is invalid. The code that uses the other values checks them.
     """
     gpus = reading["nvml"]["gpus"]
     if len(gpus) > _MOST_GPUS or len({gpu["index"] for gpu in gpus}) < len(gpus):

@@ -14,10 +14,11 @@ OUTCOMES = (PASSED, DIFFERS, NOT_RUN)
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
+    """One check of the readings.
 
-    `gpu`: index of the GPU, or None if the check is about the host. `where`: file and line that should be changed if the values
-    differ. `reason`: why the check was not run.
+    `gpu`: index of the GPU, or None if the check is about the host.
+    `where`: file and line to change if the compared values differ.
+    `reason`: why the check was not run.
     """
 
     area: str

@@ -22,8 +22,8 @@ from .model_file import AREA, ModelFile
 from .outcome import DIFFERS, OUTCOMES, PASSED, Check
 
 SCHEMA = 1
-#: Valid serial numbers. Boards without a serial number report 0 or N/A. These must not match, because they also occur in other
-#: words.
+#: Pattern for valid serial numbers. Boards without a serial number report 0 or N/A, which also occur in other words of
+#: a report. So the pattern does not match these two.
 _SERIAL = re.compile(r"[0-9A-Za-z-]{6,32}")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
 
@@ -38,7 +38,7 @@ def make(
 ) -> dict[str, Any]:
     """Return the report.
 
-    `host` is the name to show. If `identify` is true, serial numbers and UUIDs are not masked.
+    `host` is the name that the report shows. If `identify` is true, serial numbers and UUIDs are not masked.
 
     With `limits`, the report includes the acceptance of the host. `more` has additional checks.
     """
@@ -110,8 +110,8 @@ def _masked(value: Any, pattern: re.Pattern[str] | None, names: Mapping[str, str
 def identities(reading: Mapping[str, Any]) -> dict[str, str]:
     """Return a mapping from the identifiers of GPUs to placeholders.
 
-    Hosts send these identifiers. One that does not have the format of a UUID or serial number is ignored, because it might also
-    occur in other words of the report.
+    Hosts send these identifiers. An identifier without the format of a UUID or serial number is ignored, because its
+    text might also occur in other words of the report.
     """
     names = {}
     for gpu in reading["nvml"]["gpus"]:

@@ -5,8 +5,9 @@
 
 Pure. Times are in seconds since the epoch and increase from call to call.
 
-A gap without samples proves nothing, so it never makes the current quiet time longer. If an earlier gap lies between two quiet
-times, the three count as one quiet time. For example, a host that is off on Saturdays is quiet for the whole weekend.
+A gap without samples proves nothing, so it never makes the current quiet time longer. An earlier gap between two quiet
+times is counted as quiet, and joins the two. For example, a host that is off on Saturdays is quiet for the whole
+weekend.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Rhythm:
     def quiet_seconds(self, now: float) -> float:
         """Return the current quiet time in seconds, up to `now`.
 
-        The time reaches back as long as samples cover at least LEAST_COVERED_RATIO of it. It is 0 if the holder works now.
+        Going back from `now`, the quiet time is as long as possible while samples cover at least LEAST_COVERED_RATIO of
+        it. It is 0 if the holder works now.
         """
         parts = [*self._ended, (self._since, max(now, self._since))]
         covered, found = 0.0, 0.0

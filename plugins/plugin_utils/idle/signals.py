@@ -18,8 +18,8 @@ from typing import Collection
 class Signal:
     """A sign of work.
 
-    Reports show `name`. `series` is the name of the metric, or empty if hosts report the signal. One measured signal of a
-    `group` is enough.
+    Reports show `name`. `series` is the name of the metric, or empty if hosts report the signal. A `group` counts as
+    measured if one of its signals is measured.
     """
 
     name: str

@@ -26,14 +26,14 @@ class Part(NamedTuple):
     stays: bool = False
 
 
-#: New content of each GPU. A GPU that is missing here is cleared.
+#: New content of each GPU. If a GPU is missing here, its current content is removed.
 Layouts = Mapping["tuple[str, int]", Sequence[Standing]]
 
 
 def settled(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> tuple[tuple[Shape, ...], Settled | None]:
     """Return (pattern of the parts, placement of the pattern on the GPU).
 
-    The placement keeps current content if possible. It is None if the pattern does not fit.
+    The placement keeps current content if possible. It is None if the pattern does not fit on the GPU.
     """
     stay = {part.workload for part in parts if part.stays}
     items: tuple[Item, ...] = tuple(
@@ -104,7 +104,7 @@ def load_of(case: Case, key: tuple[str, int], standing: Sequence[Standing]) -> i
 def squared(load: int) -> int:
     """Return the square of a load in percent.
 
-    The sum of these squares over the fleet is smallest if the load is spread evenly.
+    The fleet's sum of these squares is smallest if the load is spread evenly.
     """
     return (load // 10) ** 2
 

@@ -75,9 +75,9 @@ class Case:
         return workload.hosts is None or gpu.host in workload.hosts
 
     def at_home(self, workload: str, key: tuple[str, int]) -> Standing | None:
-        """Return the current place of the workload on this GPU.
+        """Return the workload's current place on this GPU.
 
-        None if the workload has no place on it or cannot stay.
+        Returns None if the workload has no place on the GPU or cannot stay.
         """
         return next((s for s in self.home.get(workload, ()) if s.key == key), None)
 
@@ -135,7 +135,7 @@ class Case:
     def _can_stay(self, workload: Workload, homes: Sequence[Standing]) -> bool:
         """Return whether the current places of a workload meet its demand.
 
-        If they do not, the workload must be recreated anyway, and that does not count as a move.
+        If they do not meet it, the workload must be recreated in any case, so this does not count as a move.
         """
         gpus = [self.gpus[standing.key] for standing in homes]
         return (

@@ -25,8 +25,8 @@ from .case import Case, shapes_wanted
 from .geometry import MUST, TAKEN, VACANT, Pattern, Settled
 from .model import Shape, Standing, Workload
 
-#: Maximum number of choices of all cells. If there are more, each cell only gets the choices that are nearest to its content,
-#: and the optimum is not proven.
+#: Maximum number of choices of all cells together. If there are more, each cell keeps only the choices that are nearest
+#: to its content, and the result is not proven to be optimal.
 MOST_CHOICES = 150_000
 
 #: Maximum product of the numbers of bound workloads and GPUs. If it is larger, the heuristic places the bound workloads.
@@ -87,7 +87,7 @@ class Cells:
                 if mine:
                     self.pinned[key] = mine
         placed = {part.workload for parts in self.pinned.values() for part in parts}
-        # Costs of the bound workloads that the heuristic placed: left out, and moved.
+        # Costs of how the heuristic placed the bound workloads: for workloads that it left out, and for moves.
         self.left_out = sum(w.counts for w in bound if w.name not in placed) if not self.detailed else 0
         staying = {(key, part.workload) for key, parts in self.pinned.items() for part in parts if part.stays}
         self.bound_moved = (
@@ -201,7 +201,7 @@ class Cells:
             if settled is not None:
                 choices.append((pattern, settled))
         if self.case.rules.policy == "binpack" and cell.items:
-            # All patterns of quotas are maximal, so none can be dropped.
+            # All patterns of quotas are maximal, so none of them can be dropped.
             slices = [choice for choice in choices if choice[0][0].kind == "mig"]
             choices = [choice for choice in choices if choice[0][0].kind != "mig"] + _best(cell, slices)
         cell.choices = choices
@@ -221,7 +221,8 @@ def _nearest(cell: Cell, patterns: list[Pattern], count: int) -> list[Pattern]:
 def _best(cell: Cell, choices: list[tuple[Pattern, Settled]]) -> list[tuple[Pattern, Settled]]:
     """Drop each choice if another choice is at least as good.
 
-    The shapes, the kept workloads and the destroyed instances are compared.
+    A choice is at least as good if it has no fewer parts of any shape, keeps no fewer workloads, and destroys no more
+    instances.
     """
     shapes = sorted({shape for pattern, _settled in choices for shape in pattern})
     owners = sorted({pair for _pattern, settled in choices for pair in cell.kept(settled)}, key=repr)

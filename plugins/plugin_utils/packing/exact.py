@@ -36,7 +36,8 @@ class Solution(NamedTuple):
 
     `value` maps each variable to its value. `proven` maps each aim to true if its value is proven to be optimal.
 
-    `bound` is the lower bound of the number of GPUs, of the cost or of the spread. It is None if unknown.
+    `bound` is the lower bound of the number of GPUs, or of the cost or the spread if that is the aim. It is None if
+    unknown.
     """
 
     value: Any
@@ -192,7 +193,7 @@ class Search:
     def _add(self, relation: Any) -> None:
         """Add a constraint.
 
-        A comparison of two constants is not a constraint, but already true or false.
+        A comparison of two constants is no constraint. Python has already evaluated it to true or false.
         """
         if relation is False:
             self.model.add_bool_or([])

@@ -20,14 +20,15 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.f
 from ..techniques.registry import PROPOSED
 from .model import Shape
 
-#: Priorities for keeping a current instance: without a workload, with a workload (preferred), and required.
+#: Priorities for keeping a current instance: free, used by a workload (should stay), and required (must stay).
 VACANT, TAKEN, MUST = 0, 1, 2
 #: A part of a GPU's current content: (shape, start, priority for keeping it).
 Item = Tuple[Shape, "int | None", int]
 #: A multiset of shapes in ascending order.
 Pattern = Tuple[Shape, ...]
 
-#: Maximum number of patterns of a GPU model. If there are more, the list is cut and the optimum is not proven.
+#: Maximum number of patterns of a GPU model. If there are more, the list is shortened and the result is not proven to
+#: be optimal.
 MOST_PATTERNS = 6000
 
 
@@ -88,7 +89,7 @@ class Geometry:
         technique = pattern[0].technique
         assert technique is not None
         most = self._most_parts[technique.key]
-        # If all parts are equal, count each part with the size of the largest one.
+        # If this technique gives all parts the same size, count each part with the size of the largest one.
         total = (lambda parts: len(parts) * max(parts)) if technique.equal_parts else sum
         return (
             total([shape.memory_mib for shape in pattern]) <= self.memory_mib
@@ -99,8 +100,9 @@ class Geometry:
     def _settle(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
         """Place a pattern on a GPU with these current items.
 
-        MUST items are part of the pattern and must stay. The placement keeps as many TAKEN items as possible, and among such
-        placements as many items as possible. Returns None if the pattern does not fit or if a MUST item cannot stay.
+        Items of priority MUST are part of the pattern and must stay. The placement keeps as many items of priority
+        TAKEN as possible. Among such placements, it keeps as many items as possible. Returns None if the pattern does
+        not fit or if an item of priority MUST cannot stay.
         """
         if not self.fits(pattern):
             return None
@@ -146,7 +148,7 @@ class Geometry:
         return tuple(spare)
 
     def _settle_plain(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
-        """Place a pattern of quotas or whole GPUs. These have no start."""
+        """Place a pattern of quotas or whole GPUs. Such shapes have no start."""
         left = sorted(range(len(items)), key=lambda n: -items[n][2])
         serves: list[int | None] = []
         for shape in pattern:
@@ -197,7 +199,7 @@ class Geometry:
             if position == len(shapes) - 1 and not every:
                 # A pattern is not maximal if another instance of this shape still fits.
                 longer = longer[-1:]
-            # Add the fullest patterns first, so that they are in the list even if it is cut.
+            # Add the fullest patterns first, so that they are in the list even if it is shortened.
             return all(grow(position + 1, each) for each in reversed(longer))
 
         return patterns, grow(0, ())

@@ -24,7 +24,7 @@ Contents = Dict["tuple[str, int]", List[Part]]
 class Bins:
     """The GPUs and their planned content.
 
-    GPUs with the same model, cost and content are equal. Only one GPU of a set of equal ones is examined.
+    GPUs with the same model, cost and content are equal. Only one of several equal GPUs is examined.
     """
 
     def __init__(self, case: Case, frugal: bool = False) -> None:
@@ -117,7 +117,7 @@ class Bins:
     def best(self, shape: Shape, avoid: tuple[str, int] | None = None, only_used: bool = False) -> tuple | None:
         """Return the GPU on which another part of this shape fits best.
 
-        None if no GPU of the fleet has room.
+        Returns None if no GPU of the fleet has room.
         """
         spread = self.case.rules.policy == "spread"
         chosen, rank = None, None
@@ -193,7 +193,7 @@ def _fill(case: Case, bins: Bins) -> None:
 
 
 def _stay(case: Case, bins: Bins) -> set[str]:
-    """Keep all workloads that may stay in their places. Returns their names."""
+    """Keep all workloads that may stay in their places. Return their names."""
     staying = set()
     for name, homes in case.home.items():
         workload = case.workloads[name]
@@ -222,7 +222,7 @@ def _size(case: Case, workload: Workload) -> int:
 
 
 def place(case: Case, bins: Bins, workload: Workload) -> bool:
-    """Place the workload where it fits best. Returns False if it fits nowhere."""
+    """Place the workload where it fits best. Return False if it fits nowhere."""
     for shape in workload.options:
         keys = _keys(case, bins, workload, shape)
         if keys is not None:

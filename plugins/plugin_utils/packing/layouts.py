@@ -51,7 +51,7 @@ def layouts(
 def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], list[tuple[str, int]]]:
     """Return a mapping from each GPU with tenants to all GPUs of its layout entry.
 
-    GPUs that belong to the same tenant are in the same entry.
+    All GPUs of a tenant are in the same entry.
     """
     tied: dict[tuple[str, int], list[tuple[str, int]]] = {}
     owners: dict[str, tuple[str, int]] = {}

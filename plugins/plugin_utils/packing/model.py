@@ -34,7 +34,10 @@ class PackingError(FleetError):
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """The part of one GPU that a workload needs: a MIG profile, a quota (one of SHARES), or the whole GPU."""
+    """The part of one GPU that a workload needs.
+
+    It is a MIG profile, a quota (one of SHARES), or the whole GPU.
+    """
 
     kind: str
     profile: str = ""
@@ -53,7 +56,7 @@ class Shape:
 
     @property
     def is_tenant(self) -> bool:
-        """Return whether a layout has the name of the workload."""
+        """Return whether the layout contains the name of a workload with this shape."""
         return self.technique is not None and self.technique.has_tenants
 
 

@@ -61,9 +61,9 @@ def _search(case: Case, contents) -> Packing | None:
 def _is_whole(case: Case, cells: Cells, made: Packing) -> bool:
     """Return whether the search proves an optimum for the whole problem.
 
-    For that, the search must consider every pattern and place every workload. There is one exception: bound workloads may be
-    placed by the heuristic if each of them uses whole GPUs, all GPUs are equal, and none of them was left out. Such workloads
-    need the same number of GPUs in any place.
+    It does if it considers every pattern and places every workload. There is one exception. The heuristic may place
+    bound workloads if each of them uses whole GPUs, all GPUs are equal, and no bound workload was left out. Such
+    workloads need the same number of GPUs in any place.
     """
     if not cells.complete:
         return False

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Convert solutions between the exact search and the heuristic. Pure.
 
-A solution of the exact search is converted to places on GPUs. The result of the heuristic is converted to a start of the
-search.
+A solution of the exact search is converted to places on GPUs. The result of the heuristic is converted to a starting
+point of the exact search.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Reader:
 
     def _put(self, key: tuple[str, int], shape: Shape, name: str) -> None:
         free = [place for place in self.places[key] if place.shape == shape and place.workload is None]
-        # Use existing parts first.
+        # Use current parts of the GPU before new ones.
         min(free, key=lambda place: place.current is None).workload = name
         self.placed.add(name)
 
@@ -168,7 +168,7 @@ def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> 
 def _nearest(holds: Sequence[tuple[Counter, Counter]], need: Counter, stay: Counter) -> int | None:
     """Return the best choice that contains the needed shapes, or None.
 
-    The best choice lets the most workloads stay in their places.
+    The best choice lets the most workloads keep their places.
     """
     able = [n for n, (count, _kept) in enumerate(holds) if not need - count]
     return max(able, key=lambda n: (sum((stay & holds[n][1]).values()), -n), default=None)

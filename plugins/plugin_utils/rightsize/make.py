@@ -31,7 +31,7 @@ from .teams import teams
 from .today import fleet_today
 
 _HOURS_PER_MONTH = 730.5
-#: Verdicts of workloads that have more than they need. Their histories are read.
+#: Verdicts of workloads that have more than they need. The histories of these workloads are read.
 _CANDIDATES = ("idle", "oversized_memory", "oversized_compute")
 
 
@@ -141,7 +141,7 @@ def _needs(
 ) -> tuple[dict[str, Need | str], Fleet | None]:
     """Return (needs by workload, histories) for the workloads that may change.
 
-    If a need is unknown, the reason takes its place.
+    If the need of a workload is unknown, the reason takes its place.
     """
     fleet = None
     included = [one for gpu in gpus if not gpu.left for one in gpu.occupants]
@@ -195,7 +195,7 @@ def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tup
 
 
 class Judged(NamedTuple):
-    """The decision about a workload and its need.
+    """The decision about a workload and the workload's need.
 
     `stays` has the reason for each workload that stays as it is.
     """
@@ -265,7 +265,7 @@ def why_unchanged(one: Occupant, decision: Decision, model: str, solver_missing:
             decision.reason,
         )
     if solver_missing:
-        # The heuristic does not search all plans, so it may have missed a better one.
+        # The heuristic does not try all plans, so it may have missed a better one.
         why = "but the best plan found does not change it. OR-Tools is missing: run `pip install ortools` to get the optimum."
     else:
         why = "but that frees no GPU within the limits of changes."

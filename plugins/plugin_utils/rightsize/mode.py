@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decide how a workload can share a GPU of its model. Pure.
 
-The rules are applied in this order: settings of the inventory, size, isolation, latency. The harder a mistake is to correct,
-the earlier is its rule. docs/rightsize.md has a table of the rules.
+The rules are applied in this order: settings of the inventory, size, isolation, latency. A rule comes earlier if a
+mistake in its decision is harder to correct. docs/rightsize.md has a table of the rules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..techniques.registry import PROPOSED
 from .model import Decision, Need, RightsizeError, Wish
 
 _MIB = 1 << 20
-#: Quotas are rounded up to multiples of these steps, to get only a few different sizes.
+#: Quotas are rounded up to multiples of these steps, to limit the number of different sizes.
 _MEMORY_STEP_MIB, _PERCENT_STEP = 256, 5
 
 

@@ -169,7 +169,7 @@ class HostChange:
 
     host: str
     layout: tuple[Mapping[str, Any], ...]
-    #: True if the layout differs from the current one. If false, workloads only move to existing instances.
+    #: True if the layout differs from the current one. If false, workloads only move to instances that already exist.
     changes_layout: bool
     before: tuple[str, ...]
     after: tuple[str, ...]

@@ -29,7 +29,7 @@ from .model import Decision, GpuToday, Occupant
 class Limits:
     """Limits of the whole proposal.
 
-    `rules` apply to each problem. Their limits for time, moved workloads and destroyed instances are not used.
+    `rules` apply to each problem, except their limits for time, moved workloads and destroyed instances.
     """
 
     most_moved: int | None = None
@@ -94,7 +94,7 @@ def _changed(problem: Problem, packing: Packing) -> frozenset[tuple[str, int]]:
         gpu.key
         for gpu in problem.gpus
         if _layout_of(then.get(gpu.key, ())) != _layout_of(today.get(gpu.key, ()))
-        # If a GPU is free before and after the change, its free instances do not matter.
+        # If a GPU has no workload before and after the change, its free instances do not matter.
         and any(each.workload for each in (*then.get(gpu.key, ()), *today.get(gpu.key, ())))
     )
 
@@ -107,7 +107,8 @@ def _tenant_name(workload: str) -> str:
 def _layout_of(standing: Sequence[Standing]) -> tuple:
     """Return a comparable value for the layout that these places need.
 
-    Whole GPUs are left out, because the layout of a GPU is the same whether a workload uses the whole GPU or none does.
+    Whole GPUs are left out, because the layout of a GPU is the same with and without a workload that uses the whole
+    GPU.
     """
     shapes = [each for each in standing if each.shape.kind != "whole"]
     quotas = tuple((each.shape, each.workload if each.shape.is_tenant else None) for each in shapes)
@@ -162,10 +163,10 @@ def rearrange(
 
 
 def onto_free(problem: Problem, packing: Packing, occupied: Collection[tuple[str, int]]) -> Packing:
-    """Use a free GPU for new content instead of a GPU in use, if the host has one.
+    """Move new content from GPUs in use to free GPUs of the same host.
 
-    This applies to a whole GPU in use that would get only new content. With a free GPU, the layout can be applied while the
-    current workload still runs, and the workload can move later.
+    This applies to a whole GPU in use whose planned content is all new. On a free GPU, the new layout can be applied
+    while the current workload still runs. The workload moves later.
     """
     then, today = by_gpu(packing.standing), by_gpu(problem.today)
     places: dict[tuple[str, int], tuple[str, int]] = {}
@@ -255,7 +256,7 @@ def _workload(one: Occupant, gpu: GpuToday, decisions: Mapping[str, Decision], l
         near=wish.near if limits.reach == "fleet" else None,
         apart=apart,
         apart_on=wish.apart_on,
-        # Tenant names are unique only within a host. The same name on another host is a different tenant.
+        # A tenant name is unique only within a host. Tenants with the same name on two hosts are different tenants.
         hosts=frozenset((gpu.host,)) if "@" in one.name else None,
     )
 
@@ -335,7 +336,7 @@ def _solve(
 def _teamed(problem: Problem, teams: Mapping[str, Sequence[str]]) -> Problem:
     """Return the problem with each team replaced by one workload.
 
-    That workload needs a whole GPU. Its current place is that of the first member.
+    This workload needs a whole GPU. Its current place is that of the team's first member.
     """
     if not teams:
         return problem

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find idle units, containers and Slurm jobs that may be stopped. Pure.
 
-Others are spared, with a reason. The module `reclaim` stops them, after it has checked them again on their host.
+All others are spared, with a reason. The module `reclaim` stops the idle ones, after it has checked them again on their
+host.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ def _holders(host: str, state: Mapping[str, Any]):
 
 
 def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_seconds: float) -> Reclaimable:
-    # Ignore GPUs of which a process only has the device node open. The process does nothing there, so they must not spare the
-    # unit.
+    # Ignore GPUs on which the holder only has the device node open. It does no work there, so these GPUs must not
+    # prevent a stop of the holder.
     holders = [row for _one, row, _where in rows]
     counted = set(map(id, using(holders)))
     used = [row for row in rows if id(row[1]) in counted]
@@ -166,7 +167,7 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
         return "it also holds another GPU, which is in use or unknown"
     if any(one.verdict.word == _STANDBY for one in findings) and _matching(bounds.standby, named) is None:
         return "it waits for clients (standby)"
-    # The quiet time may include an earlier holder, so check the age of this holder, too.
+    # The quiet time may include the time of an earlier holder, so check the age of this holder, too.
     grace = found.idle_after_seconds if bounds.grace_seconds is None else bounds.grace_seconds
     if found.quiet_seconds < grace:
         return "idle for %s; protected for %.0f h" % (_age(found.quiet_seconds), grace / 3600)
@@ -179,7 +180,7 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
 def _age(seconds: float) -> str:
     """Return a duration in whole hours, rounded down.
 
-    Rounding up could show the limit although the time has not reached it.
+    If it were rounded up, a message could show the limit although the limit has not been reached.
     """
     hours = int(seconds // 3600)
     return "%d h" % hours if hours else "less than an hour"

@@ -12,10 +12,10 @@ from ..packing.model import Shape
 from .model import RISKS, Need, Occupant
 
 _MIB = 1 << 20
-#: Confidence after three days and after one day of history without gaps. A lower confidence means a short history.
-#: sizing/evidence.py calculates it as days / (days + 1).
+#: The confidence after three days and after one day of history without gaps. A lower value means a shorter history.
+#: sizing/evidence.py calculates the confidence as days / (days + 1).
 _SURE, _UNSURE = 0.75, 0.5
-#: Maximum share of the new memory that the observed use may fill without a risk.
+#: Maximum ratio of the observed use to the new memory. If the ratio is higher, the change has a risk.
 _TIGHT_RATIO = 0.9
 
 

@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the histories of workloads that may change, and calculate their needs.
 
-The amount of data is limited: each workload has one series per figure with at most MOST_POINTS points, and a query is about a
-few dozen GPUs. Longer windows have longer steps. The value of a step is its maximum, so that no peak is averaged away.
+The amount of data is limited. Each workload has one series per figure with at most MOST_POINTS points, and a query is
+about a few dozen GPUs. Longer windows have longer steps. The value of a step is the maximum in this step, so that no
+peak is averaged away.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
 def _expression(name: str, where: str, grid: Grid, highest: bool) -> str:
     """Return PromQL for the maximum of each step.
 
-    If `highest` is true, this is the highest sample. Otherwise, it is the highest five-minute average. Ratios that have no
-    roll-up use that average.
+    If `highest` is true, the result is the highest sample of the step. Otherwise, it is the highest five-minute
+    average. The average is used for ratios that have no roll-up.
     """
     if highest:
         inner = "max_over_time(%s{%s}[%ds])" % (name, where, grid.step)

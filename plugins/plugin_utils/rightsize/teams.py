@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Group workloads that can take turns on a card by time slicing. Pure.
 
-Such workloads can wait and trust each other, and their combined histories fit on a card.
-With quotas, the peaks of all workloads must fit together. With time slicing, workloads fit if their peaks are at different
-hours. Only the combined histories show whether they are (docs/sizing.md).
+Such workloads can wait and trust each other, and their combined histories fit on a card. With quotas, the peaks of all
+workloads must fit on the card together. With time slicing, it is enough that the peaks are at different hours. Only the
+combined histories show whether they are (docs/sizing.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..sizing.sharing import Card, share
 from ..techniques.registry import technique_of
 from .model import Decision, GpuToday
 
-#: Maximum number of workloads in a search. A search with more workloads would take minutes and would gain little.
+#: Maximum number of workloads in a search. A larger search would take minutes and save few cards.
 _MOST = 60
 _MIB = 1 << 20
 
@@ -30,8 +30,8 @@ _MIB = 1 << 20
 class Teams:
     """Teams of workloads that share a card.
 
-    `members` has the workload names of each team. `reasons` explains by workload name why a workload shares a card, and `stays`
-    why a workload does not.
+    `members` has the workload names of each team. `reasons` explains, by workload name, why a workload shares a card.
+    `stays` explains why a workload does not share one.
     """
 
     members: tuple[tuple[str, ...], ...] = ()
@@ -44,8 +44,8 @@ def teams(
 ) -> Teams:
     """Group workloads into teams that share a card.
 
-    Only workloads with a whole GPU, the decision for time slicing and a known history are grouped. The members of a team have
-    the same GPU model. If `reach` is "host", they are on the same host.
+    A workload is grouped only if it has a whole GPU, if time slicing was decided for it, and if its history is known.
+    The members of a team have the same GPU model. If `reach` is "host", they are on the same host.
     """
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     rows = {} if fleet is None else {name: row for row, name in enumerate(fleet.names)}

@@ -33,7 +33,7 @@ from .observed import NO_LAYOUT, HostToday, model_of
 from .reclaim import UNNAMED
 from .wishes import wish_of
 
-#: Verdicts with which the need of a workload cannot be determined, and the reasons for excluding the workload.
+#: Verdicts that do not show the need of a workload, and the reasons for excluding such a workload.
 _BLIND = {
     "unhealthy": "the GPU is unhealthy: repair it first",
     "broken_metrics": "its metrics contradict each other",
@@ -62,8 +62,8 @@ def fleet_today(
 ) -> tuple[GpuToday, ...]:
     """Return the GPUs of all hosts that answered, sorted by host and index.
 
-    A workload that has run for less than `least_seconds` is excluded, because a part of the history belongs to an earlier
-    workload.
+    A workload that has run for less than `least_seconds` is excluded, because a part of the history belongs to an
+    earlier workload.
     """
     findings: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for found in audit.findings:
@@ -194,7 +194,7 @@ class _GpuReading:
     def _sick(self) -> str:
         """Return the reason if a GPU with tenants is unhealthy, or an empty text.
 
-        The findings about the tenants do not contain the health of the GPU.
+        This check is separate, because the findings about tenants do not contain the health of the GPU.
         """
         found = self.findings.get("")
         if found is None or found.verdict.word != "unhealthy":
@@ -242,8 +242,8 @@ class _GpuReading:
     def _unused(self, found: Finding) -> bool:
         """Return whether the instance is unused.
 
-        It is unused if the verdict is free. A new instance without a verdict is unused if it is monitored and shows no
-        activity.
+        An instance is unused if its verdict is free. A new instance without a verdict is unused if it is monitored and
+        shows no activity.
         """
         if found.verdict.word == "free":
             return True
@@ -341,7 +341,7 @@ def _who(row: Mapping[str, Any]) -> list[str]:
 def _spread(state: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of holders that use several GPUs or instances.
 
-    They must keep whole GPUs, because a process can use at most one MIG device.
+    Such holders must keep whole GPUs, because a process can use at most one MIG device.
     """
     places: dict[str, set[tuple[str, Any]]] = defaultdict(set)
     for gpu in state["gpus"]:

@@ -49,7 +49,7 @@ def _wish(where: str, row: Any) -> Wish:
 
 
 def _value(where: str, key: str, value: Any) -> Any:
-    """Return the checked value of a key. Raises RightsizeError."""
+    """Return the checked value of a key. Raises RightsizeError if it is invalid."""
     if key in _WORDS:
         if value not in _WORDS[key]:
             raise RightsizeError(where, "%r is invalid" % (value,), "Use one of %s." % ", ".join(_WORDS[key]))

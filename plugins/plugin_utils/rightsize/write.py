@@ -77,11 +77,11 @@ def files(proposal: Proposal) -> Iterator[tuple[str, str]]:
 
 
 def layout_text(change: HostChange) -> str:
-    """Return the content of a host's variables file. It is suitable for a pull request.
+    """Return the content of a host's variables file, for a pull request.
 
-    Ansible trusts this file, so it contains no text from hosts or users. The plan and the current users are in rightsize.yml,
-    which Ansible does not read.
-    Raises RightsizeError if the file would contain more than plain data, for example a template.
+    Ansible trusts this file, so it contains no text from hosts or users. The plan and the current users are in
+    rightsize.yml, which Ansible does not read. Raises RightsizeError if the file would contain more than plain data,
+    for example a template.
     """
     layout = [dict(entry) for entry in change.layout]
     heading = "%s. It replaces the host's gpu_layout. Plan and current users: %s" % (_MARK, YAML)
@@ -115,7 +115,7 @@ def to_data(proposal: Proposal) -> dict[str, Any]:
 
 
 def _reviewed(proposal: Proposal) -> dict[str, Any]:
-    """Return the part of the data that reviewers need, the most important first."""
+    """Return the part of the data that reviewers need, in order of importance."""
     return {
         "summary": summary(proposal),
         "hosts": {

@@ -40,14 +40,14 @@ class NodeInstance:
     def access(self) -> Access | None:
         """Return how pods share the instance.
 
-        Returns None if no technique shares it, or if the technique cannot describe this.
+        Returns None if no technique shares the instance, or if the technique cannot describe the sharing.
         """
         return self.technique.access(self.part) if self.technique else None
 
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """The desired state of a GPU, or the current state if the layout has no entry.
+    """A GPU of a node: its desired state, or its current state without a layout entry.
 
     `entry` is the layout entry of the GPU, or None. `instances` is None if MIG mode is off.
     """
@@ -65,7 +65,7 @@ class NodeGpu:
     def sharing(self) -> str:
         """Return the sharing mode of the entry.
 
-        If the GPU has no entry, it is "mig" or "unlisted".
+        If the GPU has no entry, the mode is "mig" or "unlisted".
         """
         return self.entry.sharing if self.entry else "unlisted" if self.instances is None else "mig"
 
@@ -81,7 +81,7 @@ class NodeGpu:
     def access(self) -> Access | None:
         """Return how pods share the whole GPU.
 
-        Returns None if no technique shares it, or if the technique cannot describe this.
+        Returns None if no technique shares the GPU, or if the technique cannot describe the sharing.
         """
         return self.technique.access(self.entry.part) if self.entry and self.technique else None
 
@@ -95,7 +95,7 @@ class NodeGpu:
     def has_uuid(self) -> bool:
         """Return whether the UUID of the GPU is known.
 
-        It is unknown for GPUs that are only expected, because their driver is not installed yet.
+        The UUID of an expected GPU is unknown, because its driver is not installed yet.
         """
         return self.gpu.uuid.startswith("GPU-")
 

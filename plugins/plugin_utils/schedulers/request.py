@@ -74,9 +74,10 @@ def answer(request: Request) -> dict[str, Any]:
 
 
 def offered(request: Request, keys: Sequence[str], version: tuple[int, ...] | None = None) -> Offered:
-    """Return the offer of a layout by one of the backends `keys`.
+    """Return the offer of a layout by the requested backend.
 
-    `version` is the version of the scheduler. Invalid input does not raise an error. It is reported in the problems.
+    `keys` are the backends that may be requested. `version` is the version of the scheduler. Invalid input does not
+    raise an error. It is reported in the problems.
     """
     name, backend, state = request.node or "this host", request.backend, request.state or {}
     warnings: Sequence[str] = ()
@@ -108,7 +109,7 @@ def as_data(found: Offered) -> dict[str, Any]:
 
 
 def _host(name: str, state: dict[str, Any]) -> Host:
-    """Convert a result of gpu_info to a Host. It includes lost GPUs."""
+    """Convert a result of gpu_info to a Host. The Host includes lost GPUs."""
     read = gpu_info(name, state)
     lost = tuple(lost_gpu(row) for row in read.get("lost_gpus") or ())
     return dataclasses.replace(host_of(name, read), lost=lost)

@@ -17,8 +17,8 @@ from ..model import Node, Offer
 from ..protocol import Changes, Kind, Place, Removal
 from .api_objects import annotations_of, labels_of, name_of, texts
 
-# Label with which the GPU operator does not run mig-manager on the node. By default, mig-manager would remove all instances.
-# The operator does not change a label that has a value.
+# Label that prevents the GPU operator from running mig-manager on the node. By default, mig-manager would remove all
+# instances. The operator does not change a label that has a value.
 # https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
 WITHOUT_MIG_MANAGER = {"nvidia.com/gpu.deploy.mig-manager": "false"}
 # Node annotation that records the values of labels before the first run. It is JSON, with null for a label that did not exist.
@@ -190,7 +190,7 @@ class KubernetesBackend:
 
 
 def allocatable(node: Any, resource: re.Pattern[str]) -> dict[str, int]:
-    """Return the allocatable numbers of a node's resources whose name matches."""
+    """Return the allocatable number of each resource whose name matches."""
     status = node.get("status") if isinstance(node, Mapping) else None
     return {
         name: int(number)
@@ -200,7 +200,7 @@ def allocatable(node: Any, resource: re.Pattern[str]) -> dict[str, int]:
 
 
 def differing(planned: Mapping[str, int], offered: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Return (planned, offered) of each resource for which the two differ.
+    """Return (planned, offered) of each resource for which the two numbers differ.
 
     A missing resource counts as 0.
     """

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Create the JSON patches that drain and resume a Kubernetes node. Pure.
 
-A patch first tests that the values are still those that were read (https://www.rfc-editor.org/rfc/rfc6902). If an administrator
-has changed a value since, the cluster refuses the patch.
-The patch also records the changes in annotations. The node's kubelet can write these annotations as well. So only labels that
-the inventory pauses are restored.
+A patch first tests whether the node still has the values that were read (https://www.rfc-editor.org/rfc/rfc6902). If an
+administrator has changed one of them in between, the cluster refuses the patch. The patch also records the changes in
+annotations. The node's kubelet can write these annotations as well. So only labels that the inventory pauses are
+restored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class NodePatch:
 def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
     """Return the patch that cordons a node and pauses components with labels.
 
-    `labels` maps the names of labels to the values that pause. Labels that the node does not have are skipped.
+    `labels` maps the names of labels to the values that pause a component. Labels that the node does not have are
+    skipped.
     """
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
@@ -91,7 +92,7 @@ def _is_cordoned(node: Any) -> bool:
 
 
 def _recorded(written: str | None, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the earlier values of these labels, as recorded.
+    """Return the earlier values of these labels that a drain recorded.
 
     Values that are invalid or that would pause a component are left out.
     """

@@ -46,7 +46,7 @@ class Plugin:
     priority: str | None
     #: Annotation that pins a pod to a GPU, or None if the plugin has none.
     pin: str | None
-    #: True if memory and SMs are resources of the node, too. HAMi's scheduler keeps them in annotations instead.
+    #: True if memory and SMs are also resources of the node. HAMi's scheduler keeps them in annotations instead.
     counts_all: bool
     labels: dict[str, str]
 
@@ -91,7 +91,7 @@ def offer(node: Node, plugin: Plugin) -> Offer:
 def _is_offered(each: NodeGpu) -> bool:
     """Return whether HAMi-core can share the GPU.
 
-    It needs a GPU without MIG on which several processes may run (compute mode DEFAULT).
+    It can if the GPU has no MIG mode and allows several processes (compute mode DEFAULT).
     """
     return each.sharing == "shared" or isinstance(each.access, Turns) or vgpu_of(each.entry) is not None
 
@@ -115,7 +115,7 @@ def _notes(offered: Sequence[NodeGpu]) -> list[str]:
 def _filter(others: Sequence[NodeGpu]) -> dict[str, list[Any]]:
     """Return the GPUs that the plugin must ignore.
 
-    They are listed by UUID. If a UUID is unknown because the driver is missing, the GPU is listed by index.
+    They are listed by UUID. Without a driver, the UUID is unknown, so the GPU is listed by index.
     """
     return {
         "uuid": [each.gpu.uuid for each in others if each.has_uuid],

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Describe which pods are ready, and why the others are not. Pure.
+"""Describe which pods are ready, and why the others are not ready. Pure.
 
 https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/
 

@@ -47,7 +47,7 @@ class DevicePlugin(KubernetesBackend):
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
         """Return the known cause of missing instances, and how to fix it.
 
-        The cause applies if the missing instances of a profile equal the surplus instances of another profile of the same size.
+        The cause is known if one profile lacks as many instances as another profile of the same size has in excess.
         """
         balance: Counter[str] = Counter()
         missing = []

@@ -36,8 +36,8 @@ _SHARING = {Turns: "timeSlicing", Clients: "mps"}
 GPU_RESOURCE = "nvidia.com/gpu"
 # Node label that selects a key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
-# Root directory of MPS. If it is not set, the plugin exits when MPS is configured. The value is that of the plugin's Helm
-# chart.
+# Root directory of MPS. If this setting is missing, a plugin that uses MPS exits. The value is that of the plugin's
+# Helm chart.
 _MPS_ROOT = "/run/nvidia/mps"
 # Minimum number of replicas that the plugin accepts.
 _FEWEST_REPLICAS = 2
@@ -125,9 +125,9 @@ def _replicas(each: NodeGpu) -> int:
 
 
 def _refuse_others(whole: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse the techniques that the plugin does not have.
+    """Refuse the techniques that the plugin does not support.
 
-    For example, it has no quotas for memory and SMs (README, "Shared Access to GPUs").
+    For example, the plugin has no quotas for memory and SMs (README, "Shared Access to GPUs").
     """
     found = []
     for group in by_entry(whole):
@@ -142,8 +142,8 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
     for group in by_entry(partitioned):
         instances = group[0].instances or ()
         if not instances:
-            # With both strategies, the plugin refuses a GPU in MIG mode without instances (internal/rm/device_map.go,
-            # assertAllMigDevicesAreValid).
+            # With each of the two strategies, the plugin refuses a GPU in MIG mode without instances
+            # (internal/rm/device_map.go, assertAllMigDevicesAreValid).
             found.append(
                 refusal(
                     group,

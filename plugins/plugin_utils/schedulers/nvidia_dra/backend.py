@@ -85,7 +85,7 @@ class Dra(KubernetesBackend):
             return Changes(problems=tuple(_foreign(place.node, item) for item in foreign))
         names = {api.title(item) for item in desired}
         old = [item for name, item in current.items() if api.node_of(item) == place.node and name not in names]
-        # The API does not permit a change of a template's spec.
+        # The API does not permit changes of a template's spec, so the template must be replaced.
         changed = [item for item in desired if api.title(item) in current and _differs(item, current[api.title(item)])]
         recreated = [item for item in changed if item["kind"] == _TEMPLATE]
         write = [item for item in desired if api.title(item) not in current or item in changed]
@@ -179,7 +179,7 @@ def _foreign(node: str, item: Mapping[str, Any]) -> str:
 def _two_offers(node: Any, name: str, objects: Sequence[Any]) -> list[str]:
     """Return a problem if the device plugin offers or has assigned GPUs of the node.
 
-    Kubernetes would assign the same GPU to one pod by its resource and to another by a claim.
+    Otherwise, Kubernetes could assign a GPU to two pods: to one by the resource, and to another one by a claim.
     """
     cure = "Keep the device plugin off the node, and wait for or delete these pods. Nothing was changed."
     offered = ["%s %d" % item for item in allocatable(node, OF_DEVICE_PLUGIN).items() if item[1]]

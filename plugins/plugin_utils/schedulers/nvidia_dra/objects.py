@@ -19,11 +19,11 @@ from ..kubernetes.api_objects import annotations_of, labels_of, name_of, texts
 API = "resource.k8s.io/v1"
 DRIVER = "gpu.nvidia.com"
 GPU_CLASS, MIG_CLASS = "gpu.nvidia.com", "mig.nvidia.com"
-# Label of the objects that the role writes, and annotation of the templates of a node.
+# Label of all objects that the role writes, and annotation of a node's templates.
 OWNED = {"app.kubernetes.io/managed-by": "openfleet.gpu"}
 OF_NODE = "openfleet.gpu/node"
 _GATES = "FEATURE_GATES"
-# The container of the chart that publishes GPUs. The DaemonSet has another one for ComputeDomains.
+# Name of the chart's container that publishes GPUs. Another container of the DaemonSet is for ComputeDomains.
 _CONTAINER = "gpus"
 _SUFFIX = ".openfleet.gpu"
 # Maximum length of names in the API.
@@ -66,7 +66,7 @@ def attribute(name: str) -> str:
 
 
 def reference(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object's kind and names, which suffice to delete it."""
+    """Return an object's kind and names. They are enough to delete the object."""
     metadata = texts(item, "metadata")
     names = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
     return {"apiVersion": API, "kind": item["kind"], "metadata": names}
@@ -97,8 +97,8 @@ def of_kind(objects: Sequence[Any], kind: str) -> list[Mapping[str, Any]]:
 def published(objects: Sequence[Any], node: str = "") -> dict[str, dict[str, str]]:
     """Return the resource names of the driver's devices by node and UUID.
 
-    The names are those of an offer. With `node`, only this node is included. Only the newest generation of a pool counts, as for
-    the scheduler.
+    An offer uses the same names. If `node` is given, only this node is included. Only the newest generation of a pool
+    counts, as for the scheduler.
     """
     found: dict[str, dict[str, str]] = {}
     for spec in _newest(objects):
@@ -111,7 +111,8 @@ def published(objects: Sequence[Any], node: str = "") -> dict[str, dict[str, str
 def lost_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
     """Return the pods with a claim whose device the node no longer publishes.
 
-    `objects` contains only pods of the node. Such a pod does not start. If it already runs, Kubernetes does not end it.
+    `objects` contains only pods of the node. A pod with such a claim does not start. If it already runs, Kubernetes
+    does not end it.
     """
     names = {
         device.get("name")
@@ -131,7 +132,7 @@ def lost_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
 def daemonset(objects: Sequence[Any], selector: str) -> Mapping[str, Any] | None:
     """Return the driver's DaemonSet, or None.
 
-    `selector` is the label selector of its pods. Only equality is supported. Other requirements are ignored.
+    `selector` is the label selector of its pods. Only requirements for equality are supported, and others are ignored.
     """
     wanted = dict(part.split("=", 1) for part in selector.replace("==", "=").replace(" ", "").split(",") if "=" in part)
     for item in of_kind(objects, "DaemonSet"):
@@ -193,7 +194,7 @@ def _names(item: Any) -> tuple[str, str]:
 def _claims(pod: Any) -> Iterator[tuple[str, str]]:
     """Yield namespace and name of each claim of a pod.
 
-    Kubernetes names the claims of templates.
+    If Kubernetes creates a claim from a template, it chooses the name of the claim.
     """
     namespace = _names(pod)[0]
     for each in _mappings(_mapping(pod, "spec").get("resourceClaims")):
