@@ -11,7 +11,7 @@ from .model import Offer
 def lines(offer: Offer, name: str) -> list[str]:
     """Return the lines of an offer.
 
-    The first line lists the offered resources. The other lines are the GPUs that are not offered, and the notes.
+    The first line lists the offered resources. The other lines list the GPUs that are not offered, and the notes.
     """
     offered = ", ".join("%s %d" % item for item in offer.resources.items()) or "no GPU is offered"
     return ["node %s: %s" % (name, offered), *map(str, offer.left_out), *offer.notes]

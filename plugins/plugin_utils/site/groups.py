@@ -15,9 +15,9 @@ _RATIO = 0.8
 
 
 def misspelt(groups: Mapping[str, Any], known: Sequence[str]) -> str:
-    """Return a text with a sentence for each misspelt group, or an empty text.
+    """Return a sentence for each misspelt group as one text, or an empty text.
 
-    A group is reported if it has hosts and its name is similar to a known one.
+    A group is reported if it has hosts and its name is similar to a known group name.
     """
     sentences = []
     for name, hosts in sorted(groups.items()):

@@ -83,7 +83,7 @@ class Failure:
 def failure(host: str, result: Any) -> Failure:
     """Return the failure of a host from a failed result or from the text of a check.
 
-    If the result is missing or empty, the host was unreachable.
+    A missing or empty result means that the host was unreachable.
     """
     if isinstance(result, str):
         return Failure(_reason(host, result.strip()), False)
@@ -94,7 +94,8 @@ def failure(host: str, result: Any) -> Failure:
     if isinstance(result.get("timedout"), Mapping):
         # Replace Ansible's message about the keyword `timeout`, because that message does not explain that the host hangs.
         lines = ["it did not answer within %s s" % result["timedout"].get("period")]
-    # Messages from assertions in roles and from modules of this collection may quote the inventory, so do not search them.
+    # Messages from assertions in roles and from modules of this collection may quote the inventory. So do not search
+    # them for the texts of Ansible and sudo.
     by_ansible = not {"assertion", "problem", "host_fault"}.intersection(result)
     fault = any(result.get(key) for key in _HOST_FAULTS)
     become = by_ansible and _BECOME_PASSWORD.search(message) is not None
@@ -119,7 +120,7 @@ def _message(result: Mapping[str, Any]) -> str:
 
 
 def _unprinted(host: str, result: Any) -> str:
-    """Return the error in the result of a task that did not fail.
+    """Return the error in the result of a task that did not fail, but found an error.
 
     Ansible does not print such an error. Returns an empty text if the task failed.
     """
@@ -131,10 +132,10 @@ def _unprinted(host: str, result: Any) -> str:
 
 
 def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
-    """Compare the hosts that need a plan with the hosts that have one.
+    """Compare the hosts that need a plan with the hosts that have a plan.
 
-    `failures` has the failed result of each host without a plan, see `failure`. If no host has a plan, no loss is tolerated.
-    Raises ValueError if `tolerate` is invalid.
+    `failures` has the failed result of each host without a plan (see `failure`). If no host has a plan, no loss is
+    tolerated. Raises ValueError if `tolerate` is invalid.
     """
     errors = [str(equal) for equal in group((host, _unprinted(host, failures.get(host))) for host in hosts)]
     return replace(_decide(hosts, planned, failures, tolerate), errors=[text(error, 3000) for error in errors])
@@ -171,7 +172,10 @@ def _decide(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str,
 
 
 def _shortened(hosts: Sequence[str]) -> str:
-    """Return the hosts as text: the first _NAMED names, and the number of others."""
+    """Return the hosts as text.
+
+    The text has the first _NAMED names, and the number of the other hosts.
+    """
     named = list(hosts[:_NAMED])
     return ", ".join(named if len(hosts) <= _NAMED else [*named, "%d more" % (len(hosts) - _NAMED)])
 

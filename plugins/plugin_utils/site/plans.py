@@ -13,7 +13,8 @@ from ..host_values import MOST_ENTRIES, HostValueError
 
 #: Key of the hosts without changes. It contains spaces, so it cannot be the name of a host.
 UNCHANGED = "nothing to do"
-#: Maximum number of hosts without changes that are listed, of lines about blocking workloads, and of holders in such a line.
+#: Maximum number of hosts without changes that are listed. The same number limits the lines about blocking workloads,
+#: and the holders in such a line.
 _NAMED = 20
 _NO_DRIVER = "(no NVIDIA driver yet%s)"
 
@@ -23,8 +24,8 @@ def plans(results: Mapping[str, Any]) -> dict[str, Any]:
 
     Hosts without changes share the entry UNCHANGED.
 
-    `results` has the results of the module openfleet.gpu.layout in check mode. If a result is not readable, the reason is
-    returned instead of lines.
+    `results` has the results of the module openfleet.gpu.layout in check mode. If a host's result is not readable, the
+    host has the reason instead of the lines.
     """
     written: dict[str, Any] = {}
     unchanged = []
@@ -45,7 +46,7 @@ def plans(results: Mapping[str, Any]) -> dict[str, Any]:
 def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
     """Return the lines of a host's plan.
 
-    If nothing changes, only the lines for unmanaged GPUs are returned. Raises HostValueError.
+    If nothing changes, only the lines for unmanaged GPUs are returned. Raises HostValueError if the result is invalid.
     """
     read = host_results.plan(host, result)
     if not read.get("driver_present"):
@@ -69,8 +70,8 @@ def _line(line: Mapping[str, Any]) -> str:
 
 
 def _first(texts: Sequence[str]) -> list[str]:
-    """Return the first _NAMED texts, and a text with the number of the others."""
+    """Return the first _NAMED texts, and one more text with the number of the others."""
     left = len(texts) - _NAMED
-    # The list may have been cut when it was read, so the number can be too low.
+    # The list may have been shortened when it was read, so the actual number can be higher.
     more = ["%s%d more" % ("at least " if len(texts) == MOST_ENTRIES else "", left)] if left > 0 else []
     return [*texts[:_NAMED], *more]

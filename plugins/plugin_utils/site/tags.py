@@ -12,8 +12,8 @@ from . import needs
 
 # Tags that select every task.
 _EVERYTHING = {"all", "tagged"}
-# Tags that Molecule skips in every run, even if no task has them. It skips the last one only in the check of idempotence
-# (https://docs.ansible.com/projects/molecule/configuration/, "Provisioner").
+# Tags that Molecule skips in every run, even if no task has them. It skips the last tag only in the check of
+# idempotence (https://docs.ansible.com/projects/molecule/configuration/, "Provisioner").
 _SKIPPED_BY_MOLECULE = {"notest", "molecule-notest", "molecule-idempotence-notest"}
 _NOTHING_CHANGED = "Nothing was changed."
 # Variables that request a role. The role runs on a host that has one of them. A role that is not listed here runs on every
@@ -39,8 +39,8 @@ def problem(
 ) -> str:
     """Return why a run with these `--tags` and `--skip-tags` is refused, or "".
 
-    `tags` are the tags of the playbook, one for each role. If the playbook has none, every tag is refused. If `hostvars` is
-    None, a tag is accepted even if no host uses its role.
+    `tags` are the tags of the playbook, one for each role. If the playbook has no tags, every tag is refused. If
+    `hostvars` is None, a tag is accepted even if no host uses its role.
     """
     named = [tag for tag in dict.fromkeys(run) if tag not in _EVERYTHING]
     skip = [tag for tag in skip if tag not in _SKIPPED_BY_MOLECULE]

@@ -24,9 +24,14 @@ _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[str, Any]:
     """Return the plan as a mapping.
 
-    `problems`: errors in the layout. `plan`: lines of the plan. `counts`: numbers of changes. `gpus`: number of GPUs.
+    The GPUs are the models in `expected_gpus`. If it is empty, the GPUs are those on the host's PCI bus (`pci_gpus`).
+    Keys of the result:
+
+    `problems`: errors in the layout.
+    `plan`: lines of the plan.
+    `counts`: numbers of changes.
+    `gpus`: number of GPUs.
     `checked`: true if the layout was checked against GPU models.
-    The GPUs are those in `expected_gpus` (models). If it is empty, they are those on the host's PCI bus (`pci_gpus`).
     """
     try:
         layout = parse_layout(layout_data)
@@ -77,8 +82,8 @@ def _check_addresses(layout: Layout, addresses: Sequence[str]) -> None:
 def _by_place(layout: Layout, by_address: bool) -> Layout:
     """Return the layout without the entries that need the driver to find their GPUs.
 
-    These are entries that select GPUs by UUID. If PCI addresses are unknown, entries that select GPUs by address are left out
-    as well.
+    Entries that select GPUs by UUID need the driver. If PCI addresses are unknown, entries that select GPUs by address
+    need it as well.
     """
     unknown = {"uuid"} if by_address else {"uuid", "pci"}
     return Layout(tuple(e for e in layout.entries if all(s.kind not in unknown for s in _selectors(e))))

@@ -23,7 +23,8 @@ class Demand:
 
     name: str
     evidence: Evidence
-    #: Observed maximum of memory use, and that maximum with a margin. It is at most the memory of the current card.
+    #: The observed maximum of memory use, and the same maximum with a margin. With the margin, it is at most the memory
+    #: of the current card.
     memory_seen_bytes: float | None = None
     memory_bytes: float | None = None
     memory_margin_ratio: float | None = None

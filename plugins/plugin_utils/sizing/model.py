@@ -38,9 +38,10 @@ class Policy:
     memory_margin_ratio: float = 0.3
     #: Number of days after which a workload's own history has the same weight as the fleet's.
     prior_days: float = 1.0
-    #: Maximum probability that the memory of a card is exceeded. It corresponds to 4 seconds per day.
+    #: Maximum probability that the memory use exceeds the memory of a card. It corresponds to 4 seconds per day.
     memory_over_ratio: float = 5e-5
-    #: Number of workloads that must fit on a card at their observed maximum at once, while the others use their medians.
+    #: Number of workloads whose observed maximums must fit on a card together, while the other workloads use their
+    #: medians.
     peaks_at_once: int = 2
     #: Share of the card that must stay free during such peaks, for the driver and for the context of each process.
     free_ratio: float = 0.05
@@ -58,7 +59,7 @@ class Policy:
     #: Quantile of the duty that determines the compute need, and the headroom that is added.
     compute_quantile: float = 0.95
     compute_headroom_ratio: float = 0.15
-    #: Minimum share of cards that sharing must save to be worth it.
+    #: Sharing is worth it if it saves at least this share of the cards.
     least_saving_ratio: float = 0.05
     #: Parameters of the search: number of rounds, number of cards that are tried per workload, and random seed.
     rounds: int = 800
@@ -146,7 +147,7 @@ class Fleet:
 
     @property
     def step(self) -> float:
-        """Return the median time between samples in seconds, 0 for fewer than two."""
+        """Return the median time between samples in seconds. It is 0 for fewer than two."""
         return float(np.median(np.diff(self.times))) if len(self.times) > 1 else 0.0
 
     def part(self, rows: Sequence[int]) -> Fleet:

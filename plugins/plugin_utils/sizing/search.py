@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Place items on as few identical cards as possible. Pure and deterministic.
 
-Only a whole group of items can be checked for whether it fits on a card. The search starts with best fit. In each of the
-following rounds, it empties a few random cards and places their items again (ruin and recreate: Schrimpf et al., Record
-breaking optimization results using the ruin and recreate principle, 2000).
-The number of rounds is limited instead of the time, so the result is the same on every machine.
+Whether items fit on a card can be checked only for a whole group of items. The search starts with best fit. In each of
+the following rounds, it empties a few random cards and places their items again (ruin and recreate: Schrimpf et al.,
+Record breaking optimization results using the ruin and recreate principle, 2000). The number of rounds is limited
+instead of the time, so the result is the same on every machine.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Limits:
     seed: int
 
 
-#: Costs, in units of one card: for a mean saturation above the limit, for saturation, and for exceeded memory.
+#: Costs, in units of one card: of a mean saturation above the limit, of saturation, and of exceeded memory.
 _BEYOND, _SATURATED, _OVER = 20.0, 0.02, 0.15
-#: Weights for the choice of a card: of the risk that its memory is exceeded, and of the number of its items.
+#: Weights of two properties of a card when a card is chosen: the risk that its memory is exceeded, and the number of
+#: its items.
 _RISK, _FILLED = 0.05, 0.02
 #: Randomness of the choice of a card, probability that a worse solution is accepted, and maximum extra cost of such a solution.
 _NOISE, _FOLLOW, _WORSE = 0.5, 0.1, 0.02
@@ -143,7 +144,7 @@ class Search:
     def _chosen(self, ordered: list[int], first: bool) -> list[int]:
         """Return the cards to try, the fullest first.
 
-        If there are many cards, later rounds try only the fullest cards and a random choice of the others.
+        If there are many cards, later rounds try only the fullest cards and a random selection of the others.
         """
         most = self._limits.candidates
         if first or len(ordered) <= most:

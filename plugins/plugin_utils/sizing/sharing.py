@@ -43,7 +43,8 @@ class Sharing:
     cards: tuple[Card, ...]
     #: (name, reason) of each workload that must not be changed. It has too little data or is too large for the card.
     left_alone: tuple[tuple[str, str], ...]
-    #: False if all workloads should keep their own cards. `reason` explains why, or how many cards sharing saves.
+    #: False if all workloads should keep their own cards. `reason` explains this decision, or how many cards sharing
+    #: saves.
     worth_it: bool
     reason: str
 
@@ -54,7 +55,10 @@ class Sharing:
 
 
 class _Weigher:
-    """Evaluates groups of workloads. All workloads of `fleet` must have enough evidence."""
+    """Evaluates groups of workloads.
+
+    All workloads of `fleet` must have enough evidence.
+    """
 
     def __init__(self, fleet: Fleet, known: Sequence[Evidence], card_bytes: float, policy: Policy) -> None:
         self.policy, self.card = policy, card_bytes
@@ -65,9 +69,9 @@ class _Weigher:
         self.memory_chance = memory_chances(fleet, known, policy)
         self.duty_chance = duty_chances(fleet, known, policy)
         self.bins = int(card_bytes // BIN_BYTES)
-        # Weight of the expected saturation. It is 1 until the history of a workload contains all hours of the day. After that,
-        # the observed saturation counts more with each day, because workloads that avoided each other so far will probably
-        # continue.
+        # Weight of the expected saturation. It is 1 until the history of a workload contains all hours of the day.
+        # After that, the observed saturation counts more with each day: workloads that did not work at the same time so
+        # far will probably continue this way.
         self.unseen = np.array(
             [1.0 if one.day_ratio < 1 else policy.prior_days / (one.days + policy.prior_days) for one in known]
         )
@@ -75,8 +79,9 @@ class _Weigher:
     def weigh(self, group: Group) -> Weight:
         """Evaluate a group by rules 1 to 4 of docs/sizing.md.
 
-        The sum of memory with margins must fit at every sample. Several peaks must fit at once. The probability that the sum
-        exceeds the memory of the card must be low. It is calculated as if the workloads were independent.
+        The sum of memory with margins must fit at every sample. Several peaks must fit at the same time. The
+        probability that the sum exceeds the memory of the card must be low. This probability is calculated as if the
+        workloads were independent.
         """
         rows = list(group)
         if self.padded[rows].sum(axis=0).max() > self.card:
@@ -121,11 +126,11 @@ class _Weigher:
 def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Sharing:
     """Group workloads on as few cards of `card_bytes` as the rules allow.
 
-    Workloads with too little evidence are left alone.
+    Workloads with too little evidence are left out.
 
-    The duty of a card is the sum of the duties of its workloads. The memory of the workloads, with margins, fits on each card.
-    A card is saturated for at most `saturated_card_ratio` of the time. The mean over all cards is at most `saturated_ratio`.
-    Raises SizingError if the card has no memory.
+    The duty of a card is the sum of the duties of its workloads. The memory of the workloads, with margins, fits on
+    each card. A card is saturated for at most `saturated_card_ratio` of the time. The mean over all cards is at most
+    `saturated_ratio`. Raises SizingError if the card has no memory.
     """
     policy = policy or Policy()
     if not np.isfinite(card_bytes) or card_bytes <= 0:

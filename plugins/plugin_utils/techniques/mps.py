@@ -29,7 +29,7 @@ class FleetMps(FleetTechnique):
         "places": [{"gpu_uuid": "gpu_uuid"}, 64],
         "problem": "text",
     }
-    # The kind of its clients, as module_utils/holders names it.
+    # The kind of the daemon's clients, as module_utils/holders names it.
     holder_kinds = (KEY,)
     proposed = True
     # All clients of a daemon have the same limits.
@@ -59,11 +59,11 @@ class FleetMps(FleetTechnique):
         return daemon
 
     def suits(self, isolation: str, latency: str) -> str:
-        """Return the reason for a workload without isolation that cannot wait."""
+        """Return the reason for a workload that needs no isolation and that cannot wait."""
         return "it trusts its neighbours and cannot wait" if isolation == "none" and latency != "batch" else ""
 
     def unfit(self, compute_capability: str | None, model: str) -> str:
-        """Return the reason if the GPU does not enforce the limits of clients."""
+        """Return the reason if GPUs of this model do not enforce the limits of clients."""
         if limits_bind(compute_capability):
             return ""
         return "it cannot wait, and MPS does not enforce limits on a %s" % model

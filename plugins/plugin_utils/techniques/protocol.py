@@ -25,7 +25,7 @@ class Size(NamedTuple):
 class Part(NamedTuple):
     """A part of a GPU for the workload `name`, in the result of packing.
 
-    `gpus` is the number of GPUs of the workload. Each of them has such a part.
+    `gpus` is the number of GPUs of the workload. The workload has such a part on each of them.
     """
 
     name: str
@@ -50,11 +50,11 @@ class FleetTechnique:
 
     # ---------------------------------------------------------------------- results of hosts
 
-    #: Name of the technique's rows in the result of gpu_info, or empty.
+    #: Name of the technique's rows in the result of gpu_info, or empty if it has none.
     rows: str = ""
     #: Format of such a row (host_values.py).
     row_format: Mapping[str, Any] = {}
-    #: Names of the values that a row needs if it has `gpus`.
+    #: Names of the values that a row must have if its value `gpus` is not empty.
     row_needs: tuple[str, ...] = ()
     #: Kinds of holders that are processes of the technique.
     holder_kinds: tuple[str, ...] = ()
@@ -64,7 +64,8 @@ class FleetTechnique:
     #: Whether the workloads are tenants: `rows` lists them, and a layout has their names and quotas. Each tenant has a
     #: history in the metrics.
     has_tenants: bool = False
-    #: Whether all workloads on a GPU have one common history. If so, right-sizing excludes the GPU.
+    #: Whether the metrics have only one common history for all workloads on a GPU. If so, right-sizing excludes the
+    #: GPU.
     mixes_histories: bool = True
 
     def serves(self, state: State, gpu_uuid: str) -> str:
@@ -75,13 +76,14 @@ class FleetTechnique:
         return ""
 
     def quota(self, row: Mapping[str, Any]) -> Size:
-        """Return the quota of a tenant. Only for techniques with tenants."""
+        """Return the quota of a tenant. Called only for techniques with tenants."""
         raise NotImplementedError
 
     def fixed(self, rows: Sequence[Mapping[str, Any]], entry: Entry | None) -> str:
         """Return why the entry of a GPU with these tenants must not be rewritten.
 
-        Returns an empty text if it may be rewritten. A rewritten entry has only the names and quotas of tenants.
+        Returns an empty text if the entry may be rewritten. After that, it has only the names and quotas of tenants,
+        and other settings are lost.
         """
         return "right-sizing does not change %s" % self.title
 
@@ -91,44 +93,46 @@ class FleetTechnique:
     proposed: bool = False
     #: Whether all parts of a GPU have the size of the largest one.
     equal_parts: bool = False
-    #: Why a workload cannot have parts of several GPUs, or empty.
+    #: The reason why a workload cannot have parts of several GPUs. Empty if it can.
     one_gpu: str = ""
 
     def most_parts(self, compute_capability: str | None) -> int | None:
         """Return the maximum number of parts of a GPU.
 
-        Returns None if it is unlimited or unknown.
+        Returns None if the number is unlimited or unknown.
         """
         return None
 
     def holds(self, gpu: Size, parts: Sequence[Size]) -> bool:
         """Return whether a GPU with this capacity holds the parts.
 
-        The check of a result calls this. It asks the technique's planner, and uses no code of the search.
+        The check of a packing result calls this method. It asks the technique's planner, and uses no code of the
+        packing search.
         """
         return sum(p.memory_mib for p in parts) <= gpu.memory_mib and sum(p.sm_percent for p in parts) <= gpu.sm_percent
 
     def part(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return the technique's part of a `gpu_layout` entry for these parts.
+        """Return the technique's part of a `gpu_layout` entry for these parts of GPUs.
 
-        They are the parts of one GPU, in the order of the workloads. If a tenant has several GPUs, they are the parts of all
-        GPUs that such tenants connect.
+        They are the parts of one GPU, in the order of the workloads. If a tenant has several GPUs, these GPUs share an
+        entry, so `parts` has the parts of all of them.
         """
         raise NotImplementedError
 
     # ---------------------------------------------------------------------- right-sizing
 
-    #: Whether workloads fit on a GPU if their combined histories do, because the driver lets them take turns.
+    #: Whether the driver lets workloads take turns. If so, workloads fit on a GPU if their combined histories fit.
     takes_turns: bool = False
-    #: A part of a GPU as text, or empty if its size describes it.
+    #: Description of a part of a GPU, or empty if the size of the part describes it.
     part_text: str = ""
-    #: The risk for a workload that used no such technique before, or empty.
+    #: The risk for a workload that did not use the technique before, or empty.
     risk: str = ""
 
     def suits(self, isolation: str, latency: str) -> str:
         """Return why the technique suits a workload with these requirements.
 
-        Returns an empty text if it does not. `isolation` and `latency` are values of `gpu_rightsize_workloads`.
+        Returns an empty text if the technique does not suit it. `isolation` and `latency` are values of
+        `gpu_rightsize_workloads`.
         """
         return ""
 
@@ -144,7 +148,8 @@ class FleetTechnique:
     def access(self, part: Any) -> Access | None:
         """Return how pods share the GPU or instance with this part of a layout.
 
-        Returns None if it cannot be described. Then only the backends that know the technique offer it.
+        Returns None if no class of access.py describes it. In this case, only the backends that know the technique
+        offer it.
         """
         return None
 

@@ -17,7 +17,7 @@ from ...module_utils.techniques.vgpu.part import Vgpu, vgpu_of
 from .protocol import FleetTechnique, Part, Size
 
 _MIB = 1 << 20
-#: Policy of entries that right-sizing writes.
+#: Tenant policy in entries that right-sizing writes.
 _POLICY = POLICIES[0]
 
 
@@ -50,7 +50,7 @@ class FleetVgpu(FleetTechnique):
         return Size(-(-int(row["memory_bytes"]) // _MIB), int(row["sm_percent"]))
 
     def fixed(self, rows: Sequence[Mapping[str, Any]], entry: Entry | None) -> str:
-        """Return the setting that a rewritten entry would lose."""
+        """Return the setting that would be lost if right-sizing rewrote the entry."""
         for row in rows:
             if len(row.get("gpus") or ()) > 1:
                 return "the tenant %s spans several GPUs" % row["name"]
@@ -81,8 +81,8 @@ class FleetVgpu(FleetTechnique):
     def part(self, parts: Sequence[Part]) -> dict[str, Any]:
         """Return the tenants.
 
-        If the parts are of several GPUs, a tenant with one GPU is pinned to it. A tenant with several GPUs is not pinned,
-        because the planner places it.
+        If the parts are of several GPUs, a tenant with one GPU is pinned to its GPU. A tenant with several GPUs is not
+        pinned, because the planner places it.
         """
         several = len({part.gpu_index for part in parts}) > 1
         tenants: dict[str, dict[str, Any]] = {}

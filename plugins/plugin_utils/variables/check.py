@@ -21,22 +21,24 @@ from . import known
 from .rules import RULES, Refused, bounds_of
 
 _MOST_RATIO = 1e9
-#: Minimum similarity to a known name: of a name without a prefix of the collection, and of the part after such a prefix.
+#: Minimum similarity to a known name. The first value is for a name without a prefix of the collection. The second one
+#: is for the part of a name after such a prefix.
 _NAME_RATIO, _REST_RATIO = 0.9, 0.66
-#: Minimum similarity of a name to a required variable that is missing on a host.
+#: Minimum similarity between a name and the name of a required variable that is missing on a host.
 _MISSING_RATIO = 0.85
-#: Minimum length of a name, and of a word in a name. A similar name that is shorter is too often another variable of the
-#: inventory.
+#: Minimum lengths of a name and of a word for which one wrong letter counts as a typing error. A shorter name is too
+#: often another variable of the inventory.
 _LEAST_NAME, _LEAST_WORD = 15, 5
 #: A name without a prefix of the collection is checked if it starts with one of these texts.
 _WORDS = ("gpu", "nvidia", "dcgm", "container_t")
-# Minimum number of words in a name with a missing word, and in a name with a wrong word, that counts as an error. A shorter
+# Minimum number of words in a name that counts as an error: if a word is missing, and if a word is wrong. A shorter
 # name is too often a variable of another role.
 _LEAST_WORDS_LEFT, _LEAST_WORDS_WITH_WRONG_ONE = 3, 4
-# The first word of a role that other products use, too. If a name has only two words and a third word is missing, it is an error
-# only if it starts with the first word of another role (gpu_waves, but not driver_version or container_version).
+# The first word of a role that other products use, too. A name with two words that lacks a third word is an error only
+# if it starts with the first word of another role (gpu_waves, but not driver_version or container_version).
 COMMON_WORD = "container"
-# First words of names for other NVIDIA products. Inventories have variables for these products, so such names are no errors.
+# First words of names for other NVIDIA products. Inventories have variables for these products, so such names are not
+# errors.
 _OTHER_PRODUCTS = (("gpu", "operator"), ("gpu", "feature"), ("nvidia", "docker"), ("nvidia", "device"))
 # Maximum number of variables that a warning suggests.
 _MOST_RESEMBLED = 3
@@ -82,9 +84,9 @@ _HIDDEN = "(hidden)"
 class Unknown:
     """An unknown variable with a name that is similar to a known one.
 
-    `nearest` is the known name. `error` is true if the name is almost certainly a misspelling of it.
-    `by_words` is true if the name is an error only because a word is missing or wrong. If another variable of the inventory
-    uses such a name, it is no error.
+    `nearest` is the known name. `error` is true if the name is almost certainly a misspelling of it. `by_words` is true
+    if the name is an error only because a word is missing or wrong. Such a name is not an error if another variable of
+    the inventory uses it.
     """
 
     name: str
@@ -134,7 +136,8 @@ def _word_error(name: str) -> tuple[str, bool]:
     patterns = ((*words[:place], None, *words[place + 1 :]) for place in range(len(words)))
     lacking = set(known.by_missing_word().get(words, ()))
     wrong = {variable for pattern in patterns for variable in known.by_words_around().get(pattern, ())}
-    # If several variables differ in the same place, that is no evidence: gpu_busy_timeout is similar to every timeout.
+    # If several variables differ in the same place, the similarity proves nothing: gpu_busy_timeout is similar to every
+    # timeout.
     wrong = wrong if len(words) >= _LEAST_WORDS_WITH_WRONG_ONE - 1 and len(wrong) == 1 else set()
     resembled = [*sorted(lacking), *sorted(wrong - lacking)]
     if not resembled:
@@ -191,7 +194,7 @@ def _one_letter_off(word: str, meant: str) -> bool:
         (place for place, pair in enumerate(zip(word, meant)) if pair[0] != pair[1]), min(len(word), len(meant))
     )
     longest = max(len(word), len(meant))
-    # The rest of the words after the first difference must be equal.
+    # The rest of the two words after the first difference must be equal.
     return word[same + (len(word) == longest) :] == meant[same + (len(meant) == longest) :]
 
 
@@ -209,7 +212,7 @@ def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
 
 
 def missing(name: str, misspelt: str | None = None) -> Problem:
-    """Return the problem that a host does not have a required variable.
+    """Return the problem that a required variable is missing on a host.
 
     `misspelt` is a variable of the host that may be a misspelling of the required name, or None.
     """
@@ -334,7 +337,10 @@ def _mapping(node: Node, option: Mapping[str, Any], variable: known.Variable) ->
 
 
 def _raw(_node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
-    """Do nothing. A rule of the variable or the code that uses it checks the value."""
+    """Do nothing, because other code checks the value.
+
+    This code is a rule of the variable, or the code that uses the variable.
+    """
 
 
 _READERS = {

@@ -89,7 +89,7 @@ def first_words() -> tuple[str, ...]:
 def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
     """Return names of variables by pattern.
 
-    A pattern has the words of a name, with one word replaced by None.
+    A pattern is a name in which one of the words is replaced by None.
     """
     found: dict[tuple[str | None, ...], list[str]] = {}
     for name in variables():
@@ -101,7 +101,7 @@ def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
 
 @lru_cache(maxsize=None)
 def by_missing_word() -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return names of variables by the words of the name without one word."""
+    """Return names of variables by their words without one of these words."""
     shortened: dict[tuple[str, ...], tuple[str, ...]] = {}
     for pattern, names in by_words_around().items():
         words = tuple(word for word in pattern if word is not None)

@@ -37,7 +37,7 @@ def bounds_of(name: str) -> tuple[int, int]:
         # Port 0 means "no exporter".
         return (0 if name == "gpu_monitoring_host_exporter_port" else 1, _PORTS)
     if name == "gpu_simulator_gpus":
-        # The only number in this variable is the number of GPUs of a model.
+        # The only number in this variable is the number of GPUs of each model.
         return 1, catalogue.MOST_SIMULATED_GPUS
     if name.endswith(("_interval", "_interval_seconds")):
         return 1, _MOST
@@ -92,7 +92,7 @@ def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
 
 
 def _by(parse: Callable[[Any], Any]) -> Callable[[Any, str], None]:
-    """Return a rule that runs the parser that a later step uses."""
+    """Return a rule that runs the same parser as a later step."""
 
     def rule(value: Any, name: str) -> None:
         try:

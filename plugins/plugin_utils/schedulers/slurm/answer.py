@@ -28,7 +28,7 @@ from .offer import KEY, node_gres, room, shared_gres
 from .record import in_order, record
 from .topology import MOST_THREADS, Core, Cpus, parse_cpus, placement
 
-# Format of a result of slurm_info, with generous limits for one node.
+# Format of a result of slurm_info. Its limits are well above the needs of one node.
 _SLURM_INFO = {
     "node!": "name",
     "version!": "version",
@@ -116,14 +116,17 @@ def _current(info: Mapping[str, Any]) -> Current:
 
 
 def _job_gres(rows: Sequence[Mapping[str, Any]] | None) -> tuple[tuple[str, int, tuple[int, ...] | None], ...]:
-    """Return the GRES of a job. If they are unknown, return one GPU of unknown number."""
+    """Return the GRES of a job.
+
+    If they are unknown, return one GPU without a device number.
+    """
     if rows is None:
         return ((GPU, 1, None),)
     return tuple((row["name"], row["count"], tuple(row["numbers"]) if row.get("numbers") else None) for row in rows)
 
 
 def removal(node: Mapping[str, Any], host: str) -> dict[str, Any]:
-    """Return the same as `answer` for a node that gives up the GRES of its GPUs."""
+    """Return a result like that of `answer` for a node that gives up its GPU GRES."""
     name = host or "this host"
     empty = {"problems": [], "checked": True, "plan": [], "config": {}, **_NOTHING}
     try:
@@ -146,15 +149,16 @@ def _record(
 ) -> tuple[tuple[str, str], ...]:
     """Return type and UUID of each device that Slurm has for the node, by number.
 
-    These are the recorded ones if the GRES of the node match them. If a run was interrupted after it changed the layout, the
-    files in gres.conf may be those of new devices.
+    The recorded devices are returned if they match the GRES of the node. Otherwise, the devices are read from
+    gres.conf. The record is preferred: if a run was interrupted after it changed the layout, the files in gres.conf may
+    be those of new devices.
     """
     rows = [(row["type"], row.get("uuid") or "") for row in info.get("recorded") or ()]
     return in_order(rows, current.gres) or record(info.get("gres_conf") or (), current.gres, gpus, nodes)
 
 
 def _version(info: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the older version of slurmctld and slurmd.
+    """Return the older one of the versions of slurmctld and slurmd.
 
     Returns None if one of them is unknown.
 
@@ -184,7 +188,8 @@ def _device_nodes(info: Mapping[str, Any]) -> DeviceNodes:
 def _shared_types(name: str, gres: Sequence[Gres], types: str) -> str:
     """Return a problem if the cluster has shards and gres/mps.
 
-    Then Slurm 22.05 and 24.11 set no CUDA_VISIBLE_DEVICES for jobs on shards, and 0 percent for jobs with gres/mps.
+    In such a cluster, Slurm 22.05 and 24.11 set no CUDA_VISIBLE_DEVICES for jobs on shards, and 0 percent for jobs with
+    gres/mps.
     """
     configured = types.split(",")
     for used, other in ((SHARD, MPS), (MPS, SHARD)):

@@ -25,7 +25,8 @@ from .gres import GPU, SHARD, Gres, joined, totals
 from .order import is_pad, kept, ordered, types
 
 NOTHING, IN_PLACE, AFFECTED, ALL = WAYS = ("nothing", "in place", "affected jobs", "all jobs")
-# Releases in which jobs were seen to survive a change of types with the same total. Others wait for all jobs.
+# Releases in which tests showed that jobs survive a change of types with the same total. In other releases, all jobs
+# must end first.
 _SURVIVES = (22, 5)
 _RECONFIGURES = (24, 11)
 # First release whose slurmctld keeps jobs on shards when it restarts (NEWS of 23.02).
@@ -108,7 +109,7 @@ def change(name: str, desired: Desired, current: Current) -> Change:
     same_shared = list(desired.shared) == [each for each in current.gres if each.name != GPU]
     order = _unchanged(stay, desired, current) if same_shared else None
     if order is not None:
-        # Without pads, the total would change. So they stay until the layout changes.
+        # Removing the pads would change the total. So they stay until the layout changes.
         return Change(NOTHING, order, gres=_text(order, desired, current), note=note)
     restart = needs_restart(current.version)
     fixed: dict[int, Device] = {}
@@ -157,7 +158,7 @@ def _unchanged(stay: Mapping[int, Device], desired: Desired, current: Current) -
         if gone or len(stay) != len(desired.devices):
             return None
         return tuple(stay.get(number) for number in range(len(current.record)))
-    # The order of the devices is unknown, for example with AutoDetect. All that can be compared are the GRES.
+    # The order of the devices is unknown, for example with AutoDetect. So only the GRES can be compared.
     gpus = tuple(each for each in current.gres if each.name == GPU)
     return (
         tuple(desired.devices)

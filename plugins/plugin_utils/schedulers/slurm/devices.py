@@ -26,8 +26,8 @@ _BRANDS = ("nvidia", "tesla", "geforce", "quadro")
 def gpu_types(gpus: Iterable[Gpu]) -> dict[str, str]:
     """Return the GRES type of each GPU by UUID.
 
-    The type is the short name of the model, such as h100. If two models of the node share it, both have their full names. Each
-    type is a part of the name that AutoDetect=nvml finds.
+    The type is the short name of the model, such as h100. If two models of the node have the same short name, their
+    types are the full names. Each type is a part of the name that AutoDetect=nvml finds.
     """
     names = {gpu.uuid: _words(gpu.name) for gpu in gpus}
     short = {uuid: _short(words) for uuid, words in names.items()}
@@ -53,15 +53,16 @@ def _short(words: Sequence[str]) -> str:
 def desired(gpus: Sequence[NodeGpu], kept: Collection[str] = ()) -> list[Device]:
     """Return the devices of the layout in Slurm's order.
 
-    `kept` are the UUIDs of the MIG devices that the layout's plan keeps. If the instances of a GPU differ from the layout, all
-    others count as new.
+    `kept` are the UUIDs of the MIG devices that the layout's plan keeps. If the instances of a GPU differ from the
+    layout, its other devices count as new.
     """
     types = gpu_types(each.gpu for each in gpus)
     found: list[Device] = []
     for each in _by_index(gpus):
         kind = types[each.gpu.uuid]
         if each.instances is None:
-            # A GPU with an MPS daemon accepts only MPS clients, so jobs for whole GPUs must not get it.
+            # A GPU with an MPS daemon accepts only MPS clients. So it has a separate type, which keeps jobs for whole
+            # GPUs away.
             found.append(Device(kind + SERVED if isinstance(each.access, Clients) else kind, each.gpu, each.gpu.uuid))
         elif matches_layout(each):
             found += mig_devices(each.gpu)
@@ -94,7 +95,7 @@ def _by_index(gpus: Sequence[NodeGpu]) -> list[NodeGpu]:
 def _in_order(devices: Sequence[Device]) -> list[Device]:
     """Group devices by type.
 
-    Types have the order of their first devices.
+    A type comes before another one if its first device does.
     """
     kinds = list(dict.fromkeys(device.type for device in devices))
     return sorted(devices, key=lambda device: kinds.index(device.type))

@@ -61,7 +61,7 @@ def lines(
 def uuids(order: Sequence[Device | None]) -> list[str]:
     """Return the UUIDs of the devices by number, and an empty text for pads.
 
-    Slurm writes these numbers to CUDA_VISIBLE_DEVICES of a job.
+    The device numbers are those that Slurm writes to CUDA_VISIBLE_DEVICES of a job.
     """
     return [device.uuid if device else "" for device in order]
 
@@ -90,8 +90,8 @@ def _files(device: Device, node: Node, nodes: DeviceNodes) -> str:
 def _pad_files(node: Node, nodes: DeviceNodes) -> str:
     """Return the files of a pad.
 
-    slurmd checks that they exist, and denies them to jobs with ConstrainDevices. So they are device nodes that no job needs.
-    Only MultipleFiles may be in several lines.
+    slurmd checks that these files exist, and with ConstrainDevices it denies them to jobs. So they are device nodes
+    that no job needs. MultipleFiles is used, because a file may be in several lines only with MultipleFiles.
     """
     if not all(name in nodes.capabilities for name in PAD_CAPABILITIES):
         problem = "the driver lists no capabilities %s, which pads need" % " and ".join(PAD_CAPABILITIES)

@@ -69,7 +69,7 @@ def shared_gres(gpus: Sequence[NodeGpu]) -> list[Gres]:
 def room(gpus: Sequence[NodeGpu]) -> int:
     """Return the largest number of devices that the GPUs can have.
 
-    The same GPUs stay in MIG mode.
+    GPUs in MIG mode are assumed to stay in MIG mode, and others without it.
     """
     largest = 0
     for each in gpus:
@@ -126,8 +126,8 @@ def _refuse_clients(node: Node) -> list[Refusal]:
             problem = "Slurm has no gres/mps on a node with MIG, and %s in MIG mode" % _are(partitioned)
             found.append(refusal(group, problem, _CURE))
         if sharded:
-            # Slurm 22.05 and 24.11 then set no CUDA_VISIBLE_DEVICES for shards, and 0 percent for MPS. Each of the two plugins
-            # sets the environment, and the last one in GresTypes wins.
+            # If both are used, Slurm 22.05 and 24.11 set no CUDA_VISIBLE_DEVICES for shards, and 0 percent for MPS.
+            # Each of the two plugins sets the environment, and the last one in GresTypes wins.
             problem = (
                 "Slurm sets wrong devices for jobs if gres/mps and gres/shard are used together, and %s shards"
                 % (_have(sharded))

@@ -15,7 +15,7 @@ from typing import Iterable, Mapping, Sequence
 
 from ....module_utils.slurm.mig_devices import Device
 
-# Type of the pads. If they are not consecutive, the next group is pad2.
+# Type of the pads. Numbers of one type must be consecutive, so a second group of pads has the type pad2.
 PAD = "pad"
 _PAD = re.compile(PAD + "[0-9]*")
 
@@ -41,8 +41,8 @@ def types(order: Sequence[Device | None]) -> list[str]:
 def ordered(devices: Sequence[Device], total: int, fixed: Mapping[int, Device]) -> tuple[Device | None, ...] | None:
     """Return an order of `total` numbers with all devices, or None if none exists.
 
-    `fixed` are devices that must have the given numbers. All of them are in `devices`. Without fixed devices, the order is that
-    of `devices`, and pads are last.
+    `fixed` are devices that must have the given numbers. All of them are also in `devices`. Without fixed devices, the
+    order is that of `devices`, followed by the pads.
     """
     kinds = list(dict.fromkeys(device.type for device in devices))
     groups = {kind: [device for device in devices if device.type == kind] for kind in kinds}
@@ -69,15 +69,16 @@ def _starts(counts: Mapping[str, int], numbers: Mapping[str, Sequence[int]], tot
 
     @lru_cache(maxsize=None)
     def place(number: int, done: int, left: frozenset[str]) -> tuple[tuple[str, int], ...] | None:
-        """Place types at `number` and later.
+        """Place the remaining types at `number` and later numbers.
 
-        These are the fixed types from `done` on, and the types in `left`.
+        The remaining types are the fixed types from position `done` on, and the types in `left`.
         """
         if done == len(fixed) and not left:
             return () if number <= total else None
         end = total
         if done < len(fixed):
-            # The type begins at its first fixed number or before, and reaches at least to the last one.
+            # The numbers of a fixed type include all its fixed numbers. So the type begins at the first of them or
+            # before.
             kind = fixed[done]
             end = numbers[kind][0]
             if number > end:
@@ -100,7 +101,7 @@ def _starts(counts: Mapping[str, int], numbers: Mapping[str, Sequence[int]], tot
 def kept(record: Sequence[tuple[str, str]], devices: Iterable[Device]) -> dict[int, Device]:
     """Return the devices that stay, by their number in `record`.
 
-    `record` lists type and UUID by number. A device stays if its type and its UUID do.
+    `record` lists type and UUID by number. A device stays if a device of the layout has the same type and UUID.
     """
     by_name = {(device.type, device.uuid): device for device in devices if device.uuid}
     return {number: by_name[name] for number, name in enumerate(record) if name in by_name}

@@ -28,15 +28,15 @@ def record(
 ) -> tuple[tuple[str, str], ...]:
     """Return type and UUID of each device by number.
 
-    The UUID is empty if the files are not those of a current device. `lines` are the lines of gres.conf about gres/gpu of the
-    node, `gres` its current GRES, and `nodes` its device nodes. Returns an empty tuple if the lines do not
-    list the devices, for example with AutoDetect.
+    `lines` are the lines of gres.conf about gres/gpu of the node, `gres` its current GRES, and `nodes` its device
+    nodes. The UUID is empty if the files in a line are not those of a current device. Returns an empty tuple if the
+    lines do not list the devices, for example with AutoDetect.
     """
     devices = [device for gpu in gpus for device in all_devices(gpu)]
     known = {frozenset(device_files(device, nodes)): device.uuid for device in devices}
     known.pop(frozenset(), None)
     rows = [{key.lower(): value for key, value in _FIELD.findall(line)} for line in lines]
-    # AutoDetect of a node replaces that of the file.
+    # AutoDetect in a line for the node takes precedence over AutoDetect for the whole file.
     detected = {"nodename" in fields: fields["autodetect"].lower() for fields in rows if "autodetect" in fields}
     if detected.get(True, detected.get(False, "off")) != "off":
         return ()
@@ -57,7 +57,7 @@ def record(
 def in_order(devices: Sequence[tuple[str, str]], gres: Sequence[Gres]) -> tuple[tuple[str, str], ...]:
     """Return devices in the order of their numbers.
 
-    Returns an empty tuple if their types are not those of `gres`.
+    Returns an empty tuple if the types of the devices differ from those of `gres`.
     """
     counts = [(each.type, each.count) for each in gres if each.name == GPU]
     kinds = [kind for kind, _uuid in devices]

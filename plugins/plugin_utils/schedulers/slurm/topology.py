@@ -16,11 +16,12 @@ from typing import Mapping, Sequence
 from ....module_utils.errors import FleetError
 from ....module_utils.slurm.mig_devices import Device
 
-# Slurm 22.05 counts each file of MultipleFiles= as a device when it reads Cores= and Links=.
+# Minimum release for Cores= and Links= on a node with MIG. When Slurm 22.05 reads them, it counts each file of
+# MultipleFiles= as a device.
 _WITH_MIG = (24, 11)
 # The largest CPU number in a list from a host. Linux supports 8192 CPUs (CONFIG_NR_CPUS).
 _LARGEST_CPU = 8191
-# Most CPUs of a core. POWER processors have eight.
+# Maximum number of CPUs of a core. POWER processors have eight.
 MOST_THREADS = 16
 _RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
@@ -119,7 +120,8 @@ def _cores(cpus: Cpus) -> tuple[dict[str, str], str]:
     for uuid, local in near.items():
         numbers = [number for number, socket in enumerate(sockets) if socket & local]
         if len(sockets) != len(packages) and frozenset().union(*(sockets[number] for number in numbers)) != local:
-            # Slurm's sockets are parts of a package. The kernel may number their cores in another order.
+            # Each of Slurm's sockets is a part of a package. The kernel may number the cores of these sockets in
+            # another order.
             return {}, note
         if len(numbers) < len(sockets):
             found[uuid] = ",".join(_range(number, cpus.cores_per_socket) for number in numbers)
