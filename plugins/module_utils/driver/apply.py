@@ -172,9 +172,10 @@ class DriverChange(PackageChange):
             shutil.rmtree(ARCHIVE, ignore_errors=True)
 
     def _look_at_modules(self) -> None:
-        """Verify that a kernel module was built.
+        """Verify that a kernel module was built for the driver.
 
-        The package may be installed without one, for example if the headers of the running kernel are missing.
+        The package may be installed without a built module, for example if the headers of the running kernel are
+        missing.
         """
         now = self.look()
         if now.on_disk != self.plan.version:
@@ -187,7 +188,10 @@ class DriverChange(PackageChange):
             )
 
     def _go_back(self, error: ApplyError) -> None:
-        """Restore the old packages and files. Always raises ApplyError."""
+        """Restore the old packages and files.
+
+        Always raises ApplyError, because the change has failed.
+        """
         changed = [step.items for step in self._steps("packages")]
         before = {package.name for package in self.host.packages}
         current = {package.name for package in self.look().packages}
@@ -306,8 +310,9 @@ def finish(manager: PackageManager, state: Path) -> None:
 def _link(manager: PackageManager, names: Sequence[str]) -> str:
     """Reinstall precompiled modules that are installed. Return "" or the error.
 
-    RPM records a package before the scriptlet that links the modules. If the change was killed in between, the package
-    has no older version that a repair would find, because its name has the version.
+    RPM records a package before the scriptlet that links its modules. If the change was killed in between, only a
+    reinstallation runs the scriptlet again. A repair would not find the package, because its name contains the version,
+    so there is no older version of it.
     """
     installed = [package.name for package in manager.installed(names)] if names else []
     return manager.reinstall(installed) if installed else ""

@@ -74,7 +74,8 @@ class Driver:
         elif self.request.source == "runfile":
             version = version or self.request.version
             if foreign or any(rules.of_the_driver(package, patterns) for package in self.host.packages):
-                # Remove packages before the installer runs. `refuse_mixing` has checked that this is permitted.
+                # Remove packages before the installer runs. `refuse_mixing` has already checked that the request
+                # permits this.
                 self.manager.open("", b"")
                 transaction = resolve.removal(self.manager, self.host, patterns, foreign)
         self.vulnerable = minimum_versions.judged(
@@ -176,7 +177,7 @@ class Driver:
     def _drain(self) -> list[int]:
         """Return the identity of the record that the role gpu_drain wrote last.
 
-        It identifies a drain of the host.
+        The identity changes with each drain of the host.
         """
         record = self.state / "drain.json"
         return [record.stat().st_ino, record.stat().st_mtime_ns] if record.exists() else []
@@ -228,7 +229,7 @@ def _request(params: dict[str, Any]) -> Request:
 
 
 def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, Any]:
-    """Return the distribution's entry in the catalogue with the given overrides."""
+    """Return the distribution's catalogue entry, with the given values replaced."""
     entry = dict(catalogue["repository"])
     asked = given.get("fingerprints") or entry["fingerprints"]
     entry["fingerprints"] = keys.normal(asked)

@@ -35,7 +35,7 @@ def key_url(repository: dict[str, Any], architecture: str) -> str:
 
 
 def preferences(version: str, patterns: Sequence[str]) -> str:
-    """Return the pin file.
+    """Return APT's file that pins the driver version.
 
     A priority above 1000 allows downgrades (apt_preferences(5)) and blocks other versions.
     """
@@ -69,7 +69,7 @@ def modules_load() -> str:
 class Needs(NamedTuple):
     """The features that need files.
 
-    They are kernel modules (`flavor`), IMEX, an initramfs built by dracut, and NVLSM.
+    These are kernel modules (`flavor`), IMEX, an initramfs built by dracut, and NVLSM.
     """
 
     flavor: str
@@ -86,7 +86,7 @@ def wanted(
     architecture: str,
     needs: Needs,
 ) -> dict[str, str]:
-    """Return every desired file (text by path) for this version of the driver."""
+    """Return every file that this version of the driver needs, as text by path."""
     found = {}
     if source == "repository":
         url = repository_url(catalogue["repository"], architecture)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from ..processes.command import Run, program, run_to_end
 
 #: The first tool that is installed is used. If both are installed, dracut is only a dependency of another package. The
-#: initramfs of every kernel is rebuilt, so that nouveau is excluded whichever kernel boots next.
+#: initramfs of every kernel is rebuilt, so that nouveau is excluded for each kernel that may boot next.
 _TOOLS = (("update-initramfs", "-u", "-k", "all"), ("dracut", "--force", "--regenerate-all"))
 
 
 def rebuild(call: Run = run_to_end) -> str:
     """Rebuild the initramfs. Return "" or the error.
 
-    A host without both tools has no initramfs, or uses another tool for it.
+    A host with neither tool has no initramfs, or uses another tool for it.
     """
     for command in _TOOLS:
         if program(command[0]):

@@ -117,7 +117,7 @@ class Wanted:
     dkms: tuple[str, ...] = ()
     #: Precompiled modules: (kernel, package name with {version}). The running kernel comes first.
     precompiled: tuple[tuple[str, str], ...] = ()
-    #: Packages that may have any version from the sources.
+    #: Packages that may have any version that the sources have.
     free: tuple[str, ...] = ()
     #: Packages to remove: the kernel modules of the other flavour.
     unwanted: tuple[str, ...] = ()

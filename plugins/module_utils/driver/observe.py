@@ -25,7 +25,7 @@ _NVSWITCH_IDS = frozenset(("0x1ac0", "0x1ac2", "0x1af1", "0x22a3"))
 _CONNECTX_7 = ("0x15b3", "0x1021")
 _BRIDGE_MARK = b"SW_MNG"
 _LIBRARY_DIRECTORIES = ("/usr/lib/%s-linux-gnu", "/usr/lib64", "/usr/lib")
-#: Folder of the .run file's installer. It also has backups of files.
+#: Folder of the .run file's installer. It also contains backups of replaced files.
 _INSTALLER_LOG = "/var/lib/nvidia/log"
 #: Root of the driver container, and a marker that the container has loaded a driver (GPU operator,
 #: assets/state-driver).
@@ -134,7 +134,7 @@ def _secure_boot() -> SecureBoot:
     # The variable has four bytes of attributes, and then the value.
     enabled = _bytes(_SECURE_BOOT)[4:5] == b"\x01"
     certificate = next((path for path in _CERTIFICATES if _bytes(path)), "")
-    # The lists of the firmware have certificates in DER format: those of the user (MOK) and of the vendor (db).
+    # The firmware has lists of certificates in DER format: those of the user (MOK) and those of the vendor (db).
     lists = [path for name in ("MokListRT", "db-") for path in Path(_EFI).glob(name + "*")] if enabled else []
     enrolled = bool(certificate) and any(_bytes(certificate) in _bytes(str(path)) for path in lists)
     return SecureBoot(enabled, certificate, enrolled)

@@ -23,16 +23,17 @@ KINDS = ("repair", "key", "write", "delete", "uninstall", "packages", "runfile",
 
 
 def settled(host: Host, request: Request, wanted: Wanted) -> str:
-    """Return the driver's version if the host already fulfils the request.
+    """Return the driver's version if the host already fulfils the request, or "".
 
-    All desired packages must be installed in one version that matches the request. Otherwise "" is returned.
+    All desired packages must be installed in the same version, and this version must match the request.
     """
     if request.source == "runfile":
         return host.library if host.runfile and host.library == request.version else ""
     found = [host.package(name) for name in wanted.locked]
     versions = {rules.upstream(package.version) if package else "" for package in found}
     there = all(host.package(name) for name in wanted.free) and not any(host.package(name) for name in wanted.unwanted)
-    # If the running kernel suggests packages, they may be in no source. They are then requested once, together with the
+    # Require the packages for the next kernel only if installed packages define its flavour. If only the running kernel
+    # suggests the flavour, the sources may not have these packages. They are then requested once, together with the
     # driver's packages.
     if rules.flavors_of_kernels(host)[1]:
         there = there and all(host.package(name) for name, _asked in wanted.next_kernel)
@@ -107,8 +108,8 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
         verb = "exclude" if BLACKLIST in files else "include"
         steps.append(Step("initramfs", "rebuild the initramfs to %s nouveau" % verb))
     coming = {name for name, _old, _new in transaction.installs} if transaction else set()
-    # If a run was killed during a scriptlet, the package is installed without its modules. The rest of the transaction
-    # does not run this scriptlet.
+    # If a run was killed during a scriptlet, a package is installed without its modules. The rest of the transaction
+    # does not run this scriptlet, so the package is reinstalled.
     linked = [name.format(version=version) for _kernel, name in wanted.precompiled[:1]]
     builders = {*wanted.dkms, *linked}
     if own_modules and host.on_disk != version and (not changes or (builders and not coming & builders)):

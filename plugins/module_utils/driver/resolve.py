@@ -20,10 +20,10 @@ def installation(
 ) -> Transaction:
     """Return the changes of an installation.
 
-    The version is the preferred one, or else the newest that matches the request. Raises PlanError.
+    The version is the preferred one, or otherwise the newest one that matches the request. Raises PlanError.
     """
     anchor = wanted.locked[0]
-    # Installed parts of the driver that were not requested change too. Otherwise they would stay in another version.
+    # Also change installed parts of the driver that were not requested. Otherwise they would stay in another version.
     requested = (*wanted.locked, *wanted.free, *wanted.unwanted)
     parts = [
         package.name
@@ -61,7 +61,7 @@ def installation(
     missing += _not_offered(manager, following)
     unwanted = [name for name in wanted.unwanted if host.package(name)]
     arguments = [
-        # An unwanted package that requires the old version would otherwise be upgraded with the rest.
+        # Otherwise, an unwanted package that requires the old version would be upgraded with the rest.
         *manager.excluding(unwanted if wanted.precompiled else ()),
         *exact,
         *wanted.free,
@@ -122,9 +122,10 @@ def _with_modules(
 
 
 def _not_offered(manager: PackageManager, following: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the arguments of packages for the next kernel that no source offers.
+    """Return the packages for the next kernel that no source offers.
 
-    If an argument has a version and an architecture (RPM), these must match.
+    They are returned as arguments of the package manager. If an argument has a version and an architecture (RPM), the
+    offered package must have the same ones.
     """
     if not following:
         return []

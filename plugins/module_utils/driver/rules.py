@@ -103,7 +103,7 @@ def satisfies(version: str, asked: str) -> bool:
 def choose(versions: Iterable[str], request: Request, anchor: str, prefer: str) -> str:
     """Return the driver version to install. Raises PlanError.
 
-    `versions` are those that the sources have of `anchor`, the driver's first package.
+    `versions` are the versions of `anchor`, the driver's first package, that the sources offer.
     """
     offered = [found for found in map(upstream, versions) if found]
     fitting = [found for found in offered if satisfies(found, request.version)]
@@ -302,9 +302,9 @@ def is_precompiled(name: str) -> bool:
 
 
 def stale_modules(host: Host, wanted: Wanted, version: str) -> list[str]:
-    """List installed precompiled modules that belong to another driver.
+    """List installed precompiled modules that belong to another driver version.
 
-    The kernel could load them in place of the desired modules.
+    The kernel could load them instead of the desired modules.
     """
     if wanted.flavor == "none":
         # The site manages the modules.
@@ -323,7 +323,7 @@ def _next_kernel(
 ) -> tuple[tuple[str, str], ...]:
     """List the packages that the next kernel needs.
 
-    They are headers, or the modules in `signed`.
+    They are headers, or the kernel modules in `signed`.
     """
     if catalogue["manager"] == "dnf":
         asked = [name.format(**fill) for name in catalogue["next_kernel"]]
@@ -413,7 +413,7 @@ class OtherWay:
 
 
 def other_ways(host: Host, source: str, patterns: Sequence[str]) -> tuple[OtherWay, ...]:
-    """List the drivers on the host that would be mixed with a driver from `source`."""
+    """List other drivers on the host that a driver from `source` would be mixed with."""
     found = _foreign_packages(host)
     own = [package for package in host.packages if of_the_driver(package, patterns)]
     torn = host.interrupted or any(package.broken for package in host.packages)
@@ -486,7 +486,7 @@ def _foreign_packages(host: Host) -> list[OtherWay]:
 def _foreign(package: Package) -> list[str]:
     """Return the source of a driver package that does not belong to the role.
 
-    The result is a list with at most one item.
+    The result is a list with this source, or an empty list.
     """
     name = package.name.lower()
     return [what for pattern, what in _FOREIGN if matches(name, pattern)][:1]
@@ -521,7 +521,7 @@ def check_gpus(gpus: Iterable[Gpu], version: str, minimums: dict[str, dict[str, 
 
 
 def _too_old(version: str, minimum: str) -> bool:
-    """Return whether a version is too old, as far as it is known.
+    """Return whether a version is known to be too old.
 
     A branch is too old only if all versions in it are too old.
     """

@@ -21,8 +21,8 @@ from typing import Any, Mapping
 
 from .command_file import DIGEST_LENGTH, PACKAGE, seal
 
-# A short run spends a sixth of its time on garbage collection, on reading each module a second time, and on destroying
-# its objects. MAIN avoids all three.
+# A short run spends a sixth of its time on three things: garbage collection, reading each module a second time, and
+# destroying its objects. MAIN avoids all three.
 MAIN = (
     """\
 import gc
@@ -64,7 +64,7 @@ def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> b
     content = io.BytesIO()
     content.write(b"#!%s\n" % interpreter.encode())
     with zipfile.ZipFile(content, "a") as bundled:
-        # The comment is at the end of the archive.
+        # The comment of a zip archive is at the end of the file.
         bundled.comment = made_from + b"." * DIGEST_LENGTH
         for path, text in sorted(members.items()):
             _add(bundled, os.path.normpath(path), text.encode())

@@ -6,7 +6,8 @@
 `archive` builds the command. This file is small, because the module `installed_module` sends it in each run.
 
 The bytecode of equal sources may differ, so commands are not compared byte by byte. Instead, a command ends with two
-digests: one of its inputs and one of all bytes before the second one. If one of them differs, the command is replaced.
+digests. The first one is the digest of its inputs. The second one is the digest of all bytes before it. If one of them
+differs, the command is replaced.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def shebang(interpreter: str) -> str:
 
 
 def difference(command: Path, made_from: bytes) -> str | None:
-    """Return why the command must be written.
+    """Return why the command must be written, or None if it is current.
 
-    Returns "" if the command is missing, and None if it is current.
+    Returns "" if the command is missing.
     """
     try:
         return problem(command.lstat(), command, made_from)

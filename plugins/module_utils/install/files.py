@@ -28,8 +28,8 @@ LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 # Folders for unit files, drop-ins and quadlets.
 _UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system", "etc/containers/systemd")
 
-# The log message of a unit if another run holds the lock of the host, and the number of last log lines in which it is
-# searched.
+# The log message of a unit if another run holds the lock of the host. The number limits how many of the last log lines
+# are searched for the message.
 _OTHER_RUN, _LAST_LINES = re.compile(r"(another run is changing the layout: .*?)\. Wait for it"), 6
 
 # Differences are shown only for files that every user may read.
@@ -52,7 +52,7 @@ class Installation:
         self.done: list[str] = []
         self.differences: list[dict[str, str]] = []
         self._mark: Path | None = None
-        # Whether a unit file changed, and whether systemd must reload for this reason. Both are also set in check mode.
+        # Whether a unit file changed, and whether systemd must reload because of it. Both are also set in check mode.
         self._units_changed = self.reloads = False
 
     def mark(self, relative: str) -> bool:
@@ -106,7 +106,7 @@ class Installation:
             lock.unlink(missing_ok=True)
             os.close(descriptor)
             for folder in created:
-                with suppress(OSError):  # keep the folder, which has the installation
+                with suppress(OSError):  # keep the folder, because the installation is in it
                     folder.rmdir()
 
     def write(
@@ -186,8 +186,8 @@ class Installation:
     def reload(self, run: bool = True, changed: bool = False) -> None:
         """Reload systemd if a unit file changed, or if `changed` is true.
 
-        If `run` is false, a later command reloads systemd. A reload can detach GPUs from containers.
-        `sources.bring_about` therefore calls `systemd_reload.guard` first.
+        If `run` is false, systemd is not reloaded, because a later command does it. A reload can detach GPUs from
+        containers. `sources.bring_about` therefore calls `systemd_reload.guard` first.
         """
         self.reloads |= changed or self._units_changed
         if self.reloads and run and not self.check:
@@ -233,7 +233,7 @@ class Installation:
 def _raise_other_run(journal: str) -> None:
     """Raise InstallError if another run holds the lock (`transaction.locked`).
 
-    This is shown by the end of a unit's log.
+    In this case, the end of a unit's log has a known message.
     """
     for line in journal.splitlines()[-_LAST_LINES:]:
         match = _OTHER_RUN.search(line)

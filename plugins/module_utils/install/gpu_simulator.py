@@ -28,8 +28,8 @@ from .trees import link, remove_tree
 LIBRARY_NAME = "libnvidia-ml.so.1"
 BUILD_PROGRAMS = ("cc", "make")
 
-# If both exist, a real driver is loaded and this host may use it. One alone proves nothing: a container sees the first
-# if its machine has a driver, and the real library creates the second without a driver.
+# If both files exist, a real driver is loaded and this host may use it. One file alone proves nothing. A container sees
+# the first file if its machine has a driver. The real library creates the second file even without a driver.
 DRIVER_VERSION, CONTROL_NODE = "proc/driver/nvidia/version", "dev/nvidiactl"
 # Marks a driver version that gpusim wrote (kernel_files.py).
 SIMULATED = "simulated"
@@ -37,7 +37,7 @@ SIMULATED = "simulated"
 # Files of an installation, relative to the root.
 LIBRARY_DIRECTORY = "usr/local/lib/gpusim"
 LIBRARY = LIBRARY_DIRECTORY + "/" + LIBRARY_NAME
-# Digest of the sources of the library.
+# Digest of the sources from which the library was built.
 STAMP = LIBRARY_DIRECTORY + "/source.sha256"
 MANIFEST = LIBRARY_DIRECTORY + "/manifest.json"
 TOOL = "usr/local/bin/gpusim"
@@ -94,7 +94,7 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
         _install_kernel_files(target)
     else:
         _remove_kernel_files(target)
-    # Written last, so that the file never has GPUs that the tool refused.
+    # Written last, because the tool may refuse GPUs. The file then never has such GPUs.
     target.write(CONFIGURATION_DIRECTORY + "/gpus.json", configuration.encode())
     return {"missing": missing}
 
@@ -164,7 +164,7 @@ def _compiled(target: Installation, source: Mapping[str, str]) -> bytes:
 
 
 def _refresh_loader(target: Installation) -> None:
-    """Run ldconfig. Another root needs its own dynamic loader."""
+    """Run ldconfig for the root, unless the root has no dynamic loader."""
     if target.path("etc/ld.so.conf").exists():
         target.run(program("ldconfig") or "/sbin/ldconfig", "-r", str(target.root))
 
@@ -217,7 +217,7 @@ def _install_kernel_files(target: Installation) -> None:
         # Run the tool directly first, so that errors appear here and not in the journal.
         target.run(sys.executable, str(target.path(TOOL)), "kernel-files")
         target.reload(SYSTEMD_RUNS.exists())
-        # A service that is running still uses the previous tool.
+        # The service may still run with the previous tool, so restart it.
         _systemctl(target, "restart", KERNEL_FILES_SERVICE_NAME)
 
 

@@ -16,15 +16,16 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from .command_file import PACKAGE, origin, problem
 
-# Modules use this code to find another Python if theirs has no pynvml. It is not sent, because another Python needs
-# other code.
+# Modules use this code to find another Python if their own has no pynvml. This code is not sent, because another Python
+# would need other code.
 _RESPAWN = "ansible.module_utils.common.respawn"
-# By module: the file in the command that has its function `bring_about`, and the function that returns its options.
+# By module: the file in the command that has the module's function `bring_about`, and the function that returns the
+# module's options.
 CODE = {"layout": ("change.layout_module", "argspec_of_layout"), "layout_boot": ("install.layout_boot", "argspec")}
 
 
 class OtherCodeError(Exception):
-    """The command is missing, or its code is not the requested code."""
+    """The command is missing, or its code is not the code that was requested."""
 
 
 def argspec() -> dict[str, Any]:

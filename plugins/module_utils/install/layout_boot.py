@@ -44,7 +44,7 @@ METRICS_RUNTIME = "run/openfleet-gpu-metrics"
 METRICS_KEPT = ("lock", "mps-servers.json")
 _NOT_RECORDED: Mapping[str, Any] = {"directory": "", "made": []}
 
-# The service and socket with which owners keep their idle services, and the settings of the service.
+# The service and socket through which owners keep their idle services running, and the settings of the service.
 KEEP, KEEP_SOCKET = "gpu-layout-keep.service", "gpu-layout-keep.socket"
 KEEP_FILES = tuple("etc/systemd/system/" + unit for unit in (KEEP, KEEP_SOCKET))
 KEEP_SETTINGS = "etc/openfleet-gpu/keep.json"
@@ -150,9 +150,9 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
         _start(target, not wanted["on_trial"], watched, kept)
         if served:
             target.systemctl("enable", "--quiet", AGENT)
-            # Running tenants have the turnstiles mapped. systemd keeps the memory during a restart.
+            # systemd keeps the memory of the turnstiles during a restart, because running tenants have it mapped.
             target.systemctl("restart", AGENT, log_of=AGENT)
-    # Installed last, because no unit uses them.
+    # The following parts are installed last, because no unit uses them.
     _install_readers(target, readers)
     target.finish()
 
@@ -167,12 +167,12 @@ def _start(target: Installation, tried: bool, watched: bool, kept: bool) -> None
         target.systemctl("enable", "--quiet", METRICS_TIMER)
         target.systemctl("restart", METRICS_TIMER, log_of=METRICS)
         if tried:
-            # Replace the metrics of the previous layout.
+            # Replace the metrics of the previous layout, which are still in the file.
             target.systemctl("start", METRICS, log_of=METRICS)
     if kept:
         target.systemctl("enable", "--quiet", KEEP_SOCKET)
-        # Stop both at once. Otherwise a user who connects in between would restart the service, and a socket cannot
-        # start while its service runs.
+        # Stop the service and the socket at once. A user who connects in between would restart the service. In
+        # addition, a socket cannot start while its service runs.
         target.systemctl("stop", KEEP, KEEP_SOCKET, log_of=KEEP)
         target.systemctl("start", KEEP_SOCKET, log_of=KEEP)
 
@@ -224,7 +224,7 @@ def _refuse(target: Installation, directory: str, keep: Mapping[str, Any], accou
         raise InstallError(
             "gpu_layout_readers", "%s is not a valid account name (%s)" % (", ".join(map(repr, wrong)), ACCOUNT.pattern)
         )
-    # In check mode, an earlier task may plan to install sudo or create the account.
+    # In check mode, sudo or the account may be missing because an earlier task only predicts their creation.
     if accounts and not target.check:
         _refuse_readers(target, accounts)
     longest = str(keep["settings"].get("max"))
@@ -241,7 +241,7 @@ def _refuse_readers(target: Installation, accounts: list[str]) -> None:
         raise InstallError(
             "gpu_layout_readers", "sudo is not installed on this host", "Install it, or set gpu_layout_readers: []."
         )
-    # If the root is not that of the host, it has other accounts.
+    # If the root is not that of the host, it has different accounts.
     missing = [name for name in accounts if not _exists(name)] if target.is_host else []
     if missing:
         raise InstallError(

@@ -55,7 +55,7 @@ def _install(target: Installation, params: Mapping[str, Any]) -> None:
         # systemd reads the link in slurmd.service.wants only when it reloads.
         target.systemctl("enable", "--quiet", UNIT)
         target.reload(target.is_host)
-    # Also without a change here, because the instances may have changed.
+    # Write the devices even if nothing else changed here, because the instances may have changed.
     if params["in_use"]:
         target.systemctl("restart", UNIT, log_of=UNIT)
     elif target.is_host:
@@ -91,7 +91,7 @@ def _refuse_other_devices(current: list[str], expected: list[str]) -> None:
 def _uuids(target: Installation) -> list[str]:
     """Return the recorded UUIDs by number.
 
-    A device that never existed has an empty one.
+    The UUID of a device that never existed is empty.
     """
     slots = json.loads(_text(target, SETTINGS) or '{"slots": []}')["slots"]
     return [slot.get("uuid", "") for slot in slots]
@@ -100,7 +100,7 @@ def _uuids(target: Installation) -> list[str]:
 def _configured(target: Installation) -> str | None:
     """Return TaskProlog of slurm.conf.
 
-    Empty if it is not set, and None if slurmctld does not respond.
+    Returns "" if it is not set, and None if slurmctld does not respond.
     """
     if not target.is_host:
         return None
@@ -141,12 +141,12 @@ def _text(target: Installation, relative: str) -> str:
 def _uninstall(target: Installation) -> str:
     """Remove everything, except the program while Slurm runs it.
 
-    Returns what the administrator must change first.
+    Returns what the administrator must change before the program can be removed.
     """
     if not any(target.path(relative).exists() for relative in (UNIT_FILE, PROGRAM, SETTINGS)):
         return ""
     configured = _configured(target) if target.path(PROGRAM).exists() else ""
-    # Without its TaskProlog, Slurm starts no task.
+    # If the program were removed while TaskProlog names it, Slurm would start no task.
     keeps = configured is None or _uses_program(target, configured)
     if target.path(UNIT_FILE).exists():
         target.systemctl("disable", "--quiet", UNIT, log_of=UNIT)

@@ -63,7 +63,7 @@ def argspec() -> dict[str, Any]:
         "on_busy": {"type": "str", "choices": list(systemd_reload.POLICIES), "default": systemd_reload.FAIL},
         "busy_timeout": {"type": "int", "default": 600},
         "sources_digest": {"type": "str", "default": ""},
-        # Not a secret, but it would fill the log of the host.
+        # The value is not a secret, but it would fill the log of the host.
         "sources": {"type": "str", "no_log": True},
     }
 
@@ -75,7 +75,7 @@ def bring_about(
 ) -> dict[str, Any]:
     """Run `body` with the parameters while holding the installation lock.
 
-    Returns the module's result, which includes that of `body`. Raises FleetError.
+    Returns the result of the module, which includes the result of `body`. Raises FleetError.
     """
     # Other users must be able to read the installed files.
     os.umask(0o022)

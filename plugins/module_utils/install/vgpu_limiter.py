@@ -40,8 +40,8 @@ LIBRARY = "libopenfleet-vgpu.so"
 LINK = DIRECTORY + "/" + LIBRARY
 # Containers mount this file as /etc/ld.so.preload.
 PRELOAD = DIRECTORY + "/ld.so.preload"
-# The library that containers load as libcuda.so.1 in place of the driver's file, and the loader configuration with its
-# folder.
+# The library that containers load as libcuda.so.1 instead of the driver's file, and the loader configuration with the
+# folder of this library.
 FRONT = "libcuda.so.1"
 FRONT_PATH, FRONT_CONF = DIRECTORY + "/front/" + FRONT, DIRECTORY + "/front.conf"
 # Files that a build creates.
@@ -180,9 +180,9 @@ def _compiled(target: Installation, given: Mapping[str, str]) -> dict[str, bytes
 
 
 def _refuse_what_does_not_load(target: Installation, library: Path) -> None:
-    """Raise InstallError if the library does not load.
+    """Raise InstallError if the library cannot be loaded.
 
-    The dynamic loader would only print a warning and start programs without the library.
+    Without this check, the dynamic loader would only print a warning and start programs without the library.
     """
     done = target.call([program("true") or "/bin/true"], env={"LD_PRELOAD": str(library)})
     output = (done.stdout + done.stderr).strip()
@@ -207,14 +207,14 @@ def _remove_old_versions(target: Installation, current: str) -> None:
 def _mapped(names: list[str], proc: str = "/proc") -> set[str]:
     """Return the names of the files that a process has mapped.
 
-    The files are found under any path, because containers may mount them elsewhere. If this cannot be determined, all
-    names are returned: mappings on a user's own file system may block the read.
+    Files are recognized by their names under any path, because containers may mount them elsewhere. If the mappings
+    cannot be read, all names are returned. For example, mappings on a user's file system may block the read.
     """
     mapped: set[str] = set()
     with one_look(time.monotonic() + _LOOK_SECONDS):
         for process in Path(proc).glob("[0-9]*"):
             if process.name == "1":
-                continue  # is never a tenant, and root in a container has no permission to read it
+                continue  # PID 1 is never a tenant, and root in a container may not read its mappings
             try:
                 # After the main thread has ended, its folder shows no mappings of the process.
                 folder = folder_of(proc, int(process.name), live_task(proc, int(process.name)))
@@ -267,7 +267,7 @@ def _install_services(target: Installation, services: Mapping[str, str]) -> None
 def _write_drop_ins(target: Installation, services: Mapping[str, str]) -> None:
     """Write drop-ins that run units as tenants.
 
-    If its tenant is missing, a unit fails to start instead of running without a limit.
+    If the tenant of a unit is missing, the unit fails to start instead of running without a limit.
     """
     wanted = set()
     for unit, tenant in sorted(services.items()):
@@ -278,7 +278,7 @@ def _write_drop_ins(target: Installation, services: Mapping[str, str]) -> None:
             "[Service]\nEnvironmentFile=/%s/%s/env\nReadWritePaths=-/%s\n" % (tenant, TENANTS, tenant, REGIONS)
         )
         target.write("%s/%s" % (folder, DROP_IN), text.encode())
-        # Links to further settings from the tenant's provider, such as a slice. The target of the link exists as long
+        # Links to further settings from the tenant's provider, such as a slice. The target of each link exists as long
         # as the tenant.
         link(target, "%s/%s" % (folder, TENANTS_DROP_IN), "/%s/%s/systemd.conf" % (TENANTS, tenant))
     for path in sorted(target.path(UNITS).glob("*.service.d")):

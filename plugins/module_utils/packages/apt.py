@@ -62,16 +62,16 @@ class Apt(Manager):
         )
 
     def open(self, url: str, key: bytes) -> None:
-        """Use this repository in queries, besides the sources of the host.
+        """Use this repository in queries, in addition to the sources of the host.
 
-        An empty address adds none. `key` is the verified content of its key ring. Raises PlanError if the repository is
-        unusable.
+        If the address is empty, no repository is added. `key` is the verified content of its key ring. Raises PlanError
+        if the repository is unusable.
         """
         private = self.make_private()
         # apt downloads as another user, who needs access to the folder.
         private.chmod(0o755)
         (private / "lists" / "partial").mkdir(parents=True)
-        # The host's own sources, pins and lists, without this role's.
+        # Link the host's own sources, pins and lists, except those of this role.
         for kind, folder in _FOLDERS:
             (private / kind).mkdir()
             for path in Path(folder).glob("*"):
@@ -106,8 +106,8 @@ class Apt(Manager):
     def offered(self, names: Sequence[str], needed: Iterable[str] = ()) -> dict[str, list[str]]:
         """Return the versions of each package in the sources.
 
-        They are in apt's order of preference. If a needed package has none, the lists may be old, or missing on a new
-        host.
+        The versions are in apt's order of preference. If a needed package has no version, the lists are downloaded
+        again, because they may be old, or missing on a new host.
         """
         found: dict[str, list[str]] = {name: [] for name in names}
         done = self.call(["apt-cache", *self._options, "madison", *names])
@@ -117,7 +117,7 @@ class Apt(Manager):
                 found[row[0]].append(row[1])
         if all(found[name] for name in needed):
             return found
-        # A source that does not answer may be irrelevant.
+        # Ignore this failure, because a source that does not answer may be irrelevant.
         self.update()
         return self.offered(names)
 
@@ -139,7 +139,7 @@ class Apt(Manager):
         return parse(self._simulate(["install", *arguments], retry=True), arguments)
 
     def plan_removal(self, packages: Sequence[Package], names: Sequence[str], is_part: IsPart) -> Transaction:
-        """Return the changes of a removal, with the packages that depend on these.
+        """Return the changes of a removal, including dependent packages.
 
         Raises PlanError.
         """
@@ -154,7 +154,7 @@ class Apt(Manager):
         command = [*CHANGE, "--simulate", *self._options, *arguments]
         done = self.call(command)
         if done.returncode != 0 and retry:
-            # If a source does not answer, this matters only if the simulation fails without the source.
+            # Ignore a source that does not answer. It matters only if the next simulation fails, too.
             self.update()
             done = self.call(command)
         if done.returncode != 0:
@@ -194,14 +194,14 @@ class Apt(Manager):
         return self.change("install", "--download-only", *transaction.arguments)
 
     def refresh(self) -> None:
-        """Copy the private package lists to the host, so that both have the same state."""
+        """Copy the private package lists to the host, so that both are equal."""
         for path in sorted((self._private / "lists").glob("*")) if self._private else ():
             if path.is_file() and not path.is_symlink() and path.name != "lock":
                 with path.open("rb") as source, replacing(Path(LISTS, path.name)) as target:
                     shutil.copyfileobj(source, target)
 
     def install(self, transaction: Transaction) -> str:
-        """Install the downloaded packages, and remove the others of the transaction."""
+        """Install the downloaded packages, and remove those to be removed."""
         # Use the downloaded files with the private lists, sources and pins, so that the result is the planned one.
         # Files of the host are not among the downloads, so APT would ignore them.
         local = any(argument.startswith("/") for argument in transaction.arguments)
@@ -252,7 +252,7 @@ class Apt(Manager):
     def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
         """Install the saved packages and remove the new ones.
 
-        apt is not used, because it would resolve dependencies again.
+        dpkg is used instead of apt, because apt would resolve dependencies again.
         """
         results = []
         if added:
@@ -281,7 +281,10 @@ def parse(simulated: str, arguments: tuple[str, ...]) -> Transaction:
 
 
 def complaints(output: str) -> str:
-    """Return the lines with errors, or else the warnings, or else the last line."""
+    """Return the lines with errors.
+
+    If there are none, return the lines with warnings, or otherwise the last lines.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for marks in (("E:", "dpkg: error", "Error!", "Consult "), ("W:", "Err:"), ("",)):
         found = [line for line in lines if line.startswith(marks)]

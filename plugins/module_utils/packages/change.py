@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the steps that all changes of packages have: files, key ring, holds."""
+"""Run the steps that every change of packages has: files, key ring, holds."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class Dnf(DnfChanges, Manager):
                 versions.setdefault(name, []).append(version)
         packages = []
         for name, found in versions.items():
-            # A killed transaction leaves a package installed in its old and its new version. Kernels have several
-            # versions on purpose.
+            # A transaction that was killed leaves a package installed in its old and its new version. Kernels have
+            # several versions on purpose, so they are excluded.
             torn = len(found) > 1 and self.owner.vendor in name
             packages += [
                 Package(name, version, name in has_lock and is_held(name, version, locks), torn)
@@ -78,14 +78,14 @@ class Dnf(DnfChanges, Manager):
         if done.returncode != 0:
             raise self.refused(url, complaints(done.stderr))
         if Path(_REPOSITORIES, self.owner.name + ".repo").exists():
-            # The file from an earlier run may have another address.
+            # A file of an earlier run may have another address.
             self._options += ("--disablerepo=%s" % self.owner.name,)
 
     @property
     def _asked(self) -> str:
         """Return the name of the repository for queries.
 
-        It is a new name, because a file with the repository's own name may exist already.
+        It differs from the usual name of the repository, because a file with the usual name may exist already.
         """
         return self.owner.name + "-asked"
 
@@ -129,8 +129,8 @@ class Dnf(DnfChanges, Manager):
         gone = [name for action, name, _version in rows if action == "remove"]
         rest = [name for name in dict.fromkeys(unwanted) if name not in gone]
         parts = {package.name for package in packages if is_part(package)}
-        # The removal is not simulated alone. Such a simulation would also remove the packages of the vendor that
-        # require the unwanted ones, although this transaction installs what they require.
+        # Do not simulate the removal separately. Such a simulation would also remove the vendor's packages that require
+        # the unwanted packages, although this transaction installs replacements.
         needing = [name for name in self.dependents(rest) if name not in parts] if rest else []
         rows += [("remove", name, "") for name in (*rest, *needing)]
         return _transaction(rows, packages, is_part, arguments)
@@ -151,7 +151,8 @@ class Dnf(DnfChanges, Manager):
     def refresh(self) -> None:
         """Fetch the index of the repository in the written file.
 
-        Its first use asks a question that an unattended DNF does not answer.
+        Otherwise, a later unattended DNF would fetch it, and would not answer the question that DNF asks at the first
+        fetch.
         """
         if Path(self.owner.sources["dnf"]).exists():
             self.call([*DNF, "makecache", "--repo=%s" % self.owner.name])
@@ -170,7 +171,7 @@ class Dnf(DnfChanges, Manager):
         return self.change(self.comment, "reinstall", *names)
 
     def _release_removed(self, transaction: Transaction) -> str:
-        """Delete the locks of removed packages. They would remain otherwise."""
+        """Delete the locks of removed packages. Otherwise the locks would remain."""
         has_lock = locked(read_text(VERSIONLOCK) or "")
         return self.release(transaction.removed) if has_lock.intersection(transaction.removed) else ""
 
@@ -187,7 +188,8 @@ class Dnf(DnfChanges, Manager):
         names = [name for name in names if len(locks[name]) != 1 or locks[name][0] not in installed]
         if not names:
             return ""
-        # An old lock on another version would stay besides the new one and would permit both versions.
+        # Delete old locks first. Otherwise, an old lock on another version would remain next to the new lock, and both
+        # versions would be permitted.
         self.call(["dnf", "--quiet", "versionlock", "delete", *names])
         return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
 

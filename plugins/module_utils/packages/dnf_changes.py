@@ -38,7 +38,8 @@ _NUMBER, _COMMENT = re.compile(r"\s*(\d+) \|"), re.compile(r"Comment +: (.*?) *$
 class DnfChanges:
     """Changes with DNF on this host.
 
-    `name` marks the role's own transactions in DNF's history. `what` is the software in words, such as "the driver".
+    `name` is the comment that marks the role's own transactions in DNF's history. `what` is the software in words, such
+    as "the driver".
     """
 
     def __init__(self, name: str, what: str, call: Run = run_to_end) -> None:
@@ -66,7 +67,7 @@ class DnfChanges:
         """
         done = self.call(["dnf", "--assumeno", *_SETTINGS, *self._options, *arguments])
         rows = table(done.stdout)
-        # DNF asks a question and gets no answer, which leads to status 1.
+        # With --assumeno, DNF answers its own question with no and exits with status 1.
         if done.returncode != 0 and not rows:
             raise PlanError(
                 "packages",
@@ -121,7 +122,7 @@ class DnfChanges:
 
 
 class _Patient:
-    """Run a command again while another DNF is running."""
+    """Runs a command again while another DNF is running."""
 
     def __init__(self, call: Run) -> None:
         self._call = call
@@ -186,7 +187,8 @@ def locked(text: str) -> set[str]:
 def complaints(output: str) -> str:
     """Return the lines that describe the error.
 
-    They are the error lines with the indented lines below them, or else the last words.
+    They are the error lines with the indented lines below them. Without error lines, the last words of the output are
+    returned.
     """
     found: list[str] = []
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]

@@ -33,7 +33,7 @@ def of(keyring: str) -> tuple[str, ...]:
 
 
 def trusts(keys: Sequence[str], trusted: Sequence[str]) -> bool:
-    """Return whether a key ring has trusted keys only, and at least one."""
+    """Return whether a key ring has at least one key, and only trusted keys."""
     return bool(keys) and set(keys) <= set(trusted)
 
 
@@ -43,10 +43,10 @@ def normal(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url: str) -> bytes:
-    """Return the key of the repository.
+    """Return the verified key of the repository.
 
-    It is taken from the key ring, from `given`, or else from the address. Raises PlanError if the fingerprint is not
-    trusted or the key cannot be fetched.
+    The key is taken from the key ring, from `given`, or otherwise from the address. Raises PlanError if the fingerprint
+    is not trusted or the key cannot be fetched.
     """
     if not trusted:
         raise PlanError(

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Share code between APT and DNF.
+"""Share the code that APT and DNF have in common.
 
-This is code for queries with private options, and for errors of a repository.
+It is the code for queries with private options, and for errors of a repository.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Manager:
         return ""
 
     def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
-        """Download packages, given as (name, version), for `put_back`.
+        """Download packages, so that `put_back` can install them.
 
-        Returns the names of those that no source offers any more.
+        The packages are given as (name, version). Returns the names of packages that no source offers any more.
         """
         return []
 

@@ -28,8 +28,8 @@ class Bulletin:
 
     @property
     def url(self) -> str:
-        # The folder is named after the year of the first publication. For all bulletins here, it equals the year of the
-        # last revision.
+        # The folder is named after the year of the first publication. For all bulletins in this file, the last revision
+        # is from the same year.
         return f"https://github.com/NVIDIA/product-security/blob/main/{self.revised[:4]}/{self.number}/{self.number}.md"
 
     def __str__(self) -> str:
@@ -66,8 +66,8 @@ DRIVER = {
     610: Fix("610.57.04", _SEPTEMBER),
     615: Fix("615.71.09", _SEPTEMBER),
 }
-#: The latest driver bulletin, and the branches that it fixes. It tells users of older branches to upgrade to one of
-#: these.
+#: The latest driver bulletin, and the branches that it fixes. A message tells users of older branches to upgrade to one
+#: of these branches.
 LATEST = max((fix.bulletin for fix in DRIVER.values()), key=lambda bulletin: bulletin.revised)
 MAINTAINED = tuple(sorted(branch for branch, fix in DRIVER.items() if fix.bulletin == LATEST))
 
@@ -102,9 +102,9 @@ def driver(version: str) -> str:
 
 
 def judged(problem: str, policy: str, variable: str, cure: str) -> str:
-    """Return the problem if the policy is to report it, otherwise "".
+    """Return the problem if the policy is to report it.
 
-    Raises PlanError if the policy is to refuse the version.
+    Returns "" if the policy is to accept it. Raises PlanError if the policy is to refuse the version.
     """
     if problem and policy == REFUSE:
         raise PlanError(

@@ -86,7 +86,7 @@ class PackageHost:
 
 @frozen
 class Transaction:
-    """The changes of the package manager.
+    """The changes that the package manager will make.
 
     Installs are (name, old version or "", new version). Removals are (name, old version).
     """

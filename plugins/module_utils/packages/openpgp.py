@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the fingerprints of OpenPGP keys without gpg, which few hosts have.
 
-The format is RFC 9580, formerly RFC 4880. apt, dnf and gpgv use the same bytes later. Everything that they might accept
-as a further key is therefore refused. Only packets of public keys are permitted (RFC 9580, 10.1), and the first packet
+The format is RFC 9580, formerly RFC 4880. apt, dnf and gpgv later read the same bytes. All bytes that they might accept
+as a further key are therefore refused. Only packets of public keys are permitted (RFC 9580, 10.1), and the first packet
 must be a primary key.
 """
 
@@ -121,7 +121,7 @@ def _length(content: bytes, position: int) -> tuple[int | None, int]:
     """
     head, position = content[position], position + 1
     if not head & 0x40:
-        # 1, 2 or 4 octets. 3 means that the body extends to the end (RFC 9580, 4.2.2).
+        # The length has 1, 2 or 4 octets. A length type of 3 means that the body extends to the end (RFC 9580, 4.2.2).
         octets = 1 << (head & 3)
         return (None, position) if octets == 8 else (_number(content, position, octets), position + octets)
     first = content[position]

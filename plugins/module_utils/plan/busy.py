@@ -19,7 +19,7 @@ T = TypeVar("T")
 FAIL, WAIT, FORCE = POLICIES = ("fail", "wait", "force")
 
 _LOOK_SECONDS = 5.0
-#: Maximum number of times that blocking processes are ended. If they return again, the step fails.
+#: Maximum number of times that blocking processes are ended. If new ones block again after that, the step fails.
 _ROUNDS = 3
 
 
@@ -64,8 +64,9 @@ def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
 def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequence[Disturbance]], bool] | None) -> None:
     """Check for blocking holders right before a step.
 
-    `clear` ends the holders. If `clear` is None, BusyError is raised. If none of the remaining holders can be ended
-    (`can_be_ended`), the function returns anyway. Raises BusyError if a holder could not be ended or was started again.
+    `clear` ends the holders. If `clear` is None, BusyError is raised. The function also returns if none of the
+    remaining holders can be ended (`can_be_ended`). Raises BusyError if a holder could not be ended or was started
+    again.
     """
     returned = False
     for rounds_left in range(_ROUNDS, -1, -1):
@@ -86,6 +87,6 @@ def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequenc
 def can_be_ended(holder: Holder | Process) -> bool:
     """Return whether the holder is a process that uses the GPU.
 
-    Allocations, containers that have the device, and unknown holders are not.
+    Allocations, containers that have the device, and unknown holders are not processes.
     """
     return bool(holder.pid) and holder.kind not in (CONTAINER, UNKNOWN)

@@ -45,9 +45,9 @@ class GpuPlan:
 
     gpu: Device
     target: Target
-    #: The steps of the divider.
+    #: The divider's steps on the GPU.
     division: DivisionPart
-    #: The parts for settings of the vendor, and then those for settings of techniques in the registry's order.
+    #: Parts for the settings of the vendor, followed by those for settings of techniques in the registry's order.
     parts: tuple[GpuPart, ...] = ()
 
     @property
@@ -75,7 +75,7 @@ class GpuPlan:
         return self.division.left
 
     def needs(self, *effects: str) -> bool:
-        """Return whether a step needs one of these effects, such as a reset of the GPU."""
+        """Return whether a step of the divider needs one of these effects."""
         return any(step.needs in effects for step in self.division.steps)
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class GpuPlan:
         return tuple(step for step in self.steps if not step.implied(self.division.steps))
 
     def planned(self) -> Sequence[Any]:
-        """Return the kept and the new parts, each pinned to its position."""
+        """Return the parts that are kept and the new parts, each with its position."""
         return self.division.planned()
 
     def before(self) -> str:

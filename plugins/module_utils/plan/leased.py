@@ -26,8 +26,8 @@ LEASE = "lease"
 class Leased:
     """An instance of leases: its placement, its MIG UUIDs and its lease.
 
-    `mig_uuids` is empty until the instance is created. `lease` names the lease and its account for messages. It is None
-    if no lease uses the instance.
+    `mig_uuids` is empty until the instance is created. `lease` names the lease and its account for messages. If no
+    lease uses the instance, `lease` is None.
     """
 
     gpu_uuid: str

@@ -38,7 +38,7 @@ class Owned:
 
 @frozen
 class Ownership:
-    """The owned instances, those of leases, and the policy for all others."""
+    """The owned instances, the instances of leases, and the policy for all others."""
 
     policy: str
     owned: frozenset[Owned] = frozenset()
@@ -54,9 +54,9 @@ class Ownership:
         return True
 
     def lease(self, gpu: Device, instance: Part) -> Leased | None:
-        """Return the record of an instance of leases, or None for any other instance.
+        """Return the lease record of an instance, or None for any other instance.
 
-        An owned instance is not one of leases.
+        If the collection owns the instance, it is not an instance of leases.
         """
         record = next((each for each in self.leased if each.matches(gpu, instance)), None)
         return record if record is None or self.foreign(gpu, instance) else None

@@ -29,7 +29,7 @@ class GpuStep:
     changes_devices: ClassVar[bool] = False
     #: Whether the step ends workloads in an instance or on the GPU.
     ends: ClassVar[bool] = False
-    #: RESET or RELOAD if the step is complete only after that, or "".
+    #: RESET or RELOAD if the step is complete only after a reset or reload. Otherwise "".
     needs: ClassVar[str] = ""
 
     @property
@@ -56,7 +56,7 @@ class GpuPart:
 
 
 class DivisionPart(Protocol):
-    """A divider's steps on one GPU. It is a frozen dataclass."""
+    """A divider's steps on one GPU. Each implementation is a frozen dataclass."""
 
     @property
     def steps(self) -> tuple[GpuStep, ...]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: Mapping from GPU UUID to PIDs.
 Pids = Mapping[str, "frozenset[int]"]
-#: A function that reads the host with its holders. If it gets the UUID of a GPU, it reads only this GPU and returns all
-#: others as last read.
+#: A function that reads the host with its holders. If it gets the UUID of a GPU, it reads only this GPU, and returns
+#: the last known state of all others.
 Look = Callable[..., Host]
 #: A function that ends blocking holders. Returns whether it ended any.
 Clear = Callable[[Sequence[Disturbance]], bool]
@@ -107,7 +107,7 @@ class Service(Protocol):
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> Sequence[Asked]:
         """Return the desired daemons or tenants. Raises PlanError.
 
-        The GPUs and their plan are all that is known about the host.
+        Only the GPUs of the host and their plan are known at this time.
         """
 
     def observe(self) -> None:
@@ -117,10 +117,10 @@ class Service(Protocol):
         """Read the daemons or tenants if they depend on the GPUs."""
 
     def own(self, part: HostPart | None = None, clients: bool = True) -> Pids:
-        """Return the service's own processes. They do not block a change.
+        """Return the service's own processes, which do not block a change.
 
-        If `clients` is true, its clients are included. If `part` is given, only the processes that survive this part of
-        the plan are returned.
+        If `clients` is true, the clients of the service are included. If `part` is given, only the processes that
+        survive this part of the plan are returned.
         """
 
     def plan(self, request: PartRequest) -> HostPart:
@@ -145,7 +145,10 @@ class Service(Protocol):
         """Return the current daemons or tenants as text, one line for each."""
 
     def missing(self, part: HostPart) -> str | None:
-        """Return the software that must be installed to apply the part, or None."""
+        """Return the software that must be installed to apply the part.
+
+        Returns None if nothing is missing.
+        """
 
     def change(self, part: HostPart, look: Look, clear: Clear | None) -> Change | None:
         """Return the change for the part, or None if the part changes nothing."""

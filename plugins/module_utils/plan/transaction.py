@@ -58,17 +58,18 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Closing the file is not enough. A child that was just forked may still have the inherited file open.
+            # Closing the file does not release the lock if a child that was just forked still has the inherited file
+            # open.
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
 def looking(directory: str) -> Iterator[ApplyError | None]:
-    """Share the lock with other readers. Does not wait.
+    """Share the lock with other readers, without waiting.
 
-    If a run is changing the host, an error that names the run is yielded, otherwise None. Keep the block short: runs
-    that change the host wait until the block ends, because a GPU refuses a reset while a process has it open. Raises
-    ApplyError if this user has no permission to open the lock.
+    If a run is changing the host, an error that names the run is yielded. Otherwise, None is yielded. Keep the block
+    short: runs that change the host wait until the block ends, because a GPU refuses a reset while a process has it
+    open. Raises ApplyError if this user has no permission to open the lock.
     """
     try:
         file = (Path(directory) / "lock").open()
@@ -93,7 +94,7 @@ def _taken(file: Any, path: Path) -> ApplyError:
     file.seek(0)
     try:
         run = json.loads(file.read())
-        # The name of an earlier run would be more misleading than no name.
+        # Do not show the name of an earlier run. It would be more misleading than no name.
         if run.get("start") is not None and started_ticks_of(run["pid"]) != run["start"]:
             raise ValueError("this run has ended")
         who = run_name(run)

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the account that is responsible for a process or user id.
 
-In a user namespace, a user controls tens of thousands of user ids. If a set-user-id file is created in the namespace,
-it keeps such an id outside of the namespace. /etc/subuid maps these ids to the account. Only root can write that file.
+In a user namespace, a user controls tens of thousands of user ids. A set-user-id file that was created in the namespace
+keeps such an id outside of the namespace. /etc/subuid maps these ids to the account. Only root can write /etc/subuid.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def account_of(process: str) -> int:
 
 
 def account_of_id(uid: int) -> int:
-    """Return the account that has `uid` as a subordinate id, or else `uid` itself."""
+    """Return the account that has `uid` as a subordinate id.
+
+    If no account has it, `uid` itself is returned.
+    """
     for account, first, count in _ranges():
         if first <= uid < first + count:
             if _has_account(uid):

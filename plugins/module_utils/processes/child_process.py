@@ -25,7 +25,8 @@ from typing import Any, Callable, Iterable, List
 from .accounts import account_of_id
 from .proc_files import read
 
-#: Seconds to wait until a killed process has ended. After that, it hangs in the kernel and is abandoned.
+#: Seconds to wait until a killed process has ended. A process that has not ended by then hangs in the kernel and is
+#: abandoned.
 _REAP_SECONDS = 0.5
 #: First and longest interval between polls. The interval doubles each time. Most processes end within a fraction of a
 #: millisecond.
@@ -99,9 +100,9 @@ def give_up(child: int) -> bool:
 
 
 def was_killed(status: str) -> bool:
-    """Return whether a process was killed but hangs in the kernel.
+    """Return whether a process got SIGKILL but has not ended yet.
 
-    `status` is the text of /proc/PID/status.
+    Such a process hangs in the kernel. `status` is the text of /proc/PID/status.
     """
     pending = re.search(r"^SigPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return pending is not None and bool(int(pending.group(1), 16) & _KILLED)
@@ -116,8 +117,8 @@ def mark(account: int, kind: str = "look") -> None:
 def stuck(kind: str = "look") -> Counter[int]:
     """Count the killed children that have not ended, by account.
 
-    Children of earlier scans are included. A child counts only if it runs as root or as the account itself. A user who
-    fakes the name can therefore only affect the reads of their own processes.
+    Children of earlier scans are included. A child counts only if it runs as root or as the account itself. So a user
+    who gives a process such a name only affects the reads of their own processes.
     """
     by_uid: Counter[str] = Counter()
     named = re.compile(kind + r"-(\d+)\n?")
@@ -126,13 +127,13 @@ def stuck(kind: str = "look") -> Counter[int]:
         if called is None:
             continue
         status = dict(_STATUS.findall(read("/proc/%s/status" % name)))
-        # The main thread may end before other threads.
+        # The main thread may end before other threads, so count the remaining threads.
         ended = status.get("State", "Z") in "ZX" and int(status.get("Threads", "1")) <= 1
         if not ended and status.get("Uid") in ("0", called.group(1)) and int(status.get("SigPnd", "0"), 16) & _KILLED:
             by_uid[called.group(1)] += 1
     by_account: Counter[int] = Counter()
     for uid, count in by_uid.items():
-        # A process with a subordinate id can also fake the name.
+        # A process with a subordinate id can have a false name as well, so count it for the account.
         by_account[account_of_id(int(uid))] += count
     return by_account
 

@@ -32,7 +32,8 @@ _TO_END = {
 }
 #: Arguments that make a package manager run a query only. It may load large lists first.
 _ASKING = {"-q", "-qa", "-qp", "--query", "--test", "--audit", "repoquery", "history", "check", "--simulate"}
-#: Programs that start or stop something, except with the arguments below. Their callers handle failures.
+#: Programs that start or stop something, except with the arguments below. If such a program fails, its caller handles
+#: the failure.
 _STARTING = {"systemctl", "modprobe", "docker", "podman", "nvidia-smi"}
 _ASKING_OF_STARTING = {"info", "version"}
 #: Exit status for a command that exceeded its time limit, as in timeout(1).
@@ -44,7 +45,7 @@ _REAP_SECONDS = 2.0
 #: Folders of root's programs, which are searched for all callers.
 _ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
-#: Done is the result of a command. TimeoutExpired is the error for a command that does not end. FAILURES are all errors
+#: Done is the result of a command. TimeoutExpired is the error of a command that does not end. FAILURES are all errors
 #: of commands that cannot be run.
 Done, TimeoutExpired = subprocess.CompletedProcess, subprocess.TimeoutExpired
 FAILURES = (OSError, TimeoutExpired)

@@ -27,20 +27,21 @@ _BEFORE = re.compile(r"--?%s|--?key" % _NAME, re.IGNORECASE)
 #: The value of `--key` or `--private-key` if it is a file name, which is not a secret.
 _FILE = re.compile(r"[\w./~-]+\.(?:pem|key)", re.IGNORECASE)
 #: A secret inside an argument, such as a script, header or address. The pattern is tried at every position of an
-#: argument, which may have a megabyte. It therefore has no prefix of unlimited length.
+#: argument, and an argument may have a megabyte. Therefore, the pattern does not begin with a part of unlimited length.
 _WITHIN = re.compile(r"(%s[\"']?\s{0,9}[=:]\s{0,9}[\"']?)[^\s\"'&,;)]+" % _KIND, re.IGNORECASE)
 #: The password in an address. It ends at the last @ before the path, because a password may contain @.
 _ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s]+(?=@)")
 _SCHEME = r"(?:(?:basic|bearer|digest|token|negotiate|apikey)\s{1,9})?"
-#: The secret in a header. It ends with the argument or the quotes, because a header may have several parts.
+#: The secret in a header. It extends to the end of the argument or of the quotes, because a header may have several
+#: parts.
 _HEADER = re.compile(r"((?:authorization|cookie)[\"']?:\s{0,9}[\"']?%s)[^\s\"'][^\"'\r\n]*" % _SCHEME, re.IGNORECASE)
 #: Source: https://www.rfc-editor.org/rfc/rfc6750#section-2.1
 _BEARER = re.compile(r"(\bbearer\s{1,9})[\w.~+/-]{8,}=*", re.IGNORECASE)
 _SPLIT_HEADER = re.compile(r"(authorization:\s{1,9}%s)[^\s\"']+" % _SCHEME, re.IGNORECASE)
 
-#: Prefixes that issuers use. Minimum lengths exclude the names of models and files. After a part of unlimited length,
-#: no pattern continues, so that each line is read once. If an issuer does not publish the length, it is taken from
-#: https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
+#: Prefixes of secrets that issuers use. Minimum lengths exclude the names of models and files. No pattern continues
+#: after a part of unlimited length, so that each line is read once. If an issuer does not publish the length, it is
+#: taken from https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
 _MARKED = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
     # https://github.blog/engineering/platform-security/behind-githubs-new-authentication-token-formats/
@@ -65,7 +66,8 @@ _MARKED = re.compile(
 )
 #: A JSON object in base64, followed by one or more parts: https://www.rfc-editor.org/rfc/rfc7519#section-3.1
 _JWT = re.compile(r"(?<![\w-])eyJ[\w-]{8,}(?:\.[\w-]*){1,4}")
-#: A private key: https://www.rfc-editor.org/rfc/rfc7468#section-2. An incomplete key ends with the text.
+#: A private key: https://www.rfc-editor.org/rfc/rfc7468#section-2. A key without an end line extends to the end of the
+#: text.
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)", re.DOTALL)
 #: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
 _AWS_ID = re.compile(r"(?<![A-Z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])")
@@ -101,7 +103,7 @@ def _hidden(word: str) -> str:
 def _without_marked(line: str) -> str:
     """Hide secrets with a known form in a line.
 
-    Outside of quotes, such a secret may span arguments.
+    Outside of quotes, a secret may extend over several arguments.
     """
     line = _SPLIT_HEADER.sub(r"\1" + HIDDEN, line)
     for pattern in (_PEM, _JWT, _MARKED):

@@ -19,8 +19,8 @@ HIDDEN = "***"
 _CONTAINERS = ("docker", "podman", "nerdctl", "buildah", "skopeo", "helm", "oras", "oc", "az")
 _MYSQL = ("", "admin", "check", "dump", "import", "pump", "show", "slap", "sh", "_upgrade")
 _MARIADB = ("", "-admin", "-check", "-dump", "-import", "-show", "-slap", "-upgrade")
-#: The option with a password as its value, by program. If the word after ``-p`` is separate, mysql reads it as the name
-#: of a database. It may still be a password that was typed incorrectly
+#: The option with a password as its value, by program. If mysql gets ``-p`` and a separate word, it reads the word as
+#: the name of a database. The word may still be a password that was typed incorrectly
 #: (https://dev.mysql.com/doc/refman/8.4/en/connecting.html).
 _PASSWORD_OPTION = {
     **{"mysql" + name: "-p" for name in _MYSQL},
@@ -43,7 +43,7 @@ _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
 _RUNS_ANOTHER = re.compile(
     r"sudo|doas|env|exec|command|time|timeout|nice|ionice|nohup|setsid|stdbuf|taskset|numactl|chrt|srun|xargs"
 )
-#: Options of wrappers that take a user name. A user may have the same name as a program.
+#: Options of wrappers that take a user name. A user may have the name of a known program, so skip the user name.
 _USER_OPTIONS = ("-u", "-g", "-U", "--user", "--group")
 _INTERPRETER = re.compile(r"python[\d.]*|perl|ruby")
 _INTERPRETER_VALUES = ("-W", "-X")
@@ -120,7 +120,7 @@ def _program(words: Sequence[str], start: int) -> int | None:
 def _run_by(words: Sequence[str], at: int) -> int | None:
     """Return the index of the program that a wrapper runs, or None.
 
-    Unknown options of wrappers are possible.
+    Wrappers may have options that this code does not know.
     """
     for later in range(at + 1, len(words)):
         before, name = words[later - 1], _name(words[later])

@@ -24,7 +24,7 @@ from . import child_process
 from .accounts import account_of
 from .proc_files import read
 
-#: Time limit in seconds for one query, which normally takes microseconds, and for all unanswered queries of a scan
+#: Time limits in seconds: for one query, which normally takes microseconds, and for all unanswered queries of a scan
 #: together.
 _SECONDS, _ALL_SECONDS = 2.0, 20.0
 #: Maximum number of unanswered queries for an account, for root, and for all accounts together. Queries from earlier
@@ -53,7 +53,7 @@ def task(function: Callable[..., Any]) -> Callable[..., Any]:
     """Register a module-level function for use with `ask`.
 
     The arguments and the result must be JSON values. The function may raise OSError. It must not import modules of the
-    collection, because the child has closed the archive that contains them (install/installed.py).
+    collection, because the child has closed the archive that contains these modules (install/installed.py).
     """
     _tasks["%s.%s" % (function.__module__, function.__qualname__)] = function
     return function
@@ -64,7 +64,7 @@ class Worker:
 
     def __init__(self, deadline: float = math.inf, name: str = FILES) -> None:
         self._name = name
-        #: Deadline in seconds of time.monotonic(). After it, no query is sent.
+        #: Deadline in seconds of time.monotonic(). After the deadline, no query is sent.
         self._deadline = deadline
         self._seconds_left = _ALL_SECONDS
         self._unanswered: Counter[int] | None = None
@@ -83,7 +83,7 @@ class Worker:
             raise NoAnswerError(asked=True)
         began = time.monotonic()
         seconds = min(_SECONDS, self._seconds_left, self._deadline - began)
-        # Each account is counted up to its own limit, because one account can cause or fake any number of hanging
+        # Each account is counted only up to its own limit, because one account can cause or fake any number of hanging
         # children.
         together = sum(min(count, _most_of(one)) for one, count in self._unanswered.items())
         if together >= _MOST or seconds <= 0:
@@ -200,7 +200,7 @@ def _serve(connection: socket.socket, name_of_child: str) -> int:
     return 0
 
 
-#: Large enough for a whole environment.
+#: This limit is large enough for a whole environment.
 _MOST_MEMORY_BYTES = 1 << 22
 _read = task(read)
 

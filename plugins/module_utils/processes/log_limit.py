@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Callable, Dict
 
-#: Number of lines that a source may cause without a pause, and seconds until it may cause one more.
+#: Number of lines that a source may cause at once, and seconds until it may cause one more line.
 BURST, SECONDS_A_LINE = 5, 30.0
 #: Maximum number of sources that are counted separately. All further sources share one limit.
 _MOST_SOURCES = 4096
@@ -18,7 +18,7 @@ Log = Callable[[str], None]
 
 
 class _Bucket:
-    """The remaining lines of a source, and its omitted lines since the last line."""
+    """The number of a source's remaining lines, and the number of omitted lines."""
 
     def __init__(self, now: float) -> None:
         self.lines, self.at, self.left_out = float(BURST), now, 0

@@ -134,7 +134,7 @@ class Connection:
 
 
 class Owner:
-    """The service that is expected to be the peer of a connection."""
+    """The service that is expected to be at the other end of a connection."""
 
     #: Name of the service in messages.
     name = ""
@@ -169,9 +169,9 @@ def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECON
 
 
 def _problem(near: End, far: End, owner: Owner) -> str:
-    """Return "" if the peer is confirmed, or a problem that accept() may still solve.
+    """Return "" if the peer is confirmed, or a problem that may disappear.
 
-    Raises PeerError for a problem that cannot be solved.
+    A problem may disappear when the server calls accept(). Raises PeerError for any other problem.
     """
     table = _own_connections()
     until = time.monotonic() + LOOK_SECONDS
@@ -219,7 +219,7 @@ def _has_end_beyond(process: Process, near: End, until: float = math.inf) -> boo
 def _leads_to(forwarder: Process, table: list[Connection], owner: Owner, until: float) -> bool:
     """Return whether a connection of the forwarder leads to the owner.
 
-    It suffices to check any connection, because all connections of a docker-proxy have the same target.
+    It is enough to check any of its connections, because all connections of a docker-proxy have the same target.
     """
     sockets = forwarder.sockets(until)
     ends = {(entry.remote, entry.local) for entry in table if entry.inode in sockets}

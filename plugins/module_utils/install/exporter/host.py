@@ -75,7 +75,7 @@ def systemctl(target: Installation, *arguments: str, unknown: bool = False) -> N
 
 
 def reload(target: Installation) -> None:
-    """Reload systemd and report it."""
+    """Reload systemd, and report the reload."""
     target.doing(" ".join(systemd_reload.RELOAD))
     target.reload(changed=True)
 

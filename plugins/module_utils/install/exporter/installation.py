@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Install or remove an exporter for GPU metrics.
 
-This includes its files, packages and unit, and a test scrape. Passwords are never printed. The sources are the program
-of the embedded exporter: texts by file name.
+This includes its files, packages and unit, and a test scrape. Passwords are never printed. The sources are the files of
+the embedded exporter's program: texts by file name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .passwords import hashes
 from .refusals import refuse_address, refuse_paths, refuse_quadlet
 from .scrape import certificate_is_old, check_health
 
-# All files that may be installed, relative to the root. Files that belong to another source are removed.
+# All files that may be installed, relative to the root. A file that the current settings do not need is removed.
 QUADLETS = "etc/containers/systemd"
 UNIT_FILES = (UNITS + "/" + UNIT, QUADLETS + "/dcgm-exporter.container")
 # This link enables the first unit. The quadlet generator enables the other unit.
@@ -58,7 +58,7 @@ def has_packages(target: Installation, embedded: dict) -> bool:
 def install_packages(target: Installation, embedded: dict) -> None:
     """Install the Python packages of the embedded exporter.
 
-    They come from an archive or an index. The old packages are kept until all new ones are installed.
+    They come from an archive or from a package index. The old packages are kept until all new ones are installed.
     """
     folder, new = target.path(PROGRAM + "/packages"), target.path(PROGRAM + "/packages.new")
     if not target.doing("install Python packages into %s" % folder):
@@ -152,7 +152,7 @@ def install(
 
 
 def remove_strangers(target: Installation, folder: str, wanted: set, embedded: bool) -> None:
-    """Remove the files of former settings from the folders of the role."""
+    """Remove files that former settings needed from the folders of the role."""
     top = target.path(folder)
     for path in sorted(top.rglob("*")) if top.is_dir() else ():
         relative = str(path.relative_to(target.root))
@@ -189,8 +189,8 @@ def uninstall(target: Installation) -> None:
 def bring_about(bundle: Mapping[str, Any], target: Installation, sources: Sources) -> dict[str, str]:
     """Apply the requested state.
 
-    If an archive of Python packages is needed first, nothing is installed, and the result has the architecture for the
-    archive.
+    If an archive of Python packages is needed first, nothing is installed, and the result names the architecture that
+    the archive must have.
     """
     refuse_paths(target, [*bundle["host_files"], *bundle["directories"]])
     if bundle["state"] == "absent":

@@ -27,7 +27,10 @@ class Plan(NamedTuple):
     removed: list[str]
 
     def others(self, own) -> str:
-        """Return the changes and removals of packages that are not `own` as text."""
+        """Return the changes and removals of other packages as text.
+
+        `own` returns whether a package is one of the role's own.
+        """
         parts = ["change the version of %s" % name for name in self.changed if not own(name)]
         parts += ["remove %s" % name for name in self.removed if not own(name)]
         return ", ".join(parts)
@@ -41,7 +44,7 @@ class Apt:
         """Return the installed version of a package, or ""."""
         form = "--showformat=${db:Status-Abbrev}${Version}"
         status, text = output(["dpkg-query", "--show", form, package])
-        # "hi" means that the package is held and installed.
+        # In the status of dpkg, "hi" means that the package is on hold and installed.
         return text[2:].strip() if status == 0 and text[1:2] == "i" else ""
 
     def asked(self, package: str, version: str) -> str:
@@ -93,7 +96,7 @@ class Dnf:
         return done.stdout.split() if done.returncode == 0 else []
 
     def torn(self, packages: list[str]) -> list[str]:
-        """Return the packages that an interrupted DNF left in two versions."""
+        """Return the packages that are installed in two versions after an interrupted DNF."""
         return [package for package in packages if len(self._versions(package)) > 1]
 
     def repair(self) -> None:
@@ -107,7 +110,8 @@ class Dnf:
     def refresh(self, own: str) -> None:
         """Fetch the metadata of the role's repository.
 
-        DNF asks whether to trust the key of the repository, and a prediction of changes cannot answer.
+        At the first fetch, DNF asks whether to trust the key of the repository. A prediction of changes cannot answer
+        this question.
         """
         if own:
             # The host may be set to skip failing repositories (skip_if_unavailable in dnf.conf(5)). DNF would then use

@@ -16,7 +16,8 @@ APT_SOURCE, APT_KEY = "etc/apt/sources.list.d/openfleet-dcgm.list", "etc/apt/key
 DNF_REPOSITORY = "openfleet-dcgm"
 DNF_SOURCE, DNF_KEY = "etc/yum.repos.d/openfleet-dcgm.repo", "etc/pki/rpm-gpg/RPM-GPG-KEY-openfleet-dcgm"
 REPOSITORY_FILES = (APT_KEY, APT_SOURCE, DNF_KEY, DNF_SOURCE)
-# Prefix of the packages of DCGM 4. The package of DCGM 3 has no suffix and belongs to the site.
+# Prefix of the packages of DCGM 4. The package of DCGM 3 has no suffix. The role leaves it alone, because the site
+# installed it.
 FAMILY = "datacenter-gpu-manager-"
 
 
@@ -28,7 +29,7 @@ def missing(host, packages: list[str], version: str) -> list[str]:
     lacking = []
     for package in packages:
         has, wanted = host.installed_version(package), version if package.endswith("-exporter") else ""
-        # 1:4.8.2-1 also matches without its epoch, without its revision, and without both.
+        # An installed version 1:4.8.2-1 also matches if the epoch, the revision, or both are left out.
         names = (has, has.partition(":")[2] or has)
         if not has or (wanted and not any(name == wanted or name.startswith(wanted + "-") for name in names)):
             lacking.append(host.asked(package, wanted))

@@ -28,7 +28,7 @@ def refuse_paths(target: Installation, paths: list[str]) -> None:
         file = str(target.path(path.lstrip("/")))
         for folder in (CONFIG, PROGRAM):
             own = str(target.path(folder))
-            # Compare the paths as given, and also with links resolved.
+            # Compare the paths twice: as given, and with links resolved.
             if below(os.path.normpath(file), own) or below(os.path.realpath(file), os.path.realpath(own)):
                 refuse(
                     "%s is below %s, where the role deletes files that it did not write. Move it, for example a certificate "
@@ -67,7 +67,7 @@ def refuse_quadlet(check: bool) -> None:
     """Refuse a Podman that does not support quadlets."""
     if not program("podman"):
         if check:
-            # In check mode, an earlier task of the play may plan to install it.
+            # In check mode, Podman may be missing because an earlier task of the play only predicts its installation.
             return
         refuse("dcgm_exporter_source: podman: Podman is not installed on this host.")
     text = output(["podman", "--version"])[1].strip()

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check with a scrape that the exporter works.
 
-No request is sent before two checks: the server has proved its certificate in a TLS handshake, and the kernel has
+Two checks come before the request: the server has proved its certificate in a TLS handshake, and the kernel has
 confirmed that the peer is a process of the exporter's unit (peer.py). Another process on the port therefore gets
 neither the password nor headers.
 """
@@ -45,7 +45,7 @@ def pem_certificate(path: str) -> bytes:
 def connection_to(health: dict, check_first: Check) -> CheckedConnection | CheckedTlsConnection:
     if not health["certificate"]:
         return CheckedConnection(health["address"], health["port"], timeout=SECONDS, check=check_first)
-    # The whole certificate is compared, so the name in it may differ from the address.
+    # Compare the whole certificate, so that the name in it may differ from the address.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return CheckedTlsConnection(health["address"], health["port"], timeout=SECONDS, context=context, check=check_first)
