@@ -122,9 +122,9 @@ def apply(
 
 @contextlib.contextmanager
 def settled(outcome: str) -> Iterator[None]:
-    """Raise ApplyError, which names the current layout, if the result is not recorded.
+    """Raise ApplyError with the current layout if the code in the block fails.
 
-    Wrap the code that records the result of a change in this context manager.
+    The code in the block records the result of a change.
     """
     try:
         yield
@@ -176,9 +176,9 @@ def run_plans(
 ) -> None:
     """Apply the steps of these GPUs, and append each completed step to `done`.
 
-    If steps need a reload of the driver, it is reloaded once, after these steps of all GPUs and before the remaining
-    ones. If `look` is given, it reads the holders before each change, and they are refused or ended. If `failed` is given,
-    a GPU that fails is added to it and the other GPUs change. Otherwise the error is raised.
+    If steps need a reload of the driver, it is reloaded once: after these steps of all GPUs, and before the remaining
+    steps. If `look` is given, it reads the holders before each change, and they are refused or ended. If `failed` is
+    given, a GPU that fails is added to it, and the other GPUs change. Otherwise the error is raised.
     """
     for gpu_plan in plans:
         if look is not None:
@@ -276,8 +276,8 @@ def _undo(
             steps_done=done,
         ) from cause
     try:
-        # The rollback removes only what this run created. An unknown holder does not stop the rollback half way. If
-        # ending holders is permitted, a holder without a process does not stop it either.
+        # The rollback removes only what this run created. So an unknown holder must not stop the rollback half way. If
+        # ending holders is permitted, a holder without a process must not stop it either.
         counts = can_be_ended if context.clear is not None else is_known
         services.clear_away()
         host = go_back(context, before, counts)

@@ -171,14 +171,14 @@ class _Attempts:
         self.journal, self.record = Journal(request.directory), Record(request.directory)
         self.leased = LeasedRecord(request.directory)
         self.follow_up, self.pending_reboot = PendingFollowUp(request.directory), PendingReboot(request.directory)
-        #: Whether an earlier run left follow-up steps pending. Read once, in the first attempt, because it needs the
-        #: lock.
+        #: Whether an earlier run left follow-up steps pending. This is read once, in the first attempt, because the
+        #: lock is needed for it.
         self.owed: bool | None = None
         self.recovered: str | None = None
         self.ended: list[str] = []
         #: Number of GPUs that were lost when the plan was made.
         self.lost = 0
-        #: Whether the plan restores GPUs without an entry, and the error of an attempt to restore them that failed.
+        #: Whether the plan restores GPUs without an entry, and the error if an attempt to restore them failed.
         self.restores = False
         self.not_restored = ""
 
@@ -195,7 +195,7 @@ class _Attempts:
                     self._follow(session)
             raise
         if run.reboot_required:
-            # The reboot recreates the devices, and the clients start after them.
+            # The devices are recreated by the reboot, so do not restart their clients now.
             return run
         return dataclasses.replace(run, followed=self._follow(session))
 
@@ -206,18 +206,18 @@ class _Attempts:
                 return self._attempt(session)
             except ApplyError as error:
                 if error.outcome == "old" and self.restores and self.request.saved is None:
-                    # A GPU without an entry must not block the others. This retry happens at most once.
+                    # A GPU without an entry must not block the other GPUs. This retry happens at most once.
                     self.restores, self.not_restored = False, str(error)
                     continue
                 may_skip = self.request.lost == lost_gpus.SKIP and self.request.saved is None
-                # The number of lost GPUs grows with each attempt, so the loop ends.
+                # The loop ends, because the number of lost GPUs grows with each attempt.
                 if not may_skip or error.outcome != "old" or not self._lost_more(session, error):
                     raise
 
     def _lost_more(self, session: Session, error: ApplyError) -> bool:
-        """Return whether a GPU was lost since the plan.
+        """Return whether a GPU was lost since the plan was made.
 
-        A GPU whose step failed while others work is given up now.
+        If the step of a GPU failed while other GPUs work, this function marks the GPU as lost.
         """
         host, cause = session.observe(), error.__cause__
         if len(host.lost) > self.lost:
@@ -291,7 +291,7 @@ class _Attempts:
                 # The setting of a lost GPU is unknown, so the next run must read it again.
                 technique.record(self.request.directory, host.gpus, [gpu.uuid for gpu in host.lost if gpu.uuid])
         if GPUS in self.request.parts:
-            # Existing instances that match the layout become the collection's own.
+            # Adopt existing instances that match the layout: the collection owns them from now on.
             seen = {gpu.uuid: gpu for gpu in host.gpus}
             self.record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus if gpu.gpu.uuid in seen)
         if decision.applied.entries is not None:
@@ -358,7 +358,8 @@ class _Attempts:
     def _refuse_loss(self, host: Host, decision: Decision) -> None:
         """Refuse a reboot that would end holders or lose instances.
 
-        All holders of all GPUs count. An instance is lost if the boot service does not recreate it.
+        All holders of all GPUs of the host are considered. An instance is lost if the boot service does not recreate
+        it.
         """
         held = [(gpu, [h for h in gpu.held_by if not h.watches]) for gpu in host.gpus]
         disturbs = [
@@ -395,9 +396,10 @@ def _applied(request: Request) -> Applied:
 def _decide_for_working(
     request: Request, observed: _Observed, refuses: bool, installs: bool = False, restore: bool = True
 ) -> tuple[_Observed, Answering, Decision]:
-    """Decide on the layout for the GPUs that work, with the others as lost.
+    """Decide on the layout for the GPUs that work. All other GPUs count as lost.
 
-    A GPU whose missing values cause a refusal counts as lost. Holders cause one if the plan `refuses` to end them.
+    A GPU also counts as lost if the layout is refused because of its missing values. If `refuses` is true, the layout
+    is also refused if holders block the plan.
     """
 
     def decide(host: Host, policy: str, refuses: bool) -> tuple[_Observed, Answering, Decision]:
@@ -418,7 +420,7 @@ def _decide_for_working(
         sick = () if request.saved is not None else sick_gpus(observed.host, error, attempt)
         if not sick and isinstance(error, PlanError):
             raise
-        # The caller refuses disturbances at the right time.
+        # Do not refuse disturbances here, because the caller does so at the right time.
         return decide(without(observed.host, sick), request.lost, False)
 
 

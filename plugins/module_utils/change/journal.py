@@ -57,7 +57,7 @@ class Journal:
             "before": list(map(target_data, before)),
             "after": list(map(target_data, after)),
             "beside": dict(beside or {}),
-            # Earlier releases neither write nor read this key.
+            # Earlier releases do not know this key.
             **({"applied": dict(applied)} if applied else {}),
         }
         durable.write(self.path, content)

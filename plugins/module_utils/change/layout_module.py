@@ -92,7 +92,8 @@ def bring_about(params: dict[str, Any], check_mode: bool, parts: Sequence[str] =
         vendor_of_host().lend(params["pynvml"])
     try:
         if check_mode:
-            # In a check-mode run, an earlier task may plan to install it.
+            # In check mode, software of a service may be missing because an earlier task only predicts its
+            # installation.
             done = predict(request, params["on_busy"], installs=True)
         else:
             done = converge(

@@ -4,8 +4,8 @@
 """Plan around lost GPUs (`Host.lost`).
 
 A GPU is lost if an NVML call for it fails or if the driver does not count it. Selectors are compared with the known
-attributes of the lost GPU. If the attribute is unknown, a selector by model may match the lost GPU. A selector by
-index, UUID or PCI address may match it if the selector matches no other GPU.
+attributes of the lost GPU. A selector by model may match a lost GPU whose model is unknown. A selector by index, UUID
+or PCI address may match a lost GPU if this attribute is unknown and if the selector matches no other GPU.
 """
 
 from __future__ import annotations

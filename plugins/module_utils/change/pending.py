@@ -15,13 +15,13 @@ from .. import durable
 _SCHEMA = 1
 
 #: Default list of services that read the devices only when they start. The exporters may be clients of nvidia-dcgm. The
-#: MIG manager itself stops more services, to free the GPUs or for Kubernetes (NVIDIA/mig-parted,
+#: MIG manager itself stops more services, either to free the GPUs or for Kubernetes (NVIDIA/mig-parted,
 #: deployments/systemd/hooks.sh).
 RESTARTED = ("nvidia-dcgm.service", "dcgm-exporter.service", "nvidia-dcgm-exporter.service")
 
 
 class Mark:
-    """A mark: a file in the state directory, and its name."""
+    """A mark: a file in the state directory. `name` is the name of the file."""
 
     name: str
 

@@ -63,8 +63,8 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
 def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], ownership: Ownership) -> Plan:
     """Return the saved plan as a plan for the current host.
 
-    If the plan was already applied, the returned plan has no steps. Raises PlanError with the differences if the host
-    or the layout has changed.
+    If the plan was already applied, the returned plan has no steps. Raises PlanError with the differences if the state
+    of the host or the layout has changed.
     """
     try:
         return _restore(_checked(saved), host, tuple(targets), ownership)
@@ -75,7 +75,7 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
 def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
     """Raise PlanError if the plan has steps of services that are not in `saved`.
 
-    Saved steps may be missing from the plan because they are already done.
+    The plan may lack saved steps, because they may already be done.
     """
     for part in plan.parts:
         then = _checked(saved)[part.key]
@@ -194,7 +194,7 @@ def _differences(then: Mapping[str, Any], gpu: Device) -> Iterable[str]:
 
 
 def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Device], targets: Sequence[Target]) -> list[str]:
-    """Return the differences between the current layout and the saved one."""
+    """Return the differences between the current and the saved layout as texts."""
     then = {gpu["uuid"]: gpu for gpu in saved["gpus"]}
     found = []
     for target in targets:
@@ -209,15 +209,15 @@ def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Device], targe
 
 
 def _asked(target: Target) -> dict[str, Any]:
-    """Return the desired state of a GPU without the entry's position.
+    """Return the desired state of a GPU without the position of its layout entry.
 
-    Moving an entry within the layout does not change the desired state.
+    The desired state does not change if the entry moves within the layout.
     """
     data = target_data(target)
     del data["gpu_uuid"], data["where"]
     for technique in SETTINGS:
         if data.get(technique.setting) in (None, technique.default):
-            # If a run does not read a setting, the setting counts as the default.
+            # A setting that a run does not read counts as the default.
             data.pop(technique.setting, None)
     for value in data.values():
         if isinstance(value, list):

@@ -24,8 +24,8 @@ from ..vendors.registry import divider_of, vendor_of
 if TYPE_CHECKING:
     from ..vendors.protocol import DeviceSetting
 
-#: An ownership under which every instance belongs to the collection. Used for rollbacks and for plans of GPUs that do
-#: not exist yet.
+#: An ownership under which every instance belongs to the collection. It is used for rollbacks, and for plans of GPUs
+#: that do not exist yet.
 ALL_OURS = Ownership("remove")
 
 
@@ -57,10 +57,7 @@ def plan_gpu(gpu: Device, target: Target, ownership: Ownership = ALL_OURS) -> Gp
 
 
 def reload_disturbs(gpus: Sequence[Device]) -> tuple[Disturbance, ...]:
-    """Return the holders of all GPUs of a host.
-
-    A reload of the driver ends all of them.
-    """
+    """Return the holders that a reload of the driver ends: those of all GPUs."""
     found = []
     for gpu in gpus:
         who = gpu.held_by or gpu.processes
@@ -71,7 +68,7 @@ def reload_disturbs(gpus: Sequence[Device]) -> tuple[Disturbance, ...]:
 
 
 def settings_of(gpu: Device) -> tuple[DeviceSetting, ...]:
-    """Return the settings of the GPU's vendor, and then those of techniques."""
+    """Return the settings of the GPU's vendor, followed by the settings of techniques."""
     return (*vendor_of(gpu).settings, *SETTINGS)
 
 

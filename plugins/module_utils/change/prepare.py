@@ -33,9 +33,9 @@ ALL_PARTS = (GPUS, *(technique.key for technique in (*SETTINGS, *SERVING)))
 
 @frozen
 class PlanRequest:
-    """The `parts` of a layout to plan, and the `saved` plan if one is applied.
+    """The `parts` of a layout to plan, and the `saved` plan or None.
 
-    If `installs` is true, it is no error if the software of a service is missing.
+    If `installs` is true, missing software of a service is not an error.
     """
 
     parts: Sequence[str] = ALL_PARTS
@@ -124,7 +124,7 @@ def make_plan(
 
 
 def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
-    """Return the target, but keep the current state for all parts outside of the run."""
+    """Return the target with the current state of parts that the run does not apply."""
     if GPUS not in parts:
         gpu = next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid)
         now = planner.target_of(gpu)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Complete an interrupted run.
 
-Restore the old layout. If this would end holders, apply the new layout instead.
+The old layout is restored. If this would end holders, the new layout is applied instead.
 """
 
 from __future__ import annotations
@@ -112,9 +112,10 @@ def _observe_settings(session: Session, journal: Journal, entry: Entry) -> None:
 def _back_or_on(
     context: Context, before: Sequence[Target], after: Sequence[Target], ours: Ownership
 ) -> tuple[Host, Plan | None]:
-    """Restore the old layout, or else complete the new one.
+    """Restore the old layout, or complete the new one if holders block the old one.
 
-    Returns the host, and a plan without steps if the new layout was completed, otherwise None.
+    Returns (host, None) if the old layout was restored. Returns the host and a plan without steps if the new layout was
+    completed.
     """
     try:
         return go_back(context, before), None

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Distinguish a sick GPU from a mistake in the layout.
 
-Some error codes also mean that a healthy driver or model lacks a feature. A GPU that fails with such a code is read
-without an error and lacks a value. The vendor finds these gaps (`vendors.protocol.Gap`). A refusal is due to the GPU if it
-disappears with the value of another GPU of its model.
+Some error codes also mean that a healthy driver or model lacks a feature. If a GPU fails with such a code, it is read
+without an error, but a value is missing. The vendor finds these gaps (`vendors.protocol.Gap`). The GPU causes a refusal
+if the refusal disappears when the missing value is taken from another GPU of the same model.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def _is_essential(holder: Holder | Process) -> bool:
 def _is_still(holder: Holder | Process) -> bool:
     """Return whether the PID is still the scanned process and has the GPU open.
 
-    The name of the process is not compared. A process can change its name at any time without closing a file.
+    The name of the process is not compared, because a process can change its name at any time.
     """
     if not isinstance(holder, Holder):
         return True

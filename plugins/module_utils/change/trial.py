@@ -5,9 +5,9 @@
 
 The boot service already has the layout on trial. The previous layout is kept as a backup.
 
-A run prepares the reboot in two steps. First the boot service gets the new layout. Then the new MIG modes are left
+A run prepares the reboot in two steps. First, the boot service gets the new layout. Then the new MIG modes are left
 pending. If the run ends between the two steps, the layout does not fit the modes of the GPUs. The second step is
-therefore recorded, and the next `gpu-layout apply` decides which layout the host keeps.
+therefore recorded. The next `gpu-layout apply` uses this record to decide which layout the host keeps.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Se
 def without_service(applied: Applied, key: str) -> Applied:
     """Return the record without the daemons or tenants of a technique.
 
-    Used after the technique's service was removed from the host.
+    Use this after the technique's service was removed from the host.
     """
     names = {key: {name for entry in applied.known for form, part in _parts(entry) for name in form.names(part)}}
     return applied if applied.entries is None else Applied(tuple(restricted(applied.entries, (), names)))
@@ -197,8 +197,8 @@ def without_service(applied: Applied, key: str) -> Applied:
 def restricted(entries: Iterable[Entry], named: Collection[str], taken: Mapping[str, Collection[str]]) -> list[Entry]:
     """Return the entries without the GPUs in `named` and without names in `taken`.
 
-    `named` has UUIDs in lower case. If a daemon or tenant would lose one of its GPUs, or if its name is taken, the
-    technique reduces the part of the entry or drops it.
+    `named` has UUIDs in lower case. A daemon or tenant may lose one of its GPUs, or its name may be taken. In these
+    cases, the technique reduces or drops its part of the entry.
     """
     found = []
     for entry in entries:
@@ -305,7 +305,7 @@ def _released(gpu: Device, ownership: Ownership) -> Entry:
     label = "the released gpu %d" % gpu.index
     selectors = (Selector("uuid", gpu.uuid),)
     if ownership.policy == "keep" and any(ownership.foreign(gpu, part) for part in parts_of(gpu)):
-        # Keep the GPU divided, because parts of other owners need it.
+        # Keep the GPU divided, because other owners have parts of it.
         return Entry(0, selectors, divider_of(gpu).key, (), label=label)
     return Entry(0, selectors, "shared", label=label)
 
@@ -313,7 +313,7 @@ def _released(gpu: Device, ownership: Ownership) -> Entry:
 def _restorable_parts(entry: Entry, host: Host) -> list[Entry]:
     """Return an entry for each GPU of the host that the recorded entry selects.
 
-    Returns one entry for all these GPUs if they share a daemon or tenants.
+    If the GPUs share a daemon or tenants, one entry for all of them is returned.
     """
     present = {gpu.uuid.lower(): gpu for gpu in host.gpus}
     gpus = [(each, present.get(str(each.value).lower())) for each in entry.selectors]
@@ -370,16 +370,16 @@ def _adopted(situation: Situation, named: Collection[str]) -> list[Entry]:
 
 
 def _applied(plan: Plan) -> tuple[Entry, ...]:
-    """Return entries with the state of the plan's GPUs after the plan is applied."""
+    """Return layout entries with the state of the plan's GPUs after the plan."""
     return _exported(
         [vendor_of(each.gpu).after(each) for each in plan.gpus], {part.key: part.planned() for part in plan.parts}
     )
 
 
 def _record(entries: Iterable[Entry]) -> Applied:
-    """Return a record of the entries that the parser accepts.
+    """Return a record of those entries that the parser accepts.
 
-    Exported entries can be invalid.
+    The parser may refuse exported entries.
     """
     readable: list[Entry] = []
     for entry in entries:

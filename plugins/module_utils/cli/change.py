@@ -84,14 +84,14 @@ def apply(options: Namespace) -> int:
 def _patient(attempt: Callable[[], T], seconds: float) -> T:
     """Return the result of `attempt`.
 
-    If there is no driver, retry for this many seconds.
+    If the host has no driver yet, retry for `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:
         try:
             return attempt()
         except DriverAbsentError as error:
-            # If a Python module is missing, waiting does not help.
+            # Do not wait if a Python module is missing, because this does not change.
             if error.call == "import" or time.monotonic() >= deadline:
                 raise
         time.sleep(_POLL_SECONDS)

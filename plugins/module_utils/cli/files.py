@@ -76,7 +76,7 @@ def _parse(path: str, text: str, documents: Callable[[Any, str], Any]) -> Any:
         data = json.loads(text)
         return [data] if documents is _all_documents else data
     except ValueError as error:
-        # JSON is also YAML. The first character therefore decides how an invalid file is reported.
+        # JSON is also YAML, so the first character of an invalid file decides whether it is reported as JSON.
         if text.lstrip()[:1] in ("{", "["):
             raise FleetError(path, "it is not valid JSON: %s" % error, "Fix the file.") from None
     try:

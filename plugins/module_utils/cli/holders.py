@@ -45,7 +45,8 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
 }
 _THIS_HOST = "this host"
-#: The only service whose state is printed. MPS daemons are not read, because their clients are among the holders.
+#: The only service whose state is printed. MPS daemons are not read, because the list of holders already has their
+#: clients.
 _TENANTS = "vgpu_tenants"
 _POLL_SECONDS = 0.1
 
@@ -53,7 +54,7 @@ _POLL_SECONDS = 0.1
 def holders(options: Namespace) -> int:
     """Print the holders of each GPU and MIG instance."""
     _leave_the_caller()
-    # The child holds no lock. If it hangs in the driver and cannot be killed, it keeps running.
+    # The child holds no lock, because it may hang in the driver. If it cannot be killed, it keeps running.
     with _alone() as directory:
         text = bounded(lambda: json.dumps(look(directory, options.json)), _THIS_HOST, SECONDS, MOST_BYTES)
     if options.json:
@@ -71,13 +72,13 @@ def _leave_the_caller() -> None:
     os.chdir("/")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    # If SIGCHLD were ignored, a tool that failed would seem to have succeeded.
+    # If SIGCHLD were ignored, a failed tool would seem to have succeeded.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
-    """Return the answer.
+    """Return the result that the command prints.
 
     If `sockets` is true, it includes which processes serve clients. Raises FleetError if the host cannot be read or is
     being changed.
@@ -105,13 +106,13 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
 def _alone() -> Iterator[str]:
     """Wait for earlier runs of this command, and yield the state directory.
 
-    Many concurrent runs could block a change of the layout without end.
+    Without this limit, many concurrent runs could block a change of the layout without end.
     """
     with contextlib.ExitStack() as held:
         try:
             file = held.enter_context(Path(READERS).open(encoding="utf-8"))
         except FileNotFoundError:
-            # Without the file, no account may run this command, and root needs no limit.
+            # If the file is missing, no account may run this command, and root needs no limit.
             yield DIRECTORY
             return
         _lock(file)

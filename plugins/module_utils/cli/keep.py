@@ -24,7 +24,8 @@ from ..keep.keeps import KeepError, duration
 from ..keep.notices import utc
 from ..printable import printable
 
-#: Seconds until the command gives up. One answer takes less, but two requests of another user may be served first.
+#: Seconds until the command gives up. The service needs less for one answer, but it may serve two requests of another
+#: user first.
 _SECONDS = 3 * keep_server.ANSWER_SECONDS
 #: First and longest delay in seconds before a rejected request is sent again.
 _FIRST_DELAY, _MOST_DELAY = 0.1, 2.0

@@ -31,7 +31,7 @@ FILE = "openfleet_gpu_layout.prom"
 class LookError(FleetError):
     """Some data could not be read.
 
-    The error has all problems. Its place, problem and fix are those of the first one.
+    `problems` has all problems. The place, problem and fix of the error itself are those of the first problem.
     """
 
     def __init__(self, problems: Iterable[FleetError]) -> None:
@@ -46,7 +46,7 @@ class LookError(FleetError):
 def metrics(options: Namespace) -> int:
     """Print the samples, or write them to the file in the directory.
 
-    If values could not be read, an error is raised afterwards.
+    If values could not be read, an error is raised after the samples were written.
     """
     try:
         seen = look(lambda: parse_layout(read_layout(options.layout)), options.state_directory, options.unlisted)
@@ -65,7 +65,7 @@ def metrics(options: Namespace) -> int:
     if seen.problems:
         raise LookError(seen.problems)
     if seen.changing is not None:
-        # This is not a failure, and ends soon.
+        # Another run is changing the host. This is not a failure, and ends soon.
         print("gpu-layout: %s" % seen.changing, file=sys.stderr)
     return 0
 

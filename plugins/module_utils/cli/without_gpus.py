@@ -39,7 +39,7 @@ def fits(options: Namespace) -> int:
     try:
         placed = planner.plan_gpu(gpu, target).planned()
     except PlanError as error:
-        # Replace the planner's place, which names a GPU of a host. No host is involved here.
+        # Replace the place in the planner's error. It names a GPU of a host, but no host is involved here.
         refused = PlanError(model.key, error.problem, error.cure)
         if options.json:
             part = MigDivider().largest_part(gpu, [instance.profile for instance in wanted])

@@ -17,8 +17,8 @@ from .reader import Node, is_integer, number, quoted
 from .types import Selector
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-#: Group names that systemd accepts in strict mode (https://systemd.io/USER_NAMES/), and also dots, because many sites
-#: use them.
+#: Group names that systemd accepts in strict mode (https://systemd.io/USER_NAMES/). Dots are accepted as well, because
+#: many sites use them.
 _GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
 
@@ -66,7 +66,7 @@ def word(node: Node, pattern: re.Pattern[str], kind: str, cure: str) -> str | No
 
 
 def read_name(node: Node) -> str | None:
-    """Return a name that need not be unique, or None after reporting an error."""
+    """Return a name, or None after reporting an error. It need not be unique."""
     cure = "Write up to 63 letters, digits, _ . and -, and start with a letter or digit. Units, files and labels use the name."
     return word(node, _NAME, "a name", cure)
 
@@ -113,7 +113,7 @@ class Names:
         return name
 
     def check_former(self) -> None:
-        """Report earlier names that are still in use.
+        """Report earlier names that are also current names.
 
         Call this after all parts were read, because all names are known only then.
         """

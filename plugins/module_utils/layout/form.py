@@ -36,7 +36,8 @@ class Form(Protocol):
     compute_mode: str | None
     #: Whether parts of this technique have CDI devices.
     cdi_devices: bool = False
-    #: The key of `leases` that limits leases beside this technique's part. None if an entry with it cannot have leases.
+    #: The key of `leases` that limits leases on GPUs with this technique. None if an entry with this technique cannot
+    #: have leases.
     lease_limit: str | None = None
 
     def parse(self, node: Node, context: PartContext) -> Any:
@@ -59,7 +60,7 @@ class Form(Protocol):
     def divides(self, part: Any) -> bool:
         """Return whether the part is divided between the GPUs of its entry.
 
-        If so, none of these GPUs can be left out.
+        If it is divided, none of these GPUs can be left out.
         """
         return False
 
@@ -68,10 +69,10 @@ class Form(Protocol):
         return ()
 
     def restricted(self, part: Any, uuids: Container[str], cut: bool, taken: Container[str]) -> Any:
-        """Return the rest of an exported part for some GPUs of its entry.
+        """Return what remains of an exported part if its entry loses GPUs.
 
-        `uuids` are the UUIDs of these GPUs in lower case. `cut` is true if the entry loses other GPUs. `taken` has
-        names that are used elsewhere. Returns None if no rest can stay on these GPUs.
+        `uuids` are the UUIDs of the remaining GPUs in lower case. `cut` is true if the entry loses GPUs. `taken` has
+        names that are used elsewhere. Returns None if no part can stay on the remaining GPUs.
         """
         return None if any(name in taken for name in self.names(part)) else part
 
@@ -94,8 +95,8 @@ class Form(Protocol):
 
         The value is None for a GPU that no layout can describe. `gpus` are the GPUs that no earlier technique
         describes. `seen` has the observed daemons or tenants of all techniques. GPUs with equal parts get one entry. If
-        parts must name GPUs, `pin` returns the name of a GPU. For everything that no layout can express, a sentence is
-        appended to `left_out`.
+        parts must name GPUs, `pin` returns the selector of a GPU. A sentence is appended to `left_out` for each state
+        that no layout can express.
         """
         return {}
 

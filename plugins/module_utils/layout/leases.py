@@ -17,10 +17,10 @@ from .profile_name import ProfileNameError, parse_profile_name
 from .reader import Fields, Key, Node, quoted
 from .types import MOST_GPUS, MOST_INSTANCES
 
-#: Programs that grant leases. An entry has one.
+#: Programs that can grant leases. An entry names one of them.
 HOST = "host"
 ALLOCATORS = (HOST,)
-#: Default and maximum of `hours`, and of `count`.
+#: Default and maximum values of `hours`, followed by those of `count`.
 HOURS, MOST_HOURS = 24, 8760
 COUNT, MOST_COUNT = 16, 64
 
@@ -57,8 +57,8 @@ class Leases:
 def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases | None:
     """Return the leases of an entry with this sharing.
 
-    Returns None after reporting an error. `sharing` is None if it cannot be read. `limits` has the key that limits the
-    leases of each sharing with leases (`Form.lease_limit`).
+    Returns None after reporting an error. `sharing` is None if it cannot be read. `limits` maps each sharing that can
+    have leases to the key that limits them (`Form.lease_limit`).
     """
     fields = node.fields(KEYS)
     if fields is None:

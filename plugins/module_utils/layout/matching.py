@@ -14,9 +14,9 @@ from .types import Selector
 
 
 def select(selector: Selector, gpus: Sequence[Gpu], where: str) -> list[Gpu]:
-    """Return the GPUs that match a selector. There is at least one.
+    """Return the GPUs that match a selector.
 
-    Raises SelectorError with the available GPUs if there is none.
+    Raises SelectorError with the available GPUs if none matches.
     """
     found = [gpu for gpu in gpus if matches(selector, gpu)]
     if found:
@@ -57,7 +57,7 @@ def _octal_hint(selector: Selector) -> str:
 def matches(selector: Selector, gpu: Gpu | LostGpu) -> bool:
     """Return whether the selector matches the GPU.
 
-    Only the attribute for the selector's kind must be known.
+    Only the attribute that the selector compares must be known.
     """
     if selector.kind == "all":
         return True

@@ -91,7 +91,8 @@ def parse_profile_name(text: str) -> ProfileName:
 def nearest_profile(text: str, known: Iterable[str]) -> str:
     """Return the known profile that is most similar to a text, or "".
 
-    Its slices must be equal. Its attribute and memory are as similar as possible.
+    A similar profile has the same number of slices. Among these profiles, its attribute is equal if possible, and its
+    memory is as similar as possible.
     """
     try:
         name = parse_profile_name(text)

@@ -37,7 +37,7 @@ def quoted(value: object) -> str:
 def number(value: float) -> str:
     """Return the number in digits.
 
-    If it is very long, its length is returned, because Python refuses to format it.
+    If the number is very long, its length is returned instead, because Python refuses to format it.
     """
     if isinstance(value, int) and abs(value) >= 10**_LONGEST_NUMBER:
         return "a number of more than %d digits" % _LONGEST_NUMBER
@@ -65,10 +65,10 @@ def described(value: object) -> str:
 def nearest(word: object, known: Iterable[str]) -> str | None:
     """Return the most similar known word, or None.
 
-    If several are equally similar, a word that starts with `word` is preferred. If none is similar, the only word that
-    starts with `word` is returned. For example, "sm" leads to "sm_percent".
+    If several words are equally similar, a word that starts with `word` is preferred. If no word is similar, but
+    exactly one known word starts with `word`, that one is returned. For example, "sm" leads to "sm_percent".
     """
-    # Imported here, because a correct layout does not need it.
+    # Import this module only here, because a correct layout does not need it.
     import difflib
 
     text = str(word)[:_LONGEST_QUOTE].lower() if isinstance(word, str) else ""
@@ -88,7 +88,7 @@ def is_digits(text: str) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Return whether the value is a whole number. A boolean is not."""
+    """Return whether the value is a whole number. A boolean is not one."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..frozen import frozen
 from .profile_name import parse_profile_name
 
-#: Increased when a valid layout becomes invalid or changes its meaning.
+#: This version is increased when a valid layout becomes invalid or changes its meaning.
 LAYOUT_VERSION = 1
 
 #: Values of `sharing` that have no part in the entry. Every other value has a part of the same name.
@@ -75,16 +75,16 @@ class MigInstance:
 class Entry:
     """An entry in the list.
 
-    `part` is the value of the key that `sharing` names. exclusive and shared have no part.
+    `part` is the value of the key that `sharing` names. If `sharing` is "exclusive" or "shared", there is no part.
     """
 
     index: int
     selectors: tuple[Selector, ...]
     sharing: str
     part: Any = None
-    #: The leases on the rest of the GPUs, as `layout.leases.Leases`, or None.
+    #: The leases on the part of the GPUs that the entry leaves free, as `layout.leases.Leases`, or None.
     leases: Any = None
-    #: Name in messages for an entry that is not in the variable.
+    #: Name in messages for an entry that is not in the variable `gpu_layout`.
     label: str = ""
 
     @property
@@ -103,6 +103,6 @@ class Entry:
 
 @frozen
 class Layout:
-    """The whole variable. If a GPU has no entry, it is not changed."""
+    """The value of the whole variable. GPUs without an entry are not changed."""
 
     entries: tuple[Entry, ...]

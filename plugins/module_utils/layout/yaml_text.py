@@ -22,7 +22,7 @@ _RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 def layout_yaml(data: list[dict[str, Any]]) -> str:
     """Return the variable gpu_layout with this value, ending in a line break.
 
-    Entries are blocks, and their short contents are in one line.
+    Each entry is a block. A short value in an entry is written in one line.
     """
     if not data:
         return "gpu_layout: []\n"

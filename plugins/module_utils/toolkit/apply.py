@@ -116,7 +116,7 @@ class ToolkitChange(PackageChange):
     # -- Engines -------------------------------------------------------------------------------------------------------
 
     def _engine(self, step: Step) -> bool:
-        """Configure an engine. Return whether anything changed.
+        """Configure an engine. Return whether any file changed.
 
         If the change was planned without nvidia-ctk, the engine may already be configured.
         """
@@ -132,11 +132,11 @@ class ToolkitChange(PackageChange):
         notes = self.record.setdefault("engines", {})
         if changed:
             fresh, former = engines.note(engine, current, {**current, **changed}), notes.get(engine.name, {})
-            # Keep the state before the first run. If a later run adds something, such as CDI, it is recorded too, so
-            # that a removal removes it.
+            # Keep the record of the state before the first run. If a later run adds CDI, record this too, so that a
+            # removal removes it.
             added = {"cdi_added": True} if fresh.get("cdi_added") else {}
             notes[engine.name] = {**fresh, **former, **added}
-            # The record is written before a step can fail, because a rollback needs it.
+            # Write the record before a step can fail, because a rollback needs it.
             durable.write(self.toolkit.record_path, self.record)
         return bool(changed)
 
@@ -157,7 +157,7 @@ class ToolkitChange(PackageChange):
         if how == "restart":
             systemd.reset_failed(self.call, [engine.unit])
         done = self.call(["systemctl", how, engine.unit])
-        # systemd only sends the signal. It does not know whether dockerd accepts the file.
+        # systemd only sends the signal. It cannot report whether dockerd accepts the file.
         problem = done.stderr.strip() if done.returncode else self._refused_by_docker(engine)
         if done.returncode == 0 and not problem:
             return
@@ -165,7 +165,8 @@ class ToolkitChange(PackageChange):
             if path in self.before:
                 self._put(path, self.before[path])
         systemd.reset_failed(self.call, [engine.unit])
-        # If an engine was only reloaded, it still runs. A restart could end its containers.
+        # If the engine was only reloaded, it still runs. So only reload it again, because a restart could end its
+        # containers.
         verb = "reload" if how == "reload" and done.returncode == 0 else "restart"
         back = self.call(["systemctl", verb, engine.unit])
         stands = (
@@ -179,8 +180,8 @@ class ToolkitChange(PackageChange):
     def _refused_by_docker(self, engine: Engine) -> str:
         """Return which part of its configuration dockerd has not applied, or "".
 
-        For other engines, it is always "". dockerd reads the file some time after the signal, so the query is repeated
-        for a while.
+        For other engines, the result is always "". dockerd reads the file some time after the signal, so the query is
+        repeated for a while.
         """
         if engine.name != "docker":
             return ""
@@ -220,7 +221,7 @@ class ToolkitChange(PackageChange):
         self._must(problem, ", ".join(step.items), "not disabled", "See `journalctl --unit %s`." % step.items[0])
 
     def _specification(self, step: Step) -> None:
-        """Regenerate the specification in the same way as after a change of MIG devices."""
+        """Regenerate the CDI specification, as after a change of MIG devices."""
         self._reload_units()
         follow(())
         if not any(nvidia_ctk.find_specs(Path("/") / place) for place in (nvidia_ctk.PASSING, nvidia_ctk.LASTING)):

@@ -37,9 +37,9 @@ _HEADER = re.compile(r"^[ \t]*\[+([^\[\]\n]+)\]+[ \t]*(?:#.*)?$", re.MULTILINE)
 def drop_in_of(engine: Engine, version: str, main: str) -> str:
     """Return the drop-in file that nvidia-ctk should write.
 
-    Returns "" if it should write the main file. Before containerd 2.0, if a drop-in has settings of the CRI plugin,
-    they replace all plugin settings in the main file (https://github.com/containerd/containerd/pull/9982). nvidia-ctk
-    therefore copies the settings to the drop-in. Later changes of the main file then have no effect. To avoid this, the
+    Returns "" if nvidia-ctk should write the main file. Before containerd 2.0, settings of the CRI plugin in a drop-in
+    replace all plugin settings in the main file (https://github.com/containerd/containerd/pull/9982). nvidia-ctk
+    therefore copies these settings to the drop-in, so later changes of the main file have no effect. To avoid this, the
     runtime is added to the main file if this file has settings of the plugin.
     """
     if not has_drop_in(engine, version):
@@ -51,7 +51,7 @@ def drop_in_of(engine: Engine, version: str, main: str) -> str:
 def paths(engine: Engine, version: str, main: str) -> tuple[str, ...]:
     """Return the configuration files of the engine.
 
-    The runtime is added to the last one.
+    The runtime is added to the last file.
     """
     if not engine.config:
         return ()
@@ -73,7 +73,7 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
     with tempfile.TemporaryDirectory(prefix="openfleet-container-toolkit-") as scratch:
 
         def moved(text: str) -> str:
-            """Return the path of the drop-in's folder in the copy."""
+            """Replace the drop-in's folder in a text by the folder in the copy."""
             return (
                 text.replace(str(Path(drop_in).parent) + "/", scratch + str(Path(drop_in).parent) + "/")
                 if drop_in
@@ -112,7 +112,8 @@ def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> 
     setting is lost.
     """
     if path == engine.drop_in:
-        # The drop-in is empty if the main file has all settings. A drop-in must not hide them.
+        # The drop-in is empty if the main file has all settings. Settings in a drop-in would hide those in the main
+        # file.
         return after
     if engine.name == "docker":
         return (
@@ -127,7 +128,7 @@ def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> 
 
 
 def docker_lacks(configured: str, info: str) -> str:
-    """Return which settings of its daemon.json dockerd has not applied, or "".
+    """Return which settings in daemon.json dockerd has not applied, or "".
 
     `info` is the JSON from `docker info`.
     """
@@ -172,7 +173,7 @@ def _unless_lost(path: str, lost: list[str], after: str) -> str:
 
 
 def imports(text: str) -> tuple[str, ...]:
-    """Return the imports in containerd's main file."""
+    """Return the files that containerd's main file imports."""
     found = _IMPORTS.search(text)
     return tuple(double or single for double, single in _STRING.findall(found[1])) if found else ()
 
@@ -197,7 +198,7 @@ def _of_nvidia(table: str) -> bool:
 def predict(engine: Engine, version: str, request: Request, current: Mapping[str, str]) -> bool:
     """Return whether configuring an engine will change anything.
 
-    Used if nvidia-ctk is not yet installed in this version.
+    Use this if the requested version of nvidia-ctk is not installed yet.
     """
     if engine.name == "docker":
         config = _json(current.get(engine.config, ""))
@@ -292,7 +293,7 @@ def _toml_without(text: str) -> str:
 
 
 def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
-    """Return the engine's record for a later removal, without secrets."""
+    """Return the engine's record that a later removal needs. It contains no secrets."""
     found: dict[str, Any] = {"created": engine.config not in before}
     if engine.name == "docker":
         old, new = _json(before.get(engine.config, "")), _json(after.get(engine.config, ""))
@@ -303,6 +304,6 @@ def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) ->
 
 
 def last_line(said: str) -> str:
-    """Return the last line of a command's output. It contains the reason."""
+    """Return the last line of a command's output, which has the failure's reason."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else "it gave no reason"

@@ -11,8 +11,8 @@ from .rules import OWNER
 
 SOURCES, KEYRINGS = OWNER.sources, OWNER.keyrings
 
-#: The units have the same names as the toolkit's own units. After a change of MIG devices, follow.py restarts the
-#: service by this name, whichever package it is from.
+#: The role's units have the same names as the toolkit's own units. After a change of MIG devices, follow.py restarts
+#: the service by this name, whichever package it is from.
 REFRESH_SERVICE = "/etc/systemd/system/nvidia-cdi-refresh.service"
 REFRESH_PATH = "/etc/systemd/system/nvidia-cdi-refresh.path"
 SETTINGS = "/etc/systemd/system/nvidia-cdi-refresh.service.d/openfleet.conf"

@@ -58,7 +58,7 @@ class Host(PackageHost):
     key_fingerprints: tuple[str, ...] = ()
     #: Whether a driver is installed for the running kernel.
     driver: bool = False
-    #: Paths of the CDI specifications for GPUs: all of them, outdated ones, and those that not every user can read.
+    #: Paths of the CDI specifications for GPUs: all, those that are outdated, and those that some users cannot read.
     specs: tuple[str, ...] = ()
     stale_specs: tuple[str, ...] = ()
     private_specs: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Host(PackageHost):
     #: Whether SELinux prevents containers from using devices: it enforces, and the boolean container_use_devices is
     #: off.
     selinux_denies: bool = False
-    #: Whether Docker's live-restore is on, and whether containers run. None if Docker does not answer.
+    #: Whether Docker's live-restore is on, and whether Docker runs containers. Both are None if Docker does not answer.
     docker_live_restore: bool | None = None
     docker_containers: bool | None = None
     #: The record that earlier runs wrote (Toolkit.record).

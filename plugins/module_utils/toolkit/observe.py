@@ -131,7 +131,7 @@ def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, 
 
 
 def _called(spec: nvidia_ctk.Spec) -> str:
-    """Return the path in its documented form. /var/run is a link to /run."""
+    """Return the path in its documented form, because /var/run is a link to /run."""
     path = str(spec.path)
     return "/var" + path if path.startswith("/run/cdi/") else path
 

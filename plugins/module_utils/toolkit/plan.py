@@ -88,7 +88,7 @@ def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
 def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple[list[Step], list[Step], list[str]]:
     """Return the steps for engines, and the engines that are not restarted now.
 
-    The steps are those that configure an engine, and those that reload or restart it.
+    There are two lists of steps: those that configure an engine, and those that reload or restart it.
     """
     configured, effects, pending = [], [], []
     for engine in rules.engines(host, request):
@@ -109,7 +109,7 @@ def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple
 
 
 def _differs(engine: Engine, host: Host, request: Request, version: str, changes: bool) -> tuple[bool, bool]:
-    """Return whether an engine's configuration changes, and whether its CDI use does."""
+    """Return (whether the configuration changes, whether its CDI use changes)."""
     texts = host.configured.get(engine.name)
     if texts is None or changes:
         wants = request.engine_cdi and engine.name == "docker"
@@ -122,7 +122,7 @@ def _differs(engine: Engine, host: Host, request: Request, version: str, changes
 
 
 def _due(engine: Engine, host: Host) -> tuple[bool, bool]:
-    """Return whether an engine's configuration is pending, and whether its CDI use is."""
+    """Return whether a configuration is pending, and whether it changes CDI use."""
     record = host.record.get("pending", {}).get(engine.name)
     unit = host.units.get(engine.unit)
     if not record or unit is None or not unit.active or unit.start != record["start"]:

@@ -25,7 +25,7 @@ OWNER = Owner(
     apt="deb [signed-by={keyring}] {url} /\n",
     dnf="[{name}]\nname=NVIDIA Container Toolkit\nbaseurl={url}\nenabled=1\n{settings}\ngpgkey=file://{keyring}\n"
     "sslverify=1\n",
-    # NVIDIA does not sign the RPM packages, but the repository's metadata, which has the packages' checksums.
+    # NVIDIA does not sign the RPM packages. It signs the repository's metadata, which has the packages' checksums.
     # repo_gpgcheck verifies the metadata, as in NVIDIA's own .repo file.
     settings=("repo_gpgcheck=1", "gpgcheck=0"),
 )
@@ -119,8 +119,8 @@ def has_drop_in(engine: Engine, version: str) -> bool:
 def engines(host: Host, request: Request) -> tuple[Engine, ...]:
     """Return the engines to configure.
 
-    By default, containerd is left out if Docker is installed, because it belongs to Docker, unless a kubelet is
-    installed. Raises PlanError if a requested engine is not installed.
+    By default, containerd is left out if Docker is installed, because Docker then uses it. It is not left out if a
+    kubelet is installed. Raises PlanError if a requested engine is not installed.
     """
     if request.engines:
         missing = sorted(set(request.engines) - set(host.engines))
