@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..module_utils.durable import replacing
 
-#: Maximum permissions of files and folders. The umask can remove some.
+#: Maximum permissions of files and folders. The umask can remove some of them.
 _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
 
 

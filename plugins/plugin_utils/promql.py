@@ -29,7 +29,7 @@ def quote(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return the regular expression that matches only this text. It is not quoted."""
+    """Return the regular expression that matches only this text, without quotes."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the output of the helper on hosts (gpu-layout holders --json). Pure.
 
-A compromised host can print any text. So the text is limited in size and must be JSON. host_results.py then checks the content
-in the same way as a result of gpu_info.
+A compromised host can print any text. So the text is limited in size and must be JSON. host_results.py then checks the
+content in the same way as it checks a result of gpu_info.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_BYTES = 16 * 1024 * 1024
 
 
 class AnswerError(FleetError):
-    """The text is not an answer of the helper."""
+    """The text is not valid output of the helper."""
 
 
 def of_all(results: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:

@@ -3,13 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the GPUs and MIG instances that each job held. Pure.
 
-Slurm's accounting has no device numbers. The devices of a job are known only if
+Slurm's accounting has no device numbers. The devices of a job are known only in one of these cases:
 
-- the host reports them for the running job;
-- the GPU exporter labelled them with the ID of the job (docs/dcgm_exporter.md); or
-- the job held all devices of its nodes, or all of the types that it asked for.
+- The host reports the devices for the running job.
+- The GPU exporter labelled the devices with the ID of the job (docs/dcgm_exporter.md).
+- The job held all devices of its nodes, or all devices of the types that it asked for.
 
-In all cases, their number must be the number that Slurm allocated. Otherwise they are unknown.
+In all cases, the number of these devices must be the number that Slurm allocated. Otherwise, the devices are unknown.
 """
 
 from __future__ import annotations

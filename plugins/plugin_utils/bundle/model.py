@@ -86,7 +86,8 @@ class Relation:
 class Candidate:
     """A package of a repository.
 
-    `path` is relative to the repository. `raw` is used only by the index that created the package.
+    `path` is relative to the repository. `raw` has its requirements, in a form that only its index (apt.py or rpm.py)
+    reads.
     """
 
     name: str

@@ -183,7 +183,7 @@ class Offer:
     config       configuration for the backend's plugin on this node
     config_name  name of this configuration in the cluster, or empty if the cluster does not store it
     labels       labels to set on the node
-    devices      name of the resource of each current device by UUID. Empty if the backend does not publish UUIDs
+    devices      resource name of each current device, by UUID. Empty if the backend does not publish UUIDs
     """
 
     backend: str

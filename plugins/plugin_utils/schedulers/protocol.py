@@ -34,13 +34,13 @@ class Changes:
     annotations   node annotations to set together with the labels
     opt_out       node metadata to set before the layout of the host is changed, or empty
     data          keys of the ConfigMap to write, with their content
-    pending       mapping from each resource that differs from the plan to (planned, offered)
+    pending       resources that differ from the plan: (planned, offered) by resource name
     pending_text  `pending` as text, with the fix if the numbers show the cause
     restart       true if the backend's component must be restarted to detect changed devices
     delete        objects of the API to delete first, each with `apiVersion`, `kind` and the names in `metadata`
-    write         objects of the API to create or change. Fields that an object does not list are kept
-    lost          pods of the node that have a device which no longer exists: (UID, namespace/name)
-    problems      reasons why nothing may be changed
+    write         objects of the API to create or change. Fields that are missing in an object are kept
+    lost          pods of the node with a device that no longer exists: (UID, namespace/name)
+    problems      reasons why no change may be made
     lines         lines of the plan
     """
 
@@ -108,14 +108,14 @@ class Backend(Protocol):
 class ClusterBackend(Backend, Protocol):
     """A backend for Kubernetes. Its key is a value of `gpu_kubernetes_backend`.
 
-    component     name of the DaemonSet's software, for messages. Empty if the role neither installs nor restarts it
+    component     name of the software for messages. Empty if the role neither installs nor restarts the software
     defaults      default namespace, ConfigMap, selector and Helm release of the component
     chart_values  values that the role sets in the component's Helm chart
     refused       pattern of settings that may not be installed, with the reason. Both are empty if there is none
     config_label  node label that selects a key of the ConfigMap. Empty if the backend has no such label
     empty_config  ConfigMap content with which the component uses its defaults. Empty if the backend has no configuration
     offered_in    kind of the objects that publish the node's GPUs
-    reads         kinds of further objects that the comparison needs
+    reads         kinds of other objects that the comparison needs
     """
 
     component: str

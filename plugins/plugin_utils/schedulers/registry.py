@@ -36,7 +36,7 @@ def backend(key: str) -> ClusterBackend:
 
 
 def any_backend(key: str) -> Backend:
-    """Return the backend with this key, for any scheduler.
+    """Return the backend of any scheduler with this key.
 
     Raises KeyError if the key is unknown.
     """

@@ -48,9 +48,9 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Offered:
-    """The offer of a layout, with its input.
+    """The offer of a layout, and the input from which it was made.
 
-    `gpus` is empty if the GPUs are unknown. `problems` lists the refused entries and invalid input.
+    `gpus` is empty if the GPUs are unknown. `problems` lists the refused entries and the problems with the input.
     """
 
     offer: Offer

@@ -16,9 +16,13 @@ from ...module_utils.techniques.forms import FORMS, parse_layout
 def of_layout(layout_data: Any) -> dict[str, Any]:
     """Return the needs of a layout.
 
-    `gpus`: true if the layout has entries for GPUs. `cdi`: true if it has CDI devices. `tenants`: names of the tenants.
+    `gpus`: true if the layout has entries for GPUs.
+    `cdi`: true if it has CDI devices.
+    `tenants`: names of the tenants.
     `problems`: errors in the layout.
-    If the layout has errors, `gpus` is true and all other needs are empty, so that the collection can still be removed.
+
+    If the layout has errors, `gpus` is true and all other needs are empty. A run can then still remove the collection from
+    the host.
     """
     try:
         layout = parse_layout(layout_data)

@@ -38,9 +38,9 @@ class Evidence:
 
     @property
     def confidence(self) -> float:
-        """Return the confidence, from 0 to 1. It is 0 if there is not enough evidence.
+        """Return the confidence, from 0 to 1.
 
-        It increases with the number of days, and gaps decrease it.
+        It increases with the number of days, and gaps decrease it. It is 0 if there is not enough evidence.
         """
         return self.covered_ratio * self.days / (self.days + 1) if self.enough else 0.0
 

@@ -16,7 +16,8 @@ from typing import Union
 class Turns:
     """Pods take turns on the GPU, without limits and without a service on the host.
 
-    `pods` is their maximum number. `interval` is the time slice, as the driver names it. It is empty for the driver's default.
+    `pods` is the maximum number of pods. `interval` is the driver's name of the time slice. It is empty for the
+    driver's default.
     """
 
     pods: int
@@ -25,9 +26,9 @@ class Turns:
 
 @dataclass(frozen=True)
 class Clients:
-    """Pods are clients of the MPS daemon `name`, each with these limits.
+    """Pods are clients of the MPS daemon `name`, and each pod has these limits.
 
-    `pods` is their maximum number. `memory_bytes` is None if memory is not limited.
+    `pods` is the maximum number of pods. `memory_bytes` is None if memory is not limited.
     """
 
     name: str

@@ -30,7 +30,7 @@ _BY_KEY = {each.key: each for each in TECHNIQUES}
 def technique_of(sharing: str | None) -> FleetTechnique | None:
     """Return the technique with this value of `sharing`.
 
-    Returns None for values without a technique (exclusive, shared), and for MIG.
+    Returns None for MIG, and for values that no technique has (exclusive, shared).
     """
     return _BY_KEY.get(sharing or "")
 

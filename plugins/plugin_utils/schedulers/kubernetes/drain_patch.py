@@ -18,7 +18,7 @@ from typing import Any, Mapping
 
 from .api_objects import annotations_of, labels_of
 
-# Annotation of a node that was cordoned by a drain. The value is the inventory name of the host.
+# Annotation of a node that a drain has cordoned. The value is the inventory name of the host.
 CORDONED = "openfleet.gpu/cordoned-for-drain"
 # Annotation that records the earlier values of the labels that a drain changed, as JSON.
 LABELS_BEFORE = "openfleet.gpu/labels-before-drain"

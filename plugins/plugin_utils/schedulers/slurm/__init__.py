@@ -8,7 +8,7 @@ devices      devices that Slurm allocates, in Slurm's order
 offer        GRES of a layout, and refused entries
 gres_conf    lines of gres.conf for the current devices
 record       current devices by number, from gres.conf
-order        order of the devices in which running jobs keep theirs
+order        order of the devices that lets running jobs keep their devices
 change       running jobs that must end before a change
 answer       result of the filter `slurm_mapping`
 backend      class for the registry

@@ -8,10 +8,10 @@ Tested with Slurm 22.05 and 24.11:
 - If the total of gres/gpu changes, slurmctld ends every job of the node that holds a GPU ("gres/gpu count mismatch").
 - If the total stays the same, jobs continue. Slurm 24.11 takes the new GRES with `scontrol reconfigure`.
   Slurm 22.05 needs a restart of slurmctld and slurmd, and the node must be resumed.
-- Pads keep the total: GRES of the type pad, without a device. Slurm gives them to requests without a type. So they are added
-  only if the cluster refuses such requests.
+- Pads keep the total the same. A pad is a GRES of the type pad, without a device. Slurm gives pads to requests without a
+  type. So pads are added only if the cluster refuses such requests.
 
-A job holds its devices by number, so a job is affected if another device gets the number.
+A job holds its devices by number, so a job is affected if its number gets another device.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Job:
 class Desired:
     """The devices and GRES of the layout.
 
-    devices      devices, in the order of a node without jobs
+    devices      devices, in the order that a node without jobs has
     shared       GRES other than gres/gpu, such as shards
-    room         number of devices for which a new total has room, so that later changes can keep it
-    keeps_total  whether pads may keep the total
+    room         number of devices for which a new total leaves room, so that later changes can keep the total
+    keeps_total  whether pads may be added to keep the total
     """
 
     devices: Sequence[Device]
@@ -65,11 +65,11 @@ class Current:
     """The current state of a node.
 
     gres         GRES for GPUs, from `scontrol show node`
-    others       other GRES of the node. They are kept
+    others       other GRES of the node, which a change keeps
     record       type and UUID of each device by number, from gres.conf. Empty if they are unknown
     jobs         running jobs with GRES
     version      version of slurmctld, or None if it is unknown
-    pad_problem  why a job could get a pad, or empty if the cluster refuses all such requests
+    pad_problem  why a job could get a pad. Empty if the cluster refuses all requests that could get one
     """
 
     gres: tuple[Gres, ...]

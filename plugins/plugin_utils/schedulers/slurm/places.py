@@ -25,14 +25,15 @@ _AWAY = "Check that the host is on and reachable, and that gpu_slurm_controllers
 
 
 def places(results: Sequence[Mapping[str, Any]], node: str) -> dict[str, Any]:
-    """Return what the plans of a task with a loop over hosts mean for a node.
+    """Combine the plans of several hosts into one plan for a node.
 
-    Each result has the name of its host in `item`. `node` is the name of the Slurm node's host.
+    `results` are the results of a task with a loop over hosts. Each result has the name of its host in `item`. `node` is
+    the host of the Slurm node. Keys of the returned plan:
 
-    problems     messages, each with its host
-    notes        messages that block nothing
+    problems     messages about problems that block the change, each with its host
+    notes        messages that do not block the change
     write        hosts whose files change or differ, in the order of the results
-    files        hosts with slurm.conf
+    files        hosts that have slurm.conf
     restart      whether Slurm must be restarted
     interrupted  whether a host has the record of an unconfirmed change
     candidate    files to test on the node

@@ -41,7 +41,7 @@ class Cpus:
     sockets           number of sockets of the Slurm node
     cores_per_socket  number of cores of each socket of the Slurm node
     cores             all cores of the host, in any order
-    local             the CPUs that are closest to each GPU, by UUID
+    local             CPUs that are closest to a GPU, by UUID of the GPU
     """
 
     sockets: int = 0
