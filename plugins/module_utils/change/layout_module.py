@@ -65,7 +65,7 @@ def argspec_of_gpus() -> dict[str, Any]:
 def argspec_of_layout() -> dict[str, Any]:
     """Return the options of the module `layout`.
 
-    The module's action plugin uses the two additional options on the controller.
+    Two of these options are used only by the module's action plugin, on the controller.
     """
     return dict(
         argspec_of_gpus(),

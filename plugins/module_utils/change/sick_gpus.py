@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def sick_gpus(host: Host, error: FleetError, plan: Callable[[Host], Any]) -> tuple[LostGpu, ...]:
     """Return the GPUs whose missing values cause the refusal `error`.
 
-    Returns an empty tuple if the layout or a workload causes it. `plan` plans the layout for a host, and raises PlanError
-    or BusyError.
+    Returns an empty tuple if the layout or a workload causes the refusal. `plan` plans the layout for a host, and raises
+    PlanError or BusyError.
     """
     sick: dict[str, LostGpu] = {}
     while True:

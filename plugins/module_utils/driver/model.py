@@ -72,7 +72,7 @@ class Host(PackageHost):
     runfile: str = ""
     #: Driver versions that are registered in DKMS.
     dkms: tuple[str, ...] = ()
-    #: Folder that the installer of a .run file left behind.
+    #: Folder that the installer of a .run file left on the host. Empty if there is none.
     installer_log: str = ""
     #: Folder of a driver container, such as that of the GPU operator.
     driver_container: str = ""

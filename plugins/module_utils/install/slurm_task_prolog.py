@@ -42,7 +42,7 @@ def _install(target: Installation, params: Mapping[str, Any]) -> None:
     lines, known = params["gres_conf"], read_nodes(target.root).minors
     if lines is None:
         lines = _lines_of_file(target, params["gres_file"])
-    # A layout may have no GRES.
+    # There are no lines if the layout has no GRES.
     found = slots(lines, params["node"], params["types"], known) if lines else []
     settings = {"version": 1, "node": params["node"], "gres_file": params["gres_file"], "slots": _known(target, found)}
     before = _text(target, DEVICES)

@@ -22,7 +22,7 @@ from .types import MOST_GPUS, WITHOUT_PART, Entry, Layout, Selector
 
 
 def entry_keys(forms: Sequence[Form]) -> dict[str, Key]:
-    """Return the keys of an entry. The parts are in alphabetical order."""
+    """Return the keys of an entry. The keys of parts are in alphabetical order."""
     return {
         "gpus": Key("gpus: [0, 1]", required=True),
         "sharing": Key("sharing: mig", required=True),

@@ -78,7 +78,7 @@ class Dnf(DnfChanges, Manager):
         if done.returncode != 0:
             raise self.refused(url, complaints(done.stderr))
         if Path(_REPOSITORIES, self.owner.name + ".repo").exists():
-            # A file of an earlier run may have another address.
+            # Disable the repository file of an earlier run, because it may have another address.
             self._options += ("--disablerepo=%s" % self.owner.name,)
 
     @property

@@ -63,7 +63,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
         code = 1
         try:
             os.setpgid(0, 0)
-            # The caller's signal handler could raise an exception in code that does not expect one.
+            # Remove the caller's signal handler, because it could raise an exception in code that does not expect one.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _close_all(set(keep))
             _running.clear()

@@ -20,7 +20,7 @@ _KIND = (
     r"|(?:api|access|account|auth|encryption|private|secret|wandb|openai)[-_.]?key|(?<![a-z0-9])(?:pass|pwd|pw))"
 )
 _NAME = r"[\w.-]*" + _KIND
-#: An argument or variable whose whole value is a secret. Includes an option named just "key".
+#: An argument or variable whose whole value is a secret. This includes an option that is only named "key".
 _WHOLE = re.compile(r"((?:--?)?%s|--?key)=." % _NAME, re.IGNORECASE | re.DOTALL)
 #: An option whose value is the next argument.
 _BEFORE = re.compile(r"--?%s|--?key" % _NAME, re.IGNORECASE)

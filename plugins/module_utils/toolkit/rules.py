@@ -76,7 +76,7 @@ def check_version(asked: str) -> None:
 def is_version(version: str, asked: str) -> bool:
     """Return whether a package version is the requested one.
 
-    The request may have a revision or not.
+    The request may be with or without a revision.
     """
     return version == asked or version.startswith(asked + "-")
 

@@ -55,7 +55,7 @@ class Place:
 def places(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
     """Return the Place of each host that is in a cluster.
 
-    `given` maps each of KEYS to the values of this variable by host.
+    `given` maps each name in KEYS to the values of this variable, by host.
     Hosts without a backend are not in a cluster. Raises PlaceError.
     """
     given = plain(given)

@@ -71,9 +71,9 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
 def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collection[Key]) -> dict[Key, Quiet]:
     """Return the quiet times of GPUs whose only sign of work is CPU time.
 
-    The result also contains such instances. CPU time is ignored for these quiet times. `known` are the GPUs and instances
-    without any sign of work. They are left out. Returns an empty dictionary if the server does not have the series
-    DEVICE_ACTIVITY. Raises PrometheusError.
+    The result also contains such instances. CPU time is ignored for these quiet times. `known` are the GPUs and
+    instances without any sign of work. They are left out. Returns an empty dictionary if the server does not have the
+    series DEVICE_ACTIVITY. Raises PrometheusError.
     """
     if not asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % DEVICE_ACTIVITY):
         return {}

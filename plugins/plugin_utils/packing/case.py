@@ -31,7 +31,7 @@ class Case:
 
     `home`: current place of each workload that can stay, as one Standing for each of the workload's GPUs.
     `on`: current content of each GPU.
-    `domains`: GPUs by kind of domain and by domain.
+    `domains`: GPUs by kind of domain, and within a kind by domain.
     Raises PackingError if the problem is contradictory.
     """
 

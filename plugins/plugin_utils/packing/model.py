@@ -21,7 +21,7 @@ SHARES = tuple(technique.key for technique in PROPOSED)
 KINDS = ("whole", "mig", *SHARES)
 POLICIES = ("binpack", "spread")
 AIMS = ("gpus", "cost")
-#: Kinds of domains. All GPUs of a workload are in the same domain of the kind that the workload requires.
+#: Kinds of domains. A workload may require that all its GPUs are in the same domain of one of these kinds.
 DOMAINS = ("host", "numa", "link")
 
 

@@ -17,7 +17,7 @@ from .protocol import FleetTechnique, Part, State
 
 
 class FleetMps(FleetTechnique):
-    """MPS. `FleetTechnique` documents the members."""
+    """The technique MPS. `FleetTechnique` documents the members."""
 
     key = KEY
     title = "MPS"

@@ -96,7 +96,7 @@ def answer(request: Request, node: Mapping[str, Any] | None, kept: Sequence[str]
         try:
             given.update(gres_conf=lines(Node(desired, name), nodes, pending.order, near), devices=uuids(pending.order))
         except GresConfError as error:
-            # The driver creates the nodes of capabilities on demand, so this blocks gres.conf, and not the layout.
+            # This error blocks only gres.conf and not the layout, because the driver creates missing device nodes on demand.
             missing = [str(error)]
     line = pending.line or "node %s: gres %s (no change)" % (name, joined(current.gres) or "none")
     given.update(
