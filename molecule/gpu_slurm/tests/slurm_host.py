@@ -154,8 +154,8 @@ class SlurmHost:
         if "pad" in self.node()["Gres"]:
             # The pads of an earlier test would keep the earlier total.
             self.ask(
-                "sed -i 's/ Gres=[^ ]*/ Gres=gpu:h100:4/' /etc/slurm/slurm.conf; "
-                "echo 'Name=gpu Type=h100 File=/dev/nvidia[0-3]' > /etc/slurm/gres.conf"
+                "sed -i 's/ Gres=[^ ]*/ Gres=gpu:h100:4/' /etc/slurm/openfleet_nodes.conf; "
+                f"echo 'NodeName={NODE} Name=gpu Type=h100 File=/dev/nvidia[0-3]' > /etc/slurm/openfleet_gres.conf"
             )
             self.restart(FORGET)
         if types not in self.ask("scontrol show config | grep '^GresTypes'").split():
@@ -187,9 +187,9 @@ class SlurmHost:
             node=NODE,
             gres_conf=found["gres_conf"],
             devices=found["devices"],
-            gres_file="/etc/slurm/gres.conf",
+            gres_file="/etc/slurm/openfleet_gres.conf",
             program=(ROLE / "files" / "task-prolog").read_text(),
-            unit=unit.render(gpu_slurm__gres_file="/etc/slurm/gres.conf"),
+            unit=unit.render(gpu_slurm__gres_file="/etc/slurm/openfleet_gres.conf"),
         )
 
     def set_task_prolog(self, path: str) -> None:

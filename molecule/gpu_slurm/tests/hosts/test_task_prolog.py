@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from slurm_host import MIXED, SHARED, SLICED, TASK_PROLOG, layout, uuids_of
+from slurm_host import MIXED, SHARED, SLICED, TASK_PROLOG, layout
 
 DEVICES, SETTINGS = "/etc/openfleet-gpu/slurm/devices", "/etc/openfleet-gpu/slurm/settings.json"
 DAEMONS, TENANTS = "/etc/openfleet-gpu/mps", "/etc/openfleet-gpu/vgpu"
@@ -25,7 +25,7 @@ def files(host):
 def kinds(host, files):
     """Use the TaskProlog on a node with MIG. Return each device's type by UUID."""
     host.use_task_prolog(host.reset(layout(MIXED)))
-    return uuids_of(host)
+    return host.types()
 
 
 def write(host, path, *lines):
@@ -82,16 +82,19 @@ def test_list_follows_recreated_instances(host, kinds):
     assert "which does not exist" in run(host, "--gres=gpu:3g.40gb:1")[1]
     host.apply(layout(MIXED))
     # Before, the instances had other capability numbers.
-    number = host.ask("head -n 1 /etc/slurm/gres.conf").rpartition("-cap")[2].strip()
-    files = f"/etc/slurm/gres.conf {SETTINGS}"
-    host.ask(f"sed -i 's/nvidia-cap{number}\\>/nvidia-cap2/' {files}; chown slurm /etc/slurm/gres.conf")
+    number = host.ask("head -n 1 /etc/slurm/openfleet_gres.conf").rpartition("-cap")[2].strip()
+    files = f"/etc/slurm/openfleet_gres.conf {SETTINGS}"
+    host.ask(f"sed -i 's/nvidia-cap{number}\\>/nvidia-cap2/' {files}; chown slurm /etc/slurm/openfleet_gres.conf")
     host.restart()
     host.in_service()
-    current = uuids_of(host)
+    current = host.types()
     assert current[run(host, "--gres=gpu:3g.40gb:1")[1]] == "3g.40gb"
     assert [current[uuid] for uuid in run(host, "--gres=gpu:1g.10gb:2")[1].split(",")] == ["1g.10gb"] * 2
-    assert host.mapping(layout(MIXED))["gres_conf"] == host.ask("cat /etc/slurm/gres.conf").splitlines()
-    assert host.ask("stat --format %U /etc/slurm/gres.conf; chown root /etc/slurm/gres.conf") == "slurm"
+    assert host.mapping(layout(MIXED))["gres_conf"] == host.ask("cat /etc/slurm/openfleet_gres.conf").splitlines()
+    assert (
+        host.ask("stat --format %U /etc/slurm/openfleet_gres.conf; chown root /etc/slurm/openfleet_gres.conf")
+        == "slurm"
+    )
 
 
 def test_job_on_a_served_instance_is_a_client(host, kinds):
