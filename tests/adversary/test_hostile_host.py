@@ -302,7 +302,7 @@ def test_facts_of_a_host_set_no_variable_of_the_inventory(tmp_path):
         "plan.json",
         "report",
     ]
-    # The report contains the host's words, but only as text.
+    # The report contains strings from the host, but only escaped.
     for name in ("report.txt", "report.html", "report.json"):
         text = (tmp_path / "report" / name).read_text()
         assert "lookup" in text

@@ -143,7 +143,7 @@ def registers(cluster, node, resources):
 
 
 def holders(cluster, node):
-    """Return the kubelet's holders as (GPU UUID, GPU instance, text)."""
+    """Return the GPU holders of kind kubelet as (GPU UUID, GPU instance, description)."""
     info = cluster.module(node, "openfleet.gpu.gpu_info", {"holders": True})
     return [
         (gpu["uuid"], holder["gpu_instance_id"], holder["job"], holder["who"])

@@ -38,7 +38,7 @@ FIRING = 'group by (alertname, severity) (ALERTS{alertstate="firing"})'
 
 
 def as_sample(alert: str) -> dict:
-    """Return promtool's sample of ALERTS for a text such as `GpuLost critical`."""
+    """Return the expected sample of ALERTS for a text such as `GpuLost critical`, in promtool's format."""
     name, severity = alert.split()
     return {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}
 

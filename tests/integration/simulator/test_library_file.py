@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the state file: concurrent creation, replacement under threads, and forks."""
+"""Test the state file: concurrent creation, replacement while threads use it, and use after a fork."""
 
 from __future__ import annotations
 

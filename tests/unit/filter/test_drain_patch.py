@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The patches of a Kubernetes node for a drain and its end."""
+"""Test the patches that start and end the drain of a Kubernetes node."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ HOSTILE = [
 ]
 
 
-#: The test IDs are numbers, because some of the values have no end.
+#: The test IDs are numbers, because pytest cannot print values that contain themselves.
 each = pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
 
 

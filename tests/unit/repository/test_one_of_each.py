@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each mechanism exists only once, by the syntax tree.
+"""Check in the syntax trees that each mechanism is implemented only once.
 
-A second one would have different rules.
+A second implementation could follow different rules.
 """
 
 from __future__ import annotations
