@@ -138,7 +138,7 @@ def _listed_devices(listing: str) -> list[dict[int, tuple[str, str]]]:
 
 
 def _instances(gpu: ElementTree.Element, devices: dict[int, tuple[str, str]]) -> dict[int, GpuInstance]:
-    """Return the GPU instances of a GPU by their ids, from the list of its MIG devices."""
+    """Return the GPU instances by id, from the MIG devices of a GPU."""
     instances: dict[int, GpuInstance] = {}
     for element in gpu.iterfind(".//mig_device"):
         name, uuid = devices[int(element.findtext("index", ""))]

@@ -38,7 +38,7 @@ FIRING = 'group by (alertname, severity) (ALERTS{alertstate="firing"})'
 
 
 def as_sample(alert: str) -> dict:
-    """Return the expected sample of ALERTS for a text such as `GpuLost critical`, in promtool's format."""
+    """Return a sample of ALERTS for a text such as `GpuLost critical`."""
     name, severity = alert.split()
     return {"labels": f'{{alertname="{name}", severity="{severity}"}}', "value": 1}
 

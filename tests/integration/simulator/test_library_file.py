@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the state file: concurrent creation, replacement while threads use it, and use after a fork."""
+"""Test the state file.
+
+The tests cover concurrent creation, replacement while threads use the file, and use after a fork.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_service_can_use_an_earlier_name_of_a_tenant(printed, service, unknown):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """Run a play that prints the unknown tenants of each service, and return its output."""
+    """Print the unknown tenants of each service in a play. Return its output."""
     tenants = [dict(TENANT[0]["vgpu"]["tenants"][0], was="old"), {"name": "b", "memory": "1GiB", "sm_percent": 10}]
     layout = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": tenants}}, {"gpus": [1], "sharing": "shared"}]
     own = yaml.safe_load((REPOSITORY / "roles/vgpu_limiter/vars/main.yml").read_text())
