@@ -113,7 +113,7 @@ class Node:
         if isinstance(self.value, bool):
             hint = " (YAML reads yes, no, on, off, true and false as booleans; quotes make them text)"
         elif isinstance(self.value, str) and is_digits(self.value.strip()):
-            hint = " (without quotes: between them a number is text)"
+            return "Write `%s` without quotes. A number in quotes is text." % self.example
         elif isinstance(self.value, str) and self.value.lstrip()[:1] in ("[", "{"):
             name = re.split(r"[.\[]", self.where, maxsplit=1)[0]
             return (

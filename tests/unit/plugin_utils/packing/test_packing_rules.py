@@ -332,7 +332,7 @@ def test_thousands_are_counted_by_pattern():
         ({"workloads": (Workload("w", (WHOLE,), gpus=0),)}, ["workload w", "0 GPUs"]),
         ({"workloads": (Workload("w", (WHOLE,), within="nvlink"),)}, ["workload w", "'nvlink'", "Did you mean link?"]),
         ({"workloads": (Workload("w", (share("vgpu", 1, 101),)),)}, ["workload w", "101 %"]),
-        ({"workloads": (Workload("w", (share("mps", 1, 1),), gpus=2),)}, ["workload w", "its own daemon"]),
+        ({"workloads": (Workload("w", (share("mps", 1, 1),), gpus=2),)}, ["workload w", "its own MPS daemon"]),
         ({"workloads": (Workload("w", (mig(""),)),)}, ["workload w", "without a profile"]),
         ({"rules": Rules(policy="binpak")}, ["rules", "Did you mean binpack?"]),
         ({"rules": Rules(most_moved=-1)}, ["rules", "most_moved"]),
