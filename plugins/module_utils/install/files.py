@@ -28,8 +28,7 @@ LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 # Folders for unit files, drop-ins and quadlets.
 _UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system", "etc/containers/systemd")
 
-# The log message of a unit if another run holds the lock of the host. The number limits how many of the last log lines
-# are searched for the message.
+# The log message of a unit if another run holds the lock of the host, and how many of the last log lines are searched.
 _OTHER_RUN, _LAST_LINES = re.compile(r"(another run is changing the layout: .*?)\. Wait for it"), 6
 
 # Differences are shown only for files that every user may read.
@@ -186,8 +185,8 @@ class Installation:
     def reload(self, run: bool = True, changed: bool = False) -> None:
         """Reload systemd if a unit file changed, or if `changed` is true.
 
-        If `run` is false, systemd is not reloaded, because a later command does it. A reload can detach GPUs from
-        containers. `sources.bring_about` therefore calls `systemd_reload.guard` first.
+        If `run` is false, a later command reloads systemd. A reload can detach GPUs from containers, so
+        `sources.bring_about` calls `systemd_reload.guard` first.
         """
         self.reloads |= changed or self._units_changed
         if self.reloads and run and not self.check:

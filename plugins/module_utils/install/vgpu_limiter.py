@@ -207,8 +207,8 @@ def _remove_old_versions(target: Installation, current: str) -> None:
 def _mapped(names: list[str], proc: str = "/proc") -> set[str]:
     """Return the names of the files that a process has mapped.
 
-    Files are recognized by their names under any path, because containers may mount them elsewhere. If the mappings
-    cannot be read, all names are returned. For example, mappings on a user's file system may block the read.
+    Files are recognized under any path, because containers may mount them elsewhere. Returns all names if the mappings
+    cannot be read, for example because a user's file system blocks the read.
     """
     mapped: set[str] = set()
     with one_look(time.monotonic() + _LOOK_SECONDS):

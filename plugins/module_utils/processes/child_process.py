@@ -25,8 +25,7 @@ from typing import Any, Callable, Iterable, List
 from .accounts import account_of_id
 from .proc_files import read
 
-#: Seconds to wait until a killed process has ended. A process that has not ended by then hangs in the kernel and is
-#: abandoned.
+#: Seconds to wait until a killed process has ended. After that, it hangs in the kernel and is abandoned.
 _REAP_SECONDS = 0.5
 #: First and longest interval between polls. The interval doubles each time. Most processes end within a fraction of a
 #: millisecond.
@@ -63,7 +62,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
         code = 1
         try:
             os.setpgid(0, 0)
-            # Remove the caller's signal handler, because it could raise an exception in code that does not expect one.
+            # The caller's signal handler could raise an exception in code that does not expect one.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _close_all(set(keep))
             _running.clear()
@@ -127,13 +126,13 @@ def stuck(kind: str = "look") -> Counter[int]:
         if called is None:
             continue
         status = dict(_STATUS.findall(read("/proc/%s/status" % name)))
-        # The main thread may end before other threads, so count the remaining threads.
+        # The main thread may end before other threads.
         ended = status.get("State", "Z") in "ZX" and int(status.get("Threads", "1")) <= 1
         if not ended and status.get("Uid") in ("0", called.group(1)) and int(status.get("SigPnd", "0"), 16) & _KILLED:
             by_uid[called.group(1)] += 1
     by_account: Counter[int] = Counter()
     for uid, count in by_uid.items():
-        # A process with a subordinate id can have a false name as well, so count it for the account.
+        # A process with a subordinate id can have a false name, too.
         by_account[account_of_id(int(uid))] += count
     return by_account
 

@@ -32,8 +32,7 @@ _TO_END = {
 }
 #: Arguments that make a package manager run a query only. It may load large lists first.
 _ASKING = {"-q", "-qa", "-qp", "--query", "--test", "--audit", "repoquery", "history", "check", "--simulate"}
-#: Programs that start or stop something, except with the arguments below. If such a program fails, its caller handles
-#: the failure.
+#: Programs that start or stop something, except with the arguments below. Their callers handle failures.
 _STARTING = {"systemctl", "modprobe", "docker", "podman", "nvidia-smi"}
 _ASKING_OF_STARTING = {"info", "version"}
 #: Exit status for a command that exceeded its time limit, as in timeout(1).
