@@ -47,10 +47,7 @@ CURE = (
 
 
 def device_number(path: str) -> tuple[int, int] | None:
-    """Return the major and minor number of a character device.
-
-    Returns None for any other file.
-    """
+    """Return the major and minor number of a character device, or None."""
     try:
         status = Path(path).stat()
     except OSError:
@@ -61,7 +58,7 @@ def device_number(path: str) -> tuple[int, int] | None:
 def missing_links(root: Path, number: Callable[[str], tuple[int, int] | None] = device_number) -> tuple[str, ...]:
     """Return the links for NVIDIA's device nodes that are missing in /dev/char.
 
-    The links are named MAJOR:MINOR. `root` is the root of the host.
+    The links are named MAJOR:MINOR.
     """
     dev = root / "dev"
     missing: set[tuple[int, int]] = set()
@@ -110,10 +107,7 @@ def detached(scopes: Collection[str], missing: Collection[str], run: Run | None)
 
 
 def _limits(run: Run, scopes: Iterable[str]) -> Mapping[str, list[str] | None]:
-    """Return DeviceAllow= for each known scope, or None if all devices are allowed.
-
-    Source: systemd.resource-control(5).
-    """
+    """Return DeviceAllow= for each known scope, or None if all devices are allowed."""
     properties = "Id,LoadState,DevicePolicy,DeviceAllow"
     try:
         text, _problem = ask(run, ["systemctl", "show", "--property=%s" % properties, "--", *sorted(scopes)])

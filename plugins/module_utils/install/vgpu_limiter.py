@@ -182,7 +182,7 @@ def _compiled(target: Installation, given: Mapping[str, str]) -> dict[str, bytes
 def _refuse_what_does_not_load(target: Installation, library: Path) -> None:
     """Raise InstallError if the library cannot be loaded.
 
-    Without this check, the dynamic loader would only print a warning and start programs without the library.
+    Otherwise, the dynamic loader would only print a warning and start programs without the library.
     """
     done = target.call([program("true") or "/bin/true"], env={"LD_PRELOAD": str(library)})
     output = (done.stdout + done.stderr).strip()
