@@ -23,7 +23,7 @@ Variables of the collection's roles and playbooks, generated from their argument
 
 These playbooks check variables on every host before anything changes:
 
-- `site.yml` and `reset.yml` check all variables. `reset.yml` does not read `gpu_layout` and so does not check its value.
+- `site.yml` and `reset.yml` check all variables, except that `reset.yml` ignores the value of `gpu_layout`.
 - `audit.yml`, `rightsize.yml`, `bundle.yml`, `export.yml`, `check_gpu.yml` and `accept.yml` check their own variables.
 
 They check **values** (type, choices, range, format) and **names**.
@@ -42,12 +42,12 @@ A misspelt name is an error. A name that only resembles a variable of the collec
 In a typing error, two neighbouring letters of a word are exchanged, or one letter is missing, wrong or extra \
 (`nvidia_drver_version`).
 In the second case, the word has at least five letters, its first and last letters are right, and the name has at least 15 \
-characters. So `nvidia_drivers_version` and `gpu_train_timeout` are accepted as your own names.
+characters. So `gpu_train_timeout` can be your own name.
 
 A missing word is an error if the name still has three words (`layout_on_busy`) or begins with %s.
 A wrong word is an error if the name has four or more words and begins with one of these words or `%s` (`gpu_mig_on_busy`).
 
-If the template of another variable reads the name, the name is yours, and the result is only a warning.
+A name that another variable's template reads is yours, and causes only a warning.
 
 ```text
 h100-03: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.
@@ -95,7 +95,7 @@ def pages() -> dict[str, str]:
         )
     texts = {"variables.md": _HEAD % ("".join(map(_index_row, _PAGES)), _first_words(), COMMON_WORD)}
     for name, title, on_page in _PAGES:
-        parts = ["# Variables: %s\n\nSee [variables.md](variables.md) for all pages and the checks.\n" % title]
+        parts = ["# Variables: %s\n\n[All pages, and the checks](variables.md).\n" % title]
         for owner in on_page:
             parts.append("\n## %s\n\n| Variable | Type | Default | Meaning |\n|---|---|---|---|\n" % _title(owner))
             parts += [_row(variable, option) for variable, option in known.of_owner(owner).items()]
@@ -120,7 +120,7 @@ def _title(owner: str) -> str:
 def _row(name: str, option: Mapping[str, Any]) -> str:
     kind = option.get("type", "str")
     if kind == "list":
-        kind = "list of %s" % option.get("elements", "raw")
+        kind = "list[%s]" % option.get("elements", "raw")
     if option.get("choices"):
         kind = "%s: %s" % (kind, ", ".join("`%s`" % choice for choice in option["choices"]))
     default = "required" if option.get("required") else _value(option["default"]) if "default" in option else "none"
