@@ -44,7 +44,8 @@ MODULES_PER_BOARD = 8
 # From this branch on, cards without a module report 1 (nvidia-smi -q of A10, L4 and T4). Branches 470 and 515 report 0.
 FIRST_DRIVER_THAT_NUMBERS_CARDS = 535
 
-# Up to this number, GPUs are connected directly, as on HGX boards. More GPUs are connected by NVSwitches.
+# Up to this number of GPUs, NVLinks connect GPUs directly, as on HGX boards. With more GPUs, NVLinks lead to
+# NVSwitches.
 DIRECTLY_WIRED_GPUS = 4
 
 # The last known driver branch that answers profile queries only while MIG mode is on.
@@ -70,9 +71,9 @@ def read(path: str) -> dict[str, Any]:
 
 
 def check(data: Any, where: str) -> dict[str, Any]:
-    """Return the configuration with defaults.
+    """Return the configuration, completed with default values.
 
-    Raises ConfigurationError with the field.
+    Raises ConfigurationError, which names the wrong field.
     """
 
     def fail(field: str, problem: str, cure: str) -> None:
@@ -275,7 +276,8 @@ def _profile(model: Model, profile: Profile) -> Iterator[str]:
 def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
     """Return the links of a GPU.
 
-    The links are divided evenly between GPUs of the same model, or all lead to switches.
+    With few GPUs, the links are divided evenly between the other GPUs of the same model. Otherwise all links lead to
+    switches.
     """
     peers = [i for i in siblings if i != index]
     links = {

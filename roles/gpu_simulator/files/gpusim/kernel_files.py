@@ -52,7 +52,7 @@ def instance_minor(gpu_minor: int, gpu_instance: int, compute_instance: int | No
 
 @functools.lru_cache(maxsize=None)
 def mig_minors() -> str:
-    """Return mig-minors: all possible capabilities, also of missing instances."""
+    """Return the text of mig-minors, which lists capabilities also of missing instances."""
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]
     for gpu in range(GPUS):
         for instance in range(GPU_INSTANCES):
@@ -123,7 +123,8 @@ def capabilities(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
 def devices(kernels: str) -> tuple[str, int]:
     """Return the text of /proc/devices with the driver's numbers, and a major number.
 
-    `kernels` is the kernel's text or an earlier result. The major number is that of the capabilities.
+    `kernels` is the text from the kernel, or an earlier result of this function. The major number belongs to the
+    capabilities.
     """
     characters, separator, blocks = kernels.partition("\nBlock devices:")
     words = [line.split() for line in characters.splitlines()]

@@ -20,7 +20,7 @@ from .errors import FleetError
 
 # Source of the mounts in /proc/mounts. The mounts are recognized by it.
 MOUNT_SOURCE = "gpusim"
-# Poll interval for changes by killed processes, because these could not announce the change.
+# Poll interval. It matters only for changes by killed processes, which could not announce their change.
 LOOK_EVERY_SECONDS = 10
 READ_BY_ALL = 0o444
 
@@ -93,7 +93,7 @@ def _write_modules(root: Path, proc: Path, left_out: list[str]) -> None:
 def _cover(path: Path, text: str, proc: Path, left_out: list[str]) -> None:
     """Mount a file over another one.
 
-    The file's content does not depend on instances and never changes.
+    Use this only for content that does not depend on instances, because the mounted file never changes.
     """
     if _is_ours(path):
         return
@@ -138,7 +138,7 @@ def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
 
 
 def _write_tree(top: Path, files: dict[str, bytes]) -> None:
-    """Write files to a folder by relative path, and remove all others."""
+    """Write files, given by relative path, to a folder, and remove all other files in it."""
     for path, content in files.items():
         _write(top / path, content)
     for path in sorted(top.rglob("*"), reverse=True):

@@ -65,7 +65,7 @@ def read_report(path: str, gpu: int) -> tuple[Readings, str]:
             for one in reading["nvidia_smi"].get("gpus") or ()
             if one["uuid"] == Readings(calls).value("nvmlDeviceGetUUID")
         ]
-        # If UUIDs in a report were replaced, the placeholders are still unique.
+        # A report may contain placeholders instead of UUIDs. They are unique too.
         for one in shown[:1]:
             number = one.get("gpu_part_number") or "N/A"
             calls.append({"call": "nvidia-smi", "of": "gpu_part_number", "value": None if "N/A" in number else number})
@@ -152,7 +152,7 @@ def _profiles(fields: dict[str, Field]) -> list[dict[str, Any]]:
 def _compute_instance_profiles(
     profiles: list[dict[str, Any]], models: dict[str, Model], unconfirmed: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the catalogue's profiles for these slices.
+    """Return the compute instance profiles that the catalogue has for GPU instances with these numbers of slices.
 
     NVML reports compute instance profiles only inside an instance.
     """

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * The boot of the host that a state belongs to, and the effects of a restart.
+ * Find out in which boot of the host a state was written, and apply the effects of a restart.
  */
 #ifndef BOOT_H
 #define BOOT_H

@@ -51,7 +51,7 @@ bool call_is_initialized(void);
 		return call.result
 #define QUERY(name) QUERY_AS(F_##name)
 
-/* The same for values of the GPU that MIG devices do not have. */
+/* A query of a value that only GPUs have. `device` must not be a MIG device. */
 #define QUERY_GPU_AS(function) \
 	QUERY_AS(function); \
 	if (on.gi) \

@@ -65,7 +65,7 @@ typedef struct {
 	int32_t first_sample, sample_count;	/* in host_t.samples */
 } load_t;
 
-/* Work done, in percent of the GPU times seconds. */
+/* Work done: the integral of utilization, in percent times seconds. */
 typedef struct { double graphics, sm, occupancy, tensor, bandwidth; } activity_t;
 
 /* `serial` is 0 in a free slot. Otherwise it is unique among all instances that were ever created. */

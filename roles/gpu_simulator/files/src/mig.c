@@ -125,9 +125,10 @@ static int harm(const gpu_t *gpu, uint64_t taken, span_t at)
 }
 
 /*
- * The driver chooses the placement that blocks the fewest other placements. Among equal ones it chooses the first. This
- * rule was inferred from outputs in NVIDIA's MIG User Guide: seven 1g instances of an A100 are placed at 6, 4, 5, 0, 1,
- * 2, 3. The first 3g is placed at 4. Creating 1g 1g 2g 3g (19,19,14,9) fails, but 3g 1g 1g 2g succeeds.
+ * The driver chooses the placement that blocks the fewest other placements. If several block equally few, it chooses
+ * the first. This rule was inferred from outputs in NVIDIA's MIG User Guide: seven 1g instances of an A100 are placed
+ * at 6, 4, 5, 0, 1, 2, 3. The first 3g is placed at 4. Creating 1g 1g 2g 3g (19,19,14,9) fails, but 3g 1g 1g 2g
+ * succeeds.
  */
 int mig_gi_best_placement(const gpu_t *gpu, int profile)
 {

@@ -54,7 +54,8 @@ static struct {
  * state. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* Keep the old mapping, because another thread may be counting a call in it. Files are replaced rarely. */
+/* Keep the old mapping, because another thread may be counting a call in it. This costs little, because files are
+ * replaced rarely. */
 static void forget_file(void)
 {
 	if (map.descriptor >= 0)

@@ -9,7 +9,7 @@
 
 static nvmlReturn_t init(function_t function)
 {
-	/* Another file may have the name by now. If there is no file, there are no faults. */
+	/* Another state file may have replaced the mapped one. If there is no file, there are no faults. */
 	nvmlReturn_t result = state_open();
 	call_t call __attribute__((cleanup(call_leave))) = call_enter_uninitialized(function);
 	if (result == NVML_SUCCESS)

@@ -14,7 +14,7 @@ static nvmlReturn_t link_of(const target_t *on, unsigned link, int *peer)
 {
 	if (on->gpu->nvlink_links <= 0)
 		return NVML_ERROR_NOT_SUPPORTED;
-	/* Links from this GPU's number of links on do not exist. nvidia-smi queries up to the maximum of all GPUs. */
+	/* Links beyond this GPU's number of links do not exist. nvidia-smi queries up to the maximum of all GPUs. */
 	if (link >= on->gpu->nvlink_links)
 		return link < MAX_LINKS ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
 	*peer = on->gpu->nvlink_peers[link];

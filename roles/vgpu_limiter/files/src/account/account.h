@@ -24,7 +24,7 @@ struct account {
 	_Atomic bool pools_gave_back;			/* set while `pools` is locked, so that the lock's holder settles the pools */
 	uint64_t graph_bytes[QUOTA_GPUS];	/* bytes charged for graphs' memory, by index in the region */
 
-	/* contexts.c, by index in the region */
+	/* Used in contexts.c, by the GPU's index in the region. */
 	_Atomic unsigned contexts[QUOTA_GPUS];		/* existing contexts created under a quota */
 	_Atomic uint64_t context_charged[QUOTA_GPUS];	/* bytes reserved for existing contexts and for contexts being created */
 	_Atomic uint64_t context_pending[QUOTA_GPUS];	/* bytes of contexts being created, which NVML cannot list yet */

@@ -107,7 +107,7 @@ void context_is_gone(struct account *account, CUcontext context)
 
 /* --- limits --- */
 
-/* Add the difference to the context's cost, or subtract at most the amount that was added before. */
+/* Add the difference to the context's cost. If it is negative, subtract at most the amount that was added before. */
 static void change_context(struct account *account, int gpu, uint64_t before, uint64_t after)
 {
 	CUcontext context = NULL;

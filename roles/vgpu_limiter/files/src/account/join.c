@@ -145,8 +145,8 @@ static int find_gpu(struct region *region, const CUuuid *uuid)
 	return place;
 }
 
-/* Return whether this is the tenant's only process. Requires the lock, and a process that had no quota and has no
- * memory. */
+/* Return whether this is the tenant's only process. Requires the lock. Call only in a process that had no quota
+ * before, and so has no memory. */
 static bool is_alone(struct tenant *tenant)
 {
 	tenant_strike_off_all(tenant);

@@ -34,11 +34,11 @@ void settle_pools(struct account *, int gpu, bool trim);
 /* Release account->pools. Then settle the pools if pools_have_given_back requested this while the lock was held. */
 void pools_leave(struct account *);
 void pools_settle_given_back(struct account *);	/* slow path if pools exist */
-/* Settle pools after the driver may have released their unused memory, as it does when the process waits for the
- * GPU. This stops the charge before the function returns. If another thread holds account->pools, that thread
- * settles the pools when it releases the lock, because it may be in a driver call that waits for this thread. In a
- * callback inside a driver call of this thread, do nothing: a pool may have grown without a charge. Released memory
- * then stays charged until the next call. */
+/* Settle pools after the driver may have released their unused memory, as it does when the process waits for the GPU.
+ * Released memory is then no longer charged when the function returns. If another thread holds account->pools, that
+ * thread settles the pools when it releases the lock, because it may be in a driver call that waits for this thread.
+ * In a callback inside a driver call of this thread, do nothing: a pool may have grown without a charge. Released
+ * memory then stays charged until the next call. */
 static inline void pools_have_given_back(struct account *account)
 {
 	if (UNLIKELY(atomic_load_explicit(&account->has_pools, memory_order_relaxed)))

@@ -15,7 +15,8 @@ bool tenant_reserve(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);
 bool tenant_has_room(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);	/* checks without reserving */
 uint64_t tenant_used(struct tenant *, int gpu);
 void tenant_give_back(struct tenant *, int gpu, uint64_t bytes);
-/* Reserved memory has become an allocation and is part of the peak, like concurrent requests of other processes. */
+/* Raise the peak to the current sum after reserved memory became an allocation. The sum includes concurrent
+ * reservations of other processes. */
 void tenant_note_peak(struct tenant *, int gpu);
 /* Count an allocation that was refused after all attempts. */
 void tenant_refused(struct tenant *, int gpu);

@@ -6,16 +6,16 @@
  * each GPU. The 1 in the file name is the version of the format. A library that uses another format uses another file.
  * A file of zeros is an uninitialized region.
  *
- * Liveness. Each process has a slot, and holds a lock (F_OFD_SETLK) on byte LOCK_SLOTS + slot of the file. The lock
- * belongs to the mapping. fork does not copy the mapping, and exec or the end of the process removes it. So if another
- * process can take the lock, the slot's owner is dead. No PIDs are compared, so processes may be in different PID
- * namespaces.
+ * Liveness. Each process has a slot, and holds a lock (F_OFD_SETLK) on byte LOCK_SLOTS + slot of the file. The
+ * process's mapping of the file keeps the lock, because the file's descriptor is closed. fork does not copy this
+ * mapping, and exec or the end of the process removes it. So if another process can take the lock, the slot's owner is
+ * dead. No PIDs are compared, so processes may be in different PID namespaces.
  *
  * Writing. All fields except `nonce`, `contexts_changed_ns`, `peak`, `refused` and `context_kib` are written under the
- * region's lock. The lock's word identifies the holder by slot + 1 and a nonce. The nonce distinguishes the holder from
- * earlier owners of the same slot. If a waiter finds the holder dead, it takes over the lock and recomputes the totals
- * from the slots. Each value in a slot is written by a single 64-bit store, so a process may be killed at any
- * instruction.
+ * region's lock, a word in the region. The word identifies the lock's holder by slot + 1 and a nonce. The nonce
+ * distinguishes the holder from earlier owners of the same slot. If a waiter finds the holder dead, it takes over the
+ * lock and recomputes the totals from the slots. Each value in a slot is written by a single 64-bit store, so a
+ * process may be killed at any instruction.
  */
 #ifndef REGION_H
 #define REGION_H

@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Hooks of launches. An unthrottled program pays for two loads and a counter per launch. The arguments stay in place,
- * and the hook jumps to the driver's function.
+ * Hooks of launches. For an unthrottled program, a launch costs two loads and a counter more. The arguments stay in
+ * place, and the hook jumps to the driver's function.
  */
 #include "base/clock.h"
 #include "driver/reals.h"

@@ -119,7 +119,7 @@ static bool time_of(const struct busy *b, CUevent event, int64_t *ns)
 	return true;
 }
 
-/* Use the event as the reference for later times. The launch gets the old event. */
+/* Use the launch's event as the reference for later times. The launch gets the event that was the reference. */
 static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
 {
 	CUevent old = b->anchor;

@@ -21,7 +21,7 @@ struct terms {
 /* Return the new paid_until after `busy` ns of GPU time that was requested at `asked`. The result is at most `most`
  * after now. A negative `busy` corrects an earlier charge that was too high. */
 int64_t turnstile_charge(int64_t paid_until, int64_t asked, int64_t now, int64_t busy, unsigned percent, int64_t most);
-/* Return the wall time that pays for this GPU time. */
+/* Return the elapsed time in which a share earns this GPU time. */
 int64_t turnstile_wall(int64_t busy, unsigned percent);
 /* Return for how long a tenant without credit waits after its debt is paid. The wait avoids short turns, because
  * each turn has a cost. */

@@ -23,9 +23,9 @@ void sampling_forget_stream(struct busy *b, CUstream stream)
 			b->dependent[i] = (CUstream)-1;	/* no stream found */
 }
 
-/* Return how much work may run before the kernel's next timing. If launches are timed in rows, this is longer in
- * proportion to the row's length. If the kernel's duration varies, this is shorter, so that each timing represents
- * fewer launches. */
+/* Return how much work may run before the kernel's next timing. If launches are timed in rows, the distance grows with
+ * the row's length. If the kernel's duration varies, the distance is shorter, so that each timing represents fewer
+ * launches. */
 static int64_t distance(struct busy *b, const struct estimate *e, bool row)
 {
 	int64_t each = (length_varies(e) ? BUSY_SAMPLE_NS / 4 : BUSY_SAMPLE_NS) * (row ? BUSY_WINDOW + 1 : 1);

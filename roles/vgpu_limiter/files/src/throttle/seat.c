@@ -156,7 +156,7 @@ struct seat *seat_peer(const struct quota_gpu *gpu)
 	return turnstile_adopt(t) ? &t->seats[gpu->seat] : NULL;
 }
 
-/* Use the own memory from the agent for the seat in the quota. */
+/* Use the tenant's own memory from the agent for the seat that the quota names. */
 static void sit(struct throttle_gpu *g, int seat)
 {
 	struct seat_pages *pages = &g->pages;

@@ -26,7 +26,7 @@
 
 #include "formats/turnstile.h"
 
-/* A process's knowledge about another tenant that makes it wait although it has credit. */
+/* Data about another tenant that makes this process wait although its own tenant has credit. */
 struct doubt {
 	uint64_t dead;     /* the seat's lease if the process that holds it is known to be dead, else 0 */
 	int64_t waited_ns; /* time spent waiting for the seat's lease since this process's last turn */
