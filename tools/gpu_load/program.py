@@ -31,7 +31,7 @@ ALLOCATION_PINNED, LOCATION_DEVICE, GRANULARITY_MINIMUM = 1, 1, 0
 #: Sizes of allocations. If the driver refuses one, the next smaller size is tried.
 PIECES_BYTES = (64 << 20, 1 << 20, 64 << 10, 4 << 10, 512, 1)
 SETTLE_SECONDS = 10.0
-#: Time to wait. The limiter reads the memory of contexts and modules from NVML once a second.
+#: Time after which the limiter has read the memory of contexts and modules from NVML. It reads once a second.
 CHARGE_SECONDS = 4.0
 #: Number of launches between two synchronizations.
 BATCH = 32

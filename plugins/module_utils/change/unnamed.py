@@ -46,11 +46,11 @@ class Applied:
 
     @property
     def known(self) -> tuple[Entry, ...]:
-        """Return the entries, or an empty tuple if there is no record."""
+        """Return the entries, or () without a record."""
         return self.entries or ()
 
     def to_data(self) -> dict[str, Any]:
-        """Return the content of the record file."""
+        """Return the content of applied.json."""
         return {"schema": SCHEMA, "gpu_layout": layout_to_data(Layout(self.known))}
 
 
@@ -61,7 +61,7 @@ class AppliedRecord:
         self.path = Path(directory) / "applied.json"
 
     def read(self) -> Applied:
-        """Return the record. Raises ApplyError if this release cannot read the file."""
+        """Read applied.json. Raises ApplyError if this release cannot read it."""
         data = durable.read(self.path, SCHEMA)
         if data is None:
             return Applied()

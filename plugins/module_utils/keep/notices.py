@@ -32,7 +32,7 @@ class NoticeError(FleetError):
 
 
 def finding(item: Mapping[str, Any]) -> Finding:
-    """Return the key of an item in the record."""
+    """Return the item's key in notices.json."""
     return item["kind"], item["name"], item.get("runtime") or "", tuple(sorted(item["gpus"]))
 
 

@@ -73,7 +73,7 @@ class MigInstance:
 
 @frozen
 class Entry:
-    """An entry in the list.
+    """An entry of gpu_layout.
 
     `part` is the value of the key that `sharing` names. If `sharing` is "exclusive" or "shared", there is no part.
     """

@@ -41,7 +41,7 @@ class Target:
 
 @frozen
 class GpuPlan:
-    """The steps for one GPU, and the parts of it that are kept."""
+    """The steps for one GPU, and its parts that are kept."""
 
     gpu: Device
     target: Target

@@ -96,7 +96,7 @@ def _seconds(server: Server, given: Any) -> float:
 
 
 def _ask(server: Server, limit: TimeLimit, method: str, path: str) -> bytes | None:
-    """Return the body of the answer.
+    """Return the body of the server's answer.
 
     Returns None if an object to delete no longer exists.
     """

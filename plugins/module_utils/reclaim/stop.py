@@ -250,7 +250,7 @@ class _Run:
             return
         self._tell(row, uid, wording.stopped(self._policy.host, row))
         if self._policy.record is not None:
-            # If this fails, the next run removes the record, because it no longer lists the item.
+            # If this fails, the next run removes the notice, because it no longer lists the item.
             with contextlib.suppress(FleetError):
                 self._policy.record.remove(item)
 

@@ -46,7 +46,7 @@ class ToolkitChange(PackageChange):
         self._remember()
 
     def _remember(self) -> None:
-        """Write the record that the next run and a removal need."""
+        """Record what the next run and a removal need."""
         if not self.toolkit.request.version:
             durable.remove(self.toolkit.record_path)
             return

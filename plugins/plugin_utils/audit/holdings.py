@@ -37,7 +37,7 @@ class Price:
 
 @dataclass(frozen=True)
 class HostState:
-    """State of a host: the result of the module `gpu_info`, and the `gpu_layout`.
+    """State of a host: its result of the module `gpu_info`, and its `gpu_layout`.
 
     `layout` is empty if the inventory has no layout for the host.
     """

@@ -132,7 +132,7 @@ class Joined:
                 held = min(at, last) - max(began, first)
                 if number in compute:
                     measured += held
-                    # The device was free for the rest of the interval, so the whole use is that of the job.
+                    # The device was free for the rest of the interval, so all of the device's use belongs to the job.
                     used += min(compute[number] * use.step_seconds, held)
                     peaks.append(compute[number])
                 if number in memory:

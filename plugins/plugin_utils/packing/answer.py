@@ -68,7 +68,7 @@ def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list
 def answer(
     case: Case, layouts: Layouts, by: str, proven: bool = False, churn: bool = False, bound: int | None = None
 ) -> Packing:
-    """Return the result for these layouts, including its costs."""
+    """Return the Packing for these layouts, with its score."""
     keys = [gpu.key for gpu in case.problem.gpus if gpu.key in layouts]
     standing = tuple(part for key in keys for part in layouts[key])
     placed = {part.workload for part in standing if part.workload}

@@ -77,7 +77,7 @@ def by_gpu(standing: Sequence[Standing]) -> dict[tuple[str, int], list[Standing]
 
 
 def destroyed(problem: Problem, packing: Packing) -> int:
-    """Return how many GPU instances applying the result destroys.
+    """Return how many GPU instances are destroyed when the packing is applied.
 
     The MIG planner determines this for each GPU of the fleet.
     """

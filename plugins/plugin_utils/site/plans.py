@@ -70,7 +70,7 @@ def _line(line: Mapping[str, Any]) -> str:
 
 
 def _first(texts: Sequence[str]) -> list[str]:
-    """Return the first _NAMED texts, and one more text with the number of the others."""
+    """Return the first _NAMED texts, and a text with the number of remaining texts."""
     left = len(texts) - _NAMED
     # The list may have been shortened when it was read, so the actual number can be higher.
     more = ["%s%d more" % ("at least " if len(texts) == MOST_ENTRIES else "", left)] if left > 0 else []

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check whether the roles that tags select can run without the others. Pure."""
+"""Check whether roles selected by tags can run without the excluded roles. Pure."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
 
 
 def _by(parse: Callable[[Any], Any]) -> Callable[[Any, str], None]:
-    """Return a rule that runs the same parser as a later step."""
+    """Return a rule that parses a value with the parser of a later step."""
 
     def rule(value: Any, name: str) -> None:
         try:

@@ -178,7 +178,7 @@ def uninstall(target: Installation) -> None:
     for path in (*UNIT_FILES, PROGRAM, *STATE):
         remove_tree(target, path)
     take_away(target, packages)
-    # Removed last, because this folder has the record.
+    # Removed last, because the record of the installation is in this folder.
     remove_tree(target, CONFIG)
     for folder in (str(Path(CONFIG).parent), *directories):
         target.prune(target.path(folder), report=False)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...plan.disturbance import Disturbance
     from .steps import MpsPlan
 
-#: The daemon's unit uses the same path.
+#: The daemon's unit has this path too.
 _PROGRAM = "usr/bin/" + MPS_CONTROL
 #: The time limits of the unit for stopping and starting, plus a margin.
 _SYSTEMCTL_SECONDS = mps_unit.STOP_SECONDS + mps_unit.START_SECONDS + 30

@@ -33,7 +33,7 @@ class Record:
         return bool(data and data["gpus"])
 
     def write(self, gpu_uuids: Iterable[str]) -> None:
-        """Write the record, unless the file already has the same content."""
+        """Record these GPUs, unless exactly these are recorded."""
         data = {"schema": SCHEMA, "gpus": sorted(gpu_uuids)}
         known = durable.read(self.path, SCHEMA) or {"schema": SCHEMA, "gpus": []}
         if known != data:

@@ -52,7 +52,7 @@ def instance_minor(gpu_minor: int, gpu_instance: int, compute_instance: int | No
 
 @functools.lru_cache(maxsize=None)
 def mig_minors() -> str:
-    """Return the text of mig-minors, which lists capabilities also of missing instances."""
+    """Return the text of mig-minors. It lists missing instances too."""
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]
     for gpu in range(GPUS):
         for instance in range(GPU_INSTANCES):

@@ -138,7 +138,7 @@ def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
 
 
 def _write_tree(top: Path, files: dict[str, bytes]) -> None:
-    """Write files, given by relative path, to a folder, and remove all other files in it."""
+    """Write files to a folder, and remove all others. The keys are relative paths."""
     for path, content in files.items():
         _write(top / path, content)
     for path in sorted(top.rglob("*"), reverse=True):

@@ -152,7 +152,7 @@ def _profiles(fields: dict[str, Field]) -> list[dict[str, Any]]:
 def _compute_instance_profiles(
     profiles: list[dict[str, Any]], models: dict[str, Model], unconfirmed: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the compute instance profiles that the catalogue has for GPU instances with these numbers of slices.
+    """Return compute instance profiles of the catalogue, by a GPU instance's slices.
 
     NVML reports compute instance profiles only inside an instance.
     """

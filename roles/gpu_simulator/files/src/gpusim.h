@@ -268,9 +268,9 @@ int gpusimReboot(void);
 int gpusimFail(const char *function, unsigned nth, const char *action);
 
 /*
- * Arms a fault like gpusimFail, but for calls on one GPU (-1: all calls): on its handle, instances and MIG devices,
- * and searches for its handle by index, UUID, PCI address or serial number. `function` "any" means every call on that
- * GPU. lasting 1: the nth call and all later ones, until gpusimFailClear. A name without a version
+ * Arms a fault like gpusimFail, restricted to calls on one GPU (-1: all calls): on its handle, instances and MIG
+ * devices, and searches for its handle by index, UUID, PCI address or serial number. `function` "any" means every call
+ * on that GPU. lasting 1: the nth call and all later ones, until gpusimFailClear. A name without a version
  * ("nvmlDeviceGetMemoryInfo") then means all versions of the function. Lasting faults also strike clients that can
  * only read the state file. A reboot clears no fault. A process that was stopped in a call on a GPU gets UNKNOWN from
  * it when it continues.
