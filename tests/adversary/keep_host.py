@@ -125,7 +125,7 @@ class KeepHost:
         return made
 
     def kept(self) -> list[dict]:
-        """Return the content of the file with keeps."""
+        """Return the content of the file that records keeps."""
         path = self.state / "reclaim" / "keeps.json"
         return json.loads(path.read_text())["keeps"] if path.exists() else []
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Serve /srv/mirror on the loopback interface.
 
-While the file /srv/mirror/.dies exists, each package is sent only by half.
+While the file /srv/mirror/.dies exists, only the first half of each package is sent.
 """
 
 from __future__ import annotations
