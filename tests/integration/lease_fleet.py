@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.leases.host import LeaseHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.host import LeaseHost, RetryLaterError
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import Booking, Place, Request, Shape
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.schedule import Schedule, book
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import parts_of, to_data
@@ -111,8 +111,8 @@ class LeaseFleet:
             raise Refused(kind, value)
         return value
 
-    def lease_host(self) -> LeaseHost:
-        return LeaseHost(self.directory, self.layout, lock_timeout_seconds=0)
+    def lease_host(self, lock_timeout_seconds: float = 0) -> LeaseHost:
+        return LeaseHost(self.directory, self.layout, lock_timeout_seconds)
 
     def find(self, number: int, shape: Shape, account: str = "root", gpus: int = 1) -> Booking:
         """Return the booking of a request, made by the schedule.
@@ -135,6 +135,15 @@ class LeaseFleet:
             Schedule(offers, tuple(bookings)), Request(number, account, shape, 3600.0, gpus), offers, 1.0, wait=False
         )
         return schedule.booking(number)
+
+    def find_waiting(self, number: int, shape: Shape) -> str:
+        """Return why a request must wait, when the lock is free."""
+        while True:
+            try:
+                self.find(number, shape)
+            except RetryLaterError as error:
+                if "another run" not in str(error):
+                    return "%s: %s" % (type(error).__name__, error)
 
     def take(self, number: int, shape: Shape, account: str = "root", gpus: int = 1) -> dict[str, Any]:
         """Take a lease in the place that the schedule chooses."""
@@ -160,6 +169,15 @@ class LeaseFleet:
                 return [sorted((i.profile, i.start) for i in parts_of(gpu)) for gpu in session.observe().gpus]
 
         return [[(profile, start) for profile, start in gpu] for gpu in self.fork(read)]
+
+    def instance_id(self, index: int, start: int) -> int:
+        """Return the id of the instance at this start."""
+
+        def read() -> Any:
+            with vendor_of_host().open() as session:
+                return next(i.id for i in parts_of(session.observe().gpus[index]) if i.start == start)
+
+        return int(self.fork(read))
 
     def records(self) -> dict[tuple[str, int], str | None]:
         """Return the lease of each recorded instance, by its profile and start."""

@@ -23,7 +23,7 @@ from ..cdi.follow import follow
 from ..change import lost_gpus
 from ..change.apply_plan import Context, apply
 from ..change.journal import Journal
-from ..change.pending import PendingReboot
+from ..change.pending import PendingReboot, WaitingRun
 from ..change.prepare import ALL_PARTS, PlanRequest, make_plan, observe, services_for
 from ..change.recovery import recover
 from ..change.unnamed import AppliedRecord
@@ -313,6 +313,8 @@ class LeaseHost:
         """Raise RetryLaterError if a layout change is pending."""
         if PendingReboot(self._directory).due():
             raise RetryLaterError("this host", "a layout change waits for a reboot", _LATER)
+        if WaitingRun(self._directory).due():
+            raise RetryLaterError("this host", "a layout change waits until its GPUs are free", _LATER)
 
     def _in_journal(self) -> set[str]:
         """Return the UUIDs of the GPUs whose change was interrupted."""
