@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Take leases on this host and give them back, and print the seconds of each as JSON.
+"""Take leases on this host, and print the seconds of each as JSON.
 
 Usage: time_leases.py FOLDER COUNT. The layout in FOLDER is applied first. Each lease has another size than the one before it,
 so that every lease creates and removes instances. bench_lease.py runs this file in the environment of a simulated host.

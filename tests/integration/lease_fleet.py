@@ -19,8 +19,11 @@ from typing import Any, Callable
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.host import LeaseHost, RetryLaterError
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import Booking, Place, Request, Shape
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.schedule import Schedule, book
+from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.look import look
+from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.text import families
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import parts_of, to_data
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.leased import LeasedRecord
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.files import LIBRARY
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.observe import Tenants
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.registry import vendor_of_host
@@ -178,6 +181,16 @@ class LeaseFleet:
                 return next(i.id for i in parts_of(session.observe().gpus[index]) if i.start == start)
 
         return int(self.fork(read))
+
+    def lease_samples(self) -> dict[str, list[Any]]:
+        """Return (labels, value) of each sample of leases. Call this in a fork."""
+        layout = parse_layout(json.loads(Path(self.layout).read_text()))
+        seen = families(look(lambda: layout, self.directory, "fail"))
+        return {
+            family.name: [[dict(sample.labels), sample.value] for sample in family.samples]
+            for family in seen
+            if family.name.startswith("openfleet_lease_")
+        }
 
     def records(self) -> dict[tuple[str, int], str | None]:
         """Return the lease of each recorded instance, by its profile and start."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import Shape
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import Booking, Place, Request, Shape
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord, Recorded
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import locked
 from tests.integration.lease_fleet import GIB, LeaseFleet, Refused, mig, vgpu
 from tests.integration.patience import wait_until
@@ -242,3 +243,26 @@ def test_plan_refuses_a_profile_that_a_gpu_lacks(fleet, gpus):
     assert refused["failed"] and "gpu_layout[0].leases.profiles on gpu 0" in refused["msg"], refused
     assert "there is no profile 1g.5gb" in refused["msg"] and "Did you mean" in refused["msg"]
     assert fleet.instances() == [[], []]
+
+
+def test_metrics_count_leases_by_account(fleet):
+    fleet.apply([mig([0], "2g.20gb"), vgpu([1])])
+    bookings = fleet.fork(lambda: [fleet.find(1, SMALL, "alice"), fleet.find(2, Shape(8 * GIB, 20), "alice")])
+    assert [len(booking["places"]) for booking in bookings] == [1, 1]
+    uuids = [booking["places"][0]["gpu_uuid"] for booking in bookings]
+    started = [
+        Booking(Request(1, "alice", SMALL, 60.0), "gpu_layout[0]", (Place(uuids[0], 0),), 0.0, True),
+        Booking(Request(2, "alice", Shape(8 * GIB, 20), 60.0), "gpu_layout[1]", (Place(uuids[1], 0),), 0.0, True),
+        Booking(Request(3, "bob", LARGE, 60.0), "gpu_layout[0]", (Place(uuids[0], 0),), 9e9),
+    ]
+    BookingRecord(fleet.directory).write(Recorded(tuple(started), 4))
+    fleet.take(4, SMALL)
+    fleet.give_back(4)
+    samples = fleet.fork(fleet.lease_samples)
+    assert samples["openfleet_lease_running"] == [[{"account": "alice"}, 2], [{"account": "bob"}, 0]]
+    assert samples["openfleet_lease_waiting"] == [[{"account": "alice"}, 0], [{"account": "bob"}, 1]]
+    ((_alice, memory), (_bob, none)) = samples["openfleet_lease_memory_bytes"]
+    assert 17 * GIB < memory < 19 * GIB and none == 0
+    assert [(labels["mig_profile"], count) for labels, count in samples["openfleet_lease_idle_instances"]] == [
+        ("1g.10gb", 1)
+    ]
