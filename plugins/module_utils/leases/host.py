@@ -370,9 +370,11 @@ class LeaseHost:
             host = apply(context, plan) if plan.changes else ready.host
         except FleetError as error:
             if not isinstance(error, ApplyError) or error.outcome == "old":
-                # The rollback has recorded the new UUIDs of instances that it created again.
-                self._leased.write(instances.released(self._leased.read(), text))
-                self._settle(context.session.observe())
+                # The rollback has recorded the new UUIDs of instances that it created again. If the records cannot be
+                # written, `recover` corrects them. The first error has the reason.
+                with contextlib.suppress(FleetError):
+                    self._leased.write(instances.released(self._leased.read(), text))
+                    self._settle(context.session.observe())
             if isinstance(error, BusyError):
                 raise RetryLaterError(error.where, "an idle instance is still in use", _LATER) from error
             raise
