@@ -40,6 +40,10 @@ options:
     type: str
     choices: [index, uuid, pci]
     default: index
+  state_directory:
+    description: Folder of the records on the host. Instances of leases are recorded there, and are not exported.
+    type: path
+    default: /var/lib/openfleet-gpu
   pynvml:
     description: Same as O(openfleet.gpu.layout#module:pynvml). Set by the action plugin.
     type: str
@@ -47,6 +51,10 @@ extends_documentation_fragment:
   - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
 attributes:
+  action_group:
+    support: full
+    description: Use C(group/openfleet.gpu.state) in C(module_defaults) to set defaults for several modules.
+    membership: openfleet.gpu.state
   check_mode:
     support: full
     details: Reads the host and writes no file.
@@ -103,6 +111,7 @@ def argspec():
         "overwrite": {"type": "bool", "default": False},
         "pin_placements": {"type": "bool", "default": False},
         "select_by": {"type": "str", "choices": list(SELECT_BY), "default": SELECT_BY[0]},
+        "state_directory": {"type": "path", "default": "/var/lib/openfleet-gpu"},
         "pynvml": {"type": "str", "no_log": True},
     }
 
@@ -112,7 +121,7 @@ def read(params):
     if params["pynvml"]:
         lend(params["pynvml"])
     try:
-        export = export_host(params["pin_placements"], params["select_by"])
+        export = export_host(params["state_directory"], params["pin_placements"], params["select_by"])
     except DriverAbsentError as error:
         if error.call == "import":
             respawn_with_pynvml()

@@ -23,8 +23,11 @@ import dataclasses
 import gzip
 import heapq
 import itertools
+import json
+import os
 import random
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,12 +37,15 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.schedule import Schedule
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import GpuInstance, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.files import LIBRARY
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.fit import Bin
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.lease_card import QuotaCard
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import SEATS
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.fit import Capacity
 from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.lease_card import MigCard
+from tests.apart import COMMAND
 from tests.benchmark.amounts import amount
+from tests.integration.simulated_host import SimulatedHost
 
 FIGURES = (
     "lease_allocated_ratio",
@@ -48,7 +54,11 @@ FIGURES = (
     "lease_mig_allocated_over_optimum",
     "lease_disturbed",
     "lease_leaked",
+    "lease_seconds_p95",
+    "lease_vgpu_seconds_p95",
 )
+#: Number of leases of each kind that are taken and given back on a simulated host.
+TIMED = 40
 #: The gpu_milli of a GPU.
 WHOLE = 1000
 #: Number of searches for fixed layouts.
@@ -98,6 +108,31 @@ def figures(options):
         yield name + "_over_optimum", 100 * got / optimum(pods, horizon), "percent of an upper bound"
     yield "lease_disturbed", sum(host.disturbed for host in hosts.values()), "leases"
     yield "lease_leaked", sum(host.leaked() for host in hosts.values()), "leases and instances"
+    yield from times(amount(options, TIMED, 4))
+
+
+def times(count):
+    """Yield the seconds in which a host takes a lease and gives it back."""
+    names = {"mig": "lease_seconds_p95", "vgpu": "lease_vgpu_seconds_p95"}
+    if os.geteuid() != 0:
+        yield from ((name, None, "partitioning needs root, also on the simulator") for name in names.values())
+        return
+    groups = {"by": "host", "groups": ["root"]}
+    layout = [
+        {"gpus": [0], "sharing": "mig", "mig": [], "leases": {**groups, "profiles": ["3g.40gb", "7g.80gb"]}},
+        {"gpus": [1], "sharing": "vgpu", "vgpu": {"policy": "fixed", "provider": "preload"}, "leases": groups},
+    ]
+    with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
+        root = Path(folder) / "root"
+        (root / LIBRARY).parent.mkdir(parents=True)
+        (root / LIBRARY).touch()
+        host = SimulatedHost.build(Path(folder)).create([{"model": "H100-80GB", "count": 2}])
+        (Path(folder) / "layout.json").write_text(json.dumps(layout))
+        script = [sys.executable, str(Path(__file__).with_name("time_leases.py")), folder, str(count)]
+        # Containers of this machine must not count as holders of the simulated GPUs.
+        done = host.run([*COMMAND, "env", "OPENFLEET_VGPU_ROOT=%s" % root, *script])
+    for kind, seconds in json.loads(done.stdout).items():
+        yield names[kind], sorted(seconds)[int(0.95 * (len(seconds) - 1))], "s"
 
 
 # -- Input --

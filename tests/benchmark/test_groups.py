@@ -23,6 +23,7 @@ LONGEST_SECONDS = 900
 REASONS = {
     "demo_": ["not measured yet: "],
     "mig_": ["partitioning needs root"],
+    "lease_": ["partitioning needs root"],
     "kubernetes_": ["KUBERNETES=skip", "there is no Go"],
     "dra_": ["KUBERNETES=skip", "there is no Go", "SMALL=1 builds no image of Debian 13"],
 }

@@ -26,7 +26,7 @@ from tests.integration.warm_python import WarmPython
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATOR = ROOT / "roles" / "gpu_simulator" / "files"
 #: Modules that write records. Each host passes its own state directory to them.
-STATEFUL = ("layout", "mig", "mps", "reclaim", "time_slicing", "vgpu_quota")
+STATEFUL = ("layout", "layout_export", "mig", "mps", "reclaim", "time_slicing", "vgpu_quota")
 MODELS = ROOT / "plugins" / "module_utils" / "models"
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from ..errors import ApplyError, BusyError, DeviceError, FollowError, PlanError
 from ..frozen import frozen
 from ..layout.types import Layout
-from ..model import Host, parts_of
-from ..plan.busy import FAIL, FORCE, REFUSE, OnBusy, wait_until_free
+from ..model import Device, Holder, Host, parts_of
+from ..plan.busy import FAIL, FORCE, REFUSE, WAIT, OnBusy, wait_until_free
 from ..plan.disturbance import Disturbance
 from ..plan.gpu_plan import Plan, instance_text
-from ..plan.leased import LeasedRecord
+from ..plan.leased import LEASE, LeasedRecord
 from ..plan.ownership import KEEP, Owned, Ownership, Record, owned_instance
 from ..plan.parts import RESET
 from ..plan.services import Change, Clear, Look, Pids, Service, merged
@@ -29,7 +29,7 @@ from ..vendors.registry import divider_of, vendor_of_host
 from . import lost_gpus
 from .journal import Journal
 from .lost_gpus import Answering, answering, newly_lost
-from .pending import PendingFollowUp, PendingReboot
+from .pending import PendingFollowUp, PendingReboot, WaitingRun
 from .prepare import ALL_PARTS, GPUS, PlanRequest, look, make_plan, observe, removal_of, services_for, staying
 
 if TYPE_CHECKING:
@@ -154,13 +154,24 @@ def converge(
     failed.
     """
     work = _Attempts(request, on_busy, leave_pending)
+    waiting = WaitingRun(request.directory)
 
     def attempt() -> Run:
         with contextlib.ExitStack() as held:
             held.enter_context(locked(request.directory, lock_timeout_seconds))
-            return work.attempt(held.enter_context(vendor_of_host().open()))
+            try:
+                return work.attempt(held.enter_context(vendor_of_host().open()))
+            except BusyError:
+                # While this run waits, no new lease may take what it waits for.
+                if on_busy.policy == WAIT:
+                    waiting.begin()
+                raise
 
-    return wait_until_free(attempt, on_busy)
+    try:
+        return wait_until_free(attempt, on_busy)
+    finally:
+        if on_busy.policy == WAIT:
+            waiting.end()
 
 
 class _Attempts:
@@ -276,6 +287,8 @@ class _Attempts:
             run = Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=working.warnings)
             return dataclasses.replace(run, unmanaged=decision.unmanaged, not_restored=decision.warnings)
         if plan.changes:
+            if clear is not None:
+                self._end_leases(plan)
             if plan.changes_devices:
                 self.follow_up.begin()
             self._record_coming(host, plan)
@@ -339,6 +352,14 @@ class _Attempts:
         self.ended += ended
         return bool(ended)
 
+    def _end_leases(self, plan: Plan) -> None:
+        """Stop the units of the leases that the plan ends."""
+        leases = dict.fromkeys(h.who for one in plan.disturbs for h in one.who if h.kind == LEASE)
+        if leases:
+            from .terminate import end_leases
+
+            self.ended += end_leases(leases)
+
     def _follow(self, session: Session) -> tuple[str, ...]:
         """Run the pending follow-up steps for changed devices.
 
@@ -361,7 +382,8 @@ class _Attempts:
         All holders of all GPUs of the host are considered. An instance is lost if the boot service does not recreate
         it.
         """
-        held = [(gpu, [h for h in gpu.held_by if not h.watches]) for gpu in host.gpus]
+        ownership = Ownership(self.request.unlisted, self.record.read(), self.leased.read())
+        held = [(gpu, [h for h in gpu.held_by if not h.watches] + _leases_on(gpu, ownership)) for gpu in host.gpus]
         disturbs = [
             Disturbance("%s, whose host would reboot," % gpu.short_label, tuple(who)) for gpu, who in held if who
         ]
@@ -373,6 +395,7 @@ class _Attempts:
             for gpu in host.gpus
             for instance in left.get(gpu.uuid, parts_of(gpu))
             if (instance.profile, instance.start) not in decision.kept_places(gpu.uuid)
+            and ownership.lease(gpu, instance) is None
         ]
         if lost and self.request.unlisted != "remove":
             raise ApplyError(
@@ -381,6 +404,12 @@ class _Attempts:
                 "Name them in gpu_layout, or set gpu_layout_unlisted to remove.",
                 outcome="old",
             )
+
+
+def _leases_on(gpu: Device, ownership: Ownership) -> list[Holder]:
+    """Return the leases that have an instance of the GPU."""
+    records = [ownership.lease(gpu, instance) for instance in parts_of(gpu)]
+    return [Holder(gpu.uuid, None, LEASE, each.lease) for each in records if each is not None and each.lease]
 
 
 def _applied(request: Request) -> Applied:

@@ -11,6 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import durable
+from ..errors import ApplyError
+from ..holders.processes import started_ticks_of
+from ..plan.transaction import this_run
 
 _SCHEMA = 1
 
@@ -48,6 +51,27 @@ class PendingFollowUp(Mark):
     """
 
     name = "follow.json"
+
+
+class WaitingRun(Mark):
+    """The mark of a run that waits for holders.
+
+    It counts only while the run lives, so a run that was killed leaves no mark behind.
+    """
+
+    name = "waiting.json"
+
+    def begin(self) -> None:
+        """Set the mark, which names this process."""
+        durable.write(self.path, dict(this_run(), schema=_SCHEMA))
+
+    def due(self) -> bool:
+        """Return whether a run waits. A damaged mark does not count."""
+        try:
+            run = durable.read(self.path, _SCHEMA)
+            return run is not None and started_ticks_of(run["pid"]) == run["start"]
+        except (ApplyError, KeyError):
+            return False
 
 
 class PendingReboot(Mark):

@@ -16,9 +16,11 @@ from ..holders.bare_handles import has_open, may_be_handed
 from ..holders.essential_units import is_essential, is_on_bus
 from ..holders.model import DEVICE_HANDLE
 from ..holders.processes import started_ticks_of
+from ..leases.names import lease_of, unit_name
 from ..model import Holder, Process
 from ..plan.busy import can_be_ended
 from ..plan.disturbance import Disturbance
+from ..processes.command import Run, ask, run_to_end
 from ..processes.file_worker import one_look
 
 _POLL_SECONDS = 0.05
@@ -69,6 +71,19 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
         for target in targets.values():
             target.close()
     return tuple(texts.values())
+
+
+def end_leases(leases: Iterable[str], run: Run = run_to_end) -> tuple[str, ...]:
+    """Stop the units of these leases, and return the leases.
+
+    If a unit does not stop, its processes still hold the GPU, and `end_holders` ends them.
+    """
+    leases = tuple(leases)
+    units = [unit_name(lease[0]) for lease in map(lease_of, leases) if lease is not None]
+    if units:
+        with contextlib.suppress(FileNotFoundError):
+            ask(run, ["systemctl", "stop", "--", *units])
+    return leases
 
 
 class _Target:

@@ -16,7 +16,7 @@ from ..techniques.forms import layout_to_data
 
 def export(options: Namespace) -> int:
     """Print the state of the GPUs as gpu_layout."""
-    found = export_host(options.pin_placements, options.select_by)
+    found = export_host(options.state_directory, options.pin_placements, options.select_by)
     data = layout_to_data(found.layout)
     if options.json:
         print(json.dumps({"gpu_layout": data, "left_out": list(found.left_out)}, indent=2))

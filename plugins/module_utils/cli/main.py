@@ -180,6 +180,7 @@ def _metrics(metrics: argparse.ArgumentParser) -> None:
 
 
 def _export(export: argparse.ArgumentParser) -> None:
+    _state_directory(export)
     export.add_argument("--pin-placements", action="store_true", help="include the placement of every instance")
     export.add_argument(
         "--select-by",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..plan.leased import LeasedRecord
+from ..plan.ownership import KEEP, Ownership, Record
 from ..techniques.observers import OBSERVERS
 from ..techniques.service_views import SERVICE_VIEWS
 from ..vendors.nvidia.nvml.bounded_session import BoundedSession
@@ -17,11 +19,13 @@ from .layout import Exported, exported
 SELECT_BY = ("index", "uuid", "pci")
 
 
-def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> Exported:
+def export_host(directory: str, pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> Exported:
     """Return the layout for the current state of the host.
 
-    Raises NvmlError, also if the host has GPUs but none of them works.
+    `directory` is the state directory. Instances of leases are left out, because they are not part of a layout. Raises
+    NvmlError, also if the host has GPUs but none of them works. Raises ApplyError if a record cannot be read.
     """
+    ownership = Ownership(KEEP, Record(directory).read(), LeasedRecord(directory).read())
     with BoundedSession() as session:
         # nvidia-smi and daemons cannot see GPUs that are simulated for this process only.
         session.observers = () if session.private else OBSERVERS
@@ -29,5 +33,11 @@ def export_host(pin_placements: bool = False, select_by: str = SELECT_BY[0]) -> 
         host = session.observe()
     if host.lost and not host.gpus:
         raise lost_error("this host", host.lost, ". A layout without its GPUs would not be the current one")
-    export = exported(host.gpus, pin_placements, select_by, seen, whole=not host.lost)
+    gpus = [
+        gpu.with_instances(tuple(i for i in gpu.mig.instances if ownership.lease(gpu, i) is None), gpu.mig.enabled)
+        if ownership.leased
+        else gpu
+        for gpu in host.gpus
+    ]
+    export = exported(gpus, pin_placements, select_by, seen, whole=not host.lost)
     return dataclasses.replace(export, left_out=(*export.left_out, *map(str, host.lost)))

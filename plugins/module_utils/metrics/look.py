@@ -18,6 +18,7 @@ from ..errors import ApplyError, FleetError, NvmlError, UnansweredCallError
 from ..holders.find import find_holders
 from ..holders.mark import mark
 from ..layout.types import Layout
+from ..leases.record import BookingRecord
 from ..model import Holder, Host
 from ..plan.leased import LeasedRecord
 from ..plan.ownership import Ownership, Record
@@ -27,6 +28,7 @@ from ..techniques.registry import SERVING, observers_for
 from ..vendors.nvidia.nvml.bounded_session import BoundedSession, hung_children
 from ..vendors.nvidia.nvml.calls import lost_error
 from .drift import GpuDrift, compare
+from .leases import families as lease_families
 from .text import Snapshot
 
 T = TypeVar("T")
@@ -74,13 +76,17 @@ class _HostReading:
         unmanaged: tuple[Unmanaged, ...] = ()
         if layout is not None and applied is not None and applied.known:
             unmanaged = unnamed_gpus(layout, host, applied, {each.key: each.seen for each in services})
+        by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
+        bookings = self._attempt(lambda: BookingRecord(self._directory).read().bookings)
+        leased = self._attempt(LeasedRecord(self._directory).read)
+        of_leases = lease_families(bookings, leased, by_uuid) if bookings is not None and leased is not None else ()
         return Snapshot(
             time.time(),
             host.gpus,
             standing,
             unmanaged,
             holders,
-            tuple(family for each in services for family in each.families({gpu.uuid: gpu for gpu in host.gpus})),
+            (*(family for each in services for family in each.families(by_uuid)), *of_leases),
             tuple(self._problems),
             busy,
         )

@@ -71,6 +71,9 @@ def plan(gpu: Gpu, target: Target, ownership: Ownership, undivided: Sequence[str
         return _ending(gpu, _plan_whole(gpu), leased, leased)
     where = "%s on %s" % (target.where, gpu.label)
     _refuse_without_mig(gpu, where, undivided)
+    # The leases of a target from a journal are True. They have been checked.
+    profiles = getattr(target.leases, "profiles", ())
+    _refuse_unknown(Capacity(gpu.mig.profiles), "%s.leases.profiles on %s" % (target.where, gpu.label), profiles)
     instances: Sequence[WantedInstance] = wanted.instances
     left: tuple[GpuInstance, ...] = ()
     if ownership.policy == "keep":
@@ -277,15 +280,7 @@ def _capacity(gpu: Gpu, where: str, instances: Sequence[WantedInstance]) -> Capa
     Raises PlanError if the GPU does not have the profiles of the desired instances.
     """
     capacity = Capacity(gpu.mig.profiles)
-    unknown = sorted({wanted.profile for wanted in instances} - set(capacity.profiles))
-    if unknown:
-        near = dict.fromkeys(filter(None, (nearest_profile(name, capacity.profiles) for name in unknown)))
-        meant = "Did you mean %s? " % " and ".join(near) if near else ""
-        raise PlanError(
-            where,
-            "there is no profile %s" % " or ".join(unknown),
-            "%sThis GPU has: %s." % (meant, ", ".join(sorted(capacity.profiles))),
-        )
+    _refuse_unknown(capacity, where, [wanted.profile for wanted in instances])
     for wanted in instances:
         profile = capacity.profiles[wanted.profile]
         if wanted.start is not None and all(p.start != wanted.start for p in profile.placements):
@@ -305,6 +300,19 @@ def _capacity(gpu: Gpu, where: str, instances: Sequence[WantedInstance]) -> Capa
                 "It has %d compute slices, for compute instances of %s." % (profile.compute_slices, sizes),
             )
     return capacity
+
+
+def _refuse_unknown(capacity: Capacity, where: str, profiles: Iterable[str]) -> None:
+    """Raise PlanError if the GPU lacks one of the profiles."""
+    unknown = sorted(set(profiles) - set(capacity.profiles))
+    if unknown:
+        near = dict.fromkeys(filter(None, (nearest_profile(name, capacity.profiles) for name in unknown)))
+        meant = "Did you mean %s? " % " and ".join(near) if near else ""
+        raise PlanError(
+            where,
+            "there is no profile %s" % " or ".join(unknown),
+            "%sThis GPU has: %s." % (meant, ", ".join(sorted(capacity.profiles))),
+        )
 
 
 def _place(
