@@ -176,7 +176,7 @@ class Cells:
         self.complete = all(complete for _fullest, _every, complete in listed.values())
         useful: Mapping[str, Iterable[Pattern]] = self._known()
         few = len(self.wanted) <= MOST_COLUMN_SHAPES
-        if few and self.case.rules.policy == "binpack" and not (self.complete and (self.detailed or not self._binds)):
+        if few and self.case.rules.policy == "binpack" and not (self.complete and not self._binds):
             useful, self.least = columns(self.case, useful)
         for model, (fullest, every, _complete) in listed.items():
             more = [] if self.complete else useful.get(model, ())

@@ -64,7 +64,8 @@ def _with_bound(case: Case, packing: Packing, *bounds: int | None) -> Packing:
 def _search(case: Case, contents) -> Packing | None:
     cells = Cells(case, contents)
     search = exact.Search(cells)
-    solution = search.solve(hint(search, contents))
+    least = max(cells.least, least_gpus(case))
+    solution = search.solve(hint(search, contents), least)
     if solution is None:
         return None
     layouts: Layouts = Reader(search, solution).layouts()
@@ -75,7 +76,7 @@ def _search(case: Case, contents) -> Packing | None:
     proven = whole and all(solution.proven[aim] for aim in before)
     churn = proven and whole and not cells.pinned and all(solution.proven.values())
     made = dataclasses.replace(made, proven=proven, proven_churn=churn, bound=solution.bound if whole else None)
-    return _with_bound(case, made, cells.least, least_gpus(case))
+    return _with_bound(case, made, least)
 
 
 def _is_whole(case: Case, cells: Cells, made: Packing) -> bool:
