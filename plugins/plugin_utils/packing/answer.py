@@ -72,7 +72,8 @@ def answer(
     keys = [gpu.key for gpu in case.problem.gpus if gpu.key in layouts]
     standing = tuple(part for key in keys for part in layouts[key])
     placed = {part.workload for part in standing if part.workload}
-    unplaced = {w.name: case.why_not(w) for w in case.problem.workloads if w.name not in placed}
+    occupied = frozenset(part.key for part in standing if part.workload)
+    unplaced = {w.name: case.why_not(w, occupied) for w in case.problem.workloads if w.name not in placed}
     placed_parts = {(s.key, s.shape, s.start, s.workload) for s in standing}
     moved = tuple(
         name

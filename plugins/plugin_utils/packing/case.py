@@ -25,6 +25,9 @@ from .model import (
     Workload,
 )
 
+#: Name of each kind of domain in messages.
+DOMAIN_NAMES = {"host": "host", "numa": "NUMA node", "link": "NVLink group"}
+
 
 class Case:
     """A checked problem.
@@ -57,7 +60,7 @@ class Case:
         for gpu in problem.gpus:
             for within in DOMAINS:
                 self.domains[within][gpu.domain(within)].append(gpu)
-        self._why_not: dict[Workload, str] = {}
+        self._why_not: dict[tuple[Workload, frozenset], str] = {}
         self.most_of_model = Counter(gpu.model for gpu in problem.gpus)
         for model, count in self.rules.reserve_gpus.items():
             self.most_of_model[model] -= count
@@ -84,14 +87,17 @@ class Case:
     def cost(self, gpu: FleetGpu) -> int:
         return gpu.cost if self.rules.aim == "cost" else 0
 
-    def why_not(self, workload: Workload) -> str:
-        """Return why a workload was not placed, and how to fix that."""
-        like = dataclasses.replace(workload, name="", weight=None)
+    def why_not(self, workload: Workload, occupied: frozenset[tuple[str, int]]) -> str:
+        """Return why a workload was not placed, and how to fix that.
+
+        `occupied`: keys of the GPUs that the result uses.
+        """
+        like = (dataclasses.replace(workload, name="", weight=None), occupied)
         if like not in self._why_not:
-            self._why_not[like] = self._reason(like)
+            self._why_not[like] = self._reason(*like)
         return self._why_not[like]
 
-    def _reason(self, workload: Workload) -> str:
+    def _reason(self, workload: Workload, occupied: frozenset[tuple[str, int]]) -> str:
         wanted = " or ".join(map(str, workload.options))
         able = [g for g in self.problem.gpus if any(self.geometry(g).can_hold(option) for option in workload.options)]
         if not able:
@@ -109,21 +115,49 @@ class Case:
         if widest < workload.gpus:
             return "it needs %d GPUs within one %s, which has at most %d. Reduce the GPUs, or widen `within`." % (
                 workload.gpus,
-                {"host": "host", "numa": "NUMA node", "link": "NVLink group"}[workload.within],
+                DOMAIN_NAMES[workload.within],
                 widest,
             )
-        ties = [
-            "%s %s" % (word, value) for word, value in (("near", workload.near), ("apart", workload.apart)) if value
-        ]
-        return "no room for %s is left on the %d GPUs that can hold it%s%s. Add GPUs, or reduce the demand%s." % (
-            wanted,
+        return self._no_room(workload, here, wanted, occupied)
+
+    def _no_room(self, workload: Workload, here: Sequence[FleetGpu], wanted: str, occupied: frozenset) -> str:
+        """Return why the workload has no place on GPUs that can hold it."""
+        empty = Counter(gpu.model for gpu in here if gpu.key not in occupied)
+        spare = Counter(gpu.model for gpu in self.problem.gpus if gpu.key not in occupied)
+        reserved = sum(min(count, spare[model], empty[model]) for model, count in self.rules.reserve_gpus.items())
+        free = sum(empty.values()) - reserved
+        ties = ["%s %s" % (word, name) for word, name in (("near", workload.near), ("apart", workload.apart)) if name]
+        tied = " (%s)" % " and ".join(ties) if ties else ""
+        are = "is" if reserved == 1 else "are"
+        kept = ", and %d of the empty ones %s reserved" % (reserved, are) if reserved else ""
+        limited = (self.rules.most_moved, self.rules.most_destroyed) != (None, None)
+        if free <= 0:
+            return "no room for %s is left on the %d GPUs that can hold it%s%s. Add GPUs, or reduce the demand%s." % (
+                wanted,
+                len(here),
+                tied,
+                kept,
+                ", or raise most_moved or most_destroyed" if limited else "",
+            )
+        place = "%d of the %d GPUs that can hold %s %s empty%s, but " % (
+            free,
             len(here),
-            " (%s)" % " and ".join(ties) if ties else "",
-            ", and %d GPUs are reserved" % sum(self.rules.reserve_gpus.values()) if self.rules.reserve_gpus else "",
-            ", or raise most_moved or most_destroyed"
-            if (self.rules.most_moved, self.rules.most_destroyed) != (None, None)
-            else "",
+            wanted,
+            "is" if free == 1 else "are",
+            kept,
         )
+        if limited:
+            return place + "the search found no result within most_moved and most_destroyed. Raise these limits."
+        if ties:
+            return place + "not together with the workloads that it is %s. Loosen this rule, or add GPUs." % (
+                " and ".join(ties)
+            )
+        if workload.gpus > 1:
+            return place + "no %s has %d of them. Reduce the GPUs, or widen `within`." % (
+                DOMAIN_NAMES[workload.within],
+                workload.gpus,
+            )
+        return place + "the search ended before it found this place. Raise `seconds`."
 
     def _homes(self) -> dict[str, tuple[Standing, ...]]:
         current: dict[str, list[Standing]] = defaultdict(list)

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Hashable
+from typing import Hashable, Iterable, Mapping
 
 from .answer import Part
 from .case import Case, shapes_wanted
+from .columns import columns
 from .geometry import MUST, TAKEN, VACANT, Pattern, Settled
 from .model import Shape, Standing, Workload
 
@@ -31,6 +32,9 @@ MOST_CHOICES = 150_000
 
 #: Maximum product of the numbers of bound workloads and GPUs. If it is larger, the heuristic places the bound workloads.
 MOST_DECISIONS = 20_000
+
+#: Maximum number of different shapes for which columns are generated. With more, that takes minutes.
+MOST_COLUMN_SHAPES = 400
 
 
 @dataclass
@@ -76,6 +80,7 @@ class Cells:
     def __init__(self, case: Case, pinned: dict[tuple[str, int], list[Part]]) -> None:
         self.case = case
         bound = [w for w in case.problem.workloads if w.bound]
+        self._binds = bool(bound)
         #: True if the search places bound workloads, false if they stay where the heuristic placed them.
         self.detailed = bool(bound) and len(bound) * len(case.problem.gpus) <= MOST_DECISIONS
         self.bound: list[Workload] = bound if self.detailed else []
@@ -102,7 +107,12 @@ class Cells:
         for names in self.kinds.values():
             names.sort(key=lambda name: name not in case.home)
         self.cells = self._cells()
+        #: True if the search considers every pattern.
         self.complete = True
+        #: Lower bound of the number of GPUs that hold all workloads, or 0 if it was not needed.
+        self.least = 0
+        self.wanted = shapes_wanted(case)
+        self._contents = pinned
         for cell, patterns in self._with_patterns():
             self._choose(cell, patterns)
 
@@ -162,25 +172,46 @@ class Cells:
 
     def _with_patterns(self):
         """Yield each cell with the patterns that its GPUs can have."""
-        wanted = shapes_wanted(self.case)
+        listed = {model: self._listed(model) for model in self.case.models()}
+        self.complete = all(complete for _fullest, _every, complete in listed.values())
+        useful: Mapping[str, Iterable[Pattern]] = self._known()
+        few = len(self.wanted) <= MOST_COLUMN_SHAPES
+        if few and self.case.rules.policy == "binpack" and not (self.complete and not self._binds):
+            useful, self.least = columns(self.case, useful)
+        for model, (fullest, every, _complete) in listed.items():
+            more = [] if self.complete else useful.get(model, ())
+            for cell in self.cells:
+                if cell.model == model:
+                    yield cell, list(dict.fromkeys([*(every if cell.items else fullest), *more]))
+
+    def _known(self) -> dict[str, set[Pattern]]:
+        """Return patterns of the heuristic's result and of today, by model."""
+        known: dict[str, set[Pattern]] = defaultdict(set)
+        for key, parts in self._contents.items():
+            known[self.case.gpus[key].model].add(tuple(sorted(part.shape for part in parts)))
+        for cell in self.cells:
+            known[cell.model].add(tuple(sorted(shape for shape, _start in cell.items)))
+        return {
+            model: {tuple(shape for shape in pattern if shape in self.wanted) for pattern in patterns} - {()}
+            for model, patterns in known.items()
+        }
+
+    def _listed(self, model: str) -> tuple[list[Pattern], list[Pattern], bool]:
+        """Return (maximal patterns, patterns for GPUs in use, complete or not)."""
         spread = self.case.rules.policy == "spread"
-        for model in self.case.models():
-            cells = [cell for cell in self.cells if cell.model == model]
-            most = Counter(wanted)
-            for shape in {s for cell in cells for s, _start in cell.items if s.kind == "mig"}:
-                most[shape] += max(sum(s == shape for s, _start in cell.items) for cell in cells)
-            geometry = self.case.geometry_of(model)
-            fullest, complete = geometry.patterns(dict(most), spread)
-            self.complete = self.complete and complete
-            every = fullest
-            if not spread and any(shape.kind == "mig" for cell in cells for shape, _start in cell.items):
-                # Next to instances that are kept, a smaller pattern may fit even if no maximal pattern does.
-                plain = [pattern for pattern in fullest if pattern[0].kind != "mig"]
-                slices, complete = geometry.patterns({s: n for s, n in most.items() if s.kind == "mig"}, True)
-                every = plain + slices
-                self.complete = self.complete and complete
-            for cell in cells:
-                yield cell, every if cell.items else fullest
+        cells = [cell for cell in self.cells if cell.model == model]
+        most = Counter(self.wanted)
+        for shape in {s for cell in cells for s, _start in cell.items if s.kind == "mig"}:
+            most[shape] += max(sum(s == shape for s, _start in cell.items) for cell in cells)
+        geometry = self.case.geometry_of(model)
+        fullest, complete = geometry.patterns(dict(most), spread)
+        every = fullest
+        if not spread and any(shape.kind == "mig" for cell in cells for shape, _start in cell.items):
+            # Next to instances that are kept, a smaller pattern may fit even if no maximal pattern does.
+            plain = [pattern for pattern in fullest if pattern[0].kind != "mig"]
+            slices, all_slices = geometry.patterns({s: n for s, n in most.items() if s.kind == "mig"}, True)
+            every, complete = plain + slices, complete and all_slices
+        return fullest, every, complete
 
     def _choose(self, cell: Cell, patterns: list[Pattern]) -> None:
         geometry = self.case.geometry_of(cell.model)

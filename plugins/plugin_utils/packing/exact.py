@@ -240,11 +240,12 @@ class Search:
 
     # -- The search ---------------------------------------------------------------------------------------------------
 
-    def solve(self, hint: Mapping[int, int]) -> Solution | None:
+    def solve(self, hint: Mapping[int, int], least_gpus: int = 0) -> Solution | None:
         """Return the best solution, or None if none was found.
 
         There may be no solution within the limits, or the time was too short. `hint` maps variable indices to values at which
-        the search starts.
+        the search starts. `least_gpus` is a known lower bound of the number of GPUs that hold all workloads. The search
+        need not prove it again.
         """
         left = self.case.rules.seconds
         values: Sequence[int] | None = None
@@ -265,6 +266,8 @@ class Search:
             values = list(solver.response_proto.solution)
             # The next aims must not make this aim worse.
             self._add(aim <= round(solver.objective_value))
+            if name == "unplaced" and round(solver.objective_value) == 0:
+                self._add(self.aims["gpus"] >= least_gpus)
             self._guess(dict(enumerate(values)))
         if values is None:
             return None

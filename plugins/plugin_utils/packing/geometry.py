@@ -9,6 +9,7 @@ The rules are those of the MIG planner (techniques/mig/fit). The sizes are from 
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Sequence, Tuple
 
@@ -30,6 +31,13 @@ Pattern = Tuple[Shape, ...]
 #: Maximum number of patterns of a GPU model. If there are more, the list is shortened and the result is not proven to
 #: be optimal.
 MOST_PATTERNS = 6000
+
+#: Maximum number of different quotas of one kind for which patterns are listed. With more, there are far too many
+#: patterns, and even the search for maximal ones takes long.
+MOST_SHAPES = 40
+
+#: Maximum number of patterns of a kind that are looked at, maximal or not.
+MOST_TRIED = 40_000
 
 
 class Settled(NamedTuple):
@@ -56,8 +64,12 @@ class Geometry:
         self.memory_mib = usable * (100 - headroom_memory_percent) // 100
         self.sm_percent = 100 - headroom_sm_percent
         self._most_parts = {each.key: each.most_parts(model.compute_capability) for each in PROPOSED}
-        self.fits = lru_cache(maxsize=None)(self._fits)
+        self.fits = lru_cache(maxsize=None)(self.holds)
         self.settle = lru_cache(maxsize=None)(self._settle)
+
+    def most_parts(self, kind: str) -> int | None:
+        """Return the maximum number of parts of a GPU, or None without a limit."""
+        return self._most_parts[kind]
 
     def can_hold(self, shape: Shape) -> bool:
         """Return whether the shape fits on an empty GPU of the model."""
@@ -72,12 +84,33 @@ class Geometry:
             return 1000
         if shape.kind == "mig":
             profile = self.capacity.profiles[shape.profile]
-            units = max(p.start + p.size for each in self.capacity.profiles.values() for p in each.placements)
-            return max(1000 * profile.compute_slices // self.capacity.compute_slices, 1000 * profile.units // units)
+            compute = 1000 * profile.compute_slices // self.capacity.compute_slices
+            return max(compute, 1000 * profile.units // self._units())
         return max(10 * shape.sm_percent, -(-1000 * shape.memory_mib // self.memory_mib))
 
-    def _fits(self, pattern: Pattern) -> bool:
-        """Return whether all shapes of the pattern fit on an empty GPU."""
+    def shares(self, shape: Shape) -> tuple[Fraction, ...]:
+        """Return the shape's shares of the GPU's resources: memory, compute, and places."""
+        if shape.kind == "whole":
+            return (Fraction(1),) * 3
+        if shape.kind == "mig":
+            profile = self.capacity.profiles[shape.profile]
+            compute = Fraction(profile.compute_slices, self.capacity.compute_slices)
+            return (Fraction(profile.units, self._units()), compute, Fraction(0))
+        most = self._most_parts[shape.kind]
+        return (
+            Fraction(shape.memory_mib, self.memory_mib),
+            Fraction(shape.sm_percent, self.sm_percent),
+            Fraction(1, most) if most else Fraction(0),
+        )
+
+    def _units(self) -> int:
+        return max(p.start + p.size for each in self.capacity.profiles.values() for p in each.placements)
+
+    def holds(self, pattern: Pattern) -> bool:
+        """Return whether all shapes of the pattern fit on an empty GPU.
+
+        `fits` is the same with a cache, for patterns that are asked for often.
+        """
         kinds = {shape.kind for shape in pattern}
         if len(kinds) > 1:
             return False
@@ -175,7 +208,11 @@ class Geometry:
         return patterns, whole
 
     def _patterns_of(self, shapes: Sequence[Shape], most: dict[Shape, int], every: bool):
+        """Return (patterns of shapes of one kind, whether the list is complete)."""
         patterns: list[Pattern] = []
+        tried = 0
+        if len(shapes) > MOST_SHAPES:
+            return patterns, False
 
         def fits(chosen: tuple[Shape, ...]) -> bool:
             return self.fits(tuple(sorted(chosen)))
@@ -186,9 +223,11 @@ class Geometry:
 
         def grow(position: int, chosen: tuple[Shape, ...]) -> bool:
             """Add patterns. Returns False if the maximum number is reached."""
-            if len(patterns) >= MOST_PATTERNS:
+            nonlocal tried
+            if len(patterns) >= MOST_PATTERNS or tried >= MOST_TRIED:
                 return False
             if position == len(shapes):
+                tried += 1
                 if chosen and (every or maximal(chosen)):
                     patterns.append(tuple(sorted(chosen)))
                 return True

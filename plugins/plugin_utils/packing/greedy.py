@@ -9,6 +9,7 @@ loaded GPUs are emptied. The result obeys every rule, but is not always optimal.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
 from typing import Dict, Iterable, List, Sequence
 
@@ -42,6 +43,9 @@ class Bins:
         self.near: dict[str, list[str]] = defaultdict(list)
         self.loads: Counter[tuple[str, int]] = Counter()
         self.on_host: Counter[str] = Counter()
+        #: Host of each change of a GPU, in the order of the changes.
+        self.touched: list[str] = []
+        self.index = DomainIndex(self)
         for gpu in case.problem.gpus:
             self._file(gpu.key)
 
@@ -94,6 +98,7 @@ class Bins:
         self._file(key)
 
     def _count(self, gpu: FleetGpu, workload: Workload, part: Part, sign: int) -> None:
+        self.touched.append(gpu.host)
         load = sign * self.case.geometry(gpu).load(part.shape)
         self.loads[gpu.key] += load
         self.on_host[gpu.host] += load
@@ -236,24 +241,110 @@ def _keys(case: Case, bins: Bins, workload: Workload, shape: Shape) -> Sequence[
     if not workload.bound:
         key = bins.best(shape)
         return None if key is None else [key]
+    if (workload.near, workload.apart, workload.hosts) == (None, None, None):
+        return bins.index.best(workload, shape)
     best, rank = None, None
     for gpus in case.domains[workload.within].values():
-        if len(gpus) < workload.gpus:
-            continue
-        keys = bins.best_of(shape, gpus, workload, workload.gpus)
-        if keys is None:
-            continue
-        # Prefer small domains, so that large ones stay free for workloads that need them. Avoid GPUs in use.
-        free = sum(not bins.parts[gpu.key] for gpu in gpus)
-        here = (sum(not bins.parts[key] for key in keys), sum(len(case.on.get(key, ())) for key in keys), free)
-        if workload.near is not None and not bins.near[workload.near]:
-            # Place the first workload of a `near` group on the host with the most free GPUs, so that the others find room.
-            here = (-free, *here[1:])
-        if case.rules.policy == "spread":
-            here = (bins.on_host[gpus[0].host],)
-        if rank is None or here < rank:
-            best, rank = keys, here
+        ranked = rank_domain(bins, gpus, workload, shape)
+        if ranked is not None and (rank is None or ranked[0] < rank):
+            rank, best = ranked
     return best
+
+
+def rank_domain(
+    bins: Bins, gpus: Sequence[FleetGpu], workload: Workload, shape: Shape
+) -> tuple[tuple, Sequence[tuple[str, int]]] | None:
+    """Return (rank of the domain, GPUs for the workload).
+
+    Returns None if the domain has too little room. The domain with the lowest rank is the best one.
+    """
+    case = bins.case
+    if len(gpus) < workload.gpus:
+        return None
+    keys = bins.best_of(shape, gpus, workload, workload.gpus)
+    if keys is None:
+        return None
+    # Prefer small domains, so that large ones stay free for workloads that need them. Avoid GPUs in use.
+    free = sum(not bins.parts[gpu.key] for gpu in gpus)
+    rank: tuple = (sum(not bins.parts[key] for key in keys), sum(len(case.on.get(key, ())) for key in keys), free)
+    if workload.near is not None and not bins.near[workload.near]:
+        # Place the first workload of a `near` group on the host with the most free GPUs, so that the others find room.
+        rank = (-free, *rank[1:])
+    if case.rules.policy == "spread":
+        rank = (bins.on_host[gpus[0].host],)
+    return rank, keys
+
+
+class DomainIndex:
+    """Finds the best domain for workloads without affinities.
+
+    Keeps the ranks of all domains by demand, and computes a rank again only after a GPU of the domain's host has changed.
+    """
+
+    def __init__(self, bins: Bins) -> None:
+        self._bins = bins
+        self._by_host: dict[str, dict[str, list[tuple]]] = {}
+        for within, places in bins.case.domains.items():
+            self._by_host[within] = defaultdict(list)
+            for place in places:
+                self._by_host[within][place[0]].append(place)
+        self._order = {within: {p: n for n, p in enumerate(places)} for within, places in bins.case.domains.items()}
+        self._ranks: dict[tuple[str, Shape, int], _Ranks] = {}
+
+    def best(self, workload: Workload, shape: Shape) -> Sequence[tuple[str, int]] | None:
+        """Return GPUs of the best domain, or None if no domain has room."""
+        demand = (workload.within, shape, workload.gpus)
+        domains, hosts = self._bins.case.domains[workload.within], self._by_host[workload.within]
+        ranks = self._ranks.get(demand)
+        if ranks is None:
+            ranks = self._ranks[demand] = _Ranks()
+            stale: Iterable[str] = hosts
+        else:
+            stale = dict.fromkeys(self._bins.touched[ranks.seen :])
+        ranks.seen = len(self._bins.touched)
+        order = self._order[workload.within]
+        for place in (place for host in stale for place in hosts[host]):
+            ranked = rank_domain(self._bins, domains[place], workload, shape)
+            ranks.set(order[place], place, None if ranked is None else ranked[0])
+        while (place := ranks.lowest()) is not None:
+            # The number of unused GPUs is limited for the whole fleet, so that a domain may have lost its room.
+            ranked = rank_domain(self._bins, domains[place], workload, shape)
+            if ranked is not None:
+                return ranked[1]
+            ranks.set(order[place], place, None)
+        return None
+
+
+class _Ranks:
+    """The ranks of domains, the lowest first.
+
+    `seen`: number of changes of GPUs that the ranks include.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._now: dict[tuple, tuple] = {}
+        self._heap: list[tuple[tuple, int, tuple]] = []
+
+    def set(self, order: int, place: tuple, rank: tuple | None) -> None:
+        """Set the rank of a domain, or remove the domain if it has no room.
+
+        `order` decides between equal ranks.
+        """
+        if rank is None:
+            self._now.pop(place, None)
+        elif self._now.get(place) != rank:
+            self._now[place] = rank
+            heapq.heappush(self._heap, (rank, order, place))
+
+    def lowest(self) -> tuple | None:
+        """Return the domain with the lowest rank, or None if no domain has room."""
+        while self._heap:
+            rank, _order, place = self._heap[0]
+            if self._now.get(place) == rank:
+                return place
+            heapq.heappop(self._heap)
+        return None
 
 
 def _empty(bins: Bins) -> None:

@@ -231,3 +231,14 @@ class Packing:
     proven_churn: bool = False
     bound: int | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def claim(self) -> str:
+        """Return in words how near the number of GPUs (or the cost) is to the optimum."""
+        if self.proven:
+            return "proven optimal"
+        if self.bound is None or self.unplaced:
+            return "not proven optimal"
+        amount = self.score.cost or self.score.spread or self.score.gpus
+        unit = "" if self.score.cost or self.score.spread else " GPU%s" % ("" if amount - self.bound == 1 else "s")
+        return "within %d%s of the optimum" % (amount - self.bound, unit)

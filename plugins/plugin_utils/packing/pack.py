@@ -17,6 +17,7 @@ from .cells import Cells
 from .greedy import greedy
 from .model import WHOLE, Packing, Problem
 from .read import Reader, hint
+from .volume import least_gpus
 
 
 def pack(problem: Problem, solver: str = "auto") -> Packing:
@@ -28,6 +29,7 @@ def pack(problem: Problem, solver: str = "auto") -> Packing:
     """
     case = Case(problem)
     first, contents = greedy(case)
+    first = _with_bound(case, first, least_gpus(case))
     notes = () if within_bounds(case, first.score) else ("the heuristic found nothing within the limits of changes",)
     if solver == "heuristic" or exact.MISSING or not problem.gpus:
         if exact.MISSING and solver != "heuristic":
@@ -35,17 +37,35 @@ def pack(problem: Problem, solver: str = "auto") -> Packing:
         return dataclasses.replace(first, notes=notes)
     packing = _search(case, contents)
     if packing is None:
-        notes = (*notes, "the search found nothing in time: raise seconds, or the limits of changes")
+        notes = (*notes, "the search found nothing in time: raise `seconds`%s" % _or_limits(case))
         return dataclasses.replace(first, notes=notes)
     if within_bounds(case, first.score) and first.score.as_tuple() < packing.score.as_tuple():
-        return dataclasses.replace(first, proven=False, bound=packing.bound, notes=notes)
+        bound = max(first.bound or 0, packing.bound or 0) or None
+        return dataclasses.replace(first, proven=False, bound=bound, notes=notes)
     return packing
+
+
+def _or_limits(case: Case) -> str:
+    limits = [name for name in ("most_moved", "most_destroyed") if getattr(case.rules, name) is not None]
+    return ", or %s" % " or ".join(limits) if limits else ""
+
+
+def _with_bound(case: Case, packing: Packing, *bounds: int | None) -> Packing:
+    """Return the packing with the largest of its bounds of the number of GPUs.
+
+    A bound is valid only if all workloads have a place. If the number of GPUs is equal to the bound, it is proven.
+    """
+    if packing.unplaced or (case.rules.policy, case.rules.aim) != ("binpack", "gpus"):
+        return packing
+    bound = max(packing.bound or 0, *(bound or 0 for bound in bounds))
+    return dataclasses.replace(packing, bound=bound, proven=packing.proven or bound == packing.score.gpus)
 
 
 def _search(case: Case, contents) -> Packing | None:
     cells = Cells(case, contents)
     search = exact.Search(cells)
-    solution = search.solve(hint(search, contents))
+    least = max(cells.least, least_gpus(case))
+    solution = search.solve(hint(search, contents), least)
     if solution is None:
         return None
     layouts: Layouts = Reader(search, solution).layouts()
@@ -55,7 +75,8 @@ def _search(case: Case, contents) -> Packing | None:
     before = aims[: aims.index("gpus") + 1]
     proven = whole and all(solution.proven[aim] for aim in before)
     churn = proven and whole and not cells.pinned and all(solution.proven.values())
-    return dataclasses.replace(made, proven=proven, proven_churn=churn, bound=solution.bound if whole else None)
+    made = dataclasses.replace(made, proven=proven, proven_churn=churn, bound=solution.bound if whole else None)
+    return _with_bound(case, made, least)
 
 
 def _is_whole(case: Case, cells: Cells, made: Packing) -> bool:

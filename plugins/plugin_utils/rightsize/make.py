@@ -93,8 +93,11 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
     arrangement = rearrange(gpus, decisions, request.limits, check, say, together.members)
     notes += arrangement.notes
     then = arrangement.standing()
+    limited = (request.limits.most_moved, request.limits.most_destroyed) != (None, None)
     outcomes = tuple(
-        _outcome(one, gpu, then.get(one.name), Judged(decisions.get(one.name), found.get(one.name), stays), by_key)
+        _outcome(
+            one, gpu, then.get(one.name), Judged(decisions.get(one.name), found.get(one.name), stays, limited), by_key
+        )
         for gpu in gpus
         for one in gpu.occupants
     )
@@ -197,12 +200,14 @@ def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tup
 class Judged(NamedTuple):
     """The decision about a workload and the workload's need.
 
-    `stays` has the reason for each workload that stays as it is.
+    `stays` has the reason for each workload that stays as it is. `limited` is true if the numbers of moved workloads or
+    destroyed instances are limited.
     """
 
     decision: Decision | None
     need: Need | str | None
     stays: Mapping[str, str]
+    limited: bool
 
 
 def _outcome(
@@ -231,7 +236,8 @@ def _outcome(
     place = then[0] if then else None
     if place is None or (place.key, place.shape, place.start) == (one.key, one.shape, one.start):
         if decision and not stays_as.reason:
-            return dataclasses.replace(stays_as, reason=why_unchanged(one, decision, gpu.model, exact.MISSING))
+            why = why_unchanged(one, decision, gpu.model, exact.MISSING, judged.limited)
+            return dataclasses.replace(stays_as, reason=why)
         return stays_as
     word, why = risk(one, place.shape, by_key[place.key].model, known, place.host)
     if decision and place.shape == decision.shape:
@@ -251,10 +257,13 @@ def _outcome(
     )
 
 
-def why_unchanged(one: Occupant, decision: Decision, model: str, solver_missing: str = "") -> str:
+def why_unchanged(
+    one: Occupant, decision: Decision, model: str, solver_missing: str = "", limited: bool = False
+) -> str:
     """Return why a workload stays as it is, although it could change.
 
-    `solver_missing` is the reason why OR-Tools is unavailable, or empty if it is available.
+    `solver_missing` is the reason why OR-Tools is unavailable, or empty if it is available. `limited` is true if the
+    numbers of moved workloads or destroyed instances are limited.
     """
     if decision.shape == one.shape:
         return decision.reason
@@ -268,7 +277,7 @@ def why_unchanged(one: Occupant, decision: Decision, model: str, solver_missing:
         # The heuristic does not try all plans, so it may have missed a better one.
         why = "but the best plan found does not change it. OR-Tools is missing: run `pip install ortools` to get the optimum."
     else:
-        why = "but that frees no GPU within the limits of changes."
+        why = "but that frees no GPU%s." % (" within the limits of changes" if limited else "")
     return "It could be %s, %s %s" % (could, why, decision.reason)
 
 

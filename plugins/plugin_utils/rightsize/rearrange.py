@@ -321,6 +321,10 @@ def _solve(
     asked = {workload.name for workload in problem.workloads if before[workload.name].shape not in workload.options}
     if not gone or (saved <= 0 and not asked):
         return None
+    if not packing.proven:
+        notes.append(
+            "%s: the plan uses %s, %s." % (_name(problem, limits), counted(packing.score.gpus, "GPU"), packing.claim)
+        )
     if saved < 0:
         notes.append(
             "%s needs %s than today, because the inventory gives more to %s."

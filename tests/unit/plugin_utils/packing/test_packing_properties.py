@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,14 @@ from hypothesis import strategies as st
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check, exact
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import geometry as geometries
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.case import Case
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.columns import columns
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.geometry import geometry
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.layouts import layouts
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import Problem, Rules, Workload, mig
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import Problem, Rules, Workload, mig, share
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.volume import least_gpus
 from tests.thorough import draws
 from tests.unit.plugin_utils.packing.packing_cases import MODELS, days_later, fewest, fleet, least_churn, problems
 
@@ -92,6 +98,60 @@ def test_no_packing_leaves_out_less_or_takes_fewer_gpus(models, profiles):
     packing = pack(Problem(fleet(*models), workloads))
     assert packing.proven
     assert (packing.score.unplaced, packing.score.gpus) == fewest(models, profiles)
+
+
+@st.composite
+def small_quotas(draw):
+    """Generate a few quotas of one kind, and a model that can hold each of them."""
+    kind = draw(st.sampled_from(["vgpu", "mps"]))
+    sizes = st.tuples(st.integers(0, 40), st.integers(0, 20))
+    quotas = [share(kind, gib * 1024, 5 * steps) for gib, steps in draw(st.lists(sizes, min_size=1, max_size=6))]
+    return tuple(quotas), draw(st.sampled_from(["L40S-48GB", "A100-80GB"]))
+
+
+def fewest_gpus(model, quotas):
+    """Return the minimum number of GPUs by trying every partition of the quotas."""
+    rules = geometry(model)
+
+    def grow(rest, gpus):
+        if not rest:
+            return len(gpus)
+        first, others = rest[0], rest[1:]
+        ways = [grow(others, [*gpus, (first,)])]
+        for n, here in enumerate(gpus):
+            more = tuple(sorted((*here, first)))
+            if rules.holds(more):
+                ways.append(grow(others, [*gpus[:n], more, *gpus[n + 1 :]]))
+        return min(ways)
+
+    return grow(list(quotas), [])
+
+
+@slow
+@given(small_quotas(), st.sampled_from([0, 40]))
+def test_bound_of_quotas_is_never_above_the_optimum(problem, most_shapes):
+    """Compare the bound with the optimum. With `most_shapes` 0, columns are used."""
+    quotas, model = problem
+    workloads = tuple(Workload("w%d" % n, (quota,)) for n, quota in enumerate(quotas))
+    with mock.patch.object(geometries, "MOST_SHAPES", most_shapes):
+        packing = pack(Problem(fleet(*[model] * len(quotas)), workloads))
+        first = pack(Problem(fleet(*[model] * len(quotas)), workloads), "heuristic")
+    best = fewest_gpus(model, quotas)
+    assert not packing.unplaced
+    assert packing.bound <= best <= packing.score.gpus
+    assert first.bound <= best <= first.score.gpus
+    assert not packing.proven or packing.score.gpus == best
+
+
+@slow
+@given(problems())
+def test_bounds_hold_with_restrictions_and_several_kinds(problem):
+    """Compare the bounds with packings in which every workload has a place."""
+    packing = pack(problem)
+    case = Case(problem)
+    if not packing.unplaced:
+        assert least_gpus(case) <= packing.score.gpus
+        assert columns(case, {}).bound <= packing.score.gpus
 
 
 @st.composite

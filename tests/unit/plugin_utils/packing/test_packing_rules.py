@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_reserved_gpus_stay_empty(solver):
     packing = packed(Problem(fleet(A100, A100), wanted("7g.40gb", "7g.40gb"), rules=rules), solver)
     assert packing.score.gpus == 1
     (reason,) = packing.unplaced.values()
-    assert "1 GPUs are reserved" in reason
+    assert "and 1 of the empty ones is reserved" in reason
 
 
 @solvers
@@ -267,7 +268,7 @@ def test_limits_of_the_search_keep_results_valid(data, limit):
 def test_without_or_tools_the_heuristic_is_used_with_a_note():
     with mock.patch.object(exact, "MISSING", "No module named 'ortools'"):
         packing = packed(Problem(fleet(A100), wanted("3g.20gb")), "auto")
-    assert (packing.by, packing.proven) == ("heuristic", False)
+    assert (packing.by, packing.proven, packing.bound) == ("heuristic", True, 1)
     assert "pip install ortools" in packing.notes[0]
 
 
@@ -366,6 +367,57 @@ def test_contradictory_problem_is_refused(change, says):
 def test_why_a_workload_is_left_out(solver, workload, says):
     gpus = tuple(FleetGpu("h", n, A100, numa_node=n) for n in range(2))
     assert says in packed(Problem(gpus, (workload,)), solver).unplaced["w"]
+
+
+@solvers
+def test_reason_names_empty_gpus_that_do_not_help(solver):
+    """Explain why single empty GPUs of three hosts cannot hold a pair."""
+    gpus = tuple(FleetGpu("h%d" % (n // 2), n % 2, A100) for n in range(6))
+    ones = tuple(Workload("one%d" % n, (WHOLE,), hosts=frozenset({"h%d" % n}), weight=2) for n in range(3))
+    places = tuple(Standing("h%d" % n, 0, WHOLE, None, "one%d" % n) for n in range(3))
+    packing = packed(Problem(gpus, (*ones, Workload("pair", (WHOLE,), gpus=2, weight=1)), places), solver)
+    (reason,) = packing.unplaced.values()
+    assert "3 of the 6 GPUs that can hold a whole GPU are empty, but no host has 2 of them" in reason
+
+
+@solvers
+def test_reason_names_reserved_gpus(solver):
+    gpus = fleet(A100, A100, A100)
+    workloads = tuple(Workload("w%d" % n, (WHOLE,)) for n in range(3))
+    packing = packed(Problem(gpus, workloads, rules=Rules(reserve_gpus={A100: 1})), solver)
+    (reason,) = packing.unplaced.values()
+    assert "no room for a whole GPU is left on the 3 GPUs that can hold it, and 1 of the empty ones is" in reason
+
+
+def quotas(count, seed=1):
+    """Return a problem with `count` different quotas that has room for all."""
+    rng = random.Random(seed)
+    sizes = rng.sample([(mib, percent) for mib in range(2000, 60000, 256) for percent in range(5, 81, 5)], count)
+    workloads = tuple(Workload("w%d" % n, (share("vgpu", *size),)) for n, size in enumerate(sizes))
+    return Problem(tuple(FleetGpu("h", n, "H100-80GB") for n in range(count)), workloads)
+
+
+@pytest.mark.parametrize("count", [60, 420, pytest.param(1000, marks=pytest.mark.thorough)])
+@needs_or_tools
+def test_many_different_quotas_have_a_bound(count):
+    """Print a bound although there are too many patterns to list them."""
+    packing = packed(quotas(count), "auto")
+    assert not packing.unplaced
+    assert count // 4 < packing.bound <= packing.score.gpus <= packing.bound * 1.1
+    assert packing.claim.startswith(("proven optimal", "within "))
+
+
+@needs_or_tools
+@pytest.mark.parametrize("count", [45, 60])
+def test_columns_are_not_worse_than_the_heuristic(count):
+    problem = quotas(count, seed=count)
+    assert packed(problem, "auto").score.gpus <= packed(problem, "heuristic").score.gpus
+
+
+def test_heuristic_has_a_bound_without_the_search():
+    packing = pack(quotas(30), "heuristic")
+    assert 0 < packing.bound <= packing.score.gpus
+    assert (packing.claim == "proven optimal") == (packing.bound == packing.score.gpus)
 
 
 def test_wrong_result_is_detected():

@@ -28,6 +28,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model impo
     RightsizeError,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of, hosts_today
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.rearrange import Limits
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.reclaim import Bounds, reclaimable
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.today import fleet_today
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes import wishes
@@ -264,13 +265,15 @@ def test_invalid_result_of_gpu_info_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("missing", "words"),
+    ("missing", "limits", "words"),
     [
-        ("", "It could be 1g.10gb, but that frees no GPU within the limits of changes."),
-        ("No module named 'ortools'", "OR-Tools is missing: run `pip install ortools` to get the optimum."),
+        ("", Limits(), "It could be 1g.10gb, but that frees no GPU."),
+        ("", Limits(most_moved=1), "It could be 1g.10gb, but that frees no GPU within the limits of changes."),
+        ("", Limits(most_destroyed=0), "It could be 1g.10gb, but that frees no GPU within the limits of changes."),
+        ("No module named 'ortools'", Limits(), "OR-Tools is missing: run `pip install ortools` to get the optimum."),
     ],
 )
-def test_unchanged_oversized_workload_has_a_reason(missing, words):
+def test_unchanged_oversized_workload_has_a_reason(missing, limits, words):
     """State why an oversized workload stays unchanged.
 
     The workload is alone on its GPU. Without OR-Tools, not every plan is tried, so the reason must not claim that no
@@ -280,7 +283,7 @@ def test_unchanged_oversized_workload_has_a_reason(missing, words):
     said = {"a": wishes([{"match": "x", "memory": "4GiB", "sm_percent": 10}], "a")}
     audited = mock.patch.object(make, "make_audit", lambda order, now_seconds, say: audit_of(states))
     with audited, mock.patch.object(exact, "MISSING", missing):
-        (found,) = make.make(make.Request(Order(345600.0), states, wishes=said), NOW).workloads
+        (found,) = make.make(make.Request(Order(345600.0), states, wishes=said, limits=limits), NOW).workloads
     assert found.change == "stays"
     assert words in found.reason
     assert ("frees no GPU" in found.reason) == (not missing)
