@@ -1,0 +1,34 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Name leases in records and messages, and name their tenants and units."""
+
+from __future__ import annotations
+
+import re
+
+_TEXT = re.compile(r"lease (\d{1,15}) of (\S+)")
+
+
+def lease_text(number: int, account: str) -> str:
+    """Return the text for a lease in leased.json, in specs of tenants and in messages."""
+    return "lease %d of %s" % (number, account)
+
+
+def lease_of(text: str | None) -> tuple[int, str] | None:
+    """Return (number, account) for a text from `lease_text`, or None for another text."""
+    match = _TEXT.fullmatch(text or "")
+    return (int(match.group(1)), match.group(2)) if match else None
+
+
+def tenant_name(number: int) -> str:
+    """Return the name of the tenant of a lease with a quota."""
+    return "lease-%d" % number
+
+
+def unit_name(number: int) -> str:
+    """Return the systemd unit that runs the programs of a lease.
+
+    A layout change with `on_busy: force` stops this unit before it removes the lease's instance or quota.
+    """
+    return "openfleet-gpu-lease-%d.service" % number
