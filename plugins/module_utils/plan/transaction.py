@@ -27,6 +27,10 @@ SCHEMA = 5
 _POLL_SECONDS = 0.2
 
 
+class LockedError(ApplyError):
+    """Another run holds the lock of the host."""
+
+
 @contextlib.contextmanager
 def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
     """Hold the lock of the host.
@@ -90,7 +94,7 @@ def looking(directory: str) -> Iterator[ApplyError | None]:
         yield busy
 
 
-def _taken(file: Any, path: Path) -> ApplyError:
+def _taken(file: Any, path: Path) -> LockedError:
     file.seek(0)
     try:
         run = json.loads(file.read())
@@ -101,7 +105,7 @@ def _taken(file: Any, path: Path) -> ApplyError:
     except (ValueError, KeyError, TypeError, AttributeError):
         # The run holds the lock but has not written its name yet, or another release wrote the name in another format.
         who = "an unknown process (see: fuser %s)" % path
-    return ApplyError(
+    return LockedError(
         "this host", "another run is changing the layout: %s" % who, "Wait for it and run again.", outcome="old"
     )
 

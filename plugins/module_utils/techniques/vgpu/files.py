@@ -250,12 +250,17 @@ def _variables(tenant: VgpuTenant, name: str) -> dict[str, str]:
     return variables
 
 
-def _environment(tenant: VgpuTenant, name: str) -> str:
+def environment(tenant: VgpuTenant, name: str) -> dict[str, str]:
+    """Return the environment of the tenant's processes outside containers."""
     variables = _variables(tenant, name)
     if tenant.provider != MPS:
         variables["LD_PRELOAD"] = "/" + LIBRARY
+    return variables
+
+
+def _environment(tenant: VgpuTenant, name: str) -> str:
     comment = "# Environment of the tenant %s, for EnvironmentFile= or --env-file. Written by openfleet.gpu.\n"
-    return comment % name + "".join("%s=%s\n" % item for item in variables.items())
+    return comment % name + "".join("%s=%s\n" % item for item in environment(tenant, name).items())
 
 
 def _drop_in(tenant: VgpuTenant, name: str) -> str:

@@ -223,11 +223,11 @@ def _of_entry(
     packed = _packed(entry, vgpu, gpus, demands, where, leases)
     desired = []
     kept = {names[demand.name].key: set(packed[demand.name]) for demand in demands}
-    taken = _taken(gpus, current, {**kept, **{tenant.key: set(tenant.gpus) for tenant in leases}})
+    taken = taken_seats(gpus, current, {**kept, **{tenant.key: set(tenant.gpus) for tenant in leases}})
     for tenant in vgpu.tenants:
         own = names[tenant.name]
-        seats = _seats(packed[tenant.name], taken, own.now)
-        provider, why = _provider(vgpu.provider, packed[tenant.name], dmem, "%s.vgpu.provider" % entry.where)
+        seats = free_seats(packed[tenant.name], taken, own.now)
+        provider, why = provider_of(vgpu.provider, packed[tenant.name], dmem, "%s.vgpu.provider" % entry.where)
         made = VgpuTenant(
             tenant.name,
             tenant.memory_bytes,
@@ -346,7 +346,7 @@ def _room(free: Bin) -> str:
     return "%s and %d %%" % (size(free.memory_bytes), free.sm_percent)
 
 
-def _taken(
+def taken_seats(
     gpus: Sequence[Gpu], current: Sequence[VgpuTenant], packed: dict[str, set[str]]
 ) -> dict[str, dict[int, bool]]:
     """Return the occupied seats of each GPU, and whether their tenants keep them.
@@ -364,7 +364,7 @@ def _taken(
     }
 
 
-def _seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTenant | None) -> tuple[VgpuSeat, ...]:
+def free_seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTenant | None) -> tuple[VgpuSeat, ...]:
     """Return the seats of the tenant.
 
     A new seat is a free seat if possible. The seat of a removed tenant is used only if no seat is free, because processes
@@ -384,7 +384,7 @@ def _seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTen
     return tuple(seats_of_tenant)
 
 
-def _provider(requested: str, uuids: Sequence[str], dmem: frozenset[str], where: str) -> tuple[str, str]:
+def provider_of(requested: str, uuids: Sequence[str], dmem: frozenset[str], where: str) -> tuple[str, str]:
     """Return the provider, and the reason why no stronger provider is used."""
     without = [uuid for uuid in uuids if uuid not in dmem]
     if requested == MPS:

@@ -41,6 +41,7 @@ EXCEPTED = {
     "module_utils/cli/holders.py": "prints holders by NVML's GPUs",
     "module_utils/cli/keep_serve.py": "identifies programs by NVML's GPUs",
     "module_utils/export/look.py": "is sent with a module that only reads",
+    "module_utils/leases/instances.py": "the table of cards of GPUs with leases",
     "module_utils/slurm/task_devices.py": "lists NVIDIA's GPUs and MIG devices by Slurm's number",
     "module_utils/metrics/look.py": "detects NVML calls that hang",
     "modules/gpu_info.py": "returns the GPUs as NVML reports them",

@@ -1,0 +1,76 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plan the tenants of leases. Pure functions.
+
+The tenant of a lease differs from a tenant of the layout only in its key `lease`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Sequence
+
+from ...layout.types import Entry
+from ...leases.model import Booking, Shape, Use
+from ...leases.names import lease_text, tenant_name
+from ...model import Gpu
+from .lease_card import QuotaCard
+from .model import VgpuTenant
+from .part import Vgpu
+from .plan import capacity, free_seats, provider_of, remaining, taken_seats
+
+
+def card(gpu: Gpu, vgpu: Vgpu, tenants: Sequence[VgpuTenant]) -> QuotaCard:
+    """Return the card of a GPU whose entry has leases.
+
+    `tenants` are all tenants of the host.
+    """
+    room = remaining(capacity(gpu, vgpu), [tenant for tenant in tenants if tenant.lease is None])
+    return QuotaCard(room, gpu.label, "gpu %d" % gpu.index)
+
+
+def uses(uuid: str, tenants: Sequence[VgpuTenant], without: str) -> list[Use]:
+    """Return the quotas of all leases on a GPU, except one.
+
+    `without` is the name of its tenant.
+    """
+    return [
+        Use(Shape(tenant.memory_bytes, tenant.sm_percent), 0)
+        for tenant in tenants
+        if tenant.lease is not None and tenant.name != without and uuid in tenant.gpus
+    ]
+
+
+def tenant_of(
+    booking: Booking,
+    entry: Entry,
+    gpus: Sequence[Gpu],
+    current: Sequence[VgpuTenant],
+    dmem: frozenset[str],
+    group: str | None,
+) -> VgpuTenant:
+    """Return the tenant of a lease, with free seats on its GPUs.
+
+    `current` are all tenants of the host, and `dmem` the UUIDs of the GPUs whose memory the kernel can limit. Members of
+    `group` may run programs of the lease. Raises PlanError if the provider of the entry is impossible.
+    """
+    vgpu: Vgpu = entry.part
+    request, uuids = booking.request, [place.gpu_uuid for place in booking.places]
+    taken = taken_seats(gpus, current, {tenant.key: set(tenant.gpus) for tenant in current})
+    provider, _why = provider_of(vgpu.provider, uuids, dmem, "%s.vgpu.provider" % entry.where)
+    return VgpuTenant(
+        tenant_name(request.number),
+        request.shape.memory_bytes,
+        request.shape.sm_percent,
+        free_seats(uuids, taken, None),
+        vgpu.policy,
+        provider=provider,
+        group=group,
+        lease=lease_text(request.number, request.account),
+    )
+
+
+def resized(tenant: VgpuTenant, shape: Shape) -> VgpuTenant:
+    """Return the tenant with another quota."""
+    return dataclasses.replace(tenant, memory_bytes=shape.memory_bytes, sm_percent=shape.sm_percent)
