@@ -38,6 +38,8 @@ EXIT_REFUSED, EXIT_CANNOT_RUN, EXIT_NOT_FOUND = 125, 126, 127
 _SECONDS = 2 * WORK_SECONDS
 #: First and longest delay in seconds before a rejected request is sent again.
 _FIRST_DELAY, _MOST_DELAY = 0.1, 2.0
+#: The caller's own libraries are loaded too (ld.so(8)).
+_PRELOAD = "LD_PRELOAD"
 _USAGE = (
     "Write `gpu-layout lease --memory 18GiB --sm 30 -- PROGRAM`, `gpu-layout lease --profile 1g.10gb -- PROGRAM`, or "
     "`gpu-layout lease list`, `end NUMBER`, `extend NUMBER 4h`, `resize NUMBER --memory 20GiB --sm 40`."
@@ -89,6 +91,8 @@ def _run(options: Namespace) -> int:
     }
     answer = _take(options.socket, request, _print_json if options.json else _print)
     environment = {str(name): str(value) for name, value in answer["environment"].items()}
+    if _PRELOAD in environment and os.environ.get(_PRELOAD):
+        environment[_PRELOAD] += ":" + os.environ[_PRELOAD]
     environment["OPENFLEET_LEASE"] = str(answer["lease"]["number"])
     environment["OPENFLEET_LEASE_CDI"] = " ".join(map(str, answer["cdi"]))
     # Python ignores these signals, and the program must not.

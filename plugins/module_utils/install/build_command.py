@@ -20,8 +20,8 @@ from .command_file import MODE, origin
 # Patterns for the files of the command below module_utils. They include the modules `layout` and `layout_boot`.
 PATTERNS = (
     *("*.py", "models/*.json", "techniques/*.py", "techniques/*/*.py"),
-    *("%s/*.py" % name for name in ("cdi", "change", "cli", "export", "holders", "keep", "layout", "metrics")),
-    *("%s/*.py" % name for name in ("plan", "processes", "vendors", "vendors/*", "vendors/*/*")),
+    *("%s/*.py" % name for name in ("cdi", "change", "cli", "export", "holders", "keep", "layout", "leases")),
+    *("%s/*.py" % name for name in ("metrics", "plan", "processes", "vendors", "vendors/*", "vendors/*/*")),
     *("install/%s.py" % name for name in ("__init__", "archive", "command_file", "files", "layout_boot", "sources")),
     *("slurm/%s.py" % name for name in ("__init__", "device_nodes", "mig_devices", "task_devices")),
 )
