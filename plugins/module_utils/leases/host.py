@@ -272,6 +272,8 @@ class LeaseHost:
                 else:
                     done.append(Recovered(number, "given back", "%s had no unit and was given back" % text))
             vgpu = VgpuHost(host.gpus)
+            if applies(private):
+                vgpu.update_shared()
             outdated = {seen.tenant.name: seen for seen in vgpu.observe() if seen.outdated} if applies(private) else {}
             for number in sorted(numbers):
                 text = current.get(number, "lease %d" % number)

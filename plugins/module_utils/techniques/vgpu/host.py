@@ -286,17 +286,24 @@ class VgpuHost(Tenants):
             _remove_folder(self._root / vgpu_files.agent_folder(tenant.key))
             durable.remove(self._root / vgpu_files.spec_path(tenant.key))
             _remove_empty(self._root / vgpu_files.folder(tenant.key))
-            tenants = self.tenants()
-            self._forget_turnstiles(tenants)
-            if tenants:
-                self._write(self._shared(tenants))
-            else:
-                self._forget_shared()
+            self.update_shared()
             if tenant.lease is None:
                 self._reload_units()
         except OSError as error:
             cure = "Remove it as root and run again."
             raise ApplyError(str(error.filename or name), "cannot remove it: %s" % error, cure) from error
+
+    def update_shared(self) -> None:
+        """Update the files that tenants share. Raises OSError or ApplyError.
+
+        An interrupted removal of a tenant may have left them behind.
+        """
+        tenants = self.tenants()
+        self._forget_turnstiles(tenants)
+        if tenants:
+            self._write(self._shared(tenants))
+        elif any((self._root / path).exists() for path in self._shared(())):
+            self._forget_shared()
 
     def _forget_shared(self) -> None:
         durable.remove(self._root / vgpu_files.TMPFILES_PATH)
