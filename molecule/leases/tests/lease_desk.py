@@ -26,7 +26,10 @@ class Desk:
         return self.host.check_output(command)
 
     def run(self, user: str, command: str) -> Any:
-        """Run a shell command as a user, in the user's home, and return its status and output."""
+        """Run a shell command as a user in the user's home.
+
+        Returns the status and output.
+        """
         return self.host.run(f"cd /home/{user} && runuser -u {user} -- sh -c {shlex.quote(command)}")
 
     def lease(self, user: str, size: str, program: str) -> Any:
@@ -39,20 +42,23 @@ class Desk:
         return Background(self, user, f"/tmp/lease-{self.count}", f"gpu-layout lease --json {size} -- {program}")
 
     def taken(self, user: str, size: str, program: str = STAY) -> Background:
-        """Start a program with a lease in the background, and wait until the lease has started."""
+        """Start a program in the background, and wait until its lease has started."""
         started = self.start(user, size, program)
         self.wait_for(lambda: started.answer("lease"), f"a lease of {user}")
         return started
 
     def rows(self) -> list[dict]:
-        """Return all leases, as the list for users shows them."""
-        return json.loads(self.run("mallory", "gpu-layout lease list --json").stdout)["leases"]
+        """Return all leases.
+
+        root asks, because other users have a limit of requests per minute.
+        """
+        return json.loads(self.ask("gpu-layout lease list --json"))["leases"]
 
     def numbers(self, state: str = "active") -> list[int]:
         return [row["number"] for row in self.rows() if row["state"] == state]
 
     def parts(self) -> str:
-        """Return the MIG instances and tenants that belong to leases, according to the host's records."""
+        """Return the instances and tenants of leases in the host's records."""
         records = json.loads(self.ask("cat /var/lib/openfleet-gpu/leased.json"))
         tenants = self.ask("vgpu-run --list | grep -o '^lease-[0-9]*' || true").split()
         return json.dumps(sorted([each for each in map(str, _leases(records)) if each != "None"] + tenants))

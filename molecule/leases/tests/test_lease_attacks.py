@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Attack leases as users: take those of others, outlive one's own, exceed limits, fill the queue, leave the slice."""
+"""Attack leases as users.
+
+The users take leases of others, outlive their own, exceed limits, fill the queue and leave the slice.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the subcommand lease: run a program with a leased part of a GPU, and manage leases.
+"""Run the subcommand lease.
+
+It runs a program with a leased part of a GPU, and manages leases.
 
 The command runs as the calling user and decides nothing. The service moves this process into the unit of the lease. The
 process then becomes the program, so that the program has the caller's terminal, environment, folder and limits, and its
@@ -147,7 +149,10 @@ def _print_json(answer: Mapping[str, Any]) -> None:
 
 
 def _shape(options: Namespace) -> dict[str, Any]:
-    """Return the size of a lease. Raises LeaseError if the arguments cannot be combined."""
+    """Return the size of a lease.
+
+    Raises LeaseError if the arguments cannot be combined.
+    """
     quota = [options.memory is not None, options.sm is not None]
     if options.profile is not None and not any(quota):
         return {"profile": options.profile}

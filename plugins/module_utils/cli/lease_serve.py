@@ -21,7 +21,10 @@ _FIRST_DESCRIPTOR = 3
 
 
 def serve(options: Namespace) -> int:
-    """Serve the socket from systemd until the host has no leases and no more requests arrive."""
+    """Serve the socket from systemd.
+
+    Returns when the host has no leases and no more requests arrive.
+    """
     if os.environ.get("LISTEN_FDS") != "1":
         raise FleetError("lease-serve", "systemd has handed over no socket", "Start gpu-layout-lease.socket instead.")
     host = LeaseHost(options.state_directory, options.layout)

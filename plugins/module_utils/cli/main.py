@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
-    """Return the arguments, and the program that `lease` runs, which follows after `--`."""
+    """Return the arguments, and the program of `lease` after `--`."""
     if arguments[:1] != ["lease"] or "--" not in arguments:
         return arguments, None
     at = list(arguments).index("--")

@@ -12,6 +12,9 @@ from ..printable import printable
 
 
 def account_name(uid: int) -> str:
-    """Return the name of an account for records, without spaces and control characters."""
+    """Return the name of an account for records.
+
+    The name has no spaces and no control characters.
+    """
     name = printable(user_name(uid))
     return name if re.fullmatch(r"\S{1,255}", name) else "uid:%d" % uid

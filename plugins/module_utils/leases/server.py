@@ -49,7 +49,7 @@ class LeaseServer(Server):
             self._recovered = time.monotonic()
             self._work(recover=True)
         due = self._service.due(list(self._waiting))
-        # What could not be done is tried again after a while.
+        # Work that failed is tried again after a while.
         if not due - self._done and (not due or time.monotonic() - self._last < CHECK_SECONDS):
             self._done &= due
             return
@@ -84,7 +84,10 @@ class LeaseServer(Server):
     def _work(
         self, line: bytes | None = None, connection: Connection | None = None, recover: bool = False
     ) -> Mapping[str, Any]:
-        """Call the service in a child process, answer waiting clients, and return the result."""
+        """Call the service in a child process, and answer waiting clients.
+
+        Returns the result of the service.
+        """
         waiting = {number: Caller(one.pid, one.uid) for number, one in self._waiting.items()}
         caller = None if connection is None else Caller(connection.pid, connection.uid)
         try:
@@ -105,7 +108,10 @@ class LeaseServer(Server):
         return result
 
     def _finish(self, number: int, answer: Mapping[str, Any]) -> None:
-        """Answer a waiting client. If the client has ended, its lease has no process and ends too."""
+        """Answer a waiting client.
+
+        If the client has ended, its lease has no process and ends too.
+        """
         connection = self._waiting.pop(number, None)
         if connection is not None:
             self._selector.unregister(connection.socket)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Answer requests for leases, start the requests that are due, and take back the leases that have ended.
+"""Answer requests for leases, and start and end leases.
 
 The kernel reports the process and the user of each request. The record of bookings is written before a lease is created
 and after it is given back, so that an interrupted call leaves nothing behind: the next call gives back each lease without a
@@ -76,7 +76,7 @@ class LeaseService:
     def due(self, connected: Sequence[int]) -> frozenset[int]:
         """Return the leases and requests for which `work` has something to do.
 
-        The number 0 stands for a regular check. `connected` are the waiting requests whose client is connected. This
+        The number 0 is a regular check. `connected` are the waiting requests whose client is connected. This
         function is cheap, because it is called every second.
         """
         now, due = self._clock(), set()
@@ -149,7 +149,10 @@ class LeaseService:
                 self._units.stop(each.number)
 
     def _take_back(self, turn: _Turn) -> None:
-        """Take back all leases that have ended, and remove the requests whose client is gone."""
+        """Take back all leases that have ended.
+
+        Requests whose client is gone are removed.
+        """
         for each in turn.bookings:
             if not each.started and each.request.number not in turn.waiting and turn.now > self._returned_by:
                 turn.end(each)
@@ -320,7 +323,10 @@ class LeaseService:
         }
 
     def _undo(self, turn: _Turn, booking: Booking, caller: Caller, error: FleetError) -> None:
-        """Give back what a lease that did not start has. A request that can start later waits again."""
+        """Give back a lease that did not start.
+
+        A request that can start later waits again.
+        """
         number = booking.request.number
         try:
             self._host.give_back(number)

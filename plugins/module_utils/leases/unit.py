@@ -103,7 +103,10 @@ def seems_alive(number: int) -> bool:
 
 
 def living(numbers: Iterable[int], run: Run = run_tool) -> set[int]:
-    """Return the leases whose unit lives. Raises LeaseError if systemd does not answer."""
+    """Return the leases whose unit lives.
+
+    Raises LeaseError if systemd does not answer.
+    """
     wanted = list(numbers)
     if not wanted:
         return set()
@@ -115,5 +118,8 @@ def living(numbers: Iterable[int], run: Run = run_tool) -> set[int]:
 
 
 def stop(number: int, run: Run = run_tool) -> None:
-    """Tell systemd to end the programs of a lease. The function does not wait for their end."""
+    """Tell systemd to end the programs of a lease.
+
+    The function does not wait for their end.
+    """
     ask(run, ["systemctl", "stop", "--no-block", "--", unit_name(number)])

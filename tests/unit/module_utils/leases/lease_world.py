@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host with quotas and units in memory, to test the decisions of the lease service."""
+"""Simulate a host with quotas and units in memory.
+
+It tests the decisions of the lease service.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ GROUPS = tuple(name for name in ("daemon", "bin") if grp.getgrnam(name))
 
 
 class World:
-    """What `LeaseHost` and systemd do, in memory."""
+    """A stand-in for `LeaseHost`, systemd and the clients of the service."""
 
     def __init__(self, folder, gpus=2, **leases) -> None:
         self.now = 1.0e9
@@ -124,7 +127,10 @@ class World:
         return self.ask(uid, op="take", shape=shape, gpus=gpus, seconds=seconds, wait=wait, number=number)
 
     def tick(self, recover=False):
-        """Do what is due, as the server does every second. Return the answers of waiting clients."""
+        """Do the due work, as the server does every second.
+
+        Returns the answers for waiting clients.
+        """
         if not recover and not self.service.due(list(self.waiting)):
             return {}
         return self._settle(self.service.work(self.waiting, recover=recover))

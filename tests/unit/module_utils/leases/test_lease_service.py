@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the decisions of the lease service: who gets what, and when it is taken back."""
+"""Test the decisions of the lease service."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_expired_lease_is_stopped_and_its_escaped_processes_are_ended(world):
 
 
 def test_lease_without_a_unit_lasts_while_a_process_uses_it(world):
-    """A container that runs in the background is not in the unit."""
+    """Count a container in the background, which is not in the unit."""
     world.take_lease(DAEMON, seconds=600)
     world.escaped.add(1)
     del world.units[1]
