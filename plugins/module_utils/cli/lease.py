@@ -31,6 +31,7 @@ from ..leases.request import COMMAND
 from ..leases.schedule import duration as duration_text
 from ..leases.server import WORK_SECONDS
 from ..printable import printable
+from ..processes.command import program
 from ..sizes import SizeError, parse_size_bytes
 from .request_client import Answers, check, connect, is_busy
 
@@ -76,12 +77,10 @@ def lease(options: Namespace) -> int:
 
 def _run(options: Namespace) -> int:
     """Take a lease, and become the program. Returns only if the program cannot be run."""
-    program = options.program
-    # Imported here, because shutil loads all compression libraries.
-    import shutil
-
-    if shutil.which(program[0]) is None:
-        print("gpu-layout: %s is not an executable program" % printable(program[0]), file=sys.stderr)
+    words = options.program
+    path = program(words[0])
+    if path is None:
+        print("gpu-layout: %s is not an executable program" % printable(words[0]), file=sys.stderr)
         return EXIT_NOT_FOUND
     request = {
         "op": "take",
@@ -102,9 +101,9 @@ def _run(options: Namespace) -> int:
         signal.signal(number, signal.SIG_DFL)
     sys.stderr.flush()
     try:
-        os.execvpe(program[0], program, {**os.environ, **environment})
+        os.execve(path, words, {**os.environ, **environment})
     except OSError as error:
-        print("gpu-layout: %s cannot be run: %s" % (printable(program[0]), error.strerror), file=sys.stderr)
+        print("gpu-layout: %s cannot be run: %s" % (printable(path), error.strerror), file=sys.stderr)
     return EXIT_CANNOT_RUN
 
 

@@ -257,7 +257,7 @@ class LeaseService:
         if self._stop(number) and self._give_back(turn, dataclasses.replace(booking, request=_expired(booking))):
             return {"ended": to_row(booking, turn.now), "state": "ended"}
         # The rest follows when the programs have ended.
-        turn.replace(dataclasses.replace(booking, request=_expired(booking)))
+        turn.update(dataclasses.replace(booking, request=_expired(booking)))
         return {"ended": to_row(booking, turn.now), "state": "ending"}
 
     def _extend(self, turn: _Turn, booking: Booking, ask: Ask) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class LeaseService:
         caller = turn.waiting.pop(number, None)
         if caller is None:
             # The client may still return to its place.
-            turn.replace(dataclasses.replace(booking, started=False))
+            turn.update(dataclasses.replace(booking, started=False))
             return
         # If this call is interrupted here, the next call gives the lease back.
         self._write(turn)
@@ -336,7 +336,7 @@ class LeaseService:
             return
         if isinstance(error, RetryLaterError) and (turn.requested != number or turn.can_wait):
             turn.waiting[number] = caller
-            turn.replace(dataclasses.replace(booking, started=False, begins=turn.now))
+            turn.update(dataclasses.replace(booking, started=False, begins=turn.now))
             if turn.requested == number:
                 turn.answer = waiting_row(turn, turn.booking(number))
             return
@@ -375,7 +375,7 @@ class _Turn:
         """Remove a booking."""
         self.bookings = tuple(each for each in self.bookings if each.request.number != booking.request.number)
 
-    def replace(self, booking: Booking) -> None:
+    def update(self, booking: Booking) -> None:
         """Replace a booking by another one with the same number."""
         number = booking.request.number
         self.bookings = tuple(booking if each.request.number == number else each for each in self.bookings)
