@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the service of `gpu-layout lease` on a simulated host without systemd, and call it as users."""
+"""Run the service of `gpu-layout lease` on a simulated host without systemd."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def ask(host, *within: str, groups: tuple[int, ...] = ()) -> dict:
 
 
 def test_groups_of_the_process_are_no_evidence(host):
-    """Ignore the groups that a process has, because only root could check where they come from."""
+    """Ignore the groups that a process claims to have."""
     assert "no entry offers leases to uid:%d" % ALICE in ask(host, groups=(1,))["problem"]
 
 
