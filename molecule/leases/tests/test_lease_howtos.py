@@ -33,7 +33,7 @@ def test_service_has_a_lease_as_long_as_it_runs(desk):
 
 
 def test_kernel_of_jupyter_has_a_lease_until_it_is_shut_down(desk):
-    """Start and end the kernel as Jupyter does, with the connection file as an argument."""
+    """Start the kernel as Jupyter does, with a connection file."""
     words = [
         "gpu-layout",
         "lease",
