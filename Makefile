@@ -246,6 +246,7 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 #leg mig                MIG changes on lab hosts with busy GPUs, failures and interruptions
 #leg limiter            the vGPU limiter on a stub of the driver library
 #leg vgpu               vGPU tenants on a lab host with systemd and Podman
+#leg leases             leases on a lab host with systemd, and attacks by its users
 #leg unit               unit tests
 #leg gpu_drain          the role gpu_drain with systemd and Slurm
 #leg gpu_slurm          GRES of a layout with a real Slurm: devices of jobs, and jobs that survive a change
@@ -268,9 +269,9 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 # The legs of `make test`. The longest legs come first, so that no long leg runs alone at the end. The number of
 # concurrent legs is the number of cores plus one, because a leg waits for its hosts an eighth of its time. `make
 # test-mig` installs what the leg `mig` needs and runs the leg. `make leg-mig` only runs it.
-scenarios := mig default container_toolkit monitoring gpu_drain gpu_slurm sharing nvidia_driver audit vgpu bundle rpm slurm_accounting
+scenarios := mig default container_toolkit monitoring gpu_drain gpu_slurm sharing nvidia_driver audit vgpu leases bundle rpm slurm_accounting
 legs := modules commands kubernetes default kubernetes-api container_toolkit audit-reports audit sharing nvidia_driver rpm monitoring mig \
-    limiter unit gpu_drain gpu_slurm adversary vgpu figures lint simulator alert-rules oldest-python oldest-core newest-core bundle holders
+    limiter unit gpu_drain gpu_slurm adversary vgpu leases figures lint simulator alert-rules oldest-python oldest-core newest-core bundle holders
 # The thorough run also includes all long tests (tests/thorough.py) and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
@@ -312,6 +313,7 @@ hosts_figures := 1
 hosts_gpu_drain := 2
 hosts_gpu_slurm := 1
 hosts_kubernetes := 2
+hosts_leases := 1
 hosts_mig := 4
 hosts_monitoring := 3
 hosts_nvidia_driver := 4

@@ -26,15 +26,16 @@ EXAMPLES = r"""
 - name: Install the vGPU limiter
   ansible.builtin.include_role:
     name: openfleet.gpu.vgpu_limiter
-  when: (gpu_layout | openfleet.gpu.layout_needs).tenants | length > 0
+  when: (gpu_layout | openfleet.gpu.layout_needs).quotas
 """
 
 RETURN = r"""
 _value:
   description:
     - C(gpus) is true if the layout has any GPUs. C(cdi) is true if the layout has MPS daemons or tenants, because these have
-      their own CDI devices. C(tenants) lists the names of its tenants, including previous names (C(was)). C(problems) lists
-      messages, and is empty if the layout is valid.
+      their own CDI devices. C(tenants) lists the names of its tenants, including previous names (C(was)). C(quotas) is true if
+      it has tenants or leases of quotas. C(leases) is true if the host grants leases. C(problems) lists messages, and is empty
+      if the layout is valid.
   type: dict
 """
 

@@ -11,7 +11,7 @@ short_description: Install the command gpu-layout and its units
 version_added: "0.1.0"
 description:
   - Installs or removes the command C(gpu-layout), the file with the host's layout, and the unit that restores the layout at
-    boot. Also manages the units for metrics, for C(gpu-layout keep) and for the agent of vGPU tenants.
+    boot. Also manages the units for metrics, for C(gpu-layout keep), for C(gpu-layout lease) and for the agent of vGPU tenants.
   - Without the boot unit, each reboot of the host removes the MIG instances.
   - The role P(openfleet.gpu.gpu_layout#role) uses this module with its own units.
   - The sources of the command are sent to a host only if its command is missing, damaged, from another release, or built by
@@ -79,6 +79,31 @@ options:
         description: Settings of the service.
         type: dict
         default: {}
+  lease:
+    description: Units of C(gpu-layout lease). They are not removed while the host has leases, unless O(records) is set.
+    type: dict
+    default: {}
+    suboptions:
+      wanted:
+        description: Whether to install the units.
+        type: bool
+        default: false
+      socket:
+        description: Text of C(gpu-layout-lease.socket).
+        type: str
+        default: ""
+      service:
+        description: Text of C(gpu-layout-lease.service).
+        type: str
+        default: ""
+      slice:
+        description: Text of C(openfleet-gpu-leases.slice).
+        type: str
+        default: ""
+      state_directory:
+        description: Directory of the host's records.
+        type: path
+        default: /var/lib/openfleet-gpu
   readers:
     description: Accounts that may list GPU holders as root, through a sudo rule.
     type: dict

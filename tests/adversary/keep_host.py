@@ -61,15 +61,20 @@ class KeepHost:
         self.command = build_command(folder / "gpu-layout")
         self.socket = folder / "keep.sock"
         self.state = folder / "state.d"
-        settings = folder / "keep.json"
-        settings.write_text(json.dumps({"max": most, "groups": list(groups), "state_directory": str(self.state)}))
-        words = [HOST_PYTHON, str(self.command), "keep-serve", "--settings", str(settings)]
+        self.settings = {"max": most, "groups": list(groups), "state_directory": str(self.state)}
+        words = [HOST_PYTHON, str(self.command), *self.words(folder)]
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.service = self.simulated.popen(
                 [*within, sys.executable, "-c", START, str(self.socket), *words], stdout=log, stderr=log
             )
         wait_for(self.socket.exists, "the socket")
+
+    def words(self, folder: Path) -> list[str]:
+        """Return the arguments of the service, and write its settings."""
+        settings = folder / "keep.json"
+        settings.write_text(json.dumps(self.settings))
+        return ["keep-serve", "--settings", str(settings)]
 
     def close(self) -> None:
         self.service.terminate()

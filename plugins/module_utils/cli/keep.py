@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import socket
-import struct
 import time
 from argparse import Namespace
 from typing import Any, Iterator, Mapping
@@ -23,22 +21,18 @@ from ..keep import server as keep_server
 from ..keep.keeps import KeepError, duration
 from ..keep.notices import utc
 from ..printable import printable
+from .request_client import Answers, check, connect, is_busy
 
 #: Seconds until the command gives up. The service needs less for one answer, but it may serve two requests of another
 #: user first.
 _SECONDS = 3 * keep_server.ANSWER_SECONDS
 #: First and longest delay in seconds before a rejected request is sent again.
 _FIRST_DELAY, _MOST_DELAY = 0.1, 2.0
-#: struct timeval for SO_SNDTIMEO (socket(7)).
-_TIMEVAL = struct.Struct("ll")
 
 
 def keep(options: Namespace) -> int:
     """Send a request to the service on this host, and print the answer."""
-    reply = _ask(options.socket, _request(options))
-    error = reply.get("error")
-    if isinstance(error, dict):
-        raise KeepError(*(printable(str(error.get(name, ""))) for name in ("where", "problem", "cure")))
+    reply = check(_ask(options.socket, _request(options)), KeepError)
     if options.json:
         print(json.dumps({name: value for name, value in reply.items() if name != "log"}))
     else:
@@ -73,8 +67,7 @@ def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
     deadline, delay = time.monotonic() + _SECONDS, _FIRST_DELAY
     while True:
         reply = _ask_once(path, line, deadline)
-        error = reply.get("error")
-        if not isinstance(error, dict) or not error.get("again") or time.monotonic() + delay > deadline:
+        if not is_busy(reply) or time.monotonic() + delay > deadline:
             return reply
         # Spread the retries of users whose requests were rejected at the same time.
         time.sleep(delay * random.uniform(0.5, 1.0))
@@ -86,53 +79,20 @@ def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
 
     Raises KeepError if there is no answer.
     """
+    cure = "Ask an administrator to keep it, or to set gpu_layout_keep: true for this host."
+    absent = KeepError("this host", "nothing can be kept here: %s is not served" % path, cure)
     with socket.socket(socket.AF_UNIX) as connection:
-        _connect(connection, path, deadline)
+        connect(connection, path, deadline, _SECONDS, absent)
         connection.settimeout(max(0.1, deadline - time.monotonic()))
         # If the server has already refused this client, sending fails, but its reply with the reason can still be read.
         with contextlib.suppress(OSError):
             connection.sendall(line)
-        data = _read(connection)
-    try:
-        reply = json.loads(data.decode())
-    except ValueError:
-        reply = None
-    if not isinstance(reply, dict):
+        reply = Answers(connection).read()
+    if reply is None:
         raise KeepError(
             "this host", "its service for keeps did not answer", "Try again, or see `journalctl -u gpu-layout-keep`."
         )
     return reply
-
-
-def _connect(connection: socket.socket, path: str, deadline: float) -> None:
-    """Connect. If the queue of the socket is full, wait in the kernel.
-
-    Raises KeepError.
-    """
-    # With a Python timeout, the kernel would not wait: if the queue is full, it refuses the connection at once
-    # (unix(7), EAGAIN).
-    seconds, microseconds = divmod(int(max(0.1, deadline - time.monotonic()) * 1e6), 1000000)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(seconds, microseconds))
-    try:
-        connection.connect(path)
-    except BlockingIOError:
-        problem = "%s has too many requests, and accepted none for %d s" % (path, _SECONDS)
-        cure = "Try again. Root can list the clients with ss -xp | grep %s." % os.path.basename(path)  # noqa: PTH119
-        raise KeepError("this host", problem, cure) from None
-    except OSError:
-        cure = "Ask an administrator to keep it, or to set gpu_layout_keep: true for this host."
-        raise KeepError("this host", "nothing can be kept here: %s is not served" % path, cure) from None
-
-
-def _read(connection: socket.socket) -> bytes:
-    data = b""
-    with contextlib.suppress(OSError):
-        while len(data) <= keep_server.MOST_ANSWER_BYTES and not data.endswith(b"\n"):
-            chunk = connection.recv(keep_server.MOST_ANSWER_BYTES)
-            if not chunk:
-                break
-            data += chunk
-    return data
 
 
 def _lines(reply: Mapping[str, Any]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from ..vendors.nvidia.nvml.bounded_session import start_ahead
 
 LAYOUT = "/etc/openfleet-gpu/layout.json"
 STATE_DIRECTORY = "/var/lib/openfleet-gpu"
+LEASE_SOCKET = "/run/openfleet-gpu-lease.sock"
 KEEP_SOCKET, KEEP_SETTINGS = "/run/openfleet-gpu-keep.sock", "/etc/openfleet-gpu/keep.json"
 EXIT_ERROR, EXIT_CHANGES = 1, 2
 # argparse formats every argument when it is added. With a fixed width, it does not import shutil to find the width of
@@ -36,8 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The status is 0 for success, 1 for an error and 2 for wrong usage. For `plan --exit-code`, 2 means that the plan has
     changes.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments, program = _split(sys.argv[1:] if arguments is None else arguments)
     options = _parser(arguments).parse_args(arguments)
+    options.program = program
     # If a boot takes too long, systemd sends SIGTERM. The signal is turned into an exception, so that the old layout is
     # restored first.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
@@ -63,11 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
+    """Return the arguments, and the program of `lease` after `--`."""
+    if arguments[:1] != ["lease"] or "--" not in arguments:
+        return arguments, None
+    at = list(arguments).index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
 def _failed(options: argparse.Namespace, error: Exception, details: dict[str, Any]) -> int:
     if options.json:
         print(json.dumps({"error": details}, indent=2))
     print("gpu-layout: %s" % error, file=sys.stderr)
-    return EXIT_ERROR
+    return getattr(options, "exit_error", EXIT_ERROR)
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -161,6 +171,30 @@ def _keep_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--settings", default=KEEP_SETTINGS, metavar="FILE", help="settings from the role (default: %(default)s)"
     )
+
+
+def _lease(lease: argparse.ArgumentParser) -> None:
+    lease.usage = (
+        "gpu-layout lease (--memory SIZE --sm PERCENT | --profile PROFILE) [--gpus N] [--for DURATION] [--wait] -- PROGRAM\n"
+        "       gpu-layout lease list | end NUMBER | extend NUMBER DURATION | resize NUMBER --memory SIZE --sm PERCENT"
+    )
+    lease.add_argument("words", nargs="*", metavar="WORD", help="list, end, extend or resize")
+    lease.add_argument("--memory", metavar="SIZE", help="memory on each GPU, for example 18GiB")
+    lease.add_argument("--sm", type=int, metavar="PERCENT", help="SM share on each GPU in percent")
+    lease.add_argument("--profile", metavar="PROFILE", help="a MIG instance on each GPU, for example 1g.10gb")
+    lease.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs (default: 1)")
+    lease.add_argument(
+        "--for", dest="duration", metavar="DURATION", help="30m, 4h or 2d (default: the limit of the entry)"
+    )
+    lease.add_argument("--wait", action="store_true", help="wait in the queue until the lease is possible")
+    lease.add_argument(
+        "--socket", default=LEASE_SOCKET, metavar="FILE", help="the service's socket (default: %(default)s)"
+    )
+
+
+def _lease_serve(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--layout", default=LAYOUT, metavar="FILE", help="the host's layout (default: %(default)s)")
+    _state_directory(serve)
 
 
 def _metrics(metrics: argparse.ArgumentParser) -> None:
@@ -303,6 +337,8 @@ _COMMANDS = {
         "exempt your idle service, container or process from being stopped (without root)",
         _keep,
     ),
+    "lease": (".lease:lease", "run a program with a leased part of a GPU, or manage leases (without root)", _lease),
+    "lease-serve": (".lease_serve:serve", "the service of lease (started by systemd)", _lease_serve),
     "keep-serve": (".keep_serve:serve", "the service of keep (started by systemd)", _keep_serve),
     **{name: (run, text, _state_directory) for name, run, text in COMMANDS},
     "slurm-devices": (

@@ -49,6 +49,11 @@ KEEP, KEEP_SOCKET = "gpu-layout-keep.service", "gpu-layout-keep.socket"
 KEEP_FILES = tuple("etc/systemd/system/" + unit for unit in (KEEP, KEEP_SOCKET))
 KEEP_SETTINGS = "etc/openfleet-gpu/keep.json"
 
+# The service and socket that lease parts of GPUs, the slice of the leases, and the record of the leases.
+LEASE, LEASE_SOCKET = "gpu-layout-lease.service", "gpu-layout-lease.socket"
+LEASE_FILES = tuple("etc/systemd/system/" + unit for unit in (LEASE, LEASE_SOCKET, "openfleet-gpu-leases.slice"))
+LEASES = "leases.json"
+
 # The agent that provides turnstiles to the tenants of the layout.
 AGENT = "openfleet-vgpu-agent.service"
 AGENT_FILE = "etc/systemd/system/" + AGENT
@@ -88,6 +93,13 @@ def argspec() -> dict[str, Any]:
             socket=text,
             service=text,
             settings={"type": "dict", "default": {}},
+        ),
+        "lease": _part(
+            wanted={"type": "bool", "default": False},
+            socket=text,
+            service=text,
+            slice=text,
+            state_directory={"type": "path", "default": "/var/lib/openfleet-gpu"},
         ),
         "readers": _part(
             accounts={"type": "list", "elements": "str", "default": []},
@@ -145,9 +157,15 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
     target.write(UNIT_FILE, wanted["unit"].encode())
     watched = _install_metrics(target, metrics)
     kept = _install_keep(target, keep)
+    leased = _install_lease(target, wanted["lease"])
     served = _install_agent(target, wanted["agent"])
     if target.done:
         _start(target, not wanted["on_trial"], watched, kept)
+        if leased:
+            target.systemctl("enable", "--quiet", LEASE, LEASE_SOCKET)
+            # As for `keep`. Leases are units of their own, so they do not end with the service.
+            target.systemctl("stop", LEASE, LEASE_SOCKET, log_of=LEASE)
+            target.systemctl("start", LEASE_SOCKET, LEASE, log_of=LEASE)
         if served:
             target.systemctl("enable", "--quiet", AGENT)
             # systemd keeps the memory of the turnstiles during a restart, because running tenants have it mapped.
@@ -198,12 +216,14 @@ def uninstall(target: Installation, wanted: Mapping[str, Any]) -> None:
         ("gpu_layout_readers", wanted["readers"]["accounts"], "gpu_layout_readers: []"),
         ("gpu_layout_metrics_dir", wanted["metrics"]["directory"], 'gpu_layout_metrics_dir: ""'),
         ("gpu_layout_keep", wanted["keep"]["wanted"], "gpu_layout_keep: false"),
+        ("gpu_layout", wanted["lease"]["wanted"], "remove `leases` from gpu_layout"),
     ):
         if requested:
             raise InstallError(where, "it needs the command and the layout on the host", _NEEDS_COMMAND % disable)
     _uninstall_readers(target)
     _uninstall_agent(target)
     _uninstall_keep(target)
+    _uninstall_lease(target)
     _uninstall_metrics(target, _recorded(target))
     if target.path(UNIT_FILE).exists():
         target.systemctl("disable", "--quiet", "--now", UNIT, log_of=UNIT)
@@ -356,6 +376,34 @@ def _uninstall_keep(target: Installation) -> None:
         target.systemctl("disable", "--quiet", "--now", KEEP_SOCKET, log_of=KEEP)
         target.systemctl("stop", KEEP, log_of=KEEP)
     for relative in (*KEEP_FILES, KEEP_SETTINGS):
+        target.remove(relative)
+
+
+def _install_lease(target: Installation, lease: Mapping[str, Any]) -> bool:
+    """Install or remove the units that lease parts of GPUs.
+
+    The units stay until the last lease has ended. Returns whether the units were requested.
+    """
+    if lease["wanted"]:
+        for relative, text in zip(LEASE_FILES, (lease["service"], lease["socket"], lease["slice"])):
+            target.write(relative, text.encode())
+    elif not _has_leases(target.path(lease["state_directory"].lstrip("/"))):
+        _uninstall_lease(target)
+    return bool(lease["wanted"])
+
+
+def _has_leases(state_directory: Path) -> bool:
+    try:
+        return bool(json.loads((state_directory / LEASES).read_text())["bookings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _uninstall_lease(target: Installation) -> None:
+    """Remove the units that lease parts of GPUs. Programs of leases are not ended."""
+    if target.path(LEASE_FILES[1]).exists():
+        target.systemctl("disable", "--quiet", "--now", LEASE_SOCKET, LEASE, log_of=LEASE)
+    for relative in LEASE_FILES:
         target.remove(relative)
 
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serve the keep socket, to which every user may connect.
+"""Serve a socket to which every user may connect, such as the keep socket.
 
 Connections, bytes, time and requests are limited. A child process answers each request, with a timeout. Until it has
 answered, other connections wait in the queue of the socket.
@@ -57,19 +57,31 @@ class _BusyError(KeepError):
 
 
 @dataclass
-class _Connection:
+class Connection:
+    """An open connection, and the process that connected, as the kernel reports it."""
+
     socket: socket.socket
     uid: int
+    pid: int
     ends: float
     line: bytearray = field(default_factory=bytearray)
 
 
 class Server:
-    """Serves a listening socket until there are no requests for a while."""
+    """Serves a listening socket until there are no requests for a while.
 
-    def __init__(self, listener: socket.socket, answer: Answer, log: Callable[[str], None] = print) -> None:
-        self._listener, self._answer, self._log = listener, answer, log
-        self._open: dict[int, _Connection] = {}
+    `command` is the command that sends valid requests, for messages.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        answer: Answer,
+        log: Callable[[str], None] = print,
+        command: str = "gpu-layout keep",
+    ) -> None:
+        self._listener, self._answer, self._log, self._command = listener, answer, log, command
+        self._open: dict[int, Connection] = {}
         self._requests: dict[int, Deque[float]] = {}
         #: Connections on which a client has passed a file. The file is neither received nor closed.
         self._left: list[socket.socket] = []
@@ -82,18 +94,30 @@ class Server:
         self._selector.register(self._listener, selectors.EVENT_READ)
         last = time.monotonic()
         try:
-            while self._open or self._left or time.monotonic() - last < idle_seconds:
+            while self._is_needed() or self._left or time.monotonic() - last < idle_seconds:
                 for key, _events in self._selector.select(1.0):
                     last = time.monotonic()
                     if key.fileobj is self._listener:
                         self._accept()
                     else:
-                        self._read(self._open[key.fd])
+                        self._handle(key.fd)
                 self._end_slow()
+                self._tick()
         finally:
             for connection in list(self._open.values()):
                 self._close(connection)
             self._selector.close()
+
+    def _is_needed(self) -> bool:
+        """Return whether the service must not end."""
+        return bool(self._open)
+
+    def _tick(self) -> None:
+        """Do other work of the service, about once a second."""
+
+    def _handle(self, descriptor: int) -> None:
+        """Read from a connection."""
+        self._read(self._open[descriptor])
 
     def _accept(self) -> None:
         """Accept all waiting connections, so that no single user fills the queue."""
@@ -110,13 +134,13 @@ class Server:
             return
         made.setblocking(False)
         try:
-            uid = caller(made)
+            uid = caller(made, self._command)
             self._admit(uid)
         except FleetError as error:
-            _send(made, failure(error, again=isinstance(error, _BusyError)))
+            send(made, failure(error, again=isinstance(error, _BusyError)))
             made.close()
             return
-        self._open[made.fileno()] = _Connection(made, uid, time.monotonic() + LINE_SECONDS)
+        self._open[made.fileno()] = Connection(made, uid, _credentials(made)[0], time.monotonic() + LINE_SECONDS)
         self._selector.register(made, selectors.EVENT_READ)
 
     def _admit(self, uid: int) -> None:
@@ -136,7 +160,7 @@ class Server:
             raise KeepError("this host", "you sent %d requests within a minute" % MOST_REQUESTS, "Wait a minute.")
         times.append(now)
 
-    def _read(self, connection: _Connection) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
             chunk = connection.socket.recv(MOST_LINE_BYTES + 1)
         except BlockingIOError:
@@ -148,12 +172,12 @@ class Server:
         if newline and len(line) <= MOST_LINE_BYTES:
             self._reply(connection, line)
         elif len(connection.line) > MOST_LINE_BYTES:
-            _send(connection.socket, failure(KeepError("the request", "it is too long", "Use gpu-layout keep.")))
+            send(connection.socket, failure(KeepError("the request", "it is too long", "Use %s." % self._command)))
             self._close(connection)
         elif not chunk:
             self._close(connection)
 
-    def _reply(self, connection: _Connection, line: bytes) -> None:
+    def _reply(self, connection: Connection, line: bytes) -> None:
         began = time.monotonic()
         try:
             text = bounded(lambda: self._answer(line, connection.uid), "this host", ANSWER_SECONDS, MOST_ANSWER_BYTES)
@@ -161,7 +185,7 @@ class Server:
             text = failure(error)
         else:
             self._log_change(text)
-        _send(connection.socket, text)
+        send(connection.socket, text)
         self._close(connection)
         # The other connections have not been read since then.
         for other in self._open.values():
@@ -176,12 +200,12 @@ class Server:
         now = time.monotonic()
         for connection in [one for one in self._open.values() if one.ends < now]:
             error = KeepError(
-                "the request", "it did not arrive within %d seconds" % LINE_SECONDS, "Use gpu-layout keep."
+                "the request", "it did not arrive within %d seconds" % LINE_SECONDS, "Use %s." % self._command
             )
-            _send(connection.socket, failure(error))
+            send(connection.socket, failure(error))
             self._close(connection)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)
         del self._open[connection.socket.fileno()]
         connection.socket.close()
@@ -196,34 +220,40 @@ def failure(error: FleetError, again: bool = False) -> str:
     return json.dumps({"error": {**fields, **({"again": True} if again else {})}})
 
 
-def caller(connection: socket.socket) -> int:
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return (PID, user id) of the process that connected."""
+    pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def caller(connection: socket.socket, command: str = "gpu-layout keep") -> int:
     """Return the user at the other end of a connection, as the kernel reports it.
 
     Raises KeepError. Processes in containers are refused: a container may have the socket mounted, and root in the
-    container is not root on the host.
+    container is not root on the host. `command` is for messages.
     """
-    pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid = _credentials(connection)
     with peer.looking_at(pid) as process:
         # The pidfd shows whether the PID still belongs to the process that connected.
         if process is None or _pid_by_descriptor(connection) not in (None, pid) or uid not in process.uids:
-            raise KeepError("this host", "the requesting process has ended", "Use gpu-layout keep.")
+            raise KeepError("this host", "the requesting process has ended", "Use %s." % command)
         if is_foreign("%s/%d" % (peer.PROC, pid)):
             # In a user namespace, a user has tens of thousands of user ids, and each would have its own limits.
             raise KeepError(
                 "this host",
                 "requests from a user namespace are refused",
-                "Run `gpu-layout keep` outside of containers and unshare.",
+                "Run `%s` outside of containers and unshare." % command,
             )
         if account_of_id(uid) != uid:
             # This id comes from a set-user-id file that was created in a user namespace.
             raise KeepError(
                 "this host",
                 "requests with a subordinate user id are refused",
-                "Run `gpu-layout keep` as the account itself.",
+                "Run `%s` as the account itself." % command,
             )
         if parse_cgroup(process.cgroup, own_container()).container_id:
             raise KeepError(
-                "this host", "requests from a container are refused", "Run `gpu-layout keep` on the host itself."
+                "this host", "requests from a container are refused", "Run `%s` on the host itself." % command
             )
     return uid
 
@@ -246,7 +276,7 @@ def _pid_by_descriptor(connection: socket.socket) -> int | None:
     return int(match.group(1)) if match else -1
 
 
-def _send(connection: socket.socket, text: str) -> None:
+def send(connection: socket.socket, text: str) -> None:
     """Send a text without waiting for the reader.
 
     The text fits into the buffer of the socket.

@@ -31,4 +31,4 @@ def unit_name(number: int) -> str:
 
     A layout change with `on_busy: force` stops this unit before it removes the lease's instance or quota.
     """
-    return "openfleet-gpu-lease-%d.service" % number
+    return "openfleet-gpu-lease-%d.scope" % number

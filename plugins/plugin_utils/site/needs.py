@@ -9,8 +9,12 @@ from typing import Any, Iterator
 
 from ...module_utils.errors import LayoutError
 from ...module_utils.layout.form import Form
+from ...module_utils.layout.leases import HOST
 from ...module_utils.layout.types import Layout
 from ...module_utils.techniques.forms import FORMS, parse_layout
+
+#: The key that limits leases of quotas (`Form.lease_limit`).
+QUOTA_LIMIT = "most"
 
 
 def of_layout(layout_data: Any) -> dict[str, Any]:
@@ -19,6 +23,8 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
     `gpus`: true if the layout has entries for GPUs.
     `cdi`: true if it has CDI devices.
     `tenants`: names of the tenants.
+    `quotas`: true if it has tenants or leases of quotas, which need the limiter.
+    `leases`: true if the host itself grants leases.
     `problems`: errors in the layout.
 
     If the layout has errors, `gpus` is true and all other needs are empty. A run can then still remove the collection from
@@ -27,12 +33,18 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
     try:
         layout = parse_layout(layout_data)
     except LayoutError as error:
-        return {"gpus": True, "cdi": False, "tenants": [], "problems": [str(problem) for problem in error.problems]}
+        problems = [str(problem) for problem in error.problems]
+        return {"gpus": True, "cdi": False, "tenants": [], "quotas": False, "leases": False, "problems": problems}
     parts = list(_parts(layout))
+    tenants = [name for form, part in parts for name in form.tenants(part)]
+    granted = [entry for entry in layout.entries if entry.leases is not None and entry.leases.by == HOST]
+    limits = {form.key: form.lease_limit for form in FORMS}
     return {
         "gpus": bool(layout.entries),
         "cdi": any(form.cdi_devices for form, _part in parts),
-        "tenants": [name for form, part in parts for name in form.tenants(part)],
+        "tenants": tenants,
+        "quotas": bool(tenants) or any(limits.get(entry.sharing) == QUOTA_LIMIT for entry in granted),
+        "leases": bool(granted),
         "problems": [],
     }
 

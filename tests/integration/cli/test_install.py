@@ -36,9 +36,15 @@ UNKEPT = {
 }  # fmt: skip
 
 
+UNLEASED = {
+    "wanted": False, "socket": "[Socket]\n", "service": "[Service]\n", "slice": "[Slice]\n",
+    "state_directory": "/var/lib/openfleet-gpu",
+}  # fmt: skip
+
+
 def asked(**changes) -> dict:
     """Return the module's parameters without the source files of the command."""
-    known = {"layout": LAYOUT, "unit": "[Unit]\n", "metrics": OFF, "readers": NOBODY, "keep": UNKEPT}
+    known = {"layout": LAYOUT, "unit": "[Unit]\n", "metrics": OFF, "readers": NOBODY, "keep": UNKEPT, "lease": UNLEASED}
     return {**known, **changes}
 
 
@@ -253,6 +259,35 @@ def test_keep_socket_is_installed_and_removed(install, tmp_path):
     install(keep=kept)
     install(state="absent")
     assert installed(tmp_path) == {}
+
+
+def test_lease_units_are_installed_and_stay_until_the_last_lease_has_ended(install, tmp_path):
+    install()
+    without = installed(tmp_path)
+    wanted = dict(UNLEASED, wanted=True)
+    assert install(lease=wanted)["changed"] and install(lease=wanted) == {"changed": False, "done": []}
+    units = {
+        "etc/systemd/system/gpu-layout-lease.service",
+        "etc/systemd/system/gpu-layout-lease.socket",
+        "etc/systemd/system/openfleet-gpu-leases.slice",
+    }
+    assert set(installed(tmp_path)) - set(without) == units
+    record = tmp_path / "var/lib/openfleet-gpu/leases.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"schema": 1, "next_number": 2, "bookings": [{}]}))
+    assert install() == {"changed": False, "done": []}
+    record.write_text(json.dumps({"schema": 1, "next_number": 2, "bookings": []}))
+    assert install()["changed"] and install() == {"changed": False, "done": []}
+    assert not units & set(installed(tmp_path))
+    record.unlink()
+    install(lease=wanted)
+    install(state="absent")
+    assert not units & set(installed(tmp_path))
+
+
+def test_leases_without_the_command_are_refused(tmp_path):
+    wanted = dict(UNLEASED, wanted=True)
+    refused(tmp_path, "gpu_layout: it needs the command", state="absent", lease=wanted)
 
 
 def test_tenant_agent_is_installed_and_removed(install, tmp_path):

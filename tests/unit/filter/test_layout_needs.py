@@ -35,6 +35,8 @@ MPS_IN_MIG = {
 }
 MIG = {"gpus": [3], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}
 SHARED = {"gpus": [4], "sharing": "shared"}
+LEASED_MIG = {**MIG, "mig": [], "leases": {"by": "host", "groups": ["ml"], "profiles": ["1g.10gb"]}}
+LEASED_VGPU = {"gpus": [0], "sharing": "vgpu", "vgpu": {"policy": "fixed"}, "leases": {"by": "host", "groups": ["ml"]}}
 
 
 @pytest.mark.parametrize(
@@ -49,14 +51,21 @@ SHARED = {"gpus": [4], "sharing": "shared"}
     ids=["nothing", "mig", "mps", "mps-in-mig", "vgpu"],
 )
 def test_needs_of_a_layout(layout, gpus, cdi, tenants):
-    assert layout_needs(layout) == {"gpus": gpus, "cdi": cdi, "tenants": tenants, "problems": []}
+    needs = {"gpus": gpus, "cdi": cdi, "tenants": tenants, "quotas": bool(tenants), "leases": False, "problems": []}
+    assert layout_needs(layout) == needs
+
+
+@pytest.mark.parametrize(("entry", "cdi", "quotas"), [(LEASED_MIG, False, False), (LEASED_VGPU, True, True)])
+def test_leases_need_their_service_and_quotas_need_the_limiter(entry, cdi, quotas):
+    needs = {"gpus": True, "cdi": cdi, "tenants": [], "quotas": quotas, "leases": True, "problems": []}
+    assert layout_needs([entry]) == needs
 
 
 @pytest.mark.parametrize("layout", [None, "all", 7, {"gpus": "all"}, [VGPU, VGPU], [{"vgpu": None}], [None]], ids=str)
 def test_invalid_layout_needs_nothing_and_does_not_block_a_reset(layout):
     found = layout_needs(layout)
     assert found.pop("problems")
-    assert found == {"gpus": True, "cdi": False, "tenants": []}
+    assert found == {"gpus": True, "cdi": False, "tenants": [], "quotas": False, "leases": False}
 
 
 # ---------------------------------------------------------------------- who reads gpu_layout in YAML and Jinja

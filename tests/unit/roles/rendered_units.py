@@ -38,6 +38,8 @@ TEMPLATES: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
     ("gpu-layout.service", "vgpu"): ("gpu_layout", "gpu-layout.service.j2", {"gpu_layout": VGPU}),
     ("gpu-layout-metrics.service", ""): ("gpu_layout", "gpu-layout-metrics.service.j2", METRICS),
     ("gpu-layout-keep.service", ""): ("gpu_layout", "gpu-layout-keep.service.j2", {"gpu_layout": SHARED}),
+    ("gpu-layout-lease.service", ""): ("gpu_layout", "gpu-layout-lease.service.j2", {"gpu_layout": SHARED}),
+    ("gpu-layout-lease.service", "vgpu"): ("gpu_layout", "gpu-layout-lease.service.j2", {"gpu_layout": VGPU}),
     ("openfleet-slurm-devices.service", ""): ("gpu_slurm", "openfleet-slurm-devices.service.j2", {}),
     ("openfleet-vgpu-agent.service", ""): ("gpu_layout", "openfleet-vgpu-agent.service.j2", {"gpu_layout": VGPU}),
     ("gpu-audit.service", ""): ("gpu_audit", "gpu-audit.service.j2", AUDIT),

@@ -186,6 +186,7 @@ def test_units_can_access_the_state_of_simulated_gpus(name, special):
     [
         ("gpu-layout-metrics.service", ""),
         ("gpu-layout-keep.service", ""),
+        ("gpu-layout-lease.service", ""),
         ("openfleet-vgpu-agent.service", ""),
         ("dcgm-exporter.service", "embedded"),
     ],
