@@ -44,8 +44,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description: >-
-    C(is_there) is true if the operator manages the node. C(problems) lists messages with fixes. C(pausing) has the node labels,
-    with their values, that remove those components of the operator from the node that keep GPUs open.
+    C(is_there) is true if the operator manages the node. C(problems) lists messages with fixes. C(dangers) lists
+    the labels with which the operator's mig-manager would change the layout. C(pausing) has the node labels, with their values,
+    that remove those components of the operator from the node that keep GPUs open.
   type: dict
 """
 
@@ -57,7 +58,12 @@ def gpu_operator(node, policies=(), *, name, config_map_name):
     from ..plugin_utils.schedulers.protocol import Place
 
     found = operator.find_operator(node, policies, Place(name, "", config_map_name))
-    return {"is_there": found.is_there, "problems": list(found.problems), "pausing": found.pausing}
+    return {
+        "is_there": found.is_there,
+        "problems": list(found.problems),
+        "dangers": list(found.dangers),
+        "pausing": found.pausing,
+    }
 
 
 class FilterModule:

@@ -58,8 +58,8 @@ _value:
       selects them by UUID or PCI address.
     - C(resources) is the number of each resource by name. For V(nvidia_dra) it is the number of devices by class and profile.
       C(config) is the plugin's configuration for this node. C(config_name) is its key in the ConfigMap for
-      V(nvidia_device_plugin), derived from its content. C(labels) are labels of the node. With a problem, all of them are
-      empty.
+      V(nvidia_device_plugin), derived from its content. C(labels) are labels of the node, and C(label_lines) are lines of a plan
+      that explain them. With a problem, all of them are empty.
     - C(requests) describes how pods request devices if the name of the resource is not sufficient. Each has C(where), C(name),
       C(limits), C(annotations), C(environment), C(claim) (the C(spec) of a ResourceClaim) and C(template) (the name of its
       ResourceClaimTemplate). C(devices) maps the UUIDs of current devices to resources. C(left_out) lists GPUs that the backend

@@ -35,6 +35,13 @@ options:
     type: list
     elements: dict
     default: []
+  policies:
+    description:
+      - The ClusterPolicy objects of the GPU operator, as the API returned them.
+      - If mig-manager would start with the previous labels, the result has a problem and nothing to remove.
+    type: list
+    elements: dict
+    default: []
   backend:
     description: The backend that changed the node, as for P(openfleet.gpu.kubernetes_mapping#filter).
     type: str
@@ -57,13 +64,19 @@ _value:
 """
 
 
-def kubernetes_removal(name, nodes, config_map=None, *, backend, objects=()):
+def kubernetes_removal(name, nodes, config_map=None, *, backend, objects=(), policies=()):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..module_utils.model import to_data
     from ..plugin_utils.schedulers import registry
+    from ..plugin_utils.schedulers.kubernetes.api_objects import name_of
+    from ..plugin_utils.schedulers.kubernetes.operator import removal_problem
+    from ..plugin_utils.schedulers.protocol import Removal
 
-    return to_data(registry.backend(backend).removal(name, nodes, config_map, objects))
+    removal = registry.backend(backend).removal(name, nodes, config_map, objects)
+    node = next((item for item in nodes if name_of(item) == name), {})
+    problem = removal_problem(node, policies, removal.labels, name)
+    return to_data(Removal(problems=(problem,)) if problem else removal)
 
 
 class FilterModule:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -52,19 +51,14 @@ def library():
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(api_server, tmp_path_factory):
+def kubeconfig(api_server):
     """Create the account of rbac.yml, and return a kubeconfig with its token."""
     api_server.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     # In a complete cluster, the controller manager creates this account in each namespace.
     for namespace in (NAMESPACE, "default"):
         api_server.call("POST", "/api/v1/namespaces/%s/serviceaccounts" % namespace, {"metadata": {"name": "default"}})
     api_server.kubectl("apply", "-f", str(RBAC))
-    token = api_server.kubectl("-n", NAMESPACE, "create", "token", "openfleet-gpu").strip()
-    config = json.loads(api_server.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    path = tmp_path_factory.mktemp("account") / "kubeconfig"
-    path.write_text(json.dumps(config))
-    return path
+    return api_server.kubeconfig_with_token(NAMESPACE, "openfleet-gpu")
 
 
 @pytest.fixture

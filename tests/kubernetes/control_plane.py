@@ -131,10 +131,11 @@ class ControlPlane:
         )
         self.wait(self.is_ready, "the API server")
 
-    def start_controllers(self) -> None:
+    def start_controllers(self, controllers: str = "*") -> None:
         """Start the controller manager and the scheduler.
 
-        They handle workloads, evictions, taints and service accounts.
+        They handle workloads, evictions, taints and service accounts. `controllers` selects controllers by name. For
+        example, the node controller would evict pods from nodes without a kubelet.
         """
         pki = self.folder / "pki"
         common = {"kubeconfig": self.kubeconfig, "leader-elect": "false", "bind-address": self.address}
@@ -142,7 +143,7 @@ class ControlPlane:
             "root-ca-file": self._authority.certificate,
             "service-account-private-key-file": pki / "service-accounts.key",
         }
-        self._run(self.programs / "kube-controller-manager", {**common, **accounts})
+        self._run(self.programs / "kube-controller-manager", {**common, **accounts, "controllers": controllers})
         self._run(self.programs / "kube-scheduler", common)
         self.wait(
             lambda: self.find("/api/v1/namespaces/default/serviceaccounts/default"), "an account for pods of `default`"
@@ -167,6 +168,16 @@ class ControlPlane:
         }
         path.touch(mode=0o600)
         path.write_text(json.dumps(data))
+        return path
+
+    def kubeconfig_with_token(self, namespace: str, account: str) -> Path:
+        """Return a kubeconfig with a token of a service account."""
+        config = json.loads(self.kubeconfig.read_text())
+        token = self.kubectl("--namespace", namespace, "create", "token", account).strip()
+        config["users"][0]["user"] = {"token": token}
+        path = self.folder / ("%s.%s.kubeconfig" % (namespace, account))
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(config))
         return path
 
     def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict:
@@ -247,14 +258,17 @@ class ControlPlane:
         for name in reversed(list(self._running)):
             self.stop_program(name)
 
-    def _run(self, program: Path, options: dict[str, object]) -> None:
-        command = [str(program), *("--%s=%s" % option for option in options.items())]
-        with (self.folder / ("%s.log" % program.name)).open("a") as log:
+    def run_program(self, name: str, command: Sequence[str], **environment: str) -> None:
+        """Start a program that runs until `stop`. Its log is NAME.log."""
+        with (self.folder / ("%s.log" % name)).open("a") as log:
             # This setting of Go's garbage collector saves CPU time, and uses more memory.
-            environment = dict(os.environ, GOGC="200")
-            self._running[program.name] = subprocess.Popen(
+            environment = {**os.environ, "GOGC": "200", **environment}
+            self._running[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
+
+    def _run(self, program: Path, options: dict[str, object]) -> None:
+        self.run_program(program.name, [str(program), *("--%s=%s" % option for option in options.items())])
 
 
 @contextlib.contextmanager

@@ -34,6 +34,9 @@ class NodeStandIn:
     plugin's DaemonSet.
     """
 
+    #: Namespace of the plugin and its ConfigMap.
+    namespace = NAMESPACE
+
     def __init__(self, plane, name, seen, labels=None, pod_ended=None, plugin_began=None, selector=None):
         self.plane, self.name, self.seen = plane, name, seen
         self.pod_ended, self.plugin_began = pod_ended or (lambda uid: None), plugin_began or (lambda uid: None)
@@ -187,7 +190,7 @@ class NodeStandIn:
 
     def _publish(self, label):
         """Offer the GPUs as the plugin does with the configuration of the label."""
-        path = "/api/v1/namespaces/%s/configmaps/%s" % (NAMESPACE, CONFIG_MAP)
+        path = "/api/v1/namespaces/%s/configmaps/%s" % (self.namespace, CONFIG_MAP)
         data = self.plane.call("GET", path)["data"]
         # The real config-manager exits if the key is missing.
         config = json.loads(data[label]) if label and label.startswith("openfleet-") else {}

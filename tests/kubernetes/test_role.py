@@ -26,6 +26,7 @@ pytestmark = pytest.mark.root
 
 MIG_MANAGER = "nvidia.com/gpu.deploy.mig-manager"
 PLUGIN_DEPLOYED = "nvidia.com/gpu.deploy.device-plugin"
+MIG_CONFIG = "nvidia.com/mig.config"
 MIG_STATE = "nvidia.com/mig.config.state"
 BEFORE = "openfleet.gpu/labels-before"
 CORDONED = "openfleet.gpu/cordoned-for-drain"
@@ -119,7 +120,11 @@ def test_nodes_follow_their_layouts_in_waves_and_second_run_only_reads(
         assert one.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-1g.10gb": 2}
         assert two.offers() == {"nvidia.com/gpu": 4}
         assert one.labels()[MIG_MANAGER] == two.labels()[MIG_MANAGER] == "false"
-        assert json.loads(one.get()["metadata"]["annotations"][BEFORE]) == {LABEL: "default", MIG_MANAGER: None}
+        assert json.loads(one.get()["metadata"]["annotations"][BEFORE]) == {
+            LABEL: "default",
+            MIG_MANAGER: None,
+            MIG_CONFIG: None,
+        }
         data = api_server.call("GET", config_map)["data"]
         assert set(data) == {"default", one.labels()[LABEL], two.labels()[LABEL]}
         one.pause()
@@ -153,7 +158,7 @@ def test_change_with_the_same_label_restarts_the_plugin_and_can_be_removed(api_s
     assert re.search(r"The device plugin: (no pod|pod plugin-node-one-\d+: ready)", said(third))
     gone = fleet.run_roles(MIXTURE, "gpu_kubernetes", gpu_kubernetes_state="absent")
     assert gone.returncode == 0, said(gone)
-    assert (node.labels()[LABEL], MIG_MANAGER in node.labels()) == ("default", False)
+    assert (node.labels()[LABEL], {MIG_MANAGER, MIG_CONFIG} & set(node.labels())) == ("default", set())
     assert BEFORE not in node.get()["metadata"].get("annotations", {})
     assert set(api_server.call("GET", config_map)["data"]) == {"default"}
 
@@ -359,7 +364,11 @@ def test_later_runs_complete_after_a_killed_controller(api_server, fleet, node, 
     assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
     assert fleet.devices()["3g.40gb"] == devices["3g.40gb"]
     found = node.get()
-    assert json.loads(found["metadata"]["annotations"][BEFORE]) == {LABEL: "default", MIG_MANAGER: None}
+    assert json.loads(found["metadata"]["annotations"][BEFORE]) == {
+        LABEL: "default",
+        MIG_MANAGER: None,
+        MIG_CONFIG: None,
+    }
     assert not found["spec"].get("unschedulable") and CORDONED not in found["metadata"]["annotations"]
     assert "stays" in node.pods() and "goes" not in node.pods()
     assert not (fleet.folder / "one" / "state.d" / "drain.json").exists()
@@ -367,7 +376,7 @@ def test_later_runs_complete_after_a_killed_controller(api_server, fleet, node, 
         return
     run = finish(fleet, node, stepper, "gpu_kubernetes", gpu_kubernetes_state="absent")
     assert run.returncode == 0, said(run)
-    assert (node.labels()[LABEL], MIG_MANAGER in node.labels()) == ("default", False)
+    assert (node.labels()[LABEL], {MIG_MANAGER, MIG_CONFIG} & set(node.labels())) == ("default", set())
     assert BEFORE not in node.get()["metadata"].get("annotations", {})
     path = "/api/v1/namespaces/%s/configmaps/%s" % (NAMESPACE, CONFIG_MAP)
     assert set(api_server.call("GET", path)["data"]) == {"default"}
@@ -404,45 +413,4 @@ def test_lost_api_server_is_an_error_with_a_fix_and_next_run_continues(api_serve
     assert run.returncode == 0, said(run)
     assert node.offers() == {"nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-2g.20gb": 1}
     found = node.get()["metadata"]
-    assert json.loads(found["annotations"][BEFORE]) == {LABEL: "default", MIG_MANAGER: None}
-
-
-def test_operators_plugin_reads_the_config_map_and_mig_manager_is_disabled_first(api_server, fleet, node, config_map):
-    group, plural = "nvidia.com", "clusterpolicies"
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    names = {"plural": plural, "kind": "ClusterPolicy"}
-    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
-    crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    definition = {
-        "metadata": {"name": "%s.%s" % (plural, group)},
-        "spec": {"group": group, "names": names, "scope": "Cluster", "versions": [version]},
-    }
-    api_server.call("POST", crds, definition)
-    try:
-        policies = "/apis/%s/v1/%s" % (group, plural)
-        api_server.wait(lambda: api_server.find(policies), "the kind ClusterPolicy")
-        policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "policy"}, "spec": {}}
-        api_server.call("POST", policies, policy)
-        # The state that an interrupted mig-manager leaves.
-        left_behind = {MIG_STATE: "pending", PLUGIN_DEPLOYED: "paused-for-mig-change"}
-        api_server.merge(node.path, {"metadata": {"labels": left_behind}})
-        refused = fleet.run_roles(MIXTURE, "gpu_kubernetes/plan", "gpu_kubernetes/prepare")
-        assert refused.returncode != 0
-        assert "one: node node-one: the GPU operator's device plugin reads no ConfigMap." in said(refused)
-        assert "mig-manager is changing its GPUs (label %s: pending). Wait until it is done" % MIG_STATE in said(
-            refused
-        )
-        assert "kubectl label node node-one %s=true --overwrite" % PLUGIN_DEPLOYED in said(refused)
-        assert MIG_MANAGER not in node.labels() and len(api_server.call("GET", config_map)["data"]) == 1
-        api_server.kubectl("label", "node", "node-one", PLUGIN_DEPLOYED + "=true", "--overwrite")
-        api_server.kubectl("label", "node", "node-one", MIG_STATE + "=success", "--overwrite")
-        api_server.merge("%s/policy" % policies, {"spec": {"devicePlugin": {"config": {"name": CONFIG_MAP}}}})
-        prepared = fleet.run_roles(MIXTURE, "gpu_kubernetes/plan", "gpu_kubernetes/prepare")
-        assert prepared.returncode == 0, said(prepared)
-        assert "node node-one: GPU operator detected" in said(prepared)
-    finally:
-        api_server.call("DELETE", "%s/%s" % (crds, definition["metadata"]["name"]))
-    # The plugin's label is set only after the layout.
-    assert (node.labels()[LABEL], node.labels()[MIG_MANAGER]) == ("default", "false")
-    assert json.loads(node.get()["metadata"]["annotations"][BEFORE]) == {MIG_MANAGER: None}
-    assert len(api_server.call("GET", config_map)["data"]) == 2
+    assert json.loads(found["annotations"][BEFORE]) == {LABEL: "default", MIG_MANAGER: None, MIG_CONFIG: None}

@@ -19,6 +19,7 @@ from ...module_utils.techniques.forms import parse_layout
 from ..host_results import gpu_info, lost_gpu
 from ..host_values import Reader
 from ..rightsize.observed import host_of
+from .kubernetes.backend import label_lines
 from .model import MIG_STRATEGIES, MIXED, Offer
 from .offers import offer_node
 from .registry import KEYS
@@ -70,6 +71,7 @@ def answer(request: Request) -> dict[str, Any]:
     given = as_data(found)
     if found.gpus and not found.problems:
         given["plan"] = [*lines(found.offer, request.node or "this host"), *found.warnings]
+    given["label_lines"] = label_lines(request.node or "this host", found.offer.labels)
     return given
 
 

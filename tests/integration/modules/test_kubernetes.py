@@ -46,6 +46,11 @@ def test_role_prints_the_mapping_or_refuses_the_layout(fleet, tmp_path):
     play.write_text(yaml.safe_dump([{"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]}]))
     run = fleet.play({"one": MIG, "two": TENANTS}, playbook=play)
     assert "node node-one: nvidia.com/mig-3g.40gb 1, nvidia.com/mig-1g.10gb 2" in said(run)
+    # The plan explains the labels even without a cluster.
+    assert (
+        "node node-one: label nvidia.com/mig.config: managed-by-openfleet-gpu (no MIG configuration, so that mig-manager changes "
+        "nothing if it is enabled later)" in said(run)
+    )
     assert re.search("two: %s" % REFUSAL, said(run))
     assert (run.stdout.count("failed=1"), run.stdout.count("changed=0")) == (1, 2), run.stdout
     assert fleet.seen() == {"one": [], "two": []}

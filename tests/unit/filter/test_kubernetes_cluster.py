@@ -18,6 +18,9 @@ from ansible_collections.openfleet.gpu.plugins.filter.missing_collections import
 pytestmark = pytest.mark.core
 
 CONFIG, MIG_MANAGER = "nvidia.com/device-plugin.config", "nvidia.com/gpu.deploy.mig-manager"
+MIG_CONFIG, NO_CONFIG = "nvidia.com/mig.config", "managed-by-openfleet-gpu"
+# The labels that keep the GPU operator from changing the layout.
+GUARD = {MIG_MANAGER: "false", MIG_CONFIG: NO_CONFIG}
 BEFORE = "openfleet.gpu/labels-before"
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
 MAPPING = kubernetes_mapping(LAYOUT, "nvidia_device_plugin", expected_gpus=["H100-80GB"], node="n1")
@@ -34,20 +37,22 @@ def changes(found, config_map=None):
     return kubernetes_changes(MAPPING, found, config_map, name="n1", namespace="ns", config_map_name="cm")
 
 
-def removed(*nodes, config_map=None):
-    return kubernetes_removal("n1", nodes, config_map, backend="nvidia_device_plugin")
+def removed(*nodes, config_map=None, policies=()):
+    return kubernetes_removal("n1", nodes, config_map, backend="nvidia_device_plugin", policies=policies)
 
 
 def test_new_node_gets_labels_with_a_record_and_a_configuration():
     found = changes(node({CONFIG: "default"}))
-    assert found["labels"] == {CONFIG: KEY, MIG_MANAGER: "false"}
-    assert json.loads(found["annotations"][BEFORE]) == {CONFIG: "default", MIG_MANAGER: None}
+    assert found["labels"] == {CONFIG: KEY, **GUARD}
+    assert json.loads(found["annotations"][BEFORE]) == {CONFIG: "default", MIG_MANAGER: None, MIG_CONFIG: None}
     assert list(found["data"]) == [KEY]
     assert yaml.safe_load(found["data"][KEY]) == MAPPING["config"]
     assert found["pending"] == {"nvidia.com/mig-3g.40gb": [1, 0], "nvidia.com/mig-1g.10gb": [2, 0]}
     assert found["lines"] == [
         "node n1: label %s: %s (was default)" % (CONFIG, KEY),
-        "node n1: label %s: false (new)" % MIG_MANAGER,
+        "node n1: label %s: false (new; keeps the GPU operator's mig-manager off the node)" % MIG_MANAGER,
+        "node n1: label %s: %s (new; no MIG configuration, so that mig-manager changes nothing if it is enabled later)"
+        % (MIG_CONFIG, NO_CONFIG),
         "ConfigMap ns/cm: write key %s" % KEY,
     ]
     assert not found["in_step"]
@@ -56,25 +61,36 @@ def test_new_node_gets_labels_with_a_record_and_a_configuration():
 
 
 def test_mig_manager_is_disabled_before_the_layout_with_its_label_recorded():
-    found = changes(node({CONFIG: "default", MIG_MANAGER: "true"}))["opt_out"]
-    assert found["labels"] == {MIG_MANAGER: "false"}
-    assert json.loads(found["annotations"][BEFORE]) == {MIG_MANAGER: "true"}
+    found = changes(node({CONFIG: "default", MIG_MANAGER: "true", MIG_CONFIG: "all-balanced"}))["opt_out"]
+    assert found["labels"] == GUARD
+    before = {MIG_MANAGER: "true", MIG_CONFIG: "all-balanced"}
+    assert json.loads(found["annotations"][BEFORE]) == before
     # The config label changes later, and its value at that time is recorded too.
-    later = changes(node({CONFIG: "other", MIG_MANAGER: "false"}, annotations=found["annotations"]))
+    later = changes(node({CONFIG: "other", **GUARD}, annotations=found["annotations"]))
     assert later["opt_out"] == {}
-    assert json.loads(later["annotations"][BEFORE]) == {CONFIG: "other", MIG_MANAGER: "true"}
+    assert json.loads(later["annotations"][BEFORE]) == {CONFIG: "other", **before}
+
+
+@pytest.mark.parametrize("value", ["", "all-disabled", "all-balanced"])
+def test_node_of_an_earlier_release_gets_the_label_that_stops_mig_manager(value):
+    """Replace all-disabled, which the operator writes even without mig-manager."""
+    record = {BEFORE: json.dumps({CONFIG: "default", MIG_MANAGER: None})}
+    found = changes(node({CONFIG: KEY, MIG_MANAGER: "false", MIG_CONFIG: value}, PLANNED, annotations=record))
+    assert found["labels"] == found["opt_out"]["labels"] == {MIG_CONFIG: NO_CONFIG}
+    recorded = json.loads(found["opt_out"]["annotations"][BEFORE])
+    assert recorded == {CONFIG: "default", MIG_MANAGER: None, MIG_CONFIG: value}
 
 
 def test_matching_node_needs_nothing():
     config_map = {"data": changes(node())["data"]}
-    found = changes(node({CONFIG: KEY, MIG_MANAGER: "false"}, PLANNED), config_map)
+    found = changes(node({CONFIG: KEY, **GUARD}, PLANNED), config_map)
     assert found["in_step"]
     assert (found["labels"], found["annotations"], found["data"], found["lines"]) == ({}, {}, {}, [])
 
 
 def test_the_first_record_counts():
-    record = {BEFORE: json.dumps({CONFIG: "default", MIG_MANAGER: None})}
-    found = changes(node({CONFIG: "openfleet-0123456789abcdef", MIG_MANAGER: "false"}, annotations=record))
+    record = {BEFORE: json.dumps({CONFIG: "default", MIG_MANAGER: None, MIG_CONFIG: None})}
+    found = changes(node({CONFIG: "openfleet-0123456789abcdef", **GUARD}, annotations=record))
     assert found["labels"] == {CONFIG: KEY}
     assert found["annotations"] == {}
 
@@ -85,7 +101,7 @@ def test_edited_key_is_written_again():
 
 
 def test_old_resources_must_be_gone():
-    labels = {CONFIG: KEY, MIG_MANAGER: "false"}
+    labels = {CONFIG: KEY, **GUARD}
     found = changes(
         node(labels, {**PLANNED, "nvidia.com/gpu": "1", "nvidia.com/mig-7g.80gb": "0", "nvidia.com/hostdev": "4"})
     )
@@ -136,16 +152,58 @@ def test_foreign_record_stops_the_role(record):
     "form", [{}, {"metadata": None}, {"metadata": {"labels": ["x"]}, "status": {"allocatable": 7}}]
 )
 def test_malformed_objects_count_as_empty(form):
-    assert changes(form, form)["labels"] == {CONFIG: KEY, MIG_MANAGER: "false"}
+    assert changes(form, form)["labels"] == {CONFIG: KEY, **GUARD}
     assert removed(form, config_map=form) == {"problems": [], "labels": {}, "annotations": {}, "data": {}, "delete": []}
     assert daemonset_pods([form]) == []
 
 
 def test_removal_restores_previous_labels():
-    record = {BEFORE: json.dumps({CONFIG: "default", MIG_MANAGER: None})}
-    found = removed(node({CONFIG: KEY, MIG_MANAGER: "false"}, annotations=record))
-    assert found["labels"] == {CONFIG: "default", MIG_MANAGER: None}
+    before = {CONFIG: "default", MIG_MANAGER: None, MIG_CONFIG: "all-disabled"}
+    found = removed(node({CONFIG: KEY, **GUARD}, annotations={BEFORE: json.dumps(before)}))
+    assert found["labels"] == before
     assert found["annotations"] == {BEFORE: None}
+
+
+def policy(**mig_manager):
+    return {"metadata": {"name": "policy"}, "spec": {"migManager": mig_manager} if mig_manager else {}}
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "applied"),
+    [
+        ({MIG_MANAGER: None, MIG_CONFIG: None}, policy(), "all-disabled"),
+        ({MIG_MANAGER: "true", MIG_CONFIG: None}, policy(enabled=True), "all-disabled"),
+        ({MIG_MANAGER: "true", MIG_CONFIG: "all-balanced"}, policy(config={"default": ""}), "all-balanced"),
+        # A node of an earlier release, with the label of the operator.
+        ({MIG_MANAGER: None}, policy(enabled=True), NO_CONFIG),
+    ],
+    ids=["no labels", "enabled", "another configuration", "earlier release"],
+)
+def test_removal_that_would_start_mig_manager_is_refused(before, given, applied):
+    found = removed(node({CONFIG: KEY, **GUARD}, annotations={BEFORE: json.dumps(before)}), policies=[given])
+    (problem,) = found.pop("problems")
+    assert (
+        "the GPU operator runs mig-manager, which applies %s and removes all other MIG instances" % applied in problem
+    )
+    assert 'kubectl patch clusterpolicy policy --type merge -p \'{"spec":{"migManager":{"enabled":false}}}\'' in problem
+    assert "kubectl label node n1 %s=true --overwrite" % MIG_MANAGER in problem
+    assert not any(found.values())
+
+
+@pytest.mark.parametrize(
+    ("labels", "before", "given"),
+    [
+        (GUARD, {MIG_MANAGER: None, MIG_CONFIG: None}, policy(enabled=False)),
+        (GUARD, {MIG_MANAGER: "false", MIG_CONFIG: "all-disabled"}, policy()),
+        ({**GUARD, MIG_MANAGER: "true"}, {MIG_MANAGER: None, MIG_CONFIG: None}, policy()),
+        (GUARD, {MIG_MANAGER: None, MIG_CONFIG: None}, policy(config={"default": ""})),
+    ],
+    ids=["mig-manager is disabled", "label disabled it", "administrator enabled it", "no default"],
+)
+def test_removal_that_does_not_start_mig_manager_continues(labels, before, given):
+    found = removed(node({CONFIG: KEY, **labels}, annotations={BEFORE: json.dumps(before)}), policies=[given])
+    assert found["problems"] == []
+    assert found["labels"] == {name: value for name, value in before.items() if labels[name] == GUARD[name]}
 
 
 def test_removal_keeps_labels_of_others():

@@ -10,7 +10,9 @@ from ansible_collections.openfleet.gpu.plugins.filter.gpu_operator import gpu_op
 
 pytestmark = pytest.mark.core
 
-OFF = {"nvidia.com/gpu.deploy.mig-manager": "false"}
+DEPLOYED, CONFIG = "nvidia.com/gpu.deploy.mig-manager", "nvidia.com/mig.config"
+OFF = {DEPLOYED: "false"}
+GUARD = {**OFF, CONFIG: "managed-by-openfleet-gpu"}
 
 
 def find(labels, *policies):
@@ -22,7 +24,8 @@ def policy(**plugin):
 
 
 def test_node_without_the_operator():
-    assert find({"nvidia.com/gpu.present": "true", **OFF}) == {"is_there": False, "problems": [], "pausing": {}}
+    found = find({"nvidia.com/gpu.present": "true", **GUARD})
+    assert found == {"is_there": False, "problems": [], "dangers": [], "pausing": {}}
 
 
 @pytest.mark.parametrize("labels", [{}, {"nvidia.com/gpu.deploy.driver": "true"}])
@@ -43,6 +46,42 @@ def test_working_mig_manager_is_awaited(state):
     assert "mig-manager is changing its GPUs" in problem and "Wait until it is done" in problem
     assert find({**labels, **OFF})["problems"] == []
     assert find({**labels, "nvidia.com/mig.config.state": "success"})["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "dangers"),
+    [
+        (GUARD, []),
+        (
+            {**GUARD, DEPLOYED: "true"},
+            ["label %s is true (planned: false), so the GPU operator runs mig-manager on the node" % DEPLOYED],
+        ),
+        (
+            {**GUARD, CONFIG: "all-balanced"},
+            [
+                "label %s is all-balanced (planned: managed-by-openfleet-gpu), so mig-manager, if it runs on the node, "
+                "applies all-balanced and removes all other MIG instances" % CONFIG
+            ],
+        ),
+        (
+            {},
+            [
+                "label %s is missing (planned: false), so the GPU operator runs mig-manager on the node" % DEPLOYED,
+                "label %s is missing (planned: managed-by-openfleet-gpu), so mig-manager, if it runs on the node, "
+                "applies all-disabled and removes all other MIG instances" % CONFIG,
+            ],
+        ),
+    ],
+    ids=["protected", "enabled", "configured", "without labels"],
+)
+def test_labels_that_do_not_protect_the_layout_are_dangers(labels, dangers):
+    assert find(labels)["dangers"] == ["node n1: " + danger for danger in dangers]
+
+
+@pytest.mark.parametrize(("spec", "later"), [({}, ""), ({"migManager": {"enabled": False}}, " once it is enabled")])
+def test_danger_says_whether_mig_manager_is_enabled(spec, later):
+    (danger,) = find({**GUARD, DEPLOYED: "true"}, {"spec": spec})["dangers"]
+    assert danger.endswith("so the GPU operator runs mig-manager on the node" + later)
 
 
 @pytest.mark.parametrize("value", ["false", "paused-for-mig-change"])

@@ -17,10 +17,22 @@ from ..model import Node, Offer
 from ..protocol import Changes, Kind, Place, Removal
 from .api_objects import annotations_of, labels_of, name_of, texts
 
-# Label that prevents the GPU operator from running mig-manager on the node. By default, mig-manager would remove all
-# instances. The operator does not change a label that has a value.
+# Labels that protect the layout from the GPU operator's mig-manager. By default, mig-manager would remove all instances.
 # https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
-WITHOUT_MIG_MANAGER = {"nvidia.com/gpu.deploy.mig-manager": "false"}
+#
+# The operator does not change a label that has a value. It sets a missing or empty MIG_CONFIG_LABEL to all-disabled even if
+# mig-manager does not run on the node. If the operator finds no GPU for a moment, it deletes DEPLOY_LABEL, and later sets it
+# to true (labelGPUNodes in its controllers/state_manager.go). Therefore both labels are needed.
+DEPLOY_LABEL = "nvidia.com/gpu.deploy.mig-manager"
+MIG_CONFIG_LABEL = "nvidia.com/mig.config"
+# No configuration of mig-manager has this name. mig-manager then reports `failed` before it changes anything
+# (validateMigConfig in pkg/mig/reconfigure of mig-parted).
+NO_MIG_CONFIG = "managed-by-openfleet-gpu"
+WITHOUT_MIG_MANAGER = {DEPLOY_LABEL: "false", MIG_CONFIG_LABEL: NO_MIG_CONFIG}
+_REASONS = {
+    DEPLOY_LABEL: "keeps the GPU operator's mig-manager off the node",
+    MIG_CONFIG_LABEL: "no MIG configuration, so that mig-manager changes nothing if it is enabled later",
+}
 # Node annotation that records the values of labels before the first run. It is JSON, with null for a label that did not exist.
 # The request that changes the labels also writes this annotation, so that no label is changed without a record.
 LABELS_BEFORE = "openfleet.gpu/labels-before"
@@ -98,10 +110,7 @@ class KubernetesBackend:
         key, content = offer["config_name"], config_text(offer["config"])
         data = {} if not key or texts(config_map, "data").get(key) == content else {key: content}
         pending = self.pending_resources(offer, node, objects)
-        lines = [
-            "node %s: label %s: %s (%s)" % (place.node, name, value, _was(labels, name))
-            for name, value in desired.items()
-        ]
+        lines = label_lines(place.node, desired, labels)
         lines += ["ConfigMap %s/%s: write key %s" % (place.namespace, place.config_map, key) for key in data]
         return Changes(
             desired,
@@ -189,6 +198,19 @@ class KubernetesBackend:
         return metadata
 
 
+def label_lines(node: str, desired: Mapping[str, str], current: Mapping[str, str] | None = None) -> list[str]:
+    """Return a line of the plan for each label, with its purpose.
+
+    If the labels of the node are known (`current`), the line includes the previous value.
+    """
+    lines = []
+    for name, value in desired.items():
+        was = "" if current is None else "was %s" % text(current[name], 63) if name in current else "new"
+        notes = "; ".join(filter(None, [was, _REASONS.get(name, "")]))
+        lines.append("node %s: label %s: %s%s" % (node, name, value, " (%s)" % notes if notes else ""))
+    return lines
+
+
 def allocatable(node: Any, resource: re.Pattern[str]) -> dict[str, int]:
     """Return the allocatable number of each resource whose name matches."""
     status = node.get("status") if isinstance(node, Mapping) else None
@@ -219,7 +241,3 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 def _record(before: Mapping[str, str | None]) -> str:
     return json.dumps(before, sort_keys=True)
-
-
-def _was(labels: Mapping[str, str], name: str) -> str:
-    return "was %s" % text(labels[name], 63) if name in labels else "new"

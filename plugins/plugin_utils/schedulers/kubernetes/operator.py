@@ -6,8 +6,9 @@
 https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
 
 Labels of a node determine which components the operator deploys there. The operator adds missing labels and keeps existing
-values. While mig-manager changes a node, it uses these labels to pause other components. If it is interrupted, the components
-stay paused (https://github.com/NVIDIA/gpu-operator/issues/2833).
+values. One of its components, mig-manager, applies the configuration of the label nvidia.com/mig.config, and removes all other
+MIG instances. While mig-manager changes a node, it uses these labels to pause other components. If it is interrupted, the
+components stay paused (https://github.com/NVIDIA/gpu-operator/issues/2833).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Mapping, Sequence
 from ...host_values import text
 from ..protocol import Place
 from .api_objects import labels_of
-from .backend import WITHOUT_MIG_MANAGER
+from .backend import DEPLOY_LABEL, MIG_CONFIG_LABEL, WITHOUT_MIG_MANAGER
 
 _DEPLOY = "nvidia.com/gpu.deploy."
 _PLUGIN_LABEL = _DEPLOY + "device-plugin"
@@ -37,11 +38,13 @@ _PAUSED = "paused-for-openfleet-gpu"
 class Operator:
     """The state of the GPU operator on a node.
 
-    `is_there` is true if the operator manages the node. `problems` are the states that block a change.
+    `is_there` is true if the operator manages the node. `problems` are the states that block a change. `dangers` are the labels
+    with which mig-manager would change the layout.
     """
 
     is_there: bool
     problems: tuple[str, ...] = ()
+    dangers: tuple[str, ...] = ()
 
     @property
     def pausing(self) -> dict[str, str]:
@@ -58,9 +61,8 @@ def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
     labels = labels_of(node)
     deployed = {name for name in labels if name.startswith(_DEPLOY)} - set(WITHOUT_MIG_MANAGER)
     problems = [problem for policy in policies if place.config_map for problem in _config(policy, place)]
-    without = all(labels.get(name) == value for name, value in WITHOUT_MIG_MANAGER.items())
     state = labels.get(_MIG_STATE, "")
-    if state in _MIG_AT_WORK and not without:
+    if state in _MIG_AT_WORK and labels.get(DEPLOY_LABEL) != WITHOUT_MIG_MANAGER[DEPLOY_LABEL]:
         problems.append(
             "node %s: the GPU operator's mig-manager is changing its GPUs (label %s: %s). Wait until it is done (success or "
             "failed) and run again. Nothing was changed." % (place.node, _MIG_STATE, state)
@@ -71,7 +73,62 @@ def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
             "`kubectl label node %s %s=true --overwrite`. Nothing was changed."
             % (place.node, _PLUGIN_LABEL, labels[_PLUGIN_LABEL], place.node, _PLUGIN_LABEL)
         )
-    return Operator(bool(policies) or bool(deployed), tuple(problems))
+    return Operator(bool(policies) or bool(deployed), tuple(problems), tuple(_dangers(labels, policies, place.node)))
+
+
+def removal_problem(node: Any, policies: Sequence[Any], restored: Mapping[str, str | None], name: str) -> str:
+    """Return why the labels of a node cannot be restored, or an empty text.
+
+    With the previous labels, mig-manager would start and remove the layout's instances. The removal continues if mig-manager is
+    disabled in the ClusterPolicy, or if an administrator has already enabled it on the node.
+    """
+    policy = next(filter(_runs_mig_manager, policies), None)
+    if policy is None or restored.get(DEPLOY_LABEL, "false") not in (None, "true"):
+        return ""
+    config = restored.get(MIG_CONFIG_LABEL, labels_of(node).get(MIG_CONFIG_LABEL)) or _default_config(policy)
+    if not config:
+        return ""
+    return (
+        "node %s: with its previous labels, the GPU operator runs mig-manager, which applies %s and removes all other MIG "
+        "instances. To keep the instances, disable mig-manager (kubectl patch clusterpolicy %s --type merge "
+        '-p \'{"spec":{"migManager":{"enabled":false}}}\'). To leave the GPUs to mig-manager, run '
+        "`kubectl label node %s %s=true --overwrite`. Then run again. Nothing was changed."
+        % (name, text(config, 63), _policy_name(policy), name, DEPLOY_LABEL)
+    )
+
+
+def _dangers(labels: Mapping[str, str], policies: Sequence[Any], node: str) -> list[str]:
+    """Return the labels that do not protect the layout from mig-manager."""
+    disabled = policies and not any(map(_runs_mig_manager, policies))
+    consequences = {
+        DEPLOY_LABEL: "the GPU operator runs mig-manager on the node%s" % (" once it is enabled" if disabled else ""),
+        MIG_CONFIG_LABEL: "mig-manager, if it runs on the node, applies %s and removes all other MIG instances"
+        % (text(labels.get(MIG_CONFIG_LABEL) or "all-disabled", 63)),
+    }
+    return [
+        "node %s: label %s is %s (planned: %s), so %s"
+        % (node, name, text(labels[name], 63) if labels.get(name) else "missing", value, consequences[name])
+        for name, value in WITHOUT_MIG_MANAGER.items()
+        if labels.get(name) != value
+    ]
+
+
+def _runs_mig_manager(policy: Any) -> bool:
+    """Return whether the operator deploys mig-manager. This is its default."""
+    return _mapping(_mapping(policy, "spec"), "migManager").get("enabled") is not False
+
+
+def _default_config(policy: Any) -> str:
+    """Return the configuration that the operator selects on nodes without one.
+
+    It is empty only if the policy says so.
+    """
+    config = _mapping(_mapping(_mapping(policy, "spec"), "migManager"), "config")
+    return "" if config.get("default") == "" else "all-disabled"
+
+
+def _policy_name(policy: Any) -> str:
+    return text(_mapping(policy, "metadata").get("name") or "cluster-policy", 253)
 
 
 def _config(policy: Any, place: Place) -> list[str]:
@@ -82,7 +139,7 @@ def _config(policy: Any, place: Place) -> list[str]:
     config = text(_mapping(plugin, "config").get("name") or "", 253)
     if config == place.config_map:
         return []
-    name = text(_mapping(policy, "metadata").get("name") or "cluster-policy", 253)
+    name = _policy_name(policy)
     reads = "reads the ConfigMap %s" % config if config else "reads no ConfigMap"
     other = ", or set gpu_kubernetes_config_map: %s" % config if config else ""
     return [

@@ -28,7 +28,9 @@ MPS = {
 SLICED = {"gpus": [2], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 4}}
 WHOLE = {"gpus": [3], "sharing": "exclusive"}
 MIXED = [MIG, MPS, SLICED, WHOLE]
-LABEL, MIG_MANAGER = "openfleet.gpu/backend", "nvidia.com/gpu.deploy.mig-manager"
+LABEL = "openfleet.gpu/backend"
+# The labels that keep the GPU operator from changing the layout.
+GUARD = {"nvidia.com/gpu.deploy.mig-manager": "false", "nvidia.com/mig.config": "managed-by-openfleet-gpu"}
 OWNED = {"app.kubernetes.io/managed-by": "openfleet.gpu"}
 SELECTOR = "dra-driver-nvidia-gpu-component=kubelet-plugin"
 
@@ -111,7 +113,7 @@ def written(found):
 def follows(found):
     """Return the node, the ResourceSlice and the other objects that match the mapping."""
     first = changes(found, node(), GATED)
-    ready = node({LABEL: "nvidia_dra", MIG_MANAGER: "false"}, annotations=first["annotations"])
+    ready = node({LABEL: "nvidia_dra", **GUARD}, annotations=first["annotations"])
     return ready, [resource_slice(found["devices"]), GATED, *written(first)]
 
 
@@ -121,7 +123,7 @@ def named(objects):
 
 def test_new_node_gets_labels_classes_and_templates():
     found = changes(mapping(), node(), daemonset())
-    assert found["labels"] == {MIG_MANAGER: "false", LABEL: "nvidia_dra"}
+    assert found["labels"] == {**GUARD, LABEL: "nvidia_dra"}
     assert named(found["write"]) == [
         "DeviceClass mig-3g.40gb.openfleet.gpu",
         "DeviceClass mig-1g.10gb.openfleet.gpu",
@@ -328,7 +330,7 @@ def test_removal_deletes_the_objects_of_the_node_and_unused_classes():
     other = resource_slice({"MIG-other": "mig.nvidia.com/1g.10gb"}, name="n2")
     theirs = {"kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"}, "spec": {}}
     found = kubernetes_removal("n1", [ready], backend="nvidia_dra", objects=[*objects, other, theirs])
-    assert found["labels"] == {MIG_MANAGER: None, LABEL: None}
+    assert found["labels"] == dict.fromkeys([*GUARD, LABEL])
     assert named(found["delete"]) == [
         *("ResourceClaimTemplate n1-%d" % number for number in range(5)),
         "DeviceClass mig-3g.40gb.openfleet.gpu",
