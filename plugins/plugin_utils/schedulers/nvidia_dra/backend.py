@@ -45,7 +45,8 @@ class Dra(KubernetesBackend):
         "gpuResourcesEnabledOverride": True,
         "resources": {"computeDomains": {"enabled": False}},
         "featureGates": {"DynamicMIG": False, "MPSSupport": True, "TimeSlicingSettings": True},
-        "kubeletPlugin": {"nodeSelector": NODE_LABEL},
+        # The chart's affinity requires labels of node-feature-discovery, which a cluster may not have. None removes it.
+        "kubeletPlugin": {"nodeSelector": NODE_LABEL, "affinity": None},
     }
     refused = (
         r"""DynamicMIG["']?\s*[=:]\s*["']?(?i:true)""",
