@@ -73,7 +73,8 @@ _value:
       C(pending_text) describes these resources. C(restart) is true if the plugin must restart, because no label notifies the
       plugin of the change. C(lines) are lines of a plan. C(in_step) is true if the cluster needs no change.
     - C(delete) lists objects of the cluster to delete first, and C(write) objects to create or change.
-      C(lost) lists pods whose device no longer exists, each with its UID and name.
+      C(lost) lists pods whose device no longer exists, and C(replaced) pods with GPUs of another component. Each has its UID and
+      name.
   type: dict
 """
 

@@ -23,6 +23,7 @@ pytest.importorskip("kubernetes")
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes import client
 from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.client import ClusterError
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.objects import Reader
 from ansible_collections.openfleet.gpu.plugins.modules import kubernetes_eviction
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import pods as audit_pods
 
@@ -176,6 +177,20 @@ def test_malformed_answer_is_an_error_with_its_place(api, body):
     api.body = body
     with pytest.raises(ClusterError, match="Kubernetes node n1: the API server answers with something other than pods"):
         api.pods()
+
+
+@pytest.mark.parametrize("name", ["..", "../secrets", "pods?watch=true", "a\r\nb", "", 1, None])
+def test_name_of_a_kind_cannot_redirect_a_request(api, name):
+    api.body = json.dumps({"resources": [{"name": name, "kind": "Pod"}, "x", None]}).encode()
+    assert Reader(core(api)).list("v1", "Pod") is None
+    assert api.paths == ["/api/v1"]
+
+
+def test_endless_list_of_objects_is_refused(api, monkeypatch):
+    monkeypatch.setattr(client, "_MOST_BYTES", 1 << 10)
+    api.body = json.dumps({"resources": [], "items": ["x" * (1 << 20)]}).encode()
+    with pytest.raises(ClusterError, match="v1 Pod: it cannot be read: its answer is larger than"):
+        Reader(core(api)).list("v1", "Pod")
 
 
 @pytest.mark.parametrize("message", [FORGED, ["x"], {"a": FORGED}, "x" * (50 << 20), 1 << 70])

@@ -5,8 +5,8 @@
 The figures are the time until a new layout is offered, disturbed pods, and API requests. The cluster is that of
 tests/kubernetes with one node. The API server, scheduler, kubelet and NVIDIA's device plugin are real, and the GPUs are
 simulated. A second cluster, with a node of Debian 13, has NVIDIA's DRA driver instead of the device plugin.
-site.yml runs with the role's defaults and the permissions of the role's manifest. SEED selects the
-transitions of the eviction plan, and CASES sets their number.
+site.yml runs with the role's defaults and the permissions of the role's manifest. SEED selects the transitions of the
+eviction plan and of the DRA driver, and CASES sets the number of the former.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
@@ -57,8 +60,12 @@ RESTS = (
     [{"profile": "2g.20gb"}, {"profile": "1g.10gb"}],
     [{"profile": "1g.10gb", "count": 3}],
 )
+KINDS = ("mig", "mps", "time_slicing", "exclusive")
+#: Share of the transitions that exchange two GPUs.
+EXCHANGES = 0.4
 APPLIED = "openfleet.gpu.gpu_layout : Apply the layout"
 OFFERED = "openfleet.gpu.gpu_kubernetes : Read the resources of the node"
+_NUMBERS = itertools.count()
 READING = ("get", "list", "watch")
 MIG = "nvidia.com/mig-%s"
 
@@ -66,7 +73,8 @@ MIG = "nvidia.com/mig-%s"
 def figures(options):
     """Yield (name, value, unit) or (name, None, reason)."""
     count = amount(options, PLANNED_TRANSITIONS, 50, "CASES")
-    needless, evicted, others = planned_evictions(int(options.get("SEED") or 1), count)
+    seed = int(options.get("SEED") or 1)
+    needless, evicted, others = planned_evictions(seed, count)
     print(f"bench: {count} planned transitions evict {evicted} pods and leave {others}", file=sys.stderr)
     yield "kubernetes_pods_disturbed_needlessly_planned", needless, "count"
     missing = why_no_cluster()
@@ -87,7 +95,7 @@ def figures(options):
     from tests.kubernetes import dra
 
     missing = dra.why_not()
-    yield from ((name, None, missing) for name in WITH_DRA) if missing else with_dra(dra, TRANSITIONS)
+    yield from ((name, None, missing) for name in WITH_DRA) if missing else with_dra(dra, seed, TRANSITIONS)
 
 
 def why_no_cluster() -> str:
@@ -193,65 +201,162 @@ def on_cluster(cluster, clusters, transitions, delays):
     yield from zip(ON_CLUSTER, values, units)
 
 
-def with_dra(dra, transitions):
+def with_dra(dra, seed, transitions):
     """Change the layout of a node with the DRA driver several times.
 
-    Yields the figures of WITH_DRA. A pod runs on each kind of sharing. Only the pod on a changed instance may end.
+    Yields the figures of WITH_DRA. A pod runs on each GPU and on each instance. A transition that creates or removes no device
+    has no time until its slices.
     """
     os.environ["LAB_RELEASE"] = "trixie"
     build = HERE.parent / "lab" / "image" / "build"
     subprocess.run([str(build), "kubernetes"], check=True, stdout=sys.stderr)
+    moves = random_moves(seed, transitions)
     with tempfile.TemporaryDirectory(prefix="openfleet-bench-") as folder, dra.running(
-        Path(folder) / "plane", mixed_with(RESTS[0])
+        Path(folder) / "plane", mixed(moves[0])
     ) as cluster:
-        variables = {
-            "gpu_kubernetes_backend": "nvidia_dra",
-            "gpu_kubernetes_kubeconfig": str(dra.role_kubeconfig(cluster)),
-            "gpu_kubernetes_plugin_manifest": str(dra.MANIFEST),
-            "gpu_kubernetes_plugin_sha256": hashlib.sha256(dra.MANIFEST.read_bytes()).hexdigest(),
-            "gpu_kubernetes_plugin_kubeconfig": str(cluster.plane.kubeconfig),
-        }
-        site(cluster, variables, mixed_with(RESTS[0]))
-        staying = {"large": "mig-0-3g.40gb", "mps": "mps-1", "sliced": "time-slicing-2", "whole": "exclusive-3"}
-        for name, template in staying.items():
-            create(cluster, claiming(dra, name, template))
-        before = {name: state(cluster.runs(name)) for name in staying}
-        seconds, needless = [], 0
-        pairs = itertools.pairwise(itertools.islice(itertools.cycle(RESTS), transitions + 1))
-        for number, (old, new) in enumerate(pairs):
-            name = "moves-%d" % number
-            create(cluster, claiming(dra, name, "mig-0-%s" % old[-1]["profile"]))
-            uuid = dra.device_of(cluster, cluster.runs(name))["uuid"]
-            ends = ends_of(site(cluster, variables, mixed_with(new)))
-            seconds.append((ends[OFFERED] - ends[APPLIED]).total_seconds())
-            gone, survives = cluster.pod(name) is None, uuid in devices(cluster)
-            if not survives and not gone:
-                raise AssertionError(f"the pod {name} exists, and its instance does not")
-            disturbed = [each for each in staying if state(cluster.pod(each)) != before[each]]
-            needless += len(disturbed) + (survives and gone)
-            print(
-                f"bench: DRA transition {number + 1} of {transitions}: {seconds[-1]:.1f} s to slices, "
-                f"disturbed without need: {disturbed or 'none'}",
-                file=sys.stderr,
-            )
-            if not gone:
-                cluster.plane.call("DELETE", "/api/v1/namespaces/default/pods/%s?gracePeriodSeconds=0" % name)
-    yield WITH_DRA[0], statistics.median(seconds), "s"
+        yield from dra_transitions(dra, cluster, moves)
+
+
+def dra_transitions(dra, cluster, moves):
+    """Apply each layout of `moves` in turn, and yield the figures of WITH_DRA."""
+    variables = {
+        "gpu_kubernetes_backend": "nvidia_dra",
+        "gpu_kubernetes_kubeconfig": str(dra.role_kubeconfig(cluster)),
+        "gpu_kubernetes_plugin_manifest": str(dra.MANIFEST),
+        "gpu_kubernetes_plugin_sha256": hashlib.sha256(dra.MANIFEST.read_bytes()).hexdigest(),
+        "gpu_kubernetes_plugin_kubeconfig": str(cluster.plane.kubeconfig),
+    }
+    site(cluster, variables, mixed(moves[0]))
+    pods = with_claims(dra, cluster, moves[0], {})
+    seconds, needless = [], 0
+    for number, (old, new) in enumerate(itertools.pairwise(moves), 1):
+        present = devices(cluster)
+        ends = ends_of(site(cluster, variables, mixed(new)))
+        remaining = devices(cluster)
+        took = (ends[OFFERED] - ends[APPLIED]).total_seconds() if OFFERED in ends else 0.0
+        if remaining != present:
+            seconds.append(took)
+        disturbed, kept = [], {}
+        for name, pod in pods.items():
+            same = state(cluster.pod(name)) == pod.state
+            if pod.uuid not in remaining:
+                if same:
+                    raise AssertionError(f"transition {number}: the pod {name} runs, and its device does not exist")
+            elif old[pod.gpu]["sharing"] == new[pod.gpu]["sharing"]:
+                if not same or uuid_of(dra, cluster, name) != pod.uuid:
+                    disturbed.append(name)
+                else:
+                    kept[name] = pod
+            elif same:
+                # The GPU is shared in another way now, so the pod's claim keeps new pods from it.
+                delete(cluster, name)
+        needless += len(disturbed)
+        print(
+            f"bench: DRA transition {number} of {len(moves) - 1}: {took:.1f} s, {len(present - remaining)} devices removed, "
+            f"{len(remaining - present)} created, {len(kept)} of {len(pods)} pods kept, "
+            f"disturbed without need: {disturbed or 'none'}",
+            file=sys.stderr,
+        )
+        for name in disturbed:
+            delete(cluster, name)
+        pods = with_claims(dra, cluster, new, kept)
+    yield (
+        WITH_DRA[0],
+        statistics.median(seconds) if seconds else None,
+        "s" if seconds else "no transition changes a device",
+    )
     yield WITH_DRA[1], needless, "count"
 
 
-def mixed_with(rest):
-    """Return a layout with four kinds of sharing.
+class Claiming(NamedTuple):
+    """A pod with a claim, and the number of its GPU.
 
-    On the GPU with MIG, the first instance stays.
+    `uuid` is that of its device.
     """
-    limits = {"name": "inference", "clients": 4, "active_thread_percentage": 25, "pinned_memory_limit": "18GiB"}
-    return [
-        {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, *rest]},
-        {"gpus": [1], "sharing": "mps", "mps": limits},
-        {"gpus": [2], "sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 4}},
-        {"gpus": [3], "sharing": "exclusive"},
-    ]
+
+    gpu: int
+    template: str
+    uuid: str
+    state: tuple
+
+
+def random_moves(seed, count):
+    """Return count + 1 layouts of one node, each as a list with the entry of each GPU.
+
+    Each layout has MIG, MPS, time slices and a whole GPU. A move exchanges two GPUs, or changes the instances, the limits or the
+    time slice. The same seed returns the same layouts.
+    """
+    rng = random.Random(seed)
+    entries = [_entry(kind, rng) for kind in KINDS]
+    moves = [list(entries)]
+    while len(moves) <= count:
+        changed = list(moves[-1])
+        first, second = rng.sample(range(len(changed)), 2)
+        if rng.random() < EXCHANGES:
+            changed[first], changed[second] = changed[second], changed[first]
+        else:
+            changed[first] = _entry(changed[first]["sharing"], rng)
+        if changed != moves[-1]:
+            moves.append(changed)
+    return moves
+
+
+def _entry(kind, rng):
+    """Return an entry without its GPU."""
+    if kind == "mig":
+        return {"sharing": kind, "mig": [{"profile": "3g.40gb"}, *rng.choice(RESTS)]}
+    if kind == "mps":
+        clients = rng.choice((2, 4))
+        limits = {"active_thread_percentage": 100 // clients, "pinned_memory_limit": "%dGiB" % (72 // clients)}
+        return {"sharing": kind, "mps": {"name": "inference", "clients": clients, **limits}}
+    if kind == "time_slicing":
+        return {"sharing": kind, "time_slicing": {"slice": rng.choice(("short", "medium", "long")), "replicas": 4}}
+    return {"sharing": kind}
+
+
+def mixed(entries):
+    """Return the layout of these entries, one for each GPU."""
+    return [{"gpus": [number], **entry} for number, entry in enumerate(entries)]
+
+
+def with_claims(dra, cluster, entries, kept):
+    """Start a pod on each device without one, and return the pods by name."""
+    used = Counter(pod.template for pod in kept.values())
+    pods, created = dict(kept), {}
+    for gpu, entry in enumerate(entries):
+        numbers = Counter()
+        for each in entry.get("mig", ()):
+            numbers["mig-%d-%s" % (gpu, each["profile"])] += each.get("count", 1)
+        if not numbers:
+            numbers["%s-%d" % (entry["sharing"].replace("_", "-"), gpu)] = 1
+        for template, number in numbers.items():
+            for _pod in range(number - used[template]):
+                name = "pod-%d" % next(_NUMBERS)
+                create(cluster, claiming(dra, name, template))
+                created[name] = (gpu, template)
+    for name, (gpu, template) in created.items():
+        pod = cluster.runs(name)
+        pods[name] = Claiming(gpu, template, dra.device_of(cluster, pod)["uuid"], state(pod))
+    return pods
+
+
+def uuid_of(dra, cluster, name):
+    """Return the UUID of the pod's device.
+
+    None if the pod does not exist, or the device is not published.
+    """
+    pod = cluster.pod(name)
+    try:
+        return dra.device_of(cluster, pod)["uuid"] if pod else None
+    except KeyError:
+        return None
+
+
+def delete(cluster, name) -> None:
+    """Delete a pod if it exists, and wait until it is gone."""
+    if cluster.pod(name):
+        cluster.plane.call("DELETE", "/api/v1/namespaces/default/pods/%s?gracePeriodSeconds=0" % name)
+        cluster.plane.wait(lambda: cluster.pod(name) is None, "no pod %s" % name)
 
 
 def claiming(dra, name, template):
@@ -335,7 +440,8 @@ def state(pod) -> tuple | None:
 
 
 def devices(cluster) -> set[str]:
-    """Return the UUIDs of the node's MIG devices."""
+    """Return the UUIDs of the node's MIG devices and whole GPUs."""
     gpus = cluster.module(NODE, "openfleet.gpu.gpu_info")["gpus"]
+    whole = {gpu["uuid"] for gpu in gpus if not gpu["mig"]["enabled"]}
     instances = [instance for gpu in gpus for instance in gpu["mig"]["instances"]]
-    return {part["mig_uuid"] for instance in instances for part in instance["compute_instances"]}
+    return whole | {part["mig_uuid"] for instance in instances for part in instance["compute_instances"]}

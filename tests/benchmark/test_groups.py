@@ -91,3 +91,13 @@ def test_a_figure_without_a_value_needs_a_known_reason():
     assert without_reason(printed) == ["mig_module_noop: ModuleNotFoundError: No module named 'documented'"]
     assert without_reason({"demo_cold": "n/a not measured yet: `make clean demo` measures it"}) == []
     assert len(without_reason({"demo_cold": "n/a OSError: gone"})) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_transitions_of_the_dra_driver_keep_four_kinds_of_sharing(seed):
+    bench = importlib.import_module("tests.benchmark.bench_kubernetes")
+    moves = bench.random_moves(seed, bench.TRANSITIONS)
+    assert len(moves) == bench.TRANSITIONS + 1 and moves == bench.random_moves(seed, bench.TRANSITIONS)
+    for entries in moves:
+        assert sorted(entry["sharing"] for entry in entries) == sorted(bench.KINDS)
+    assert all(old != new for old, new in zip(moves, moves[1:]))

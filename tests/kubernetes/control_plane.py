@@ -180,6 +180,15 @@ class ControlPlane:
         path.write_text(json.dumps(config))
         return path
 
+    @property
+    def authority(self) -> Path:
+        """Return the certificate of the authority that signs all others."""
+        return self._authority.certificate
+
+    def certificate(self, name: str, addresses: Sequence[str]) -> Path:
+        """Return a server's certificate. Its key has the suffix .key."""
+        return self._authority.issue(name, list(addresses))
+
     def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict:
         """Send a request to the API server as an administrator.
 

@@ -20,8 +20,9 @@ from tests.kubernetes.go_programs import GoModule
 NODE = "node1"
 NAMESPACE = "dra-driver-nvidia-gpu"
 MANIFEST = Path(__file__).with_name("dra-driver.yml")
-_RIGHTS = clusters.REPOSITORY / "roles" / "gpu_kubernetes" / "files" / "rbac-dra.yml"
+RIGHTS = clusters.REPOSITORY / "roles" / "gpu_kubernetes" / "files" / "rbac-dra.yml"
 _DRIVER = "sigs.k8s.io/dra-driver-nvidia-gpu"
+PROGRAM, WEBHOOK = _DRIVER + "/cmd/gpu-kubelet-plugin", _DRIVER + "/cmd/webhook"
 # The driver looks for NVML in fixed folders, and the library of the simulator is in none of them. An MPS daemon's pod is not in
 # the host's network, so containerd asks a CNI plugin for a network. The daemon uses only sockets in a folder.
 _PREPARE = r"""
@@ -67,6 +68,11 @@ def why_not() -> str:
     return GoModule("dra").problem()
 
 
+def chart() -> Path:
+    """Return the folder of the driver's Helm chart."""
+    return GoModule("dra").source(_DRIVER) / "deployments" / "helm" / "dra-driver-nvidia-gpu"
+
+
 @contextlib.contextmanager
 def running(folder: Path, layout: list) -> Iterator[clusters.Cluster]:
     """Run a cluster of one node with this layout until the end of the block.
@@ -74,7 +80,7 @@ def running(folder: Path, layout: list) -> Iterator[clusters.Cluster]:
     The driver is not installed.
     """
     module = GoModule("dra", cgo=True)
-    programs = module.build(_DRIVER + "/cmd/gpu-kubelet-plugin")
+    programs = module.build(PROGRAM)
     with clusters.running(folder, [NODE]) as cluster:
         shutil.copy(programs / "gpu-kubelet-plugin", cluster.folder)
         shutil.copytree(module.source(_DRIVER) / "templates", cluster.folder / "templates")
@@ -90,7 +96,7 @@ def role_kubeconfig(cluster: clusters.Cluster) -> Path:
     """Return a kubeconfig of the role's account, with the rights of both manifests."""
     for name in ("nvidia-device-plugin", NAMESPACE):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    cluster.plane.kubectl("apply", "--filename=%s" % _RIGHTS)
+    cluster.plane.kubectl("apply", "--filename=%s" % RIGHTS)
     return cluster.role_kubeconfig()
 
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.kubernetes import cdi, dra
+from tests.kubernetes import cluster as clusters
 from tests.kubernetes.cluster import REPOSITORY
 from tests.kubernetes.dra import NODE
 
@@ -39,6 +40,9 @@ REST = [
     {"gpus": [3], "sharing": "exclusive"},
 ]
 MIXED = [MIG, *REST]
+#: A layout that the device plugin supports too.
+OLD = [MIG, {"gpus": [1, 2, 3], "sharing": "exclusive"}]
+PLUGIN = dra.MANIFEST.with_name("device-plugin.yml")
 #: The change keeps the large instance of the first GPU, and replaces the small ones.
 CHANGED = [{**MIG, "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}, *REST]
 TEMPLATES = {
@@ -204,3 +208,73 @@ def test_removal_leaves_no_object_of_the_role(cluster, site):
     assert not {"openfleet.gpu/backend", "nvidia.com/gpu.deploy.mig-manager"} & set(labels)
     # Running pods keep their devices.
     pod_of(cluster, "whole")
+
+
+def section(title):
+    """Return the text of a section of the README, for this test's node."""
+    text = README.read_text().split("\n## %s\n" % title)[1].split("\n## ")[0]
+    return text.replace("h100-01", NODE)
+
+
+def commands(text):
+    """Return the words of each kubectl command in the text."""
+    return [line.split() for line in re.findall(r"\$ kubectl (.+)", text)]
+
+
+def test_node_moves_from_the_device_plugin_as_the_readme_says(cluster, site):
+    """Follow the section of the README.
+
+    Pods keep running without the plugin. The plan names them, and the run evicts only them.
+    """
+    cluster.plane.kubectl("delete", "deployments,pods", "--all", "--namespace=default", "--wait=true")
+    how_to = section("Move from the device plugin to the DRA driver")
+    [affinity] = re.findall(r"```yaml\n(.*?)```", how_to, re.DOTALL)
+    plugin = list(yaml.safe_load_all(PLUGIN.read_text()))
+    plugin[-1]["spec"]["template"]["spec"]["affinity"] = yaml.safe_load(affinity)
+    cluster.apply(*plugin)
+    by_plugin = {
+        "gpu_kubernetes_backend": "nvidia_device_plugin",
+        "gpu_kubernetes_plugin_manifest": "",
+        # The kubelet of this node applies a new key within 5 s (node/kubelet.yml).
+        "gpu_kubernetes_config_delay": 10,
+    }
+    site(OLD, **by_plugin)
+    offered = {"nvidia.com/gpu": 3, "nvidia.com/mig-3g.40gb": 1, "nvidia.com/mig-1g.10gb": 2}
+    cluster.offers(NODE, offered)
+    requests = {"old-whole": {"nvidia.com/gpu": 1}, "old-mig": {"nvidia.com/mig-3g.40gb": 1}, "none": {}}
+    for name, resources in requests.items():
+        template = {"metadata": {"labels": {"app": name}}, "spec": clusters.sleeping(resources)}
+        item = deployment(name, "")
+        cluster.apply({**item, "spec": {**item["spec"], "template": template}})
+    pods = {name: pod_of(cluster, name) for name in requests}
+
+    take_off, back = commands(how_to)
+    cluster.plane.kubectl(*take_off)
+    cluster.offers(NODE, {})
+    assert {name: state(pod_of(cluster, name)) for name in requests} == {name: state(pods[name]) for name in requests}
+    names = sorted("default/%s" % pods[name]["metadata"]["name"] for name in ("old-mig", "old-whole"))
+    refused = " ".join(
+        site(MIXED, "--check", fails=True, gpu_drain_kubernetes=False, gpu_layout_on_busy="fail").split()
+    )
+    assert "these pods use GPUs of the device plugin: " in refused, refused[-3000:]
+    listed = refused.partition("these pods use GPUs of the device plugin: ")[2].partition(". The DRA driver would")[0]
+    assert sorted(listed.split(", ")) == names
+    assert {name: state(pod_of(cluster, name)) for name in requests} == {name: state(pods[name]) for name in requests}
+
+    site(MIXED)
+    assert sorted(device["type"] for device in dra.devices(cluster).values()) == ["gpu"] * 3 + ["mig"] * 3
+    assert state(pod_of(cluster, "none")) == state(pods["none"])
+    for name in ("old-whole", "old-mig"):
+        assert cluster.pod(pods[name]["metadata"]["name"]) is None
+    cluster.apply(deployment("whole", TEMPLATES["whole"]))
+    assert gpu_nodes(cdi.nodes_in(cluster, pod_of(cluster, "whole"))) == {"/dev/nvidia3"}
+
+    cluster.plane.kubectl("delete", "deployment", "whole", "--wait=true")
+    cluster.plane.wait(lambda: not cluster.pods("app=whole"), "no pod with a claim")
+    site(MIXED, gpu_kubernetes_state="absent")
+    cluster.plane.kubectl(*back)
+    site(OLD, **by_plugin)
+    cluster.offers(NODE, offered)
+    # The pods that were evicted have waited for the plugin.
+    for name in ("old-whole", "old-mig"):
+        pod_of(cluster, name)

@@ -18,7 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.nvidia_dra import objects
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.nvidia_dra.backend import Dra
+from tests.kubernetes import dra
 from tests.kubernetes.control_plane import REPOSITORY
+from tests.kubernetes.test_dra_webhook import PATH, RULES
 
 #: This is not the plugin's usual namespace, because other tests on the same API server create that one.
 NAMESPACE, CONFIG_MAP = "plugin-by-chart", "openfleet-gpu-device-plugin"
@@ -124,3 +128,47 @@ def test_role_installs_the_plugin_from_a_chart_once(api_server, helm, tmp_path):
     assert config_map["data"] == {"default": "version: v1\n"}
     assert len(config_map["metadata"]["annotations"]["openfleet.gpu/plugin"]) == 64
     assert "changed=0" in installed()
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(bool(dra.why_not()), reason="Go is too old for the DRA driver")
+def test_role_installs_nvidias_chart_of_the_dra_driver_once(api_server, helm, tmp_path):
+    namespace = "dra-by-chart"
+    chart = tmp_path / "driver.tgz"
+    with tarfile.open(chart, "w:gz") as archive:
+        archive.add(dra.chart(), "dra-driver-nvidia-gpu")
+    # The webhook's Service has no pods here.
+    webhook = {"enabled": True, "failurePolicy": "Ignore", "tls": {"mode": "secret", "secret": {"name": "webhook"}}}
+    given = {
+        **variables(chart, api_server.kubeconfig),
+        "gpu_kubernetes_backend": "nvidia_dra",
+        "gpu_kubernetes_namespace": namespace,
+        "gpu_kubernetes_plugin_values": {"webhook": webhook},
+    }
+    path = "%s:%s" % (helm, os.environ["PATH"])
+    done = install(tmp_path, given, path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        name = "dra-driver-nvidia-gpu-kubelet-plugin"
+        found = api_server.call("GET", "/apis/apps/v1/namespaces/%s/daemonsets/%s" % (namespace, name))
+        # The role finds the driver's pods and its feature gates.
+        listed = {**found, "kind": "DaemonSet"}
+        assert objects.daemonset([listed], Dra.defaults["selector"]) is listed
+        enabled = {"DynamicMIG": "false", "MPSSupport": "true", "TimeSlicingSettings": "true"}
+        assert enabled.items() <= objects.gates(listed).items()
+        spec = found["spec"]["template"]["spec"]
+        assert [each["name"] for each in spec["containers"]] == ["gpus"]
+        # Only the role's label selects nodes, also in a cluster without node-feature-discovery.
+        assert spec["nodeSelector"] == {"openfleet.gpu/backend": "nvidia_dra"}
+        assert "affinity" not in spec
+        for each in ("gpu.nvidia.com", "mig.nvidia.com"):
+            assert api_server.find("/apis/resource.k8s.io/v1/deviceclasses/" + each)
+        hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+        [hook] = api_server.call("GET", "%s/dra-driver-nvidia-gpu-webhook-config" % hooks)["webhooks"]
+        assert hook["clientConfig"]["service"]["path"] == PATH
+        assert [{key: sorted(rule[key]) for key in RULES} for rule in hook["rules"]] == [RULES]
+        again = install(tmp_path, given, path)
+        assert "changed=0" in again.stdout, again.stdout
+    finally:
+        command = [str(helm / "helm"), "--kubeconfig=%s" % api_server.kubeconfig, "--namespace=" + namespace]
+        subprocess.run([*command, "uninstall", "dra-driver-nvidia-gpu"], check=True, stdout=subprocess.DEVNULL)

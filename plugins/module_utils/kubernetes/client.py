@@ -47,6 +47,8 @@ _KEY, _VALUE = 317, 63
 # Annotation that the kubelet sets on static pods: https://kubernetes.io/docs/reference/labels-annotations-taints/
 MIRROR = "kubernetes.io/config.mirror"
 _NOT_FOUND, _FORBIDDEN = 404, 403
+# Errors of a request.
+REQUEST_ERRORS: tuple[Any, ...] = (ApiException, HTTPError)
 
 
 class ClusterError(FleetError):

@@ -30,7 +30,7 @@ class Place:
 class Changes:
     """Pending changes of a node.
 
-    labels        node labels to set
+    labels        node labels to set. The value None removes a label
     annotations   node annotations to set together with the labels
     opt_out       node metadata to set before the layout of the host is changed, or empty
     data          keys of the ConfigMap to write, with their content
@@ -40,11 +40,12 @@ class Changes:
     delete        objects of the API to delete first, each with `apiVersion`, `kind` and the names in `metadata`
     write         objects of the API to create or change. Fields that are missing in an object are kept
     lost          pods of the node with a device that no longer exists: (UID, namespace/name)
+    replaced      pods of the node with GPUs of another component, which must end first: (UID, namespace/name)
     problems      reasons why no change may be made
     lines         lines of the plan
     """
 
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     opt_out: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, str] = field(default_factory=dict)
@@ -54,13 +55,15 @@ class Changes:
     delete: tuple[Mapping[str, Any], ...] = ()
     write: tuple[Mapping[str, Any], ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
+    replaced: tuple[tuple[str, str], ...] = ()
     problems: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
 
     @property
     def in_step(self) -> bool:
         """Return whether the node matches the offer."""
-        return not (self.problems or self.labels or self.data or self.pending or self.delete or self.write or self.lost)
+        pods = self.lost or self.replaced
+        return not (self.problems or self.labels or self.data or self.pending or self.delete or self.write or pods)
 
 
 @dataclass(frozen=True)

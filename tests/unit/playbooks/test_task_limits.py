@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted([*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")])
 #: Modules that call an API server. Those of kubernetes.core have no request timeout.
-CLUSTER = ("kubernetes.core.", "openfleet.gpu.kubernetes_eviction")
+CLUSTER = ("kubernetes.core.", "openfleet.gpu.kubernetes_")
 #: By file: the tasks that query a host without changing it.
 QUESTIONS = {
     "playbooks/audit.yml": ("openfleet.gpu.gpu_info", "ansible.builtin.raw"),
@@ -56,3 +56,13 @@ def test_every_task_of_the_plan_has_a_timeout():
     assert limits["Plan (every host, nothing changes)"] == 1800
     # If the controller abandons a change, the change continues on the host without supervision.
     assert limits["Apply (in waves, a canary first)"] is None
+
+
+@pytest.mark.parametrize("path", [file for file in FILES if "gpu_kubernetes" in file.parts], ids=lambda path: path.name)
+def test_cluster_tasks_do_not_loop(path):
+    """Handle all objects with one execution, because each execution takes seconds.
+
+    A node has one pod of the plugin or driver.
+    """
+    looping = [task["name"] for task in of_modules(path, CLUSTER) if "loop" in task]
+    assert looping == (["Restart the plugin or driver on the node"] if path.name == "restart.yml" else [])

@@ -43,6 +43,7 @@ KEPT = {
         "grace_period=1": "the process ignores SIGTERM",
         "threading.Timer(1.5)": "the run may also find the job ended",
     },
+    "tests/kubernetes/dra_node.py": {"self._stopped.wait(0.2)": "it is called in a loop until the test ends it"},
     "tests/kubernetes/test_role.py": {"gpu_kubernetes_timeout=2": TIMEOUT, "'gpu_drain_timeout': 2": TIMEOUT},
     "tests/kubernetes/test_site.py": {"gpu_kubernetes_timeout=3": TIMEOUT},
     "tests/lab/test_clients.py": {"time.sleep(1)": AT_LEAST},

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from ...host_values import text
 from ..model import Node, Offer
 from ..protocol import Changes, Kind, Place, Removal
+from ..registry import KEYS, backend
 from .api_objects import annotations_of, labels_of, name_of, texts
 
 # Labels that protect the layout from the GPU operator's mig-manager. By default, mig-manager would remove all instances.
@@ -45,7 +46,7 @@ class KubernetesBackend:
     """Base of the backends for Kubernetes.
 
     If `applies` is true, the backend sets the attributes below. Its offers must only use the labels in `fixed_labels` and
-    `config_label`. If a record of earlier labels contains any other label, the record counts as unreadable.
+    `config_label`. If a record of earlier labels contains a label of no backend, the record counts as unreadable.
 
     fixed_labels  labels with the same value on each node
     early_labels  names of fixed labels that are set before the layout of the host changes
@@ -90,6 +91,7 @@ class KubernetesBackend:
 
         `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. If the ConfigMap does
         not exist, the changes create it. `objects` are the objects of `offered_in` and `reads`.
+        Labels that another backend has set get their earlier values.
         """
         if not isinstance(node, Mapping):
             problem = (
@@ -105,8 +107,13 @@ class KubernetesBackend:
                 % (place.node, LABELS_BEFORE, place.node, LABELS_BEFORE)
             )
             return Changes(problems=(problem,))
-        desired = {name: value for name, value in offer["labels"].items() if labels.get(name) != value}
+        desired: dict[str, str | None] = {
+            name: value for name, value in offer["labels"].items() if labels.get(name) != value
+        }
         unrecorded = {name: labels.get(name) for name in desired if name not in before}
+        former = {name: value for name, value in before.items() if name not in offer["labels"]}
+        desired.update((name, value) for name, value in former.items() if _is_own(name, labels.get(name, "")))
+        record = {name: value for name, value in {**before, **unrecorded}.items() if name not in former}
         key, content = offer["config_name"], config_text(offer["config"])
         data = {} if not key or texts(config_map, "data").get(key) == content else {key: content}
         pending = self.pending_resources(offer, node, objects)
@@ -114,7 +121,7 @@ class KubernetesBackend:
         lines += ["ConfigMap %s/%s: write key %s" % (place.namespace, place.config_map, key) for key in data]
         return Changes(
             desired,
-            {LABELS_BEFORE: _record({**before, **unrecorded})} if unrecorded else {},
+            {LABELS_BEFORE: _record(record)} if record != before else {},
             self._opt_out(desired, before, unrecorded),
             data,
             pending,
@@ -139,7 +146,7 @@ class KubernetesBackend:
                 % (name, LABELS_BEFORE)
             )
             return Removal(problems=(problem,))
-        back = {label: value for label, value in before.items() if self._is_own(label, labels.get(label, ""))}
+        back = {label: value for label, value in before.items() if _is_own(label, labels.get(label, ""))}
         used = {labels_of(other).get(self.config_label) for other_name, other in by_name.items() if other_name != name}
         used.add(back.get(self.config_label, labels.get(self.config_label)))
         keys = [key for key in texts(config_map, "data") if OWN_KEY.fullmatch(key) and key not in used]
@@ -164,11 +171,6 @@ class KubernetesBackend:
         parts = ["%s %d (planned %d)" % (name, offered, planned) for name, (planned, offered) in pending.items()]
         return ", ".join(filter(None, [*parts, self.cause(pending)]))
 
-    def _is_own(self, label: str, value: str) -> bool:
-        if label == self.config_label:
-            return OWN_KEY.fullmatch(value) is not None
-        return self.fixed_labels.get(label) == value
-
     def _before(self, node: Mapping[str, Any]) -> dict[str, str | None] | None:
         """Return the label values that the node's annotation records.
 
@@ -181,12 +183,12 @@ class KubernetesBackend:
             recorded = json.loads(written)
         except ValueError:
             return None
-        if not isinstance(recorded, dict) or not set(recorded) <= {self.config_label, *self.fixed_labels}:
+        if not isinstance(recorded, dict) or not all(map(_is_label, recorded)):
             return None
         return recorded if all(value is None or isinstance(value, str) for value in recorded.values()) else None
 
     def _opt_out(
-        self, desired: Mapping[str, str], before: Mapping[str, str | None], unrecorded: Mapping[str, str | None]
+        self, desired: Mapping[str, str | None], before: Mapping[str, str | None], unrecorded: Mapping[str, str | None]
     ) -> dict[str, Any]:
         early = {name: desired[name] for name in self.early_labels if name in desired}
         if not early:
@@ -198,16 +200,18 @@ class KubernetesBackend:
         return metadata
 
 
-def label_lines(node: str, desired: Mapping[str, str], current: Mapping[str, str] | None = None) -> list[str]:
+def label_lines(
+    node: str, desired: Mapping[str, str | None], current: Mapping[str, str] | None = None
+) -> list[str]:
     """Return a line of the plan for each label, with its purpose.
 
-    If the labels of the node are known (`current`), the line includes the previous value.
+    A label with the value None is removed. If the labels of the node are known (`current`), the line includes the previous value.
     """
     lines = []
     for name, value in desired.items():
         was = "" if current is None else "was %s" % text(current[name], 63) if name in current else "new"
         notes = "; ".join(filter(None, [was, _REASONS.get(name, "")]))
-        lines.append("node %s: label %s: %s%s" % (node, name, value, " (%s)" % notes if notes else ""))
+        lines.append("node %s: label %s: %s%s" % (node, name, value or "removed", " (%s)" % notes if notes else ""))
     return lines
 
 
@@ -229,6 +233,26 @@ def differing(planned: Mapping[str, int], offered: Mapping[str, int]) -> dict[st
     names = [*planned, *sorted(set(offered) - set(planned))]
     pairs = {name: (planned.get(name, 0), offered.get(name, 0)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _backends() -> Iterator[KubernetesBackend]:
+    """Yield all backends for Kubernetes.
+
+    A node may have labels of an earlier backend.
+    """
+    return (each for each in map(backend, KEYS) if isinstance(each, KubernetesBackend))
+
+
+def _is_label(name: str) -> bool:
+    return any(name and name in (each.config_label, *each.fixed_labels) for each in _backends())
+
+
+def _is_own(label: str, value: str) -> bool:
+    """Return whether a backend sets the label to this value."""
+    return any(
+        OWN_KEY.fullmatch(value) if label == each.config_label else each.fixed_labels.get(label) == value
+        for each in _backends()
+    )
 
 
 def config_text(config: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from ...host_values import text
 from ..kubernetes.api_objects import name_of, texts
@@ -23,8 +23,6 @@ from . import objects as api
 from .offer import KEY, NODE_LABEL, offer
 
 _SLICES = Kind(api.API, "ResourceSlice", "spec.nodeName")
-# Maximum number of names in a message.
-_NAMED = 5
 
 
 class Dra(KubernetesBackend):
@@ -45,7 +43,8 @@ class Dra(KubernetesBackend):
         "gpuResourcesEnabledOverride": True,
         "resources": {"computeDomains": {"enabled": False}},
         "featureGates": {"DynamicMIG": False, "MPSSupport": True, "TimeSlicingSettings": True},
-        "kubeletPlugin": {"nodeSelector": NODE_LABEL},
+        # The chart's affinity requires labels of node-feature-discovery, which a cluster may not have. None removes it.
+        "kubeletPlugin": {"nodeSelector": NODE_LABEL, "affinity": None},
     }
     refused = (
         r"""DynamicMIG["']?\s*[=:]\s*["']?(?i:true)""",
@@ -73,7 +72,7 @@ class Dra(KubernetesBackend):
         In addition to labels, these are DeviceClasses, ResourceClaimTemplates and feature gates of the driver's DaemonSet.
         """
         changes = super().changes(offer, node, config_map, place, objects)
-        problems = [*changes.problems, *_two_offers(node, place.node, objects), *_gate_problems(offer, place, objects)]
+        problems = [*changes.problems, *_two_offers(node, place.node), *_gate_problems(offer, place, objects)]
         if problems:
             return Changes(problems=tuple(problems))
         desired = _desired(offer, place)
@@ -99,7 +98,8 @@ class Dra(KubernetesBackend):
             delete=tuple(api.reference(item) for item in [*old, *recreated]),
             write=(*write, *gates),
             # Until the driver has published the layout's devices, a missing device proves nothing.
-            lost=() if changes.pending else _lost(objects, place.node),
+            lost=() if changes.pending else _names(api.lost_pods(objects, place.node)),
+            replaced=_names(api.pods_with(objects, OF_DEVICE_PLUGIN)),
             lines=(*changes.lines, *lines),
         )
 
@@ -150,12 +150,6 @@ def _desired(offer: Mapping[str, Any], place: Place) -> list[dict[str, Any]]:
     return [*map(api.device_class, profiles), *templates]
 
 
-def _lost(objects: Sequence[Any], node: str) -> tuple[tuple[str, str], ...]:
-    pods = (texts(pod, "metadata") for pod in api.lost_pods(objects, node))
-    names = (tuple(text(pod.get(key, ""), 253) for key in ("uid", "namespace", "name")) for pod in pods)
-    return tuple((uid, "%s/%s" % (namespace, name)) for uid, namespace, name in names)
-
-
 def _differs(desired: Any, current: Any) -> bool:
     """Return whether a field of the desired object has another value.
 
@@ -176,26 +170,24 @@ def _foreign(node: str, item: Mapping[str, Any]) -> str:
     )
 
 
-def _two_offers(node: Any, name: str, objects: Sequence[Any]) -> list[str]:
-    """Return a problem if the device plugin offers or has assigned GPUs of the node.
+def _two_offers(node: Any, name: str) -> list[str]:
+    """Return a problem if the device plugin offers GPUs of the node.
 
     Otherwise, Kubernetes could assign a GPU to two pods: to one by the resource, and to another one by a claim.
     """
-    cure = "Keep the device plugin off the node, and wait for or delete these pods. Nothing was changed."
     offered = ["%s %d" % item for item in allocatable(node, OF_DEVICE_PLUGIN).items() if item[1]]
-    pods = [
-        "%s/%s" % (text(pod["metadata"].get("namespace", ""), 253), text(name_of(pod), 253))
-        for pod in api.of_kind(objects, "Pod")
-        if any(OF_DEVICE_PLUGIN.fullmatch(resource) for resource in api.requested(pod))
-    ]
-    if offered:
-        problem = "node %s: the device plugin offers %s, and the DRA driver would offer the same GPUs again. %s"
-        return [problem % (name, ", ".join(offered), cure)]
-    if pods:
-        problem = "node %s: pods use GPUs of the device plugin: %s. The DRA driver would offer the same GPUs again. %s"
-        more = ", and %d more" % (len(pods) - _NAMED) if len(pods) > _NAMED else ""
-        return [problem % (name, ", ".join(pods[:_NAMED]) + more, cure)]
-    return []
+    problem = (
+        "node %s: the device plugin offers %s, and the DRA driver would offer the same GPUs again. "
+        "Keep the device plugin off the node (roles/gpu_kubernetes/README.md). Nothing was changed."
+    )
+    return [problem % (name, ", ".join(offered))] if offered else []
+
+
+def _names(pods: Iterable[Any]) -> tuple[tuple[str, str], ...]:
+    """Return UID and namespace/name of each pod."""
+    metadata = (texts(pod, "metadata") for pod in pods)
+    names = (tuple(text(each.get(key, ""), 253) for key in ("uid", "namespace", "name")) for each in metadata)
+    return tuple((uid, "%s/%s" % (namespace, name)) for uid, namespace, name in names)
 
 
 def _gate_problems(offer: Mapping[str, Any], place: Place, objects: Sequence[Any]) -> list[str]:

@@ -11,6 +11,7 @@ Objects of the cluster are untrusted. An object that does not have the format of
 
 from __future__ import annotations
 
+import re
 from typing import Any, Iterator, Mapping, Sequence
 
 from ...host_values import text
@@ -167,13 +168,16 @@ def with_gates(item: Mapping[str, Any], changed: Mapping[str, bool]) -> dict[str
     }
 
 
-def requested(pod: Any) -> set[str]:
-    """Return the extended resources that an active pod requests."""
-    if not _is_active(pod):
-        return set()
-    spec = _mapping(pod, "spec")
-    containers = [*_list(spec.get("initContainers")), *_list(spec.get("containers"))]
-    return {name for each in containers for name in texts(_mapping(each, "resources"), "limits")}
+def pods_with(objects: Sequence[Any], resource: re.Pattern[str]) -> list[Mapping[str, Any]]:
+    """Return the active pods that request an extended resource with such a name."""
+    return [pod for pod in of_kind(objects, "Pod") if any(map(resource.fullmatch, _requested(pod)))]
+
+
+def _requested(pod: Mapping[str, Any]) -> Iterator[str]:
+    if _is_active(pod):
+        spec = _mapping(pod, "spec")
+        for each in [*_list(spec.get("initContainers")), *_list(spec.get("containers"))]:
+            yield from texts(_mapping(each, "resources"), "limits")
 
 
 def _container(item: Mapping[str, Any]) -> Mapping[str, Any]:

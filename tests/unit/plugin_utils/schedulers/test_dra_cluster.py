@@ -267,16 +267,39 @@ def test_gpus_are_not_offered_by_two_components():
         "problems"
     ]
     assert problem.startswith("node n1: the device plugin offers nvidia.com/gpu 4, and the DRA driver would offer")
+
+
+def test_label_of_the_earlier_backend_gets_its_earlier_value():
+    """Move a node from the device plugin to the DRA driver."""
+    config, record = "nvidia.com/device-plugin.config", "openfleet.gpu/labels-before"
+    key = "openfleet-26e351e766763919"
+    before = {config: "default", MIG_MANAGER: None}
+    labels = {config: key, MIG_MANAGER: "false", LABEL: "none"}
+    moving = node(labels, annotations={record: json.dumps(before)})
+    found = changes(mapping(), moving, GATED)
+    assert found["problems"] == []
+    assert found["labels"] == {LABEL: "nvidia_dra", config: "default"}
+    assert json.loads(found["annotations"][record]) == {LABEL: "none", MIG_MANAGER: None}
+    assert "node n1: label %s: default (was %s)" % (config, key) in found["lines"]
+    # A label that was new is removed, and one that someone else has changed is kept.
+    new = node(labels, annotations={record: json.dumps({**before, config: None})})
+    assert changes(mapping(), new, GATED)["labels"][config] is None
+    other = node({**labels, config: "mine"}, annotations={record: json.dumps(before)})
+    assert config not in changes(mapping(), other, GATED)["labels"]
+
+
+def test_pods_with_gpus_of_the_device_plugin_must_end_first():
     pod = {
         "kind": "Pod",
-        "metadata": {"name": "train", "namespace": "team"},
+        "metadata": {"name": "train", "namespace": "team", "uid": "u1"},
         "spec": {"containers": [{"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}]},
         "status": {"phase": "Running"},
     }
-    (problem,) = changes(mapping(), node(), GATED, pod)["problems"]
-    assert "pods use GPUs of the device plugin: team/train." in problem
+    without = {**pod, "metadata": {"name": "web", "namespace": "team", "uid": "u2"}, "spec": {"containers": [{}]}}
+    found = changes(mapping(), node(), GATED, pod, without)
+    assert (found["replaced"], found["in_step"]) == ([["u1", "team/train"]], False)
     ended = {**pod, "status": {"phase": "Succeeded"}}
-    assert changes(mapping(), node(), GATED, ended)["problems"] == []
+    assert changes(mapping(), node(), GATED, ended)["replaced"] == []
 
 
 def claim(device, node="n1", name="claim-1"):

@@ -1,0 +1,92 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""List objects of several kinds with one client.
+
+Each process that imports the package kubernetes takes about a second of CPU time.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping
+from urllib.parse import quote
+
+from .client import REQUEST_ERRORS, ClusterError, reason
+
+_NOT_FOUND = 404
+
+
+class Reader:
+    """List objects of a cluster. `api` is a result of `core_api`."""
+
+    def __init__(self, api: Any) -> None:
+        self._client = api.api_client
+        # The kinds of each version of an API: (plural name, whether objects have a namespace) by kind.
+        self._kinds: dict[str, dict[str, tuple[str, bool]]] = {}
+
+    def list(self, version: str, kind: str, namespace: str = "", fields: str = "") -> list[dict[str, Any]] | None:
+        """Return the objects of a kind, or None if the API lacks the kind.
+
+        `version` is an apiVersion such as `apps/v1`, and `fields` is a field selector. Without `namespace`, the objects of all
+        namespaces are listed. The objects lack `managedFields`. Raises ClusterError.
+        """
+        where = "%s %s" % (version, kind)
+        root = "/%s/%s" % ("apis" if "/" in version else "api", quote(version))
+        if version not in self._kinds:
+            self._kinds[version] = _kinds(self._get(where, root, {}))
+        if kind not in self._kinds[version]:
+            return None
+        plural, is_namespaced = self._kinds[version][kind]
+        folder = "/namespaces/%s" % quote(namespace, safe="") if namespace and is_namespaced else ""
+        answer = self._get(where, "%s%s/%s" % (root, folder, plural), {"fieldSelector": fields} if fields else {})
+        items = (answer or {}).get("items")
+        if not isinstance(items, list):
+            raise ClusterError(where, "the API server answers with something other than a list")
+        return [_object(item, version, kind) for item in items if isinstance(item, Mapping)]
+
+    def _get(self, where: str, path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
+        """Return an answer of the API server, or None if it does not know the path."""
+        try:
+            response = self._client.call_api(
+                path,
+                "GET",
+                query_params=list(query.items()),
+                header_params={"Accept": "application/json"},
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                _preload_content=False,
+            )
+        except REQUEST_ERRORS as error:
+            if getattr(error, "status", None) == _NOT_FOUND:
+                return None
+            raise ClusterError(where, "it cannot be read: %s" % reason(error)) from None
+        try:
+            answer = json.loads(response.data)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise ClusterError(where, "the API server answers with something other than an object")
+        return answer
+
+
+def _kinds(answer: Mapping[str, Any] | None) -> dict[str, tuple[str, bool]]:
+    """Return the kinds of an APIResourceList.
+
+    Names with other characters are not used. They belong to subresources, such as pods/eviction, or are invalid.
+    """
+    resources = (answer or {}).get("resources")
+    found = {}
+    for item in resources if isinstance(resources, list) else ():
+        name, kind = (item.get(key) if isinstance(item, Mapping) else None for key in ("name", "kind"))
+        if isinstance(name, str) and isinstance(kind, str) and name.isalnum():
+            found[kind] = (name, item.get("namespaced") is True)
+    return found
+
+
+def _object(item: Mapping[str, Any], version: str, kind: str) -> dict[str, Any]:
+    """Return an object of a list. Objects in a list lack their kind."""
+    found = {**item, "apiVersion": version, "kind": kind}
+    if isinstance(item.get("metadata"), Mapping):
+        found["metadata"] = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    return found

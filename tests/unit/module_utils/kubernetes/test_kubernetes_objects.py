@@ -1,0 +1,116 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""List objects of several kinds from an API server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytest.importorskip("kubernetes")
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.client import ClusterError
+from ansible_collections.openfleet.gpu.plugins.modules.kubernetes_objects import read
+
+SLICES = {"api_version": "resource.k8s.io/v1", "kind": "ResourceSlice", "namespace": "", "field_selector": ""}
+PODS = {"api_version": "v1", "kind": "Pod", "namespace": "", "field_selector": "spec.nodeName=n1"}
+DAEMONSETS = {"api_version": "apps/v1", "kind": "DaemonSet", "namespace": "dra", "field_selector": ""}
+POD = {"metadata": {"name": "a", "managedFields": [{}]}, "spec": {"nodeName": "n1"}}
+RESOURCES = {
+    "/api/v1": [{"name": "pods", "kind": "Pod", "namespaced": True}, {"name": "pods/eviction", "kind": "Eviction"}],
+    "/apis/apps/v1": [{"name": "daemonsets", "kind": "DaemonSet", "namespaced": True}],
+    "/apis/resource.k8s.io/v1": [{"name": "resourceslices", "kind": "ResourceSlice", "namespaced": False}],
+}
+
+
+class Server:
+    """An API server.
+
+    `answers` has the status and the body of each path, and `requests` lists the requested paths.
+    """
+
+    def __init__(self, folder) -> None:
+        self.answers = {path: (200, {"resources": kinds}) for path, kinds in RESOURCES.items()}
+        self.requests: list[str] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                server.requests.append(self.path)
+                status, body = server.answers.get(self.path, (404, {"message": "the path does not exist"}))
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_arguments):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:%d" % self.http.server_port}}
+        contexts = [{"name": "c", "context": {"cluster": "c", "user": "u"}}]
+        config = {"apiVersion": "v1", "kind": "Config", "current-context": "c", "clusters": [cluster]}
+        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig.write_text(json.dumps({**config, "contexts": contexts, "users": [{"name": "u", "user": {}}]}))
+
+    def read(self, *kinds):
+        return read({"kubeconfig": str(self.kubeconfig), "context": None, "kinds": list(kinds)})
+
+
+@pytest.fixture
+def server(tmp_path):
+    started = Server(tmp_path)
+    yield started
+    started.http.shutdown()
+    started.http.server_close()
+
+
+def test_objects_of_all_kinds_have_their_kind_and_no_managed_fields(server):
+    server.answers["/api/v1/pods?fieldSelector=spec.nodeName%3Dn1"] = (200, {"items": [POD]})
+    server.answers["/apis/resource.k8s.io/v1/resourceslices"] = (200, {"items": [{"metadata": {"name": "s"}}]})
+    server.answers["/apis/apps/v1/namespaces/dra/daemonsets"] = (200, {"items": []})
+    found = server.read(SLICES, PODS, DAEMONSETS)
+    assert found["objects"] == [
+        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"}},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"nodeName": "n1"}},
+    ]
+    assert (found["changed"], found["missing"]) == (False, [])
+
+
+def test_each_version_of_an_api_is_discovered_once(server):
+    server.answers["/apis/resource.k8s.io/v1/resourceslices"] = (200, {"items": []})
+    server.read(SLICES, SLICES)
+    assert server.requests.count("/apis/resource.k8s.io/v1") == 1
+
+
+def test_kinds_that_the_api_lacks_are_reported(server):
+    """Report a version that the server does not have, and a version without the kind."""
+    del server.answers["/apis/resource.k8s.io/v1"]
+    found = server.read(SLICES, {**PODS, "kind": "Eviction"}, {**PODS, "kind": "Node"})
+    assert found["missing"] == ["resource.k8s.io/v1 ResourceSlice", "v1 Eviction", "v1 Node"]
+    assert found["objects"] == []
+
+
+def test_refused_request_names_the_kind_and_the_reason(server):
+    server.answers["/apis/resource.k8s.io/v1/resourceslices"] = (403, {"message": "openfleet-gpu may not list it"})
+    with pytest.raises(ClusterError) as raised:
+        server.read(SLICES)
+    assert "resource.k8s.io/v1 ResourceSlice: it cannot be read: openfleet-gpu may not list it" in str(raised.value)
+
+
+@pytest.mark.parametrize("body", [[], "text", {}, {"items": {}}, {"items": None}])
+def test_answer_without_a_list_is_an_error(server, body):
+    server.answers["/apis/resource.k8s.io/v1/resourceslices"] = (200, body)
+    with pytest.raises(ClusterError, match="ResourceSlice: the API server answers with something other than"):
+        server.read(SLICES)
+
+
+def test_entries_that_are_not_objects_are_omitted(server):
+    server.answers["/apis/resource.k8s.io/v1/resourceslices"] = (200, {"items": ["x", 1, {"metadata": "x"}]})
+    [found] = server.read(SLICES)["objects"]
+    assert found == {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": "x"}
