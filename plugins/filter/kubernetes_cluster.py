@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the changes of objects that belong to a cluster and not to one of its nodes."""
+"""List the changes of objects that the nodes of a cluster share."""
 
 from __future__ import annotations
 

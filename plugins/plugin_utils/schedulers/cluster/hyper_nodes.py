@@ -23,8 +23,9 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9
 
 
 def objects(members: Sequence[Member]) -> list[dict[str, Any]]:
-    """Return a HyperNode of tier 1 for each switch, and one of tier 2 that contains them.
+    """Return a HyperNode for each switch, and one that contains them.
 
+    The switches have tier 1, and the HyperNode above them has tier 2.
     Raises FleetError if the name of a switch cannot be the name of a HyperNode.
     """
     nodes: dict[str, list[str]] = {}

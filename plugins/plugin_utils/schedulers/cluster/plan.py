@@ -23,7 +23,7 @@ _NODES = Read("v1", "Node")
 _NAMESPACES = Read("v1", "Namespace")
 _QUOTAS = tuple(Read(quotas.API, kind) for kind in quotas.KINDS)
 _HYPER_NODES = Read(hyper_nodes.API, hyper_nodes.KIND)
-# What to install if the cluster does not have a kind.
+# Fix if the cluster does not have a kind.
 _MISSING = {
     quotas.API: "Install Kueue 0.15 or later, or remove gpu_kubernetes_quotas",
     hyper_nodes.API: "Install Volcano 1.12 or later, or remove gpu_kubernetes_hypernodes",
@@ -115,9 +115,9 @@ def _switches(request: Request) -> list[dict[str, Any]]:
 
 
 def _is_fixed(desired: Any, current: Any) -> bool:
-    """Return whether the API does not permit the change, so that the object must be created again.
+    """Return whether the object must be created again for the change.
 
-    It is true for the team of a namespace. Admitted jobs keep running.
+    The API does not permit a change of a namespace's team. Admitted jobs keep running.
     """
     return bool(desired["kind"] == quotas.LOCAL and differs(desired["spec"], current.get("spec")))
 
@@ -129,7 +129,10 @@ def _difference(
     comparable: Callable[[Any], Any] = lambda item: item,
     is_fixed: Callable[[Any, Any], bool] = lambda desired, current: False,
 ) -> Shared:
-    """Return the changes that make the role's objects of these kinds equal to the desired objects."""
+    """Return the changes of the role's objects of these kinds.
+
+    Afterwards, they equal the desired objects. Objects of others are not changed.
+    """
     missing = [kind for kind in kinds if found.get(kind) is None]
     if missing and desired:
         cure = _MISSING[missing[0].api_version]

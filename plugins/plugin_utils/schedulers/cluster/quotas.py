@@ -124,7 +124,7 @@ def check_namespaces(quotas: Sequence[Quota], current: Container[str]) -> list[s
 
 
 def warnings(quotas: Sequence[Quota], offered: Mapping[str, int]) -> list[str]:
-    """Return a warning for each resource whose quotas exceed the number that the nodes offer."""
+    """Return a warning for each resource whose quotas exceed the offer."""
     sums = {name: sum(quota.resources.get(name, 0) for quota in quotas) for name in _names(quotas)}
     return [
         "%s: the quotas of %s add up to %d, and the nodes offer %d. Jobs within their quota can wait for a free node."

@@ -75,7 +75,7 @@ class VolcanoVgpu(KubernetesBackend):
     def pending_resources(
         self, offer: Mapping[str, Any], node: Any, objects: Sequence[Any]
     ) -> dict[str, tuple[int, int]]:
-        """Return the resources whose allocatable number differs from the plan, and a handshake that has failed.
+        """Return the resources that differ from the plan, and a failed handshake.
 
         If the plugin has not answered for 60 seconds, Volcano's scheduler writes Deleted into the handshake. It then places
         pods by the allocatable numbers alone, and several pods can get more memory of a GPU than it has.

@@ -19,9 +19,10 @@ _LIST = "nodeconfig"
 
 
 def merge(text: str, entries: Mapping[str, Mapping[str, Any]], removed: Collection[str], where: str) -> str:
-    """Return the text with these entries by node name, and without those of the removed nodes.
+    """Return the text with these entries, and without the removed nodes.
 
-    All other entries are kept. If nothing differs, returns the same text. `where` is the place for errors.
+    `entries` are mapped by node name. All other entries are kept. If nothing differs, returns the same text. `where` is the
+    place for errors.
     Raises FleetError if the text is not a configuration.
     """
     data: Any

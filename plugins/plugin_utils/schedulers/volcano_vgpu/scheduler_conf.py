@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Add the plugin `deviceshare` to the configuration of Volcano's scheduler, and remove it again. Pure.
+"""Add the plugin `deviceshare` to Volcano's scheduler, or remove it. Pure.
 
 https://github.com/volcano-sh/volcano, docs/user-guide/how_to_use_volcano_vgpu.md and pkg/scheduler/plugins/deviceshare.
 
@@ -28,9 +28,10 @@ _CURE = "Add {name: deviceshare, arguments: {deviceshare.VGPUEnable: true}} to i
 
 
 def with_deviceshare(text: str, where: str) -> str:
-    """Return the configuration with `deviceshare`, or the same text if the plugin is already enabled.
+    """Return the configuration with `deviceshare`.
 
-    `where` is the place for errors. Raises FleetError if the configuration cannot be read or edited, or contradicts the plugin.
+    If the plugin is already enabled, returns the same text. `where` is the place for errors. Raises FleetError if the
+    configuration cannot be read or edited, or contradicts the plugin.
     """
     data = _parsed(text, where)
     plugins = [plugin for tier in data["tiers"] for plugin in tier["plugins"]]

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Change objects that belong to a cluster: quotas, HyperNodes and the ConfigMaps of Volcano."""
+"""Change objects that the nodes of a cluster share.
+
+These are quotas, HyperNodes and the ConfigMaps of Volcano.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ configurations: []
 
 
 def row(host, layout=None, backend="nvidia_device_plugin", **more):
-    """Return the variables of a host with two H100. Without a layout, the run does not plan it."""
+    """Return the variables of a host with two H100.
+
+    Without a layout, the run does not plan it.
+    """
     found = {"inventory_hostname": host, "gpu_kubernetes_backend": backend, **more}
     if layout:
         planned = kubernetes_mapping(layout, backend, expected_gpus=["H100-80GB"] * 2, node=host)
