@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Merge the configuration of nodes into that of Volcano's vGPU plugin. Pure.
 
-https://github.com/Project-HAMi/volcano-vgpu-device-plugin, doc/config.md, "Node Configs". One JSON text lists all nodes.
+doc/config.md of the plugin (backend.py), "Node Configs". One JSON text lists all nodes.
 """
 
 from __future__ import annotations
