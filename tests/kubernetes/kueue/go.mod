@@ -1,3 +1,7 @@
+// Copyright: (c) openfleet.gpu contributors
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+// Kueue as released. It requires a newer Kubernetes than ../kube, so it is a module of its own.
 module openfleet.invalid/kueue
 
 go 1.26.0

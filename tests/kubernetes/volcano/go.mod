@@ -1,3 +1,7 @@
+// Copyright: (c) openfleet.gpu contributors
+// SPDX-License-Identifier: GPL-3.0-or-later
+
+// Volcano as released. It replaces many modules, so it is a module of its own.
 module openfleet.invalid/volcano
 
 go 1.26.0
