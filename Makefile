@@ -478,7 +478,7 @@ leg-trixie:
 # A real cluster: site.yml and pods on nodes that are lab hosts. This leg does not run in a PID namespace, because
 # podman needs the machine's process IDs. The figures are measured last, in a separate cluster, because its node has the
 # same name as one of the tests' nodes.
-cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site mig_manager cdi dra)
+cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site mig_manager cdi dra kueue volcano)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes bash -ec 'pytest --quiet $(cluster_tests); pytest --quiet "$(cluster_figures)"'

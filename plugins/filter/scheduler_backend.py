@@ -41,6 +41,7 @@ _value:
       settings that may not be installed, and the reason.
     - C(offered_in) is the kind of the objects that publish the node's GPUs, and C(reads) lists kinds of further objects that the
       filter P(openfleet.gpu.kubernetes_changes#filter) needs. Each has C(api_version), C(kind), C(node_field) and C(namespaced).
+    - C(shares) is true if the backend has objects of the cluster that P(openfleet.gpu.kubernetes_cluster#filter) changes.
   type: dict
 """
 
@@ -58,6 +59,7 @@ def scheduler_backend(key: object) -> dict[str, Any]:
         **{name: to_data(getattr(backend, name)) for name in names},
         "offered_in": to_data(backend.offered_in),
         "reads": to_data(backend.reads),
+        "shares": type(backend).shared is not KubernetesBackend.shared,
     }
 
 

@@ -93,7 +93,8 @@ RESERVED = ("host", "job")
 # label for a target, rules would mistake it for the exporter's label, or would not see the exporter's label. A test
 # compares this list with the files.
 RULES_LABELS = (
-    *("DCGM_FI_DRIVER_VERSION", "GPU_I_ID", "GPU_I_PROFILE", "Hostname", "UUID", "card_model", "card_series"),
+    *("DCGM_FI_DRIVER_VERSION", "GPU_I_ID", "GPU_I_PROFILE", "Hostname", "UUID"),
+    *("annotation_volcano_sh_node_vgpu_handshake", "card_model", "card_series"),
     *("cause", "class", "daemon", "dcu_pod_name", "device_id", "die", "driver", "driver_version"),
     *("exported_Hostname", "exported_hostname", "exported_pod"),
     *("gpu", "gpu_compute_partition_type", "gpu_id", "gpu_index", "gpu_partition_id", "gpu_type", "gpu_uuid"),

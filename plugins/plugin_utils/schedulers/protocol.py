@@ -94,6 +94,54 @@ class Removal:
     problems: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Read:
+    """Objects of the API to read: all of a kind, or the one with this name."""
+
+    api_version: str
+    kind: str
+    name: str = ""
+    namespace: str = ""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A host of the inventory in a cluster.
+
+    `offer` is the result of request.answer, or None if this run did not plan the host. `switch` is its top-of-rack switch.
+    `namespace` and `config_map` are the location of the backend's configuration.
+    """
+
+    host: str
+    node: str
+    backend: str
+    offer: Mapping[str, Any] | None = None
+    switch: str = ""
+    namespace: str = ""
+    config_map: str = ""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Pending changes of objects that belong to the cluster.
+
+    write     objects to create or change. Fields that are missing in an object are kept
+    delete    objects to delete first
+    lines     lines of the plan
+    problems  reasons why no change may be made
+    """
+
+    write: tuple[Mapping[str, Any], ...] = ()
+    delete: tuple[Mapping[str, Any], ...] = ()
+    lines: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def in_step(self) -> bool:
+        """Return whether the cluster needs no change."""
+        return not (self.write or self.delete or self.problems)
+
+
 class Backend(Protocol):
     """A component that offers the GPUs of a node to a scheduler.
 
@@ -144,4 +192,23 @@ class ClusterBackend(Backend, Protocol):
 
         `nodes` contains this node and all nodes that have `config_label`. `objects` are the objects of `offered_in` and `reads`
         on all nodes.
+        """
+
+    def shared_reads(self, scheduler: tuple[str, str], members: Sequence[Member]) -> tuple[Read, ...]:
+        """Return the objects of the cluster that all nodes of the backend share.
+
+        `scheduler` is the namespace and name of the ConfigMap of the backend's scheduler. `members` are the backend's hosts.
+        """
+
+    def shared(
+        self,
+        members: Sequence[Member],
+        removed: frozenset[str],
+        nodes: Sequence[Any],
+        objects: Mapping[Read, Sequence[Any] | None],
+    ) -> Shared:
+        """Return the changes of these objects.
+
+        `removed` are nodes from which this run removes the configuration. `nodes` are the other nodes of the cluster.
+        `objects` are the current objects of `shared_reads`, or None if the cluster does not have their kind.
         """

@@ -205,6 +205,10 @@ RULES: dict[str, Callable[[Any, str], None]] = {
     "nvidia_driver_repository_fingerprints": _fingerprints,
     "nvidia_driver_runfile_sha256": _sha256,
     "container_toolkit_repository_fingerprints": _fingerprints,
+    "gpu_kubernetes_quotas": _by_parser("..schedulers.cluster.quotas", "parse_quotas"),
+    "gpu_kubernetes_volcano_config_map": _form(
+        r"[a-z0-9-]+/[a-z0-9.-]+", "a namespace and a name", "volcano-system/name"
+    ),
     "gpu_monitoring_scrape_interval": _spans,
     "gpu_monitoring_scrape_timeout": _spans,
     "gpu_monitoring_evaluation_interval": _spans,

@@ -11,6 +11,12 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Sequence
 
+from ...host_values import text
+
+# Label of all objects that the role writes.
+OWNED = {"app.kubernetes.io/managed-by": "openfleet.gpu"}
+# Maximum length of names in the API.
+_LENGTH = 253
 # Valid names: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 
@@ -49,3 +55,40 @@ def texts(parent: Any, key: str) -> dict[str, str]:
     if not isinstance(entries, Mapping):
         return {}
     return {name: value for name, value in entries.items() if isinstance(name, str) and isinstance(value, str)}
+
+
+def reference(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object's kind and names. They are enough to delete the object."""
+    metadata = texts(item, "metadata")
+    names = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
+    return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": names}
+
+
+def title(item: Mapping[str, Any]) -> str:
+    """Return an object's kind and name for messages."""
+    metadata = texts(item, "metadata")
+    names = (text(metadata[key], _LENGTH) for key in ("namespace", "name") if key in metadata)
+    return "%s %s" % (item["kind"], "/".join(names))
+
+
+def is_owned(item: Any) -> bool:
+    """Return whether the role has written the object."""
+    return OWNED.items() <= labels_of(item).items()
+
+
+def of_kind(objects: Sequence[Any], kind: str) -> list[Mapping[str, Any]]:
+    """Return the objects of a kind that have a name."""
+    return [item for item in objects if isinstance(item, Mapping) and item.get("kind") == kind and name_of(item)]
+
+
+def differs(desired: Any, current: Any) -> bool:
+    """Return whether a field of the desired object has another value.
+
+    Other fields are defaults of the API.
+    """
+    if isinstance(desired, Mapping):
+        return not isinstance(current, Mapping) or any(differs(desired[key], current.get(key)) for key in desired)
+    if isinstance(desired, list):
+        same_length = isinstance(current, list) and len(current) == len(desired)
+        return not same_length or any(differs(*pair) for pair in zip(desired, current))
+    return bool(desired != current)

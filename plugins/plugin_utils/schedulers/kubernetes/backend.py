@@ -14,7 +14,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ...host_values import text
 from ..model import Node, Offer
-from ..protocol import Changes, Kind, Place, Removal
+from ..protocol import Changes, Kind, Member, Place, Read, Removal, Shared
 from ..registry import KEYS, backend
 from .api_objects import annotations_of, labels_of, name_of, texts
 
@@ -162,6 +162,20 @@ class KubernetesBackend:
         (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
         """
         return differing(offer["resources"], allocatable(node, self.resource))
+
+    def shared_reads(self, _scheduler: tuple[str, str], _members: Sequence[Member]) -> tuple[Read, ...]:
+        """Return the objects of the cluster that all nodes of the backend share: none."""
+        return ()
+
+    def shared(
+        self,
+        _members: Sequence[Member],
+        _removed: frozenset[str],
+        _nodes: Sequence[Any],
+        _objects: Mapping[Read, Sequence[Any] | None],
+    ) -> Shared:
+        """Return the changes of these objects: none."""
+        return Shared()
 
     def pending_text(self, pending: Mapping[str, Sequence[int]]) -> str:
         """Return the resources that differ from the plan, as text.

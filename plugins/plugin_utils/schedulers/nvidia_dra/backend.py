@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any, Iterable, Mapping, Sequence
 
 from ...host_values import text
-from ..kubernetes.api_objects import name_of, texts
+from ..kubernetes.api_objects import differs, is_owned, name_of, of_kind, reference, texts, title
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, allocatable, differing
 from ..model import Node, Offer
 from ..nvidia_device_plugin.backend import RESOURCE as OF_DEVICE_PLUGIN
@@ -76,26 +76,24 @@ class Dra(KubernetesBackend):
         if problems:
             return Changes(problems=tuple(problems))
         desired = _desired(offer, place)
-        current = {api.title(item): item for kind in _KINDS for item in api.of_kind(objects, kind)}
-        foreign = [
-            item for item in desired if api.title(item) in current and not api.is_owned(current[api.title(item)])
-        ]
+        current = {title(item): item for kind in _KINDS for item in of_kind(objects, kind)}
+        foreign = [item for item in desired if title(item) in current and not is_owned(current[title(item)])]
         if foreign:
             return Changes(problems=tuple(_foreign(place.node, item) for item in foreign))
-        names = {api.title(item) for item in desired}
+        names = {title(item) for item in desired}
         old = [item for name, item in current.items() if api.node_of(item) == place.node and name not in names]
         # The API does not permit changes of a template's spec, so the template must be replaced.
-        changed = [item for item in desired if api.title(item) in current and _differs(item, current[api.title(item)])]
+        changed = [item for item in desired if title(item) in current and differs(item, current[title(item)])]
         recreated = [item for item in changed if item["kind"] == _TEMPLATE]
-        write = [item for item in desired if api.title(item) not in current or item in changed]
+        write = [item for item in desired if title(item) not in current or item in changed]
         gates = _gate_patch(offer, place, objects)
-        lines = ["delete %s" % api.title(item) for item in old]
-        lines += ["write %s" % api.title(item) for item in write]
-        lines += ["%s: set FEATURE_GATES to %s" % (api.title(item), _gates_text(item)) for item in gates]
+        lines = ["delete %s" % title(item) for item in old]
+        lines += ["write %s" % title(item) for item in write]
+        lines += ["%s: set FEATURE_GATES to %s" % (title(item), _gates_text(item)) for item in gates]
         return dataclasses.replace(
             changes,
             restart=changes.restart or bool(gates),
-            delete=tuple(api.reference(item) for item in [*old, *recreated]),
+            delete=tuple(reference(item) for item in [*old, *recreated]),
             write=(*write, *gates),
             # Until the driver has published the layout's devices, a missing device proves nothing.
             lost=() if changes.pending else _names(api.lost_pods(objects, place.node)),
@@ -114,9 +112,9 @@ class Dra(KubernetesBackend):
         published = api.published(objects)
         used = {resource for node, devices in published.items() if node != name for resource in devices.values()}
         classes = {api.class_name(resource.partition("/")[2]) for resource in used if "/" in resource}
-        delete = [item for item in api.of_kind(objects, _TEMPLATE) if api.node_of(item) == name]
-        delete += [item for item in api.of_kind(objects, _CLASS) if api.is_owned(item) and name_of(item) not in classes]
-        return dataclasses.replace(removal, delete=tuple(map(api.reference, delete)))
+        delete = [item for item in of_kind(objects, _TEMPLATE) if api.node_of(item) == name]
+        delete += [item for item in of_kind(objects, _CLASS) if is_owned(item) and name_of(item) not in classes]
+        return dataclasses.replace(removal, delete=tuple(map(reference, delete)))
 
     def pending_resources(
         self, offer: Mapping[str, Any], node: Any, objects: Sequence[Any]
@@ -150,23 +148,12 @@ def _desired(offer: Mapping[str, Any], place: Place) -> list[dict[str, Any]]:
     return [*map(api.device_class, profiles), *templates]
 
 
-def _differs(desired: Any, current: Any) -> bool:
-    """Return whether a field of the desired object has another value.
-
-    Other fields are defaults of the API.
-    """
-    if isinstance(desired, Mapping):
-        return not isinstance(current, Mapping) or any(_differs(desired[key], current.get(key)) for key in desired)
-    if isinstance(desired, list):
-        same_length = isinstance(current, list) and len(current) == len(desired)
-        return not same_length or any(_differs(*pair) for pair in zip(desired, current))
-    return bool(desired != current)
 
 
 def _foreign(node: str, item: Mapping[str, Any]) -> str:
     return "node %s: the %s exists, and the role did not write it. Rename or delete it. Nothing was changed." % (
         node,
-        api.title(item),
+        title(item),
     )
 
 
@@ -198,7 +185,7 @@ def _gate_problems(offer: Mapping[str, Any], place: Place, objects: Sequence[Any
     return [
         "node %s: the %s has the feature gate DynamicMIG, and then the DRA driver removes MIG instances that it did not create. "
         "Remove the gate (featureGates of the chart, or FEATURE_GATES of the manifest). Nothing was changed."
-        % (place.node, api.title(found))
+        % (place.node, title(found))
     ]
 
 

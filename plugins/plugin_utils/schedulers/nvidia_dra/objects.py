@@ -14,21 +14,17 @@ from __future__ import annotations
 import re
 from typing import Any, Iterator, Mapping, Sequence
 
-from ...host_values import text
-from ..kubernetes.api_objects import annotations_of, labels_of, name_of, texts
+from ..kubernetes.api_objects import OWNED, annotations_of, is_owned, labels_of, name_of, of_kind, texts
 
 API = "resource.k8s.io/v1"
 DRIVER = "gpu.nvidia.com"
 GPU_CLASS, MIG_CLASS = "gpu.nvidia.com", "mig.nvidia.com"
-# Label of all objects that the role writes, and annotation of a node's templates.
-OWNED = {"app.kubernetes.io/managed-by": "openfleet.gpu"}
+# Annotation of a node's templates.
 OF_NODE = "openfleet.gpu/node"
 _GATES = "FEATURE_GATES"
 # Name of the chart's container that publishes GPUs. Another container of the DaemonSet is for ComputeDomains.
 _CONTAINER = "gpus"
 _SUFFIX = ".openfleet.gpu"
-# Maximum length of names in the API.
-_LENGTH = 253
 
 
 def class_name(profile: str) -> str:
@@ -66,33 +62,9 @@ def attribute(name: str) -> str:
     return "device.attributes['%s'].%s" % (DRIVER, name)
 
 
-def reference(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object's kind and names. They are enough to delete the object."""
-    metadata = texts(item, "metadata")
-    names = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
-    return {"apiVersion": API, "kind": item["kind"], "metadata": names}
-
-
-def title(item: Mapping[str, Any]) -> str:
-    """Return an object's kind and name for messages."""
-    metadata = texts(item, "metadata")
-    names = (text(metadata[key], _LENGTH) for key in ("namespace", "name") if key in metadata)
-    return "%s %s" % (item["kind"], "/".join(names))
-
-
-def is_owned(item: Any) -> bool:
-    """Return whether the role has written the object."""
-    return OWNED.items() <= labels_of(item).items()
-
-
 def node_of(item: Any) -> str:
     """Return the node whose GPUs a template selects, or an empty text."""
     return annotations_of(item).get(OF_NODE, "") if is_owned(item) else ""
-
-
-def of_kind(objects: Sequence[Any], kind: str) -> list[Mapping[str, Any]]:
-    """Return the objects of a kind that have a name."""
-    return [item for item in objects if isinstance(item, Mapping) and item.get("kind") == kind and name_of(item)]
 
 
 def published(objects: Sequence[Any], node: str = "") -> dict[str, dict[str, str]]:

@@ -8,9 +8,23 @@ https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/co
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import re
+from typing import Any, Mapping, Sequence
+
+from ....module_utils.errors import FleetError
 from ..kubernetes import hami_core
-from ..kubernetes.backend import KubernetesBackend
+from ..kubernetes.api_objects import annotations_of, labels_of, texts
+from ..kubernetes.backend import OWN_KEY, WITHOUT_MIG_MANAGER, KubernetesBackend, config_text
 from ..model import Node, Offer
+from ..protocol import Changes, Member, Place, Read, Shared
+from . import node_config, scheduler_conf
+
+_NODE_LABEL = {"openfleet.gpu/backend": "volcano_vgpu"}
+# Label with a digest of the node's configuration. If it changes, the plugin is restarted.
+_CONFIG_LABEL = "openfleet.gpu/vgpu-config"
+_HANDSHAKE = "volcano.sh/node-vgpu-handshake"
 
 PLUGIN = hami_core.Plugin(
     "volcano_vgpu",
@@ -21,7 +35,7 @@ PLUGIN = hami_core.Plugin(
     None,
     None,
     counts_all=True,
-    labels={},
+    labels=_NODE_LABEL,
 )
 
 
@@ -29,7 +43,130 @@ class VolcanoVgpu(KubernetesBackend):
     """Volcano's vGPU plugin."""
 
     key = PLUGIN.key
+    applies = True
+    component = "vGPU plugin"
+    defaults: Mapping[str, str] = {
+        "namespace": "kube-system",
+        "config_map": "volcano-vgpu-node-config",
+        "selector": "name=volcano-device-plugin",
+        "release": "volcano-vgpu-device-plugin",
+    }
+    fixed_labels: Mapping[str, str] = {**WITHOUT_MIG_MANAGER, **_NODE_LABEL, _CONFIG_LABEL: ""}
+    resource = re.compile(r"volcano\.sh/vgpu-(?:number|memory|cores)")
 
     def offer(self, node: Node) -> Offer:
         """Return the plugin's offer of the node's GPUs, or the refused entries."""
-        return hami_core.offer(node, PLUGIN)
+        offer = hami_core.offer(node, PLUGIN)
+        if not offer.config:
+            return offer
+        digest = "openfleet-%s" % hashlib.sha256(config_text(offer.config).encode()).hexdigest()[:16]
+        return dataclasses.replace(offer, labels={**offer.labels, _CONFIG_LABEL: digest})
+
+    def changes(
+        self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place, objects: Sequence[Any] = ()
+    ) -> Changes:
+        """Return the changes that make a node of the cluster match an offer.
+
+        The plugin reads its configuration when it starts.
+        """
+        changes = super().changes(offer, node, config_map, place, objects)
+        return dataclasses.replace(changes, restart=bool(changes.pending) or _CONFIG_LABEL in changes.labels)
+
+    def pending_resources(
+        self, offer: Mapping[str, Any], node: Any, objects: Sequence[Any]
+    ) -> dict[str, tuple[int, int]]:
+        """Return the resources that differ from the plan, and a failed handshake.
+
+        If the plugin has not answered for 60 seconds, Volcano's scheduler writes Deleted into the handshake. It then places
+        pods by the allocatable numbers alone, and several pods can get more memory of a GPU than it has.
+        """
+        pending = super().pending_resources(offer, node, objects)
+        handshake = annotations_of(node).get(_HANDSHAKE, "Deleted")
+        if offer["resources"] and not pending and "Deleted" in handshake:
+            return {_HANDSHAKE: (1, 0)}
+        return pending
+
+    def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
+        """Return why resources differ from the plan, and how to fix that."""
+        if _HANDSHAKE not in pending:
+            return ""
+        return (
+            "because the vGPU plugin does not answer Volcano's scheduler, which then places pods without checking the memory "
+            "of each GPU: cordon the node until the plugin runs"
+        )
+
+    def _is_own(self, label: str, value: str) -> bool:
+        if label == _CONFIG_LABEL:
+            return OWN_KEY.fullmatch(value) is not None
+        return super()._is_own(label, value)
+
+    def shared_reads(self, scheduler: tuple[str, str], members: Sequence[Member]) -> tuple[Read, ...]:
+        """Return the ConfigMaps of Volcano's scheduler and of the vGPU plugin."""
+        places = dict.fromkeys((member.namespace, member.config_map) for member in members)
+        return tuple(Read("v1", "ConfigMap", name, namespace) for namespace, name in [scheduler, *places])
+
+    def shared(
+        self,
+        members: Sequence[Member],
+        removed: frozenset[str],
+        nodes: Sequence[Any],
+        objects: Mapping[Read, Sequence[Any] | None],
+    ) -> Shared:
+        """Return the changes of these ConfigMaps."""
+        (scheduler, current), *configs = objects.items()
+        used = not removed or any(_NODE_LABEL.items() <= labels_of(node).items() for node in nodes)
+        try:
+            parts = [_scheduler(scheduler, current, used)]
+            parts += [_configs(read, found, members, removed) for read, found in configs]
+        except FleetError as error:
+            return Shared(problems=(str(error),))
+        written = [part for part in parts if part is not None]
+        return Shared(tuple(item for item, _line in written), lines=tuple(line for _item, line in written))
+
+
+def _scheduler(read: Read, found: Sequence[Any] | None, used: bool) -> tuple[dict[str, Any], str] | None:
+    """Return the changed ConfigMap of the scheduler with a line of the plan, or None."""
+    where = "ConfigMap %s/%s" % (read.namespace, read.name)
+    config_map = found[0] if found else None
+    text = texts(config_map, "data").get(scheduler_conf.KEY)
+    if text is None:
+        if not used:
+            return None
+        cure = "Install Volcano, or set gpu_kubernetes_volcano_config_map to the ConfigMap of its scheduler."
+        raise FleetError(where, "the cluster has no such ConfigMap with the key %s" % scheduler_conf.KEY, cure)
+    place = "%s, %s" % (where, scheduler_conf.KEY)
+    changed = scheduler_conf.with_deviceshare(text, place) if used else scheduler_conf.without_deviceshare(text)
+    if changed == text:
+        return None
+    line = "%s: %s" % (where, "add the plugin deviceshare" if used else "remove the plugin deviceshare")
+    return _written(read, config_map, scheduler_conf.KEY, changed), line
+
+
+def _configs(
+    read: Read, found: Sequence[Any] | None, members: Sequence[Member], removed: frozenset[str]
+) -> tuple[dict[str, Any], str] | None:
+    """Return the changed ConfigMap of the plugin with a line of the plan, or None."""
+    where = "ConfigMap %s/%s" % (read.namespace, read.name)
+    config_map = found[0] if found else None
+    text = texts(config_map, "data").get(node_config.KEY, "")
+    entries = {
+        row["name"]: row
+        for member in members
+        if (member.namespace, member.config_map) == (read.namespace, read.name) and member.offer is not None
+        for row in member.offer["config"].get("nodeconfig", [])
+        if not removed
+    }
+    changed = node_config.merge(text, entries, removed, "%s, %s" % (where, node_config.KEY))
+    if changed == text:
+        return None
+    return _written(read, config_map, node_config.KEY, changed), "%s: write key %s" % (where, node_config.KEY)
+
+
+def _written(read: Read, current: Any, key: str, text: str) -> dict[str, Any]:
+    """Return a ConfigMap with one key.
+
+    With the version of the current object, the API refuses the request if another program has changed the object.
+    """
+    version = texts(current, "metadata").get("resourceVersion")
+    metadata = {"name": read.name, "namespace": read.namespace, **({"resourceVersion": version} if version else {})}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {key: text}}

@@ -22,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.protocol 
 pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).resolve().parents[4]
-NOTHING = {"applies": False, "config_label": "", "empty_config": "", "component": "", "reads": []}
+NOTHING = {"applies": False, "config_label": "", "empty_config": "", "component": "", "reads": [], "shares": False}
 LAYOUTS = (
     [{"gpus": [0], "sharing": "exclusive"}],
     [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}],
@@ -88,6 +88,7 @@ def test_the_filter_describes_a_backend_that_writes_to_the_cluster():
         "empty_config": "version: v1\n",
         "component": "device plugin",
         "reads": [],
+        "shares": False,
     }
 
 
@@ -100,9 +101,15 @@ def test_the_filter_describes_a_backend_that_publishes_devices():
     assert described["defaults"]["namespace"] == "dra-driver-nvidia-gpu"
 
 
-@pytest.mark.parametrize("key", ["hami", "volcano_vgpu"])
-def test_the_filter_describes_a_backend_that_is_only_planned(key):
-    assert needs(key) == NOTHING
+def test_the_filter_describes_a_backend_that_is_only_planned():
+    assert needs("hami") == NOTHING
+
+
+def test_the_filter_describes_the_backend_with_shared_objects():
+    described = scheduler_backend("volcano_vgpu")
+    assert needs("volcano_vgpu") == {**NOTHING, "applies": True, "component": "vGPU plugin", "shares": True}
+    assert described["defaults"]["namespace"] == "kube-system"
+    assert described["defaults"]["config_map"] == "volcano-vgpu-node-config"
 
 
 @pytest.mark.parametrize("key", ["", "no_such_backend", "NVIDIA_DRA", None, 3, ["hami"], {"hami": 1}])
