@@ -137,7 +137,14 @@ def test_foreign_record_stops_the_role(record):
 )
 def test_malformed_objects_count_as_empty(form):
     assert changes(form, form)["labels"] == {CONFIG: KEY, MIG_MANAGER: "false"}
-    assert removed(form, config_map=form) == {"problems": [], "labels": {}, "annotations": {}, "data": {}, "delete": []}
+    assert removed(form, config_map=form) == {
+        "problems": [],
+        "labels": {},
+        "annotations": {},
+        "data": {},
+        "delete": [],
+        "uncordon": [],
+    }
     assert daemonset_pods([form]) == []
 
 
