@@ -95,7 +95,8 @@ class Removal:
     """Changes that undo earlier changes of a node.
 
     The value None removes a label, an annotation, or a key of the ConfigMap (`data`). `delete` lists objects of the API.
-    `uncordon` is a JSON patch of the node that releases GPUs that the role has cordoned.
+    `uncordon` is a JSON patch of the node that releases GPUs that the role has cordoned. `leftovers` are annotations that the
+    component leaves on the node, to remove when it has ended and the node offers none of its resources.
     """
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
@@ -103,6 +104,7 @@ class Removal:
     data: Mapping[str, None] = field(default_factory=dict)
     delete: tuple[Mapping[str, Any], ...] = ()
     uncordon: tuple[Mapping[str, Any], ...] = ()
+    leftovers: Mapping[str, None] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 

@@ -340,6 +340,15 @@ def test_a_removal_releases_the_role_s_cordons():
     assert removal["data"] == {}
 
 
+@pytest.mark.parametrize(("before", "ends"), [(None, True), ("off", True), ("on", False)])
+def test_a_removal_takes_the_registration_of_a_plugin_that_ends(before, ends):
+    record = json.dumps({"gpu": before})
+    removal = kubernetes_removal("n1", [node(**{"openfleet.gpu/labels-before": record})], backend="hami")
+    assert removal["labels"] == {"gpu": before}
+    assert bool(removal["leftovers"]) is ends and set(removal["leftovers"].values()) <= {None}
+    assert kubernetes_removal("n1", [node()], backend="hami")["leftovers"] == {}
+
+
 # --- The software around the plugin.
 
 

@@ -144,6 +144,7 @@ def test_malformed_objects_count_as_empty(form):
         "data": {},
         "delete": [],
         "uncordon": [],
+        "leftovers": {},
     }
     assert daemonset_pods([form]) == []
 

@@ -41,6 +41,8 @@ _READS = (
     Kind("v1", "Pod", "spec.nodeName"),
     Kind("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"),
 )
+# Annotations that HAMi leaves on a node.
+_LEFT = (registration.REGISTER, "hami.io/node-nvidia-score", cordon.HANDSHAKE)
 _REFUSED = "|".join(
     (
         r"""operatingmode\W{1,12}mig""",
@@ -131,7 +133,10 @@ class Hami(KubernetesBackend):
         """
         removal = super().removal(name, nodes, None, objects)
         node = next((node for node in nodes if name_of(node) == name), None)
-        return dataclasses.replace(removal, data={}, uncordon=cordon.release(node))
+        # From a registration that stays, HAMi's scheduler assigns pods to the node although no plugin runs there.
+        ends = removal.labels.get("gpu", _LABEL["gpu"]) != _LABEL["gpu"]
+        left = dict.fromkeys(_LEFT if ends else ())
+        return dataclasses.replace(removal, data={}, uncordon=cordon.release(node), leftovers=left)
 
     def merged(self, config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, str]:
         """Return the new content of config.json, and a problem or an empty text."""
