@@ -36,7 +36,8 @@ _value:
       printed.
     - C(config_label) is the node label that selects a key of the ConfigMap. It is empty if the backend has no ConfigMap.
     - C(empty_config) is the content of a key with an empty configuration, which changes nothing. C(config_key) is the key with
-      the entries of all nodes. It is empty if each configuration has its own key.
+      the entries of all nodes. It is empty if each configuration has its own key. C(cordons_in) is
+      the node annotation that lists cordoned GPUs. It is empty if the scheduler cannot cordon single GPUs.
     - C(component) is the name of the software that the role installs and restarts. C(defaults) has its default C(namespace),
       C(config_map), C(selector) and C(release), and C(chart_values) the values of its Helm chart. C(refused) has a pattern of
       settings that may not be installed, and the reason.
@@ -59,6 +60,7 @@ def scheduler_backend(key: object) -> dict[str, Any]:
         "config_label",
         "empty_config",
         "config_key",
+        "cordons_in",
         "component",
         "defaults",
         "chart_values",

@@ -132,6 +132,7 @@ class ClusterBackend(Backend, Protocol):
     config_label  node label that selects a key of the ConfigMap. Empty if the backend has no such label
     empty_config  ConfigMap content with which the component uses its defaults. Empty if the backend has no configuration
     config_key    key of the ConfigMap that holds the entries of all nodes. Empty if each configuration has its own key
+    cordons_in    node annotation that lists cordoned GPUs. Empty if the scheduler cannot cordon single GPUs
     offered_in    kind of the objects that publish the node's GPUs
     reads         kinds of other objects that the comparison needs
     """
@@ -143,6 +144,7 @@ class ClusterBackend(Backend, Protocol):
     config_label: str
     empty_config: str
     config_key: str
+    cordons_in: str
     offered_in: Kind
     reads: tuple[Kind, ...]
 

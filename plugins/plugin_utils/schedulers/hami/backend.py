@@ -76,6 +76,7 @@ class Hami(KubernetesBackend):
     )
     config_key = node_config.CONFIG_KEY
     empty_config = node_config.EMPTY
+    cordons_in = cordon.CORDON
     reads = _READS
     fixed_labels: Mapping[str, str] = {**WITHOUT_MIG_MANAGER, **_LABEL}
     resource = re.compile(r"nvidia\.com/gpu")

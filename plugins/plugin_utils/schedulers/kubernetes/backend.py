@@ -55,6 +55,7 @@ class KubernetesBackend:
     config_label = ""
     empty_config = ""
     config_key = ""
+    cordons_in = ""
     offered_in = Kind("v1", "Node")
     reads: tuple[Kind, ...] = ()
     fixed_labels: Mapping[str, str] = WITHOUT_MIG_MANAGER
