@@ -116,14 +116,14 @@ def test_a_gpu_that_changes_is_cordoned_until_the_change_is_verified(hami, fleet
         refused
     )
     assert "The layout of the host was not changed. Cordoned GPUs stay cordoned" in said(refused)
-    assert node.gpus()[0]["compute_mode"] == "DEFAULT"
+    assert node.gpus()[0]["compute_mode"] == "default"
     assert node.annotations()[recorded.CORDON] == "GPU-of-an-administrator,%s" % uuid
 
     node.schedules = True
     fleet.more["one"]["gpu_kubernetes_timeout"] = 60
     done = fleet.run_roles(EXCLUSIVE, *CHANGE)
     assert done.returncode == 0, said(done)
-    assert node.gpus()[0]["compute_mode"] == "EXCLUSIVE_PROCESS"
+    assert node.gpus()[0]["compute_mode"] == "exclusive_process"
     assert hami_stand_in.entries(hami)["node-one"]["filterdevices"]["uuid"] == [uuid]
     assert node.offers() == {}
     assert json.loads(node.annotations()[recorded.REGISTER]) == []
@@ -161,7 +161,7 @@ def test_a_pod_that_is_starting_on_the_gpu_is_awaited(hami, fleet, node):
     refused = fleet.run_roles(EXCLUSIVE, *CHANGE)
     assert refused.returncode != 0
     assert "pods are starting on cordoned GPUs: default/starting" in said(refused)
-    assert node.gpus()[0]["compute_mode"] == "DEFAULT"
+    assert node.gpus()[0]["compute_mode"] == "default"
 
 
 def test_states_of_the_cluster_are_refused_or_reported(hami, fleet, node):
