@@ -55,6 +55,11 @@ options:
     type: list
     elements: str
     default: []
+  changing:
+    description: UUIDs of the GPUs that the layout will change. With HAMi, they are cordoned before the change.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""
@@ -75,6 +80,9 @@ _value:
     - C(delete) lists objects of the cluster to delete first, and C(write) objects to create or change.
       C(lost) lists pods whose device no longer exists, and C(replaced) pods with GPUs of another component. Each has its UID and
       name.
+    - C(cordon) is the JSON patch that cordons GPUs before the layout changes, and C(uncordon) the patch that releases them after
+      the verification. C(cordoned) lists the GPUs that C(uncordon) releases. C(unseen) is the reason why the scheduler may not
+      know the cordons yet, or empty. C(warnings) lists dangers outside of the node.
   type: dict
 """
 
@@ -92,6 +100,7 @@ def kubernetes_changes(mapping, node=None, config_map=None, **names):
         names.get("config_map_name", ""),
         names.get("selector", ""),
         tuple(names.get("claim_namespaces", ())),
+        tuple(names.get("changing", ())),
     )
     changes = backend(mapping["backend"]).changes(mapping, node, config_map, place, names.get("objects", ()))
     pending = {name: list(numbers) for name, numbers in changes.pending.items()}

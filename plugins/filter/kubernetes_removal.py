@@ -59,7 +59,8 @@ _value:
   description:
     - C(problems) lists messages. C(labels) has the previous values, or null for a label to remove. C(annotations) has the
       annotations of the node to remove, and C(data) the keys of the ConfigMap to remove, each with the value null. All of these
-      have the format of a patch. C(delete) lists objects of the cluster to delete.
+      have the format of a patch. C(delete) lists objects of the cluster to delete. C(uncordon) is the JSON patch that releases
+      GPUs that the role has cordoned. C(leftovers) are annotations to remove when the backend's software has ended on the node.
   type: dict
 """
 

@@ -35,7 +35,9 @@ _value:
     - C(applies) is true if the collection writes to the cluster. If false, the resources that the node would offer are only
       printed.
     - C(config_label) is the node label that selects a key of the ConfigMap. It is empty if the backend has no ConfigMap.
-    - C(empty_config) is the content of a key with an empty configuration, which changes nothing.
+    - C(empty_config) is the content of a key with an empty configuration, which changes nothing. C(config_key) is the key with
+      the entries of all nodes. It is empty if each configuration has its own key. C(cordons_in) is
+      the node annotation that lists cordoned GPUs. It is empty if the scheduler cannot cordon single GPUs.
     - C(component) is the name of the software that the role installs and restarts. C(defaults) has its default C(namespace),
       C(config_map), C(selector) and C(release), and C(chart_values) the values of its Helm chart. C(refused) has a pattern of
       settings that may not be installed, and the reason.
@@ -54,7 +56,17 @@ def scheduler_backend(key: object) -> dict[str, Any]:
     from ..plugin_utils.schedulers.kubernetes.backend import KubernetesBackend
 
     backend = registry.backend(key) if isinstance(key, str) and key in registry.KEYS else KubernetesBackend()
-    names = ("applies", "config_label", "empty_config", "component", "defaults", "chart_values", "refused")
+    names = (
+        "applies",
+        "config_label",
+        "empty_config",
+        "config_key",
+        "cordons_in",
+        "component",
+        "defaults",
+        "chart_values",
+        "refused",
+    )
     return {
         **{name: to_data(getattr(backend, name)) for name in names},
         "offered_in": to_data(backend.offered_in),

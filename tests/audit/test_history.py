@@ -123,6 +123,10 @@ FLEET = [
         ("gpu:tenant_denied_total", "tenant", "notebook"): (lambda hour: 5 if 20 < hour < 50 else 2 if hour >= 60 else 0),
         ("gpu:tenant_memory_limit_bytes", "tenant", "batch"): steady(32 * GIB),
         ("gpu:tenant_memory_used_bytes:max5m", "tenant", "batch"): steady(20 * GIB),
+        # Pods of HAMi. The second one ended a day ago, and no longer reserves memory.
+        ("gpu:tenant_memory_limit_bytes", "tenant", "ml/train-0"): steady(8 * GIB),
+        ("gpu:tenant_memory_used_bytes:max5m", "tenant", "ml/train-0"): steady(GIB),
+        ("gpu:tenant_memory_limit_bytes", "tenant", "ml/ended-0"): until(HOURS - 24, steady(8 * GIB)),
     }),
 ]  # fmt: skip
 
@@ -157,6 +161,7 @@ WORDS = {
     "e gpu 5": "no_data",
     "c gpu 1 tenant batch": "right",
     "c gpu 1 tenant notebook": "saturated",
+    "c gpu 1 tenant ml/train-0": "oversized_memory",
 }
 
 

@@ -14,6 +14,14 @@ from .model import Day, Measured, Stat, Window
 Key = tuple[str, str, str, str]
 
 
+def is_pod(key: Key) -> bool:
+    """Return whether the subject is a pod with a quota of HAMi.
+
+    Its name is "namespace/pod". Names of a layout's tenants have no slash.
+    """
+    return "/" in key[3]
+
+
 @dataclass(frozen=True)
 class Record(Measured):
     """The metrics of one subject."""

@@ -15,7 +15,7 @@ from typing import Any, Mapping, Sequence
 
 from ...module_utils.layout.profile_name import ProfileNameError, parse_profile_name
 from ..techniques.registry import TECHNIQUES, tenants_of
-from .history import History, Key, Record
+from .history import History, Key, Record, is_pod
 from .model import Holder, Holding, Measured, Pod, Subject
 
 #: Kinds of holders that are processes. Holders of other kinds only reserve the GPU.
@@ -82,8 +82,8 @@ def holdings(
     for host, state in hosts.items():
         current = _add_host(found, host, state)
         # The history also contains instances that were removed later. Keep only the instances that the host still
-        # reports.
-        for key in [key for key in found if key[0] == host and key not in current]:
+        # reports. The host does not know the quotas of pods.
+        for key in [key for key in found if key[0] == host and key not in current and not is_pod(key)]:
             if key[2] or any(present[:2] == key[:2] for present in current):
                 del found[key]
             else:

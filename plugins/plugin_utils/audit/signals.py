@@ -19,7 +19,7 @@ from typing import Callable, Mapping
 from ..counted import counted
 from .asking import Asking
 from .figures import Figures
-from .history import History, Key, Record
+from .history import History, Key, Record, is_pod
 from .model import Day, Stat, Subject, Window
 from .prometheus import Prometheus, Sample
 from .quiet_times import BY_DEFAULT, QuietQuestion, device_quiet_times, quiet_times
@@ -231,10 +231,11 @@ class _Reading:
             for sample in self.asking.ask("sum by (%s) (increase(gpu:tenant_denied_total{%%(where)s}%s))" % (by, span))
             if math.isfinite(sample.value) and sample.value >= 0
         }
+        present = self._pods_now(by) if any(is_pod(tenant_key_of(sample.labels)) for sample in limits) else set()
         for sample in limits:
             key = tenant_key_of(sample.labels)
             whole = self.records.get((*key[:3], ""))
-            if whole is None or not key[3] or not math.isfinite(sample.value):
+            if whole is None or not key[3] or not math.isfinite(sample.value) or (is_pod(key) and key not in present):
                 continue
             self.records[key] = Record(
                 replace(whole.subject, kind="tenant", name=key[3]),
@@ -243,6 +244,14 @@ class _Reading:
                 denials=denials.get(key),
                 silent_seconds=whole.silent_seconds,
             )
+
+    def _pods_now(self, by: str) -> set[Key]:
+        """Return the pods that have a quota at the end of the window.
+
+        Earlier pods no longer reserve anything.
+        """
+        query = 'max by (%s) (last_over_time(gpu:tenant_memory_limit_bytes{tenant=~".+/.+",%%(where)s}[15m]))' % by
+        return {tenant_key_of(sample.labels) for sample in self.asking.ask(query)}
 
     # --- State ------------------------------------------------------------------------------------------------------
 

@@ -184,6 +184,7 @@ class Offer:
     config_name  name of this configuration in the cluster, or empty if the cluster does not store it
     labels       labels to set on the node
     devices      resource name of each current device, by UUID. Empty if the backend does not publish UUIDs
+    registered   numbers that the plugin must register for each GPU, by UUID. Empty if the role does not compare them
     """
 
     backend: str
@@ -196,6 +197,7 @@ class Offer:
     refusals: tuple[Refusal, ...] = ()
     config_name: str = ""
     devices: Mapping[str, str] = field(default_factory=dict)
+    registered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def gpus_text(indexes: Sequence[int]) -> str:

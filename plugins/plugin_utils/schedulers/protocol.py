@@ -17,6 +17,7 @@ class Place:
 
     selector          label selector of the component's pods
     claim_namespaces  namespaces whose pods use claims of the node's GPUs
+    changing          UUIDs of the GPUs that the layout will change
     """
 
     node: str
@@ -24,6 +25,7 @@ class Place:
     config_map: str
     selector: str = ""
     claim_namespaces: tuple[str, ...] = ()
+    changing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,12 @@ class Changes:
     write         objects of the API to create or change. Fields that are missing in an object are kept
     lost          pods of the node with a device that no longer exists: (UID, namespace/name)
     replaced      pods of the node with GPUs of another component, which must end first: (UID, namespace/name)
+    cordon        JSON patch of the node that cordons GPUs before the layout changes
+    uncordon      JSON patch of the node that removes these cordons
+    cordoned      names of the GPUs that `uncordon` releases
+    unseen        reason why the scheduler may not know the node's cordons yet, or empty
     problems      reasons why no change may be made
+    warnings      dangers that need no change of the node
     lines         lines of the plan
     """
 
@@ -56,14 +63,20 @@ class Changes:
     write: tuple[Mapping[str, Any], ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
     replaced: tuple[tuple[str, str], ...] = ()
+    cordon: tuple[Mapping[str, Any], ...] = ()
+    uncordon: tuple[Mapping[str, Any], ...] = ()
+    cordoned: tuple[str, ...] = ()
+    unseen: str = ""
     problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
 
     @property
     def in_step(self) -> bool:
         """Return whether the node matches the offer."""
         pods = self.lost or self.replaced
-        return not (self.problems or self.labels or self.data or self.pending or self.delete or self.write or pods)
+        changed = self.labels or self.data or self.pending or self.delete or self.write or pods
+        return not (self.problems or changed or self.cordon or self.uncordon)
 
 
 @dataclass(frozen=True)
@@ -85,12 +98,16 @@ class Removal:
     """Changes that undo earlier changes of a node.
 
     The value None removes a label, an annotation, or a key of the ConfigMap (`data`). `delete` lists objects of the API.
+    `uncordon` is a JSON patch of the node that releases GPUs that the role has cordoned. `leftovers` are annotations that the
+    component leaves on the node, to remove when it has ended and the node offers none of its resources.
     """
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, None] = field(default_factory=dict)
     data: Mapping[str, None] = field(default_factory=dict)
     delete: tuple[Mapping[str, Any], ...] = ()
+    uncordon: tuple[Mapping[str, Any], ...] = ()
+    leftovers: Mapping[str, None] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -165,6 +182,8 @@ class ClusterBackend(Backend, Protocol):
     refused       pattern of settings that may not be installed, with the reason. Both are empty if there is none
     config_label  node label that selects a key of the ConfigMap. Empty if the backend has no such label
     empty_config  ConfigMap content with which the component uses its defaults. Empty if the backend has no configuration
+    config_key    key of the ConfigMap that holds the entries of all nodes. Empty if each configuration has its own key
+    cordons_in    node annotation that lists cordoned GPUs. Empty if the scheduler cannot cordon single GPUs
     offered_in    kind of the objects that publish the node's GPUs
     reads         kinds of other objects that the comparison needs
     """
@@ -175,6 +194,8 @@ class ClusterBackend(Backend, Protocol):
     refused: tuple[str, str]
     config_label: str
     empty_config: str
+    config_key: str
+    cordons_in: str
     offered_in: Kind
     reads: tuple[Kind, ...]
 
@@ -211,4 +232,10 @@ class ClusterBackend(Backend, Protocol):
 
         `removed` are nodes from which this run removes the configuration. `nodes` are the other nodes of the cluster.
         `objects` are the current objects of `shared_reads`, or None if the cluster does not have their kind.
+        """
+
+    def merged(self, config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, str]:
+        """Return the new content of `config_key`, and a problem or an empty text.
+
+        `entries` maps node names to their entries. The entry None is removed. Other entries of the ConfigMap are kept.
         """

@@ -153,7 +153,15 @@ def test_foreign_record_stops_the_role(record):
 )
 def test_malformed_objects_count_as_empty(form):
     assert changes(form, form)["labels"] == {CONFIG: KEY, **GUARD}
-    assert removed(form, config_map=form) == {"problems": [], "labels": {}, "annotations": {}, "data": {}, "delete": []}
+    assert removed(form, config_map=form) == {
+        "problems": [],
+        "labels": {},
+        "annotations": {},
+        "data": {},
+        "delete": [],
+        "uncordon": [],
+        "leftovers": {},
+    }
     assert daemonset_pods([form]) == []
 
 

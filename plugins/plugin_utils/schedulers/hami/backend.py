@@ -3,15 +3,26 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Backend: HAMi, a scheduler and device plugin for Kubernetes.
 
-https://github.com/Project-HAMi/HAMi, docs/config.md and docs/device-plugin-config.md.
+The role writes the node's entry of the device plugin's configuration, the label that starts the plugin, and cordons of single
+GPUs. https://github.com/Project-HAMi/HAMi (2.10), docs/config.md and docs/device-plugin-config.md.
 """
 
 from __future__ import annotations
 
-from ..kubernetes import hami_core
-from ..kubernetes.backend import KubernetesBackend
-from ..model import Node, Offer
+import dataclasses
+import re
+from typing import Any, Mapping, Sequence
 
+from ...host_values import text
+from ..kubernetes import hami_core
+from ..kubernetes.api_objects import name_of
+from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, allocatable
+from ..model import Node, Offer
+from ..protocol import Changes, Kind, Place, Removal
+from . import cordon, node_config, registration, surroundings
+
+# The node selector of HAMi's DaemonSet (values.yaml, `nvidiaNodeSelector`).
+_LABEL = {"gpu": "on"}
 PLUGIN = hami_core.Plugin(
     "hami",
     "HAMi",
@@ -21,8 +32,25 @@ PLUGIN = hami_core.Plugin(
     "nvidia.com/priority",
     "nvidia.com/use-gpuuuid",
     counts_all=False,
-    # The node selector of HAMi's DaemonSet (values.yaml, `nvidiaNodeSelector`).
-    labels={"gpu": "on"},
+    labels=_LABEL,
+    registers=True,
+)
+_READS = (
+    Kind("apps/v1", "DaemonSet", namespaced=True),
+    Kind("apps/v1", "Deployment", namespaced=True),
+    Kind("v1", "Pod", "spec.nodeName"),
+    Kind("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"),
+)
+# Annotations that HAMi leaves on a node.
+_LEFT = (registration.REGISTER, "hami.io/node-nvidia-score", cordon.HANDSHAKE)
+_REFUSED = "|".join(
+    (
+        r"""operatingmode\W{1,12}mig""",
+        r"""nodeSchedulerPolicy["']?\s*:\s*["']?(?!(?:binpack|spread)\b)\w""",
+        r"""gpuSchedulerPolicy["']?\s*:\s*["']?(?!(?:binpack|spread|topology-aware|mutex|numa)\b)\w""",
+        r"""--node-scheduler-policy[= "',]+(?!(?:binpack|spread)\b)\w""",
+        r"""--gpu-scheduler-policy[= "',]+(?!(?:binpack|spread|topology-aware|mutex|numa)\b)\w""",
+    )
 )
 
 
@@ -30,7 +58,153 @@ class Hami(KubernetesBackend):
     """HAMi."""
 
     key = PLUGIN.key
+    applies = True
+    component = "HAMi"
+    # The documentation of HAMi installs the release `hami` in kube-system. The chart derives the ConfigMap's name.
+    defaults: Mapping[str, str] = {
+        "namespace": "kube-system",
+        "config_map": "hami-device-plugin",
+        "selector": "app.kubernetes.io/component=hami-device-plugin",
+        "release": "hami",
+    }
+    # If the webhook does not respond, pods must wait instead of bypassing HAMi. The chart excludes HAMi's own pods.
+    chart_values: Mapping[str, Any] = {"scheduler": {"admissionWebhook": {"failurePolicy": "Fail"}}}
+    refused = (
+        "(?i:%s)" % _REFUSED,
+        "operatingmode mig removes MIG instances that HAMi did not create, and unknown scheduler policies count as the default. "
+        "Remove operatingmode, and use a policy of HAMi: binpack or spread (for GPUs also topology-aware, mutex or numa).",
+    )
+    config_key = node_config.CONFIG_KEY
+    empty_config = node_config.EMPTY
+    cordons_in = cordon.CORDON
+    reads = _READS
+    fixed_labels: Mapping[str, str] = {**WITHOUT_MIG_MANAGER, **_LABEL}
+    resource = re.compile(r"nvidia\.com/gpu")
 
     def offer(self, node: Node) -> Offer:
         """Return HAMi's offer of the node's GPUs, or the refused entries."""
         return hami_core.offer(node, PLUGIN)
+
+    def changes(
+        self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place, objects: Sequence[Any] = ()
+    ) -> Changes:
+        """Return the changes that make a node of the cluster match an offer.
+
+        In addition to labels, these are the node's entry of the ConfigMap, and cordons of GPUs that the layout changes.
+        """
+        changes = super().changes(offer, node, None, place, objects)
+        problems = [*changes.problems]
+        if not problems:
+            problems += surroundings.problems(node, offer["labels"], place, objects)
+        content, problem = self.merged(config_map, {place.node: offer["config"]["nodeconfig"][0]})
+        if problem:
+            problems.append("node %s: ConfigMap %s/%s: %s" % (place.node, place.namespace, place.config_map, problem))
+        if problems:
+            return Changes(problems=tuple(problems))
+        data = {} if content == _content(config_map) else {self.config_key: content}
+        on_hami = registration.registered(node) or {}
+        # HAMi assigns no pods to other GPUs.
+        affected = [uuid for uuid in place.changing if uuid in on_hami]
+        cordoning, own = cordon.cordon(node, affected), cordon.own(node)
+        new = [uuid for uuid in affected if uuid not in cordon.cordoned(node)]
+        lines = ["ConfigMap %s/%s: write the entry of node %s" % (place.namespace, place.config_map, place.node)] * len(
+            data
+        )
+        lines += [
+            "node %s: cordon %s in HAMi until the change is verified" % (place.node, text(uuid, 64)) for uuid in new
+        ]
+        if own:
+            lines.append("node %s: release the cordon of %s after the verification" % (place.node, _named(own)))
+        return dataclasses.replace(
+            changes,
+            data=data,
+            restart=bool(data) or bool(self._unregistered(offer, node)),
+            cordon=cordoning,
+            uncordon=cordon.release(node),
+            cordoned=own,
+            unseen=self._unseen(node, place.node, own, objects),
+            warnings=(*surroundings.warnings(place.node, objects), *_stale(node, place.node)),
+            lines=(*changes.lines, *lines),
+        )
+
+    def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
+        """Return the changes that undo earlier changes of the node `name`.
+
+        `merged` removes the node's entry of the ConfigMap.
+        """
+        removal = super().removal(name, nodes, None, objects)
+        node = next((node for node in nodes if name_of(node) == name), None)
+        # From a registration that stays, HAMi's scheduler assigns pods to the node although no plugin runs there.
+        ends = removal.labels.get("gpu", _LABEL["gpu"]) != _LABEL["gpu"]
+        left = dict.fromkeys(_LEFT if ends else ())
+        return dataclasses.replace(removal, data={}, uncordon=cordon.release(node), leftovers=left)
+
+    def merged(self, config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, str]:
+        """Return the new content of config.json, and a problem or an empty text."""
+        try:
+            return node_config.merged(config_map, entries), ""
+        except node_config.UnreadableError as error:
+            cure = "Repair it, or delete the key to let the role create it. Nothing was changed."
+            return "", "%s is not readable: %s. %s" % (self.config_key, text(str(error), 200), cure)
+
+    def pending_resources(
+        self, offer: Mapping[str, Any], node: Any, _objects: Sequence[Any]
+    ) -> dict[str, tuple[int, int]]:
+        """Return the resources and the registered numbers that differ from the plan.
+
+        The result also has the handshake, until the scheduler has read the node.
+        """
+        pending = {**super().pending_resources(offer, node, _objects), **self._unregistered(offer, node)}
+        if offer["resources"] and not cordon.is_read(node):
+            pending[cordon.HANDSHAKE] = (1, 0)
+        return pending
+
+    def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
+        """Return why resources differ from the plan, and how to fix that."""
+        if set(pending) == {cordon.HANDSHAKE}:
+            return (
+                "HAMi's scheduler has not read the node: the value of %s does not contain Requesting. Check its pods and the "
+                "node labels of its option --node-label-selector" % cordon.HANDSHAKE
+            )
+        if any(name.startswith("registered ") and numbers[1] == 0 for name, numbers in pending.items()):
+            return "%s lacks GPUs: check the logs of the device plugin" % registration.REGISTER
+        return ""
+
+    def _unregistered(self, offer: Mapping[str, Any], node: Any) -> dict[str, tuple[int, int]]:
+        """Return the registered numbers that differ from the plan."""
+        planned = offer["registered"]
+        # Without a driver, UUIDs are unknown. If the node offers no GPU, the plugin has ended, and its annotation stays.
+        if not planned and (offer["resources"] or not allocatable(node, self.resource).get(PLUGIN.number)):
+            return {}
+        return registration.differences(planned, node)
+
+    def _unseen(self, node: Any, name: str, uuids: Sequence[str], objects: Sequence[Any]) -> str:
+        if not cordon.is_read(node):
+            return "HAMi's scheduler has not read the annotations of node %s yet (%s)" % (name, cordon.HANDSHAKE)
+        starting = surroundings.assigned(objects, name, uuids)
+        return "pods are starting on cordoned GPUs: %s" % ", ".join(starting[:5]) if starting else ""
+
+
+def _content(config_map: Any) -> str | None:
+    data = config_map.get("data") if isinstance(config_map, Mapping) else None
+    return data.get(node_config.CONFIG_KEY) if isinstance(data, Mapping) else None
+
+
+def _named(uuids: Sequence[str]) -> str:
+    return ", ".join(text(uuid, 64) for uuid in uuids)
+
+
+def _stale(node: Any, name: str) -> list[str]:
+    """Return a warning if the registration is stale or has unhealthy GPUs."""
+    current = registration.registered(node)
+    offered = allocatable(node, Hami.resource).get(PLUGIN.number, 0)
+    if current and not offered:
+        stale = (
+            "node %s: the registration of HAMi is stale: %s lists %d GPUs, and the kubelet offers no %s. HAMi's device plugin "
+            "does not run on the node."
+        )
+        return [stale % (name, registration.REGISTER, len(current), PLUGIN.number)]
+    sick = registration.unhealthy(node)
+    return (
+        ["node %s: HAMi assigns no pods to %s, which it reports as unhealthy." % (name, _named(sick))] if sick else []
+    )

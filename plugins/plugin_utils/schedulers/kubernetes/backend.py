@@ -67,6 +67,8 @@ class KubernetesBackend:
     refused = ("", "")
     config_label = ""
     empty_config = ""
+    config_key = ""
+    cordons_in = ""
     offered_in = Kind("v1", "Node")
     reads: tuple[Kind, ...] = ()
     fixed_labels: Mapping[str, str] = WITHOUT_MIG_MANAGER
@@ -151,6 +153,10 @@ class KubernetesBackend:
         used.add(back.get(self.config_label, labels.get(self.config_label)))
         keys = [key for key in texts(config_map, "data") if OWN_KEY.fullmatch(key) and key not in used]
         return Removal(back, {LABELS_BEFORE: None} if before else {}, dict.fromkeys(sorted(keys)))
+
+    def merged(self, config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, str]:
+        """Return the new content of `config_key`, and a problem or an empty text."""
+        raise NotImplementedError
 
     def pending_resources(
         self, offer: Mapping[str, Any], node: Any, _objects: Sequence[Any]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping
 
 from .api_objects import annotations_of, labels_of
+from .json_patch import add, annotation_path, label_path, remove, test
 
 # Annotation of a node that a drain has cordoned. The value is the inventory name of the host.
 CORDONED = "openfleet.gpu/cordoned-for-drain"
@@ -48,22 +49,22 @@ def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
     operations: list[Mapping[str, Any]] = []
     if not _is_cordoned(node):
         operations += [
-            _test("/spec/unschedulable", None),
-            _add(_annotation(CORDONED), host),
-            _add("/spec/unschedulable", True),
+            test("/spec/unschedulable", None),
+            add(annotation_path(CORDONED), host),
+            add("/spec/unschedulable", True),
         ]
     pausing = {name: value for name, value in labels.items() if name in current and current[name] != value}
     if pausing:
         written = annotations.get(LABELS_BEFORE)
         before = {**_recorded(written, labels), **{name: current[name] for name in pausing}}
         operations += [
-            _test(_annotation(LABELS_BEFORE), written),
-            _add(_annotation(LABELS_BEFORE), json.dumps(before, sort_keys=True)),
+            test(annotation_path(LABELS_BEFORE), written),
+            add(annotation_path(LABELS_BEFORE), json.dumps(before, sort_keys=True)),
         ]
         for name, value in pausing.items():
-            operations += [_test(_label(name), current[name]), _add(_label(name), value)]
+            operations += [test(label_path(name), current[name]), add(label_path(name), value)]
     if operations and not annotations:
-        operations[:0] = [_test("/metadata/annotations", None), _add("/metadata/annotations", {})]
+        operations[:0] = [test("/metadata/annotations", None), add("/metadata/annotations", {})]
     return NodePatch(tuple(operations))
 
 
@@ -75,14 +76,14 @@ def resumed(node: Any, labels: Mapping[str, str]) -> NodePatch:
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
     if CORDONED in annotations:
-        operations += [*_removed(CORDONED, annotations), _add("/spec/unschedulable", False)]
+        operations += [*_removed(CORDONED, annotations), add("/spec/unschedulable", False)]
     before = _recorded(annotations.get(LABELS_BEFORE), labels)
     if LABELS_BEFORE in annotations:
         operations += _removed(LABELS_BEFORE, annotations)
     paused = [name for name, value in labels.items() if current.get(name) == value]
     for name in paused:
         if name in before:
-            operations += [_test(_label(name), current[name]), _add(_label(name), before[name])]
+            operations += [test(label_path(name), current[name]), add(label_path(name), before[name])]
     return NodePatch(tuple(operations), tuple(name for name in paused if name not in before))
 
 
@@ -109,26 +110,5 @@ def _recorded(written: str | None, labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _removed(annotation: str, annotations: Mapping[str, str]) -> list[Mapping[str, Any]]:
-    path = _annotation(annotation)
-    return [_test(path, annotations[annotation]), {"op": "remove", "path": path}]
-
-
-def _test(path: str, value: Any) -> Mapping[str, Any]:
-    return {"op": "test", "path": path, "value": value}
-
-
-def _add(path: str, value: Any) -> Mapping[str, Any]:
-    return {"op": "add", "path": path, "value": value}
-
-
-def _annotation(name: str) -> str:
-    return "/metadata/annotations/" + _escaped(name)
-
-
-def _label(name: str) -> str:
-    return "/metadata/labels/" + _escaped(name)
-
-
-def _escaped(name: str) -> str:
-    """Escape a name for a JSON pointer (https://www.rfc-editor.org/rfc/rfc6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
+    path = annotation_path(annotation)
+    return [test(path, annotations[annotation]), remove(path)]

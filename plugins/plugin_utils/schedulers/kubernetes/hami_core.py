@@ -49,6 +49,8 @@ class Plugin:
     #: True if memory and SMs are also resources of the node. HAMi's scheduler keeps them in annotations instead.
     counts_all: bool
     labels: dict[str, str]
+    #: True if the plugin lists its GPUs with UUID and memory in a node annotation that the role compares with the layout.
+    registers: bool = False
 
 
 def offer(node: Node, plugin: Plugin) -> Offer:
@@ -64,9 +66,8 @@ def offer(node: Node, plugin: Plugin) -> Offer:
     if refusals:
         return Offer(plugin.key, refusals=tuple(refusals))
     left_out = tuple(_left_out(group, plugin) for group in by_entry(others))
-    if not offered:
-        return Offer(plugin.key, labels=WITHOUT_MIG_MANAGER, left_out=left_out)
-    split, memory_ratio, sm_ratio = _split_count(offered), *_ratios(offered[0])
+    split = _split_count(offered)
+    memory_ratio, sm_ratio = _ratios(offered[0]) if offered else (1.0, 1.0)
     config = {
         "name": node.name,
         "operatingmode": "hami-core",
@@ -76,6 +77,10 @@ def offer(node: Node, plugin: Plugin) -> Offer:
         "migstrategy": "none",
         "filterdevices": _filter(others),
     }
+    if not offered:
+        # HAMi offers all GPUs of a node without an entry, and the node may have the label from an earlier run.
+        config_of_none = {"nodeconfig": [config]} if plugin.registers else {}
+        return Offer(plugin.key, config=config_of_none, labels=WITHOUT_MIG_MANAGER, left_out=left_out)
     resources = {plugin.number: len(offered) * split}
     if plugin.counts_all:
         memory_mib = sum((each.gpu.memory_total_bytes or 0) // MIB for each in offered)
@@ -84,8 +89,34 @@ def offer(node: Node, plugin: Plugin) -> Offer:
     requests = [request for group in by_entry(offered) for request in _requests(group, plugin)]
     labels = {**plugin.labels, **WITHOUT_MIG_MANAGER}
     return Offer(
-        plugin.key, resources, {"nodeconfig": [config]}, labels, tuple(requests), left_out, notes=tuple(_notes(offered))
+        plugin.key,
+        resources,
+        {"nodeconfig": [config]},
+        labels,
+        tuple(requests),
+        left_out,
+        notes=tuple(_notes(offered)),
+        registered=_registered(offered, split, memory_ratio, sm_ratio) if plugin.registers else {},
     )
+
+
+def _registered(
+    offered: Sequence[NodeGpu], split: int, memory_ratio: float, sm_ratio: float
+) -> dict[str, dict[str, int]]:
+    """Return the properties that the plugin registers for each offered GPU, by UUID.
+
+    The plugin rounds memory down to MiB before and after it applies the ratio
+    (pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go of HAMi 2.10).
+    """
+    return {
+        each.gpu.uuid: {
+            "count": split,
+            "devmem": int((each.gpu.memory_total_bytes or 0) // MIB * memory_ratio),
+            "devcore": int(100 * sm_ratio),
+        }
+        for each in offered
+        if each.has_uuid
+    }
 
 
 def _is_offered(each: NodeGpu) -> bool:
@@ -222,8 +253,8 @@ def _split_count(offered: Sequence[NodeGpu]) -> int:
     It is the number of replicas for time slicing. Without time slicing, it is the largest number of tenants on a GPU, or the
     default if that is higher.
     """
-    replicas = max(_replicas(each) for each in offered)
-    return replicas or max(DEFAULT_SPLIT_COUNT, *(_tenants(each) for each in offered))
+    replicas = max((_replicas(each) for each in offered), default=0)
+    return replicas or max([DEFAULT_SPLIT_COUNT, *(_tenants(each) for each in offered)])
 
 
 def _requests(group: Sequence[NodeGpu], plugin: Plugin) -> list[Request]:

@@ -149,6 +149,12 @@ def test_tenants_are_listed_with_their_gpu():
     assert found[1].memory_total_bytes == 16 << 30
 
 
+def test_quotas_of_pods_stay_although_the_host_does_not_report_them():
+    tenants = [Record(replace(subject(), kind="tenant", name=name)) for name in ("ml/train-0", "gone")]
+    found = holdings(history(Record(subject()), *tenants), {"a": HostState([gpu()])})
+    assert [one.subject.name for one in found] == ["", "ml/train-0"]
+
+
 def test_prices_by_model_and_for_instances_by_their_memory():
     prices = [Price("H100*", 4.0), Price("*", 1.0)]
     state = HostState(

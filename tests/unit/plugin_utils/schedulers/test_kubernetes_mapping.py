@@ -484,10 +484,15 @@ def test_gpus_without_uuids_are_filtered_by_index():
     assert found.config["nodeconfig"][0]["filterdevices"] == {"uuid": [], "index": [1]}
 
 
-@pytest.mark.parametrize("backend", [HAMI, VOLCANO])
-def test_a_node_without_gpus_to_share_has_no_configuration(backend):
-    found = mapped(backend, EXCLUSIVE)
-    assert (found.resources, found.config, "gpu" in found.labels) == ({}, {}, False)
+def test_a_node_without_gpus_to_share_has_no_configuration():
+    found = mapped(VOLCANO, EXCLUSIVE)
+    assert (found.resources, found.config, found.labels) == ({}, {}, {"nvidia.com/gpu.deploy.mig-manager": "false"})
+
+
+def test_an_entry_of_hami_filters_all_gpus_of_a_node_without_gpus_to_share():
+    found = mapped(HAMI, EXCLUSIVE)
+    assert found.config["nodeconfig"][0]["filterdevices"]["uuid"] == [UUIDS[0]]
+    assert (found.resources, "gpu" in found.labels) == ({}, False)
 
 
 def test_tenant_is_a_request_of_a_pod():

@@ -101,10 +101,6 @@ def test_the_filter_describes_a_backend_that_publishes_devices():
     assert described["defaults"]["namespace"] == "dra-driver-nvidia-gpu"
 
 
-def test_the_filter_describes_a_backend_that_is_only_planned():
-    assert needs("hami") == NOTHING
-
-
 def test_the_filter_describes_the_backend_with_shared_objects():
     described = scheduler_backend("volcano_vgpu")
     assert needs("volcano_vgpu") == {**NOTHING, "applies": True, "component": "vGPU plugin", "shares": True}

@@ -1,0 +1,80 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Merge entries of nodes into the configuration of HAMi's device plugin. Pure.
+
+The plugin reads the file config.json from its ConfigMap when it starts: {"nodeconfig": [{"name": ..., ...}]}. Go reads the keys
+without regard to case (charts/hami/values.yaml, `devicePlugin.nodeConfiguration.config`, and DevicePluginConfigs in
+pkg/device/nvidia/device.go of HAMi 2.10).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping
+
+from ..kubernetes.api_objects import texts
+
+CONFIG_KEY = "config.json"
+EMPTY = '{"nodeconfig": []}\n'
+_NODES = "nodeconfig"
+
+
+class UnreadableError(Exception):
+    """The content of the ConfigMap is not a configuration of HAMi's device plugin."""
+
+
+def merged(config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return config.json with these entries, or the present text if nothing differs.
+
+    `entries` maps node names to entries. The entry None is removed. Entries of other nodes, other keys of the file, and keys of
+    an entry that the new entry does not set are kept. Raises UnreadableError.
+    """
+    present = texts(config_map, "data").get(CONFIG_KEY, EMPTY)
+    data = _read(present)
+    (key,) = [name for name in data if name.lower() == _NODES] or [_NODES]
+    rows: list[dict[str, Any]] = []
+    waiting = dict(entries)
+    for row in data.get(key) or []:
+        name = _name(row)
+        if name not in entries:
+            rows.append(row)
+            continue
+        # The plugin applies all entries with its node name. One entry replaces them.
+        desired = waiting.pop(name, None)
+        if desired is not None:
+            rows.append(_with(row, desired))
+    rows += [dict(desired) for desired in waiting.values() if desired is not None]
+    result = {**data, key: rows}
+    return present if result == data else json.dumps(result, indent=2) + "\n"
+
+
+def names(config_map: Any) -> set[str]:
+    """Return the names of the nodes that have an entry. Raises UnreadableError."""
+    data = _read(texts(config_map, "data").get(CONFIG_KEY, EMPTY))
+    return {_name(row) for key, rows in data.items() if key.lower() == _NODES for row in rows or []}
+
+
+def _read(present: str) -> dict[str, Any]:
+    try:
+        data = json.loads(present)
+    except ValueError as error:
+        raise UnreadableError("it is not JSON (%s)" % error) from None
+    if not isinstance(data, dict):
+        raise UnreadableError("it is not a mapping")
+    keys = [name for name in data if name.lower() == _NODES]
+    if len(keys) > 1:
+        raise UnreadableError("it has the key nodeconfig twice")
+    rows = data[keys[0]] if keys else []
+    if rows is not None and not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        raise UnreadableError("nodeconfig is not a list of mappings")
+    return data
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return next((str(value) for key, value in row.items() if key.lower() == "name"), "")
+
+
+def _with(row: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in row.items() if key.lower() not in desired or key in desired}
+    return {**kept, **desired}
