@@ -135,7 +135,7 @@ def test_one_template_is_the_base_of_all_pages():
 
 
 def test_one_parser_reads_the_files_of_slurm():
-    """A second parser could number the devices of a node differently."""
+    """Check that one parser numbers the devices of a node."""
     words = {"multiplefiles", "autodetect", "include"}
 
     def names(node: ast.AST) -> bool:
