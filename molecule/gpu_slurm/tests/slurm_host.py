@@ -15,6 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.filter.slurm_mapping import slurm
 from tests.lab import host_modules
 from tests.lab.host_modules import run_module
 from tests.lab.lab_fixtures import REPOSITORY
+from tests.lab.role_plays import Ask
 
 NODE = "gpu-a"
 WAIT_SECONDS = 120
@@ -34,6 +35,10 @@ end
 return slurm.SUCCESS
 """
 ROLE = REPOSITORY / "roles" / "gpu_slurm"
+INVENTORY = REPOSITORY / "molecule" / "gpu_slurm" / "inventory"
+# The entry points in the order of site.yml.
+STEPS = (("gpu_slurm", "prepare"), ("gpu_layout", "main"), ("gpu_slurm", "apply"))
+SHOWN = f"scontrol -o show node {NODE} | grep -oE '(State|Gres|Reason|SlurmdStartTime)=[^ ]*' | xargs"
 TASK_PROLOG = "/usr/lib/openfleet-gpu/slurm/task-prolog"
 
 MIXED = {"sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}
@@ -46,6 +51,13 @@ SLICED = {"sharing": "time_slicing", "time_slicing": {"slice": "default", "repli
 def layout(*entries: dict) -> list[dict]:
     """Return a layout with one entry per GPU. GPUs without an entry are shared."""
     return [dict(entries[index] if index < len(entries) else SHARED, gpus=[index]) for index in GPUS]
+
+
+def follow(wanted: list[dict], first: str = "", then: str = SHOWN, fails: bool = False, **variables: object) -> Ask:
+    """Return a run of the roles as site.yml orders them."""
+    held = "{{ gpu_slurm__held | default(false) }}"
+    given = {"gpu_layout": wanted, "gpu_layout__keep_drained": held, "gpu_layout_on_busy": "fail", **variables}
+    return Ask(given, steps=STEPS, first=first, then=then, fails=fails)
 
 
 class SlurmHost:

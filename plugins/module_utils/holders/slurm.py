@@ -361,14 +361,16 @@ def _range(text: str) -> range | None:
 
 
 def hostnames(text: str) -> set[str]:
-    """Return the names in a host list such as rack[1-2]-gpu[01-03,7],login1.
+    """Return the names in a host list, as `expanded` does."""
+    return set(expanded(text))
 
-    Returns an empty set if the list is invalid or too long.
+
+def expanded(text: str) -> list[str]:
+    """Return the words in a list such as rack[1-2]-gpu[01-03,7],login1.
+
+    Returns no words for a part that is invalid or too long.
     """
-    names: set[str] = set()
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        names.update(_expand(part, _MOST_NUMBERS))
-    return names
+    return [name for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in _expand(part, _MOST_NUMBERS)]
 
 
 def _expand(name: str, most: int) -> list[str]:

@@ -23,7 +23,7 @@ PATTERNS = (
     *("%s/*.py" % name for name in ("cdi", "change", "cli", "export", "holders", "keep", "layout", "leases")),
     *("%s/*.py" % name for name in ("metrics", "plan", "processes", "vendors", "vendors/*", "vendors/*/*")),
     *("install/%s.py" % name for name in ("__init__", "archive", "command_file", "files", "layout_boot", "sources")),
-    *("slurm/%s.py" % name for name in ("__init__", "device_nodes", "mig_devices", "task_devices")),
+    *("slurm/%s.py" % name for name in ("__init__", "conf", "device_nodes", "mig_devices", "task_devices")),
 )
 # Files that match the patterns but are not needed by the command.
 LEFT_OUT = ("service_module.py",)

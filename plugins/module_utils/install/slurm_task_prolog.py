@@ -10,6 +10,7 @@ import re
 from typing import Any, Mapping
 
 from ..holders.slurm import DEVICES
+from ..slurm import conf
 from ..slurm.task_devices import SETTINGS, UNIT, read_nodes
 from ..slurm.task_slots import slots
 from .files import Installation, InstallError
@@ -41,7 +42,7 @@ def _install(target: Installation, params: Mapping[str, Any]) -> None:
         )
     lines, known = params["gres_conf"], read_nodes(target.root).minors
     if lines is None:
-        lines = _lines_of_file(target, params["gres_file"])
+        lines = _lines_of_file(target, params["gres_file"], params["node"])
     # There are no lines if the layout has no GRES.
     found = slots(lines, params["node"], params["types"], known) if lines else []
     settings = {"version": 1, "node": params["node"], "gres_file": params["gres_file"], "slots": _known(target, found)}
@@ -124,11 +125,16 @@ def _advice(configured: str) -> str:
     return "slurm.conf has TaskProlog=%s. Let this program end with: exec /%s" % (configured, PROGRAM)
 
 
-def _lines_of_file(target: Installation, path: str) -> list[str]:
-    text = _text(target, path.lstrip("/")) if path else ""
-    if not text:
+def _lines_of_file(target: Installation, path: str, node: str) -> list[str]:
+    """Return the lines about gres/gpu of a node in a file and its includes."""
+    if not path or not _text(target, path.lstrip("/")):
         raise InstallError(path or "gres_file", "it cannot be read, or it is empty", "Name the gres.conf of the node.")
-    return text.splitlines()
+    directory, _slash, name = path.rpartition("/")
+    found = conf.gpu_lines(conf.tree(lambda file: _text(target, file.lstrip("/")), directory, name), node)
+    if not found:
+        problem = "no line is for GPUs of the node %s" % node
+        raise InstallError(path, problem, "Add a line with Name=gpu and File= or MultipleFiles=.")
+    return found
 
 
 def _text(target: Installation, relative: str) -> str:

@@ -12,54 +12,19 @@ Format: https://slurm.schedmd.com/slurm.conf.html and https://slurm.schedmd.com/
 
 from __future__ import annotations
 
-import re
 from typing import Iterator, Mapping, Sequence
 
 from ..errors import Problem
 from ..frozen import frozen
+from .conf import GRES_CONF, PAIR, SLURM_CONF, Line, included, lines_of, tree
 
 NODES, GRES = "openfleet_nodes.conf", "openfleet_gres.conf"
-SLURM_CONF, GRES_CONF = "slurm.conf", "gres.conf"
 _HEADER = {
     NODES: "# openfleet.gpu changes only Gres=, GresTypes and AccountingStorageTRES in this file.\n",
     GRES: "# openfleet.gpu writes the lines of nodes with gpu_slurm_state in this file.\n",
 }
-_INCLUDE = re.compile(r"\s*Include\s+(\S+)\s*", re.IGNORECASE)
-_PAIR = re.compile(r"(?P<before>^|\s)(?P<key>\w+)\s*=\s*(?P<value>\"[^\"]*\"|\S*)")
 _GPU_NAMES = {"gpu", "shard", "mps"}
 _DBD = "accounting_storage/slurmdbd"
-_MOST_SHOWN = 300
-
-
-@frozen
-class Line:
-    """A line of a file. Continued lines are joined, and comments are removed.
-
-    `first` and `last` are line numbers. `key` is the first keyword in lower case.
-    """
-
-    file: str
-    first: int
-    last: int
-    text: str
-
-    @property
-    def pairs(self) -> dict[str, str]:
-        return {match["key"].lower(): match["value"].strip('"') for match in _PAIR.finditer(self.text)}
-
-    @property
-    def key(self) -> str:
-        match = _PAIR.match(self.text.strip())
-        return match["key"].lower() if match else ""
-
-    @property
-    def place(self) -> str:
-        return "%s line %d" % (self.file, self.first)
-
-    @property
-    def shown(self) -> str:
-        text = " ".join(self.text.split())
-        return text[:_MOST_SHOWN] + ("..." if len(text) > _MOST_SHOWN else "")
 
 
 @frozen
@@ -95,50 +60,6 @@ class Edit:
     new_types: bool = False
 
 
-def lines_of(path: str, text: str) -> Iterator[Line]:
-    """Yield the lines of a file that are not empty."""
-    parts: list[str] = []
-    first = 1
-    for number, physical in enumerate(text.splitlines(), 1):
-        if not parts:
-            first = number
-        part = re.sub(r"(?<!\\)#.*", "", physical).rstrip()
-        if part.endswith("\\"):
-            parts.append(part[:-1])
-            continue
-        joined = "".join([*parts, part])
-        parts = []
-        if joined.strip():
-            yield Line(path, first, number, joined)
-
-
-def included(directory: str, line: Line) -> str | None:
-    """Return the path that a line includes, or None."""
-    match = _INCLUDE.fullmatch(line.text)
-    if not match:
-        return None
-    return match[1] if match[1].startswith("/") else "%s/%s" % (directory, match[1])
-
-
-def tree(files: Mapping[str, str], directory: str, name: str) -> list[Line]:
-    """Return the lines of a file and of the files that it includes, in Slurm's order."""
-    return list(_tree(files, directory, "%s/%s" % (directory, name), ()))
-
-
-def _tree(files: Mapping[str, str], directory: str, path: str, outer: tuple[str, ...]) -> Iterator[Line]:
-    for line in lines_of(path, files.get(path, "")):
-        inner = included(directory, line)
-        yield line
-        if inner and inner not in outer:
-            yield from _tree(files, directory, inner, (*outer, path))
-
-
-def device_files(line: str) -> list[str]:
-    """Return the device nodes that a line of gres.conf names."""
-    pairs = next((each.pairs for each in lines_of("", line)), {})
-    return [path for key in ("file", "multiplefiles") for path in pairs.get(key, "").split(",") if path]
-
-
 def candidate(files: Mapping[str, str], directory: str, edited: Edit) -> dict[str, str]:
     """Return all files with the edited ones, by name, for a directory of their own.
 
@@ -164,7 +85,7 @@ def edit(files: Mapping[str, str], directory: str, request: Request) -> Edit:
     collection.
     """
     nodes_file, gres_file = ("%s/%s" % (directory, name) for name in (NODES, GRES))
-    slurm, gres = tree(files, directory, SLURM_CONF), tree(files, directory, GRES_CONF)
+    slurm, gres = (tree(lambda path: files.get(path, ""), directory, name) for name in (SLURM_CONF, GRES_CONF))
     problems = [
         *_include_problems(files, directory, slurm, SLURM_CONF, NODES),
         *_node_problems(slurm, nodes_file, request.node, files),
@@ -199,7 +120,7 @@ def former_lines(files: Mapping[str, str], directory: str, node: str) -> tuple[s
     """Return the value of Gres= of a node, and its lines of gres.conf."""
     nodes_file, gres_file = ("%s/%s" % (directory, name) for name in (NODES, GRES))
     own = _own(nodes_file, files.get(nodes_file, ""), node)
-    rows = [line.text for line in lines_of(gres_file, files.get(gres_file, "")) if line.pairs.get("nodename") == node]
+    rows = [line.text for line in lines_of(gres_file, files.get(gres_file, "")) if line.nodes == [node]]
     return (own.pairs.get("gres", "") if own else ""), rows
 
 
@@ -228,13 +149,13 @@ def _node_problems(slurm: Sequence[Line], nodes_file: str, node: str, files: Map
     name = nodes_file.rsplit("/", 1)[-1]
     elsewhere = [line for line in slurm if line.key == "nodename" and line.file != nodes_file]
     for line in elsewhere:
-        if node in _names(line.pairs["nodename"]):
+        if node in line.nodes:
             cure = "Move the line to %s, and run again. Slurm refuses a second line of the node. The line is: %s"
             yield Problem(line.place, "it has the node %s" % node, cure % (nodes_file, line.shown))
             return
     owns = [line for line in lines_of(nodes_file, files.get(nodes_file, "")) if line.key == "nodename"]
     for line in owns:
-        names = _names(line.pairs["nodename"])
+        names = line.nodes
         if node in names and len(names) > 1:
             cure = (
                 "Replace it with one line for each node. scontrol show hostnames '%s' lists them."
@@ -242,7 +163,7 @@ def _node_problems(slurm: Sequence[Line], nodes_file: str, node: str, files: Map
             )
             yield Problem(line.place, "it has %d nodes, and their GRES may differ" % len(names), cure)
             return
-    if not any(_names(line.pairs["nodename"]) == [node] for line in owns):
+    if not any(line.nodes == [node] for line in owns):
         cure = "Add the node's line to %s without Gres=, and run again. `slurmd -C` on the node prints it." % nodes_file
         yield Problem(nodes_file, "%s has no line of the node %s" % (name, node), cure)
 
@@ -253,7 +174,7 @@ def _device_problems(gres: Sequence[Line], gres_file: str, node: str) -> Iterato
         pairs = line.pairs
         if "name" not in pairs and "autodetect" not in pairs:
             continue
-        nodes = _names(pairs["nodename"]) if "nodename" in pairs else None
+        nodes = line.nodes if "nodename" in pairs else None
         devices = pairs.get("name", "").lower() in _GPU_NAMES
         if nodes is None and devices:
             cure = (
@@ -298,7 +219,7 @@ def _prefixed(text: str, line: str) -> str:
 
 def _own(nodes_file: str, text: str, node: str) -> Line | None:
     for line in lines_of(nodes_file, text):
-        if line.key == "nodename" and _names(line.pairs["nodename"]) == [node]:
+        if line.key == "nodename" and line.nodes == [node]:
             return line
     return None
 
@@ -313,7 +234,7 @@ def _replace_gres(text: str, own: Line, gres: str) -> str:
 def _with_gres(text: str, gres: str) -> str:
     """Return the line of a node with another value of Gres=."""
     new = " Gres=%s" % gres if gres else ""
-    pairs = [match for match in _PAIR.finditer(text) if match["key"].lower() == "gres"]
+    pairs = [match for match in PAIR.finditer(text) if match["key"].lower() == "gres"]
     if not pairs:
         return text.rstrip() + new
     for match in reversed(pairs):
@@ -326,7 +247,7 @@ def _with_lines(gres_file: str, text: str, request: Request) -> str:
     rows: list[str | None] = list((text or _HEADER[GRES]).splitlines())
     first = len(rows)
     for line in reversed(list(lines_of(gres_file, text))):
-        if _names(line.pairs.get("nodename", "")) == [request.node]:
+        if line.nodes == [request.node]:
             rows[line.first - 1 : line.last] = []
             first = line.first - 1
     rows[first:first] = list(request.lines or ())
@@ -337,26 +258,3 @@ def _replace(text: str, line: Line, new: str) -> str:
     rows = text.splitlines()
     rows[line.first - 1 : line.last] = [new]
     return "".join(row + "\n" for row in rows)
-
-
-def _names(expression: str) -> list[str]:
-    """Expand a list of node names, such as gpu-[01-03,7],login."""
-    found = []
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", expression):
-        found += _expand(part)
-    return found
-
-
-def _expand(part: str) -> list[str]:
-    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
-    if not match:
-        return [part]
-    found = []
-    for each in match[2].split(","):
-        first, _dash, last = each.partition("-")
-        if last and first.isdigit() and last.isdigit() and int(last) - int(first) < 65536:
-            middles = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-        else:
-            middles = [each]
-        found += [match[1] + middle + rest for middle in middles for rest in _expand(match[3])]
-    return found

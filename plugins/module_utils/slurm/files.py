@@ -22,7 +22,7 @@ from ..holders.slurm import NODE_NAME
 from ..plan.transaction import locked
 from ..printable import printable
 from ..processes.command import TimeoutExpired, run_tool
-from . import config, record
+from . import conf, config, record
 
 LOCK_SECONDS = 60
 # slurmd waits 19 s for a device node that does not exist.
@@ -50,7 +50,7 @@ class Files:
     @property
     def exist(self) -> bool:
         """Return whether the host has slurm.conf. Nodes of a configless cluster have none."""
-        return Path(self.directory, config.SLURM_CONF).exists()
+        return Path(self.directory, conf.SLURM_CONF).exists()
 
     @property
     def interrupted(self) -> bool:
@@ -60,7 +60,7 @@ class Files:
     def read(self) -> dict[str, str]:
         """Return the text of each existing file by its path."""
         found: dict[str, str] = {}
-        for name in (config.SLURM_CONF, config.GRES_CONF, config.NODES, config.GRES):
+        for name in (conf.SLURM_CONF, conf.GRES_CONF, config.NODES, config.GRES):
             self._read("%s/%s" % (self.directory, name), found)
         return found
 
@@ -75,8 +75,8 @@ class Files:
             return
         except OSError as error:
             raise SlurmFilesError(path, "it cannot be read: %s" % error, "Run as root (become: true).") from None
-        for line in config.lines_of(path, found[path]):
-            inner = config.included(self.directory, line)
+        for line in conf.lines_of(path, found[path]):
+            inner = conf.included(self.directory, line)
             if inner:
                 self._read(inner, found)
 
@@ -125,8 +125,8 @@ class Files:
             files = self.read()
             rows = former["lines"]
             if lines:
-                existing = {path for line in lines for path in config.device_files(line)}
-                rows = [row for row in rows if existing.issuperset(config.device_files(row))]
+                existing = _device_nodes(lines)
+                rows = [row for row in rows if existing.issuperset(_device_nodes([row]))]
             texts = config.with_former(files, self.directory, self.node, former["gres"], rows)
             differing = self._differing(files, texts)
             self._write(texts, differing)
@@ -190,6 +190,12 @@ def unpacked(line: str) -> dict[str, str]:
     return texts
 
 
+def _device_nodes(rows: Sequence[str]) -> set[str]:
+    """Return the device nodes that lines of gres.conf name."""
+    lines = [line for row in rows for line in conf.lines_of(conf.GRES_CONF, row)]
+    return {path for line in lines for files in line.devices for path in files}
+
+
 def _shown(text: str) -> str:
     return "".join(printable(row) + "\n" for row in text.splitlines())
 
@@ -204,7 +210,7 @@ def test(node: str, candidate: str, lines: Sequence[str] | None) -> None:
     with tempfile.TemporaryDirectory(prefix="openfleet-slurm-") as folder:
         for name, text in texts.items():
             Path(folder, name).write_text(text, errors="surrogateescape")
-        path = str(Path(folder, config.SLURM_CONF))
+        path = str(Path(folder, conf.SLURM_CONF))
         try:
             done = run_tool(["slurmd", "-G", "-N", node, "-f", path], timeout_seconds=TEST_SECONDS)
         except FileNotFoundError:

@@ -18,9 +18,8 @@ from ..errors import FleetError
 from ..holders.slurm import NODE_NAME, NoAnswerError, fields, job_gres
 from ..plan.transaction import DIRECTORY
 from ..processes.command import Run, ask, run_tool
-from . import record
+from . import conf, record
 from .device_nodes import capabilities, cores, minors
-from .gres_lines import gres_lines
 from .pads import pad_problem
 
 _CONFIGURED = re.compile(
@@ -91,9 +90,23 @@ def read_node(
         "minors": list(minors(Path(proc, "driver/nvidia/gpus"), Path(sys, "bus/pci/devices"))),
         "recorded": record.load(record.path_of(state_directory, name))["devices"],
         "capabilities": list(capabilities(Path(proc, "driver/nvidia-caps/mig-minors"), Path(dev, "nvidia-caps"))),
-        "gres_conf": gres_lines(Path(configured.get("SLURM_CONF") or _SLURM_CONF).with_name("gres.conf"), name),
+        "gres_conf": gres_conf(Path(configured.get("SLURM_CONF") or _SLURM_CONF).parent, name),
         "pad_problem": pad_problem(run, values.get("Partitions", ""), configured),
     }
+
+
+def gres_conf(directory: Path, node: str) -> list[str]:
+    """Return the lines of gres.conf about gres/gpu of a node, in order.
+
+    Returns an empty list if a file cannot be read.
+    """
+    try:
+        lines = conf.tree(
+            lambda path: Path(path).read_text(encoding="utf-8", errors="replace"), str(directory), conf.GRES_CONF
+        )
+    except OSError:
+        return []
+    return conf.gpu_lines(lines, node)
 
 
 def _number(text: str) -> int | None:

@@ -22,6 +22,7 @@ from ..frozen import frozen
 from ..holders.slurm import DEVICES
 from ..model import Gpu
 from ..vendors.nvidia.nvml.bounded_session import BoundedSession
+from .conf import lines_of
 from .device_nodes import capabilities, minors
 from .mig_devices import Device, DeviceNodes, all_devices, device_files
 
@@ -102,15 +103,15 @@ def with_files(text: str, node: str, changes: Mapping[tuple[str, ...], tuple[str
 
     All changes apply at once, because one device may get the nodes of another one. Lines for several nodes do not change.
     """
-    by_value = {_files_field(old): _files_field(new) for old, new in changes.items()}
-
-    def changed(line: str) -> str:
-        words = line.split(" ")
-        if any(word.startswith("NodeName=") and word != "NodeName=%s" % node for word in words):
-            return line
-        return " ".join(by_value.get(word, word) for word in words)
-
-    return "\n".join(map(changed, text.split("\n")))
+    rows = text.splitlines(keepends=True)
+    for line in lines_of("", text):
+        value = line.pairs.get("multiplefiles", "")
+        if not value or line.pairs.get("nodename", node) != node:
+            continue
+        (files,) = line.devices
+        for number in range(line.first - 1, line.last):
+            rows[number] = rows[number].replace(value, ",".join(changes.get(files, files)), 1)
+    return "".join(rows)
 
 
 def _common(text: str, other: str) -> str:
@@ -121,10 +122,6 @@ def _common(text: str, other: str) -> str:
         for line in text.splitlines()
     ]
     return "".join(line + "\n" for line in lines)
-
-
-def _files_field(files: Sequence[str]) -> str:
-    return "MultipleFiles=" + ",".join(files)
 
 
 # --- the host ----------------------------------------------------------------------------------
@@ -193,7 +190,9 @@ def _correct(path: Path, node: str, changes: Mapping[tuple[str, ...], tuple[str,
     """Write the new device nodes to gres.conf."""
     text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
     changed = with_files(text, node, changes)
-    if changed == text and all(_files_field(new) in text for new in changes.values()):
+    if changed == text and {files for line in lines_of("", text) for files in line.devices}.issuperset(
+        changes.values()
+    ):
         # An interrupted run wrote them.
         return
     if changed == text:

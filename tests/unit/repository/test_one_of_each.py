@@ -132,3 +132,25 @@ def test_one_session_calls_the_driver_with_time_limits():
 def test_one_template_is_the_base_of_all_pages():
     pages = {path.name for path in PLUGINS.rglob("*.j2") if "<!doctype" in path.read_text(encoding="utf-8").lower()}
     assert pages == {"shell.html.j2"}
+
+
+def test_one_parser_reads_the_files_of_slurm():
+    """Check that one parser numbers the devices of a node."""
+    words = {"multiplefiles", "autodetect", "include"}
+
+    def names(node: ast.AST) -> bool:
+        text = node.value.lower() if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        # Keys, and patterns for lines. Messages and documentation have more words.
+        return text in words or (any(word in text for word in words) and "\\s" in text)
+
+    found = {path for path, tree in trees() if "slurm" in path and any(map(names, ast.walk(tree)))}
+    assert found == {
+        "module_utils/slurm/conf.py",
+        # Both ask for keys of a parsed line.
+        "module_utils/slurm/config.py",
+        "module_utils/slurm/task_devices.py",
+    }
+    patterns = {"(\\w+)=(\\S+)", "([A-Za-z]+)=(\\S+)"}
+    for path, tree in trees():
+        if "slurm" in path:
+            assert not patterns & {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}, path

@@ -7,25 +7,13 @@ changes while jobs run, refused changes, interruptions.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from slurm_host import MIXED, NODE, SEVEN, THREE, layout
+from slurm_host import INVENTORY, MIXED, NODE, SEVEN, SHOWN, THREE, follow, layout
 
 from tests.lab.role_plays import Ask, run_role
 
-INVENTORY = Path(__file__).resolve().parents[2] / "inventory"
-STEPS = (("gpu_slurm", "prepare"), ("gpu_layout", "main"), ("gpu_slurm", "apply"))
 FILES = "/etc/slurm/openfleet_nodes.conf /etc/slurm/openfleet_gres.conf"
-SHOWN = f"scontrol -o show node {NODE} | grep -oE '(State|Gres|Reason|SlurmdStartTime)=[^ ]*' | xargs"
 # The state that a refused change must not touch.
 STATE = f"cat {FILES} /etc/slurm/slurm.conf | sha256sum; {SHOWN}; nvidia-smi -L 2>/dev/null | sha256sum"
-
-
-def follow(wanted, first="", then=SHOWN, fails=False, **variables):
-    """Return a run of the roles as site.yml orders them."""
-    held = "{{ gpu_slurm__held | default(false) }}"
-    given = {"gpu_layout": wanted, "gpu_layout__keep_drained": held, "gpu_layout_on_busy": "fail", **variables}
-    return Ask(given, steps=STEPS, first=first, then=then, fails=fails)
 
 
 def unchanged(wanted, **variables):
@@ -119,13 +107,16 @@ def test_interrupted_run_is_completed_or_restored(host):
     new = host.mapping(layout(MIXED))
     arguments = {"node": NODE, "gres": new["gres"], "gres_types": ["gpu"], "gres_conf": new["gres_conf"]}
     host.module("slurm_config", action="write", **arguments)
-    # A replacement for slurmctld that refuses files which slurmd accepts.
+    # A replacement for slurmctld that refuses files which slurmd accepts. Slurm 24.11 reads them with `scontrol reconfigure`.
+    refused_files = "grep -q 1g.10gb:7 /etc/slurm/openfleet_nodes.conf"
     refuses = (
         "mkdir -p /run/systemd/system/slurmctld.service.d; "
-        "printf '[Service]\\nExecStartPre=/bin/sh -c \"! grep -q 1g.10gb:7 /etc/slurm/openfleet_nodes.conf\"\\n' "
-        "> /run/systemd/system/slurmctld.service.d/refuse.conf; systemctl daemon-reload"
+        f"printf '[Service]\\nExecStartPre=/bin/sh -c \"! {refused_files}\"\\n' "
+        "> /run/systemd/system/slurmctld.service.d/refuse.conf; systemctl daemon-reload; "
+        f'printf \'#!/bin/sh\\n[ "$1" = reconfigure ] && {refused_files} && exit 1\\nexec /usr/bin/scontrol "$@"\\n\' '
+        "> /usr/local/bin/scontrol; chmod 755 /usr/local/bin/scontrol"
     )
-    accepts = "rm -r /run/systemd/system/slurmctld.service.d; systemctl daemon-reload"
+    accepts = "rm -r /run/systemd/system/slurmctld.service.d /usr/local/bin/scontrol; systemctl daemon-reload"
     used, refused, again = run_role(
         INVENTORY,
         "gpu_slurm",
@@ -136,8 +127,9 @@ def test_interrupted_run_is_completed_or_restored(host):
                 layout(SEVEN),
                 first=f'scancel {job}; until [ -z "$(squeue --noheader)" ]; do sleep 0.2; done; cp {FILES} /tmp; {refuses}',
                 # The lines of the old devices are left out, because slurmd would end with them.
-                then=f"diff /etc/slurm/openfleet_nodes.conf /tmp >&2; grep -c 3g.40gb /etc/slurm/openfleet_gres.conf || true; "
-                f"systemctl is-active slurmd; {accepts}; {SHOWN}",
+                then=f"{accepts}; diff /etc/slurm/openfleet_nodes.conf /tmp >&2; "
+                "grep -c 3g.40gb /etc/slurm/openfleet_gres.conf || true; "
+                f"systemctl is-active slurmd; {SHOWN}",
                 fails=True,
                 gpu_slurm_timeout=10,
             ),
@@ -151,6 +143,40 @@ def test_interrupted_run_is_completed_or_restored(host):
     assert "DRAIN" in refused.seen
     assert "Gres=gpu:1g.10gb:7,gpu:h100:3" in again.seen and "State=IDLE " in again.seen
     host.ask("! ls /var/lib/openfleet-gpu/drain.json 2>&1")
+
+
+def test_job_that_started_during_the_change_is_awaited(host):
+    """Check a node that was resumed after the layout changed."""
+    host.reset(layout(MIXED))
+    # The instance 3g.40gb does not exist any more, but slurmctld still offers it.
+    starts = (
+        f"scontrol update NodeName={NODE} State=RESUME; "
+        "sbatch --parsable --chdir=/ --output=/dev/null --gres=gpu:3g.40gb:1 --wrap 'sleep 600' > /tmp/job; "
+        "until scontrol show job $(cat /tmp/job) | grep -q JobState=RUNNING; do sleep 0.2; done; "
+    )
+    ends = (
+        f"until scontrol -o show node {NODE} | grep -q +DRAIN; do sleep 0.2; done; "
+        f"scontrol show job $(cat /tmp/job) | grep -oE '(JobState|Restarts)=[A-Z0-9]+' | xargs > /tmp/job-at-drain; "
+        f"cp {FILES} /tmp; scancel $(cat /tmp/job)"
+    )
+    changed = follow(layout(THREE), then=starts)
+    _before, after = run_role(
+        INVENTORY,
+        "gpu_slurm",
+        "one",
+        [
+            Ask(changed.variables, steps=changed.steps[:2], then=starts),
+            Ask(
+                changed.variables,
+                steps=changed.steps[2:],
+                first=f'nohup bash -c "{ends.replace("$", chr(92) + "$")}" >/dev/null 2>&1 &',
+                then=f"cat /tmp/job-at-drain; grep -h -o 'Gres=.*' /tmp/openfleet_nodes.conf; {SHOWN}",
+            ),
+        ],
+    )
+    at_drain, before, now = after.seen.splitlines()
+    assert (at_drain, before) == ("JobState=RUNNING Restarts=0", "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3")
+    assert "Gres=gpu:1g.10gb:3,gpu:h100:3" in now and "State=IDLE " in now
 
 
 def test_removal_leaves_the_line_of_the_node(host):

@@ -154,7 +154,7 @@ def _record(
     be those of new devices.
     """
     rows = [(row["type"], row.get("uuid") or "") for row in info.get("recorded") or ()]
-    return in_order(rows, current.gres) or record(info.get("gres_conf") or (), current.gres, gpus, nodes)
+    return in_order(rows, current.gres) or record(info.get("gres_conf") or (), info["node"], current.gres, gpus, nodes)
 
 
 def _version(info: Mapping[str, Any]) -> tuple[int, ...] | None:

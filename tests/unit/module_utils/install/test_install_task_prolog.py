@@ -153,3 +153,15 @@ def test_check_mode_changes_nothing(root):
     result, host = install(root, Host(root, check=True))
     assert result["devices"] == [] and host.done
     assert not (root / PROGRAM).exists() and [command[0] for command in host.commands] == ["scontrol"]
+
+
+def test_lines_of_included_files_are_read(root):
+    """Read the same lines as slurmd."""
+    (root / "etc/slurm").mkdir(parents=True)
+    (root / "etc/slurm/gres.conf").write_text("# GPUs\nInclude more.conf\n")
+    (root / "etc/slurm/more.conf").write_text("NodeName=gpu-b Name=gpu File=/dev/nvidia0\n" + "\n".join(LINES) + "\n")
+    result, _host = install(root, gres_conf=None, gres_file="/etc/slurm/gres.conf")
+    assert result["devices"] == UUIDS
+    (root / "etc/slurm/more.conf").write_text("NodeName=gpu-b Name=gpu File=/dev/nvidia0\n")
+    with pytest.raises(InstallError, match="no line is for GPUs of the node gpu-a"):
+        install(root, gres_conf=None, gres_file="/etc/slurm/gres.conf")

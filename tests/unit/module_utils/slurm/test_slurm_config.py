@@ -87,10 +87,10 @@ def test_unknown_lines_are_kept():
         ({"gres": "", "lines": None}, "gres.conf:", f"Add the line `Include {GRES}`"),
         ({"gres": None, "lines": None}, "gres.conf: the file does not exist", f"touch {ETC}/{GRES}"),
         # Slurm refuses a second line.
-        ({"slurm": f"Include {NODES}\nNodeName=gpu-[a,b] CPUs=1\n"}, "slurm.conf line 2", "refuses a second line"),
+        ({"slurm": f"Include {NODES}\nNodeName=gpu-[1-2],gpu-a CPUs=1\n"}, "slurm.conf line 2", "refuses a second line"),
         ({"slurm": f"Include {NODES}\nInclude more.conf\n", "more.conf": NODE_LINE}, "more.conf line 1", "Move the line"),
         ({"nodes": ""}, NODES, "slurmd -C"),
-        ({"nodes": "NodeName=gpu-[a-c],gpu-a CPUs=1\n"}, f"{NODES} line 1", "one line for each node"),
+        ({"nodes": "NodeName=gpu-[1-3],gpu-a CPUs=1\n"}, f"{NODES} line 1", "one line for each node"),
         # Devices that slurmd would add to those of the layout.
         ({"gres": f"Include {GRES}\nName=gpu File=/dev/nvidia0\n"}, "gres.conf line 2", "with NodeName=gpu-a in front"),
         ({"gres": f"Include {GRES}\nNodeName=gpu-a Name=gpu File=/dev/nvidia0\n"}, "gres.conf line 2", "Move the line"),

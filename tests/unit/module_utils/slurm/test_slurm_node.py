@@ -102,7 +102,7 @@ def test_lines_of_the_node_come_from_gres_conf_and_its_includes(tmp_path):
     )
     config = CONFIG + "SLURM_CONF              = %s/slurm.conf\n" % tmp_path
     assert read_node("gpu-a", Tools(config=config), proc="/nonexistent")["gres_conf"] == [
-        "NodeName=gpu-[1-2],gpu-a Name=gpu Type=h100    File=/dev/nvidia0",
+        "NodeName=gpu-[1-2],gpu-a Name=gpu Type=h100 File=/dev/nvidia0",
         "NodeName=gpu-a Name=gpu Type=pad File=/dev/zero",
         "AutoDetect=off",
     ]

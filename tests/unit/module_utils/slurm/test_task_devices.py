@@ -13,13 +13,14 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.holders.slurm import DEVICES
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.conf import GresLinesError
 from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.mig_devices import DeviceNodes
 from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.task_devices import (
     SETTINGS,
     TaskDevicesError,
     write_devices,
 )
-from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.task_slots import SlotsError, slots
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.task_slots import slots
 
 GPUS = [dataclasses.replace(gpu, uuid="GPU-%d" % gpu.index) for gpu in assumed_gpus(["H100-80GB"] * 3)]
 MINORS = {"GPU-0": 0, "GPU-1": 1, "GPU-2": 2}
@@ -218,12 +219,12 @@ def test_lines_by_hand():
     ("lines", "problem"),
     [
         ([], "no line has Name=gpu"),
-        (["AutoDetect=nvml"], "no line has Name=gpu"),
+        (["AutoDetect=nvml"], "AutoDetect=nvml detects the devices of the node gpu-a"),
         (["NodeName=b Name=gpu File=/dev/nvidia0"], "for the node gpu-a"),
         (["Name=gpu Count=2"], "has no File="),
         (["Name=gpu File=/dev/nvidia7"], "no GPU has the device node /dev/nvidia7"),
     ],
 )
 def test_lines_without_devices_are_refused(lines, problem):
-    with pytest.raises(SlotsError, match=problem):
+    with pytest.raises(GresLinesError, match=problem):
         kinds(lines)

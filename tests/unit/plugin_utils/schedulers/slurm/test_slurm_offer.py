@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from ansible_collections.openfleet.gpu.plugins.module_utils.catalogue import load_models
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import ComputeInstance, GpuInstance, Placement
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.conf import lines_of as lines_in
 from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.mig_devices import DeviceNodes
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.node import gres_conf
+from ansible_collections.openfleet.gpu.plugins.module_utils.slurm.task_slots import slots
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import SHARINGS, parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.model import Node
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.node import node_gpus
@@ -438,7 +441,7 @@ def test_pads_use_device_nodes_that_no_job_needs():
 
 def recorded(host, found, gres, nodes=None):
     nodes = nodes or NODES
-    return record(found, parse(gres, "n")[0], host, nodes)
+    return record(found, "h100-01", parse(gres, "n")[0], host, nodes)
 
 
 def test_current_devices_are_read_from_gres_conf():
@@ -459,10 +462,13 @@ def test_device_that_is_gone_has_no_uuid():
 @pytest.mark.parametrize(
     ("found", "uuids_found"),
     [
-        (["NodeName=n AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia[1,0]"], ["GPU-00000001", "GPU-00000000"]),
+        (
+            ["NodeName=h100-01 AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia[1,0]"],
+            ["GPU-00000001", "GPU-00000000"],
+        ),
         (["name=gpu type=h100 file=/dev/nvidia0,/dev/nvidia1"], ["GPU-00000000", "GPU-00000001"]),
         (
-            ["AutoDetect=nvml", "NodeName=n AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia[0-1]"],
+            ["AutoDetect=nvml", "NodeName=h100-01 AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia[0-1]"],
             ["GPU-00000000", "GPU-00000001"],
         ),
         (["Name=gpu Type=h100 File=/dev/nvidia0", "Name=gpu Type=h100 File=/dev/null"], ["GPU-00000000", ""]),
@@ -476,6 +482,30 @@ def test_device_that_is_gone_has_no_uuid():
 )
 def test_lines_of_an_administrator_are_read(found, uuids_found):
     assert [uuid for _kind, uuid in recorded(gpus(2), found, "gpu:h100:2")] == uuids_found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Name=gpu Type=h100 File=/dev/nvidia0,/dev/nvidia[1-2]",
+        "Name=gpu Type=h100 \\\n  File=/dev/nvidia0,\\\n/dev/nvidia[1-2]",
+        "NodeName = h100-[01-02] Name = gpu Type = h100 File = /dev/nvidia[0-2]",
+        'nodename="h100-01" NAME="gpu" type="h100" FILE="/dev/nvidia[0-2]" # File=/dev/nvidia9',
+        "NodeName=other Name=gpu File=/dev/nvidia9\nAutoDetect=off\nName=gpu Type=h100 File=/dev/nvidia[0-2] Count=3",
+        "Name=gpu Type=h100 File=/dev/nvidia[0-1]\nName=gpu Type=h100 MultipleFiles=/dev/nvidia[2]",
+    ],
+)
+def test_all_readers_of_gres_conf_number_the_devices_alike(tmp_path, text):
+    (tmp_path / "gres.conf").write_text("Include more.conf\n")
+    (tmp_path / "more.conf").write_text(text + "\n")
+    found = gres_conf(tmp_path, "h100-01")
+    expected = ["GPU-%08d" % number for number in range(3)]
+    assert [uuid for _kind, uuid in recorded(gpus(3), found, "gpu:h100:3")] == expected
+    minors = {uuid: number for number, uuid in enumerate(expected)}
+    assert [slot["gpu"] for slot in slots(found, "h100-01", ["h100"], minors)] == expected
+    assert [path for line in lines_in("", text) if line.is_for("h100-01") for (path,) in line.devices] == [
+        "/dev/nvidia%d" % number for number in range(3)
+    ]
 
 
 @given(st.lists(st.sampled_from([EXCLUSIVE, MIG, SEVENTHS, SPLIT, SLICED]), min_size=1, max_size=8))
