@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Collection
 
-from ..plan.leased import LeasedRecord
-from ..plan.ownership import KEEP, Ownership, Record
+from ..model import Gpu
+from ..plan.leased import Leased, LeasedRecord
 from ..techniques.observers import OBSERVERS
 from ..techniques.service_views import SERVICE_VIEWS
 from ..vendors.nvidia.nvml.bounded_session import BoundedSession
@@ -25,7 +26,7 @@ def export_host(directory: str, pin_placements: bool = False, select_by: str = S
     `directory` is the state directory. Instances of leases are left out, because they are not part of a layout. Raises
     NvmlError, also if the host has GPUs but none of them works. Raises ApplyError if a record cannot be read.
     """
-    ownership = Ownership(KEEP, Record(directory).read(), LeasedRecord(directory).read())
+    leased = LeasedRecord(directory).read()
     with BoundedSession() as session:
         # nvidia-smi and daemons cannot see GPUs that are simulated for this process only.
         session.observers = () if session.private else OBSERVERS
@@ -33,11 +34,13 @@ def export_host(directory: str, pin_placements: bool = False, select_by: str = S
         host = session.observe()
     if host.lost and not host.gpus:
         raise lost_error("this host", host.lost, ". A layout without its GPUs would not be the current one")
-    gpus = [
-        gpu.with_instances(tuple(i for i in gpu.mig.instances if ownership.lease(gpu, i) is None), gpu.mig.enabled)
-        if ownership.leased
-        else gpu
-        for gpu in host.gpus
-    ]
+    gpus = [_without_leased(gpu, leased) for gpu in host.gpus]
     export = exported(gpus, pin_placements, select_by, seen, whole=not host.lost)
     return dataclasses.replace(export, left_out=(*export.left_out, *map(str, host.lost)))
+
+
+def _without_leased(gpu: Gpu, leased: Collection[Leased]) -> Gpu:
+    if not leased:
+        return gpu
+    instances = [each for each in gpu.mig.instances if not any(record.matches(gpu, each) for record in leased)]
+    return gpu.with_instances(tuple(instances), gpu.mig.enabled)

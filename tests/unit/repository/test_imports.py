@@ -104,7 +104,7 @@ def carried(module: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(("module", "most"), [("gpu_info", 42), ("layout_export", 63)])
+@pytest.mark.parametrize(("module", "most"), [("gpu_info", 42), ("layout_export", 64)])
 def test_reading_modules_have_few_imports(module, most):
     files = carried(module)
     assert len(files) <= most, sorted(files)
