@@ -211,7 +211,7 @@ GOOD = {"op": "take", "shape": {"profile": "1g.10gb"}, "gpus": 1, "seconds": Non
         *("", "[]", "null", "{", '"take"', "[" * 4000, json.dumps({"op": ["take"]}), json.dumps({"op": "apply"})),
         *(json.dumps({**GOOD, **wrong}) for wrong in (
             {"uid": 0}, {"pid": 1}, {"gpus": 0}, {"gpus": True}, {"gpus": "1"}, {"gpus": 10**9}, {"seconds": 59},
-            {"seconds": -1}, {"seconds": 1.5}, {"seconds": 10**12}, {"number": 0}, {"number": "1"}, {"shape": {}},
+            {"seconds": -1}, {"seconds": 600.5}, {"seconds": 10**12}, {"number": 0}, {"number": "1"}, {"shape": {}},
             {"shape": {"profile": "x"}}, {"shape": {"profile": "1g.10gb\n"}}, {"shape": {"profile": 1}},
             {"shape": {"memory_bytes": 1, "sm_percent": 1}}, {"shape": {"memory_bytes": 1 << 30, "sm_percent": 0}},
             {"shape": {"memory_bytes": 1 << 30, "sm_percent": 101}}, {"shape": {"memory_bytes": 1 << 60, "sm_percent": 1}},
