@@ -37,12 +37,13 @@ def row(index, **more):
     return {"id": UUIDS[index], "index": index, "devmem": MIB, **more}
 
 
+GUARD = {"nvidia.com/gpu.deploy.mig-manager": "false", "nvidia.com/mig.config": "managed-by-openfleet-gpu"}
 REGISTERED = recorded.registration(row(1), row(2))
 
 
 def node(offered=8, register=REGISTERED, handshake="Requesting_2026-11-28 21:30:15", labels=None, **annotations):
     found = {recorded.REGISTER: register, recorded.HANDSHAKE: handshake, **annotations}
-    labels = {"gpu": "on", "nvidia.com/gpu.deploy.mig-manager": "false", **(labels or {})}
+    labels = {"gpu": "on", **GUARD, **(labels or {})}
     return {
         "kind": "Node",
         "metadata": {

@@ -66,6 +66,8 @@ class KubernetesBackend:
     chart_values: Mapping[str, Any] = {}
     refused = ("", "")
     config_label = ""
+    #: Label with a digest of the node's configuration, if the configuration is not a key of a ConfigMap.
+    digest_label = ""
     empty_config = ""
     config_key = ""
     cordons_in = ""
@@ -220,9 +222,7 @@ class KubernetesBackend:
         return metadata
 
 
-def label_lines(
-    node: str, desired: Mapping[str, str | None], current: Mapping[str, str] | None = None
-) -> list[str]:
+def label_lines(node: str, desired: Mapping[str, str | None], current: Mapping[str, str] | None = None) -> list[str]:
     """Return a line of the plan for each label, with its purpose.
 
     A label with the value None is removed. If the labels of the node are known (`current`), the line includes the previous value.
@@ -264,13 +264,15 @@ def _backends() -> Iterator[KubernetesBackend]:
 
 
 def _is_label(name: str) -> bool:
-    return any(name and name in (each.config_label, *each.fixed_labels) for each in _backends())
+    return any(name and name in (each.config_label, each.digest_label, *each.fixed_labels) for each in _backends())
 
 
 def _is_own(label: str, value: str) -> bool:
     """Return whether a backend sets the label to this value."""
     return any(
-        OWN_KEY.fullmatch(value) if label == each.config_label else each.fixed_labels.get(label) == value
+        OWN_KEY.fullmatch(value)
+        if label in (each.config_label, each.digest_label)
+        else each.fixed_labels.get(label) == value
         for each in _backends()
     )
 

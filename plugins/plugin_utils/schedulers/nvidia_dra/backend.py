@@ -148,8 +148,6 @@ def _desired(offer: Mapping[str, Any], place: Place) -> list[dict[str, Any]]:
     return [*map(api.device_class, profiles), *templates]
 
 
-
-
 def _foreign(node: str, item: Mapping[str, Any]) -> str:
     return "node %s: the %s exists, and the role did not write it. Rename or delete it. Nothing was changed." % (
         node,

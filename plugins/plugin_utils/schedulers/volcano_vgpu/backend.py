@@ -16,7 +16,7 @@ from typing import Any, Mapping, Sequence
 from ....module_utils.errors import FleetError
 from ..kubernetes import hami_core
 from ..kubernetes.api_objects import annotations_of, labels_of, texts
-from ..kubernetes.backend import OWN_KEY, WITHOUT_MIG_MANAGER, KubernetesBackend, config_text
+from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, config_text
 from ..model import Node, Offer
 from ..protocol import Changes, Member, Place, Read, Shared
 from . import node_config, scheduler_conf
@@ -51,7 +51,8 @@ class VolcanoVgpu(KubernetesBackend):
         "selector": "name=volcano-device-plugin",
         "release": "volcano-vgpu-device-plugin",
     }
-    fixed_labels: Mapping[str, str] = {**WITHOUT_MIG_MANAGER, **_NODE_LABEL, _CONFIG_LABEL: ""}
+    fixed_labels: Mapping[str, str] = {**WITHOUT_MIG_MANAGER, **_NODE_LABEL}
+    digest_label = _CONFIG_LABEL
     resource = re.compile(r"volcano\.sh/vgpu-(?:number|memory|cores)")
 
     def offer(self, node: Node) -> Offer:
@@ -94,11 +95,6 @@ class VolcanoVgpu(KubernetesBackend):
             "because the vGPU plugin does not answer Volcano's scheduler, which then places pods without checking the memory "
             "of each GPU: cordon the node until the plugin runs"
         )
-
-    def _is_own(self, label: str, value: str) -> bool:
-        if label == _CONFIG_LABEL:
-            return OWN_KEY.fullmatch(value) is not None
-        return super()._is_own(label, value)
 
     def shared_reads(self, scheduler: tuple[str, str], members: Sequence[Member]) -> tuple[Read, ...]:
         """Return the ConfigMaps of Volcano's scheduler and of the vGPU plugin."""

@@ -273,13 +273,13 @@ def test_label_of_the_earlier_backend_gets_its_earlier_value():
     """Move a node from the device plugin to the DRA driver."""
     config, record = "nvidia.com/device-plugin.config", "openfleet.gpu/labels-before"
     key = "openfleet-26e351e766763919"
-    before = {config: "default", MIG_MANAGER: None}
-    labels = {config: key, MIG_MANAGER: "false", LABEL: "none"}
+    before = {config: "default", **dict.fromkeys(GUARD)}
+    labels = {config: key, **GUARD, LABEL: "none"}
     moving = node(labels, annotations={record: json.dumps(before)})
     found = changes(mapping(), moving, GATED)
     assert found["problems"] == []
     assert found["labels"] == {LABEL: "nvidia_dra", config: "default"}
-    assert json.loads(found["annotations"][record]) == {LABEL: "none", MIG_MANAGER: None}
+    assert json.loads(found["annotations"][record]) == {LABEL: "none", **dict.fromkeys(GUARD)}
     assert "node n1: label %s: default (was %s)" % (config, key) in found["lines"]
     # A label that was new is removed, and one that someone else has changed is kept.
     new = node(labels, annotations={record: json.dumps({**before, config: None})})

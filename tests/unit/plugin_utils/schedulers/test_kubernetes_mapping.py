@@ -486,7 +486,11 @@ def test_gpus_without_uuids_are_filtered_by_index():
 
 def test_a_node_without_gpus_to_share_has_no_configuration():
     found = mapped(VOLCANO, EXCLUSIVE)
-    assert (found.resources, found.config, found.labels) == ({}, {}, {"nvidia.com/gpu.deploy.mig-manager": "false"})
+    assert (found.resources, found.config, found.labels) == (
+        {},
+        {},
+        {"nvidia.com/gpu.deploy.mig-manager": "false", "nvidia.com/mig.config": "managed-by-openfleet-gpu"},
+    )
 
 
 def test_an_entry_of_hami_filters_all_gpus_of_a_node_without_gpus_to_share():
