@@ -23,7 +23,10 @@ WITH_LAB_HOSTS = (
     "molecule",
     "tests/benchmark",
     "tests/lab",
-    *("tests/kubernetes/test_%s.py" % name for name in ("cdi", "dra", "nodes", "site")),
+    *(
+        "tests/kubernetes/test_%s.py" % name
+        for name in ("cdi", "dra", "kueue", "mig_manager", "nodes", "site", "volcano")
+    ),
 )
 #: Set in the namespace. Users can set it to run pytest without a namespace.
 VARIABLE = "OPENFLEET_APART"

@@ -14,8 +14,8 @@ import time
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.converge import Request as Run
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.converge import converge
-from ansible_collections.openfleet.gpu.plugins.module_utils.cli.files import read_layout
-from ansible_collections.openfleet.gpu.plugins.module_utils.leases.host import LeaseHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.files import read_layout
+from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.host import LeaseHost
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import Request, Shape
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.schedule import Schedule, book
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout

@@ -16,10 +16,10 @@ from ..change.converge import Request, converge, predict
 from ..change.journal import Journal
 from ..change.trial import settle
 from ..errors import DriverAbsentError
+from ..layout.files import read_layout
 from ..model import Host, lost_of, to_data
 from ..plan.busy import OnBusy
 from ..techniques.forms import parse_layout
-from .files import read_layout
 from .main import EXIT_CHANGES
 
 T = TypeVar("T")

@@ -26,10 +26,10 @@ from typing import Any, Iterator, Mapping, Sequence
 from ..keep.keeps import duration
 from ..keep.notices import utc
 from ..keep.server import MOST_LINE_BYTES
+from ..lease_service.request import COMMAND
+from ..lease_service.server import WORK_SECONDS
 from ..leases.model import LeaseError
-from ..leases.request import COMMAND
 from ..leases.schedule import duration as duration_text
-from ..leases.server import WORK_SECONDS
 from ..printable import printable
 from ..processes.command import program
 from ..sizes import SizeError, parse_size_bytes

@@ -10,11 +10,11 @@ import socket
 from argparse import Namespace
 
 from ..errors import FleetError
-from ..leases.host import LeaseHost
-from ..leases.leftover import end_holders
+from ..lease_service.host import LeaseHost
+from ..lease_service.leftover import end_holders
+from ..lease_service.server import LeaseServer
+from ..lease_service.service import LeaseService
 from ..leases.record import BookingRecord
-from ..leases.server import LeaseServer
-from ..leases.service import LeaseService
 
 #: The first descriptor that systemd passes (sd_listen_fds(3)).
 _FIRST_DESCRIPTOR = 3

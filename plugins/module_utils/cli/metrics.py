@@ -18,11 +18,11 @@ from typing import Any, Iterable
 
 from ..durable import replacing
 from ..errors import FleetError
+from ..layout.files import read_layout
 from ..metrics.look import look
 from ..metrics.text import Snapshot, families, render
 from ..model import to_data
 from ..techniques.forms import parse_layout
-from .files import read_layout
 
 #: Name of the file in the given directory.
 FILE = "openfleet_gpu_layout.prom"

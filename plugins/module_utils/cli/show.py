@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..change.unnamed import AppliedRecord, unnamed_gpus
+from ..layout.files import read_layout
 from ..model import Gpu, Host, to_data
 from ..techniques import observers
 from ..techniques.forms import parse_layout
 from ..techniques.registry import observed_services
 from ..vendors.nvidia.nvml.bounded_session import BoundedSession
-from .files import read_layout
 
 
 def show(options: Namespace) -> int:

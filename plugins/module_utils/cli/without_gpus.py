@@ -14,13 +14,13 @@ from typing import Any
 from .. import catalogue
 from ..change import planner
 from ..errors import FleetError, PlanError
+from ..layout.files import read_configuration
 from ..layout.profile_name import ProfileNameError, parse_profile_name
 from ..layout.yaml_text import layout_yaml
 from ..plan.assumed import assumed_gpus
 from ..plan.gpu_plan import Target, listing
 from ..techniques.importers import MIG_PARTED
 from ..vendors.nvidia.mig.divider import MigDivider, MigDivision, WantedInstance
-from .files import read_configuration
 
 _PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")
 

@@ -20,7 +20,10 @@ from .command_file import MODE, origin
 # Patterns for the files of the command below module_utils. They include the modules `layout` and `layout_boot`.
 PATTERNS = (
     *("*.py", "models/*.json", "techniques/*.py", "techniques/*/*.py"),
-    *("%s/*.py" % name for name in ("cdi", "change", "cli", "export", "holders", "keep", "layout", "leases")),
+    *(
+        "%s/*.py" % name
+        for name in ("cdi", "change", "cli", "export", "holders", "keep", "layout", "leases", "lease_service")
+    ),
     *("%s/*.py" % name for name in ("metrics", "plan", "processes", "vendors", "vendors/*", "vendors/*/*")),
     *("install/%s.py" % name for name in ("__init__", "archive", "command_file", "files", "layout_boot", "sources")),
     *("slurm/%s.py" % name for name in ("__init__", "conf", "device_nodes", "mig_devices", "task_devices")),

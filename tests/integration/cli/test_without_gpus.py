@@ -10,8 +10,8 @@ import subprocess
 import pytest
 import yaml
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.cli.files import read_configuration
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.files import read_configuration
 from tests.integration.command_host import PYTHON
 
 

@@ -58,6 +58,13 @@ def test_every_task_of_the_plan_has_a_timeout():
     assert limits["Apply (in waves, a canary first)"] is None
 
 
+#: Tasks that loop over few objects: pods of one node, and kinds of objects that one host reads for the whole cluster.
+LOOPING = {
+    "restart.yml": ["Restart the plugin or driver on the node"],
+    "cluster_compare.yml": ["Read the objects that the nodes share"],
+}
+
+
 @pytest.mark.parametrize("path", [file for file in FILES if "gpu_kubernetes" in file.parts], ids=lambda path: path.name)
 def test_cluster_tasks_do_not_loop(path):
     """Handle all objects with one execution, because each execution takes seconds.
@@ -65,4 +72,4 @@ def test_cluster_tasks_do_not_loop(path):
     A node has one pod of the plugin or driver.
     """
     looping = [task["name"] for task in of_modules(path, CLUSTER) if "loop" in task]
-    assert looping == (["Restart the plugin or driver on the node"] if path.name == "restart.yml" else [])
+    assert looping == LOOPING.get(path.name, [])

@@ -9,9 +9,9 @@ import json
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.leases.request import parse
-from ansible_collections.openfleet.gpu.plugins.module_utils.leases.service import RETURN_SECONDS
-from ansible_collections.openfleet.gpu.plugins.module_utils.leases.unit import allowed_devices
+from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.request import parse
+from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.service import RETURN_SECONDS
+from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.unit import allowed_devices
 from tests.unit.module_utils.leases.lease_world import BIN, DAEMON, NAMES, SYS, World
 
 
@@ -69,7 +69,9 @@ def test_lease_without_a_unit_lasts_while_a_process_uses_it(world):
 
 
 def test_stubborn_lease_keeps_its_part_until_its_unit_has_ended(world, monkeypatch):
-    monkeypatch.setattr("ansible_collections.openfleet.gpu.plugins.module_utils.leases.service._END_SECONDS", 0.1)
+    monkeypatch.setattr(
+        "ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.service._END_SECONDS", 0.1
+    )
     world.take_lease(DAEMON)
     world.stubborn.add(1)
     assert world.ask(DAEMON, op="end", number=1)["state"] == "ending"

@@ -17,14 +17,14 @@ from typing import Any, Callable, Mapping, Sequence
 from ..errors import FleetError
 from ..frozen import frozen
 from ..keep.owner import is_administrator
-from . import schedule as planning
+from ..leases import schedule as planning
+from ..leases.model import Booking, LeaseError, Offer, Request, Shape
+from ..leases.record import BookingRecord, Recorded
+from ..leases.schedule import Schedule
 from . import unit
 from .host import Grant, LeaseHost, RetryLaterError
-from .model import Booking, LeaseError, Offer, Request, Shape
 from .owner import account_name
-from .record import BookingRecord, Recorded
 from .request import Ask, parse
-from .schedule import Schedule
 
 _ROOT = 0
 #: Maximum number of requests of one account that wait, so that no account fills the queue of the host.

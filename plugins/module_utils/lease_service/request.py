@@ -17,8 +17,8 @@ from typing import Any, Mapping
 from ..frozen import frozen
 from ..layout.leases import MOST_HOURS
 from ..layout.types import MOST_GPUS
+from ..leases.model import LeaseError, Shape
 from ..sizes import BYTES_PER_UNIT
-from .model import LeaseError, Shape
 
 COMMAND = "gpu-layout lease"
 #: Shortest lease in seconds, and maximum memory of a quota in bytes.

@@ -10,13 +10,13 @@ from typing import Any, Iterable, Sequence
 
 from ..change import planner
 from ..layout.types import MigInstance
+from ..leases.model import Place, Shape, Use
 from ..model import Device, Gpu, Host, Part, parts_of
 from ..plan.gpu_plan import GpuPlan
 from ..plan.leased import Leased
 from ..plan.ownership import Ownership
 from ..vendors.nvidia.mig.lease_card import MigCard
 from ..vendors.registry import divider_of
-from .model import Place, Shape, Use
 
 #: The class of cards for each divider.
 _CARDS = {Gpu.divider: MigCard}

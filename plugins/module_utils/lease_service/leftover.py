@@ -12,6 +12,7 @@ from __future__ import annotations
 from ..change.terminate import end_holders as end_processes
 from ..holders.find import find_holders
 from ..holders.mark import mark
+from ..leases.names import lease_text
 from ..model import Holder, Host
 from ..plan.disturbance import Disturbance
 from ..processes import peer
@@ -19,7 +20,6 @@ from ..processes.accounts import account_of
 from ..techniques.vgpu.host import VgpuHost
 from ..vendors.nvidia.nvml.bounded_session import BoundedSession
 from .host import Grant
-from .names import lease_text
 from .owner import account_name
 
 #: Seconds between SIGTERM and SIGKILL.

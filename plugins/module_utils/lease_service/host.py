@@ -27,10 +27,12 @@ from ..change.pending import PendingReboot, WaitingRun
 from ..change.prepare import ALL_PARTS, PlanRequest, make_plan, observe, services_for
 from ..change.recovery import recover
 from ..change.unnamed import AppliedRecord
-from ..cli.files import read_layout
 from ..errors import ApplyError, BusyError, FleetError, FollowError
 from ..frozen import frozen
+from ..layout.files import read_layout
 from ..layout.types import Entry, Layout
+from ..leases.model import Booking, Card, LeaseError, Offer, Shape, Use
+from ..leases.names import lease_of, lease_text, tenant_name
 from ..model import Device, Host
 from ..plan.gpu_plan import Plan
 from ..plan.leased import LeasedRecord
@@ -47,8 +49,6 @@ from ..techniques.vgpu.model import DMEM, VgpuTenant, applies
 from ..techniques.vgpu.model import KEY as VGPU
 from ..vendors.registry import vendor_of_host
 from . import instances
-from .model import Booking, Card, LeaseError, Offer, Shape, Use
-from .names import lease_of, lease_text, tenant_name
 
 #: The layout that the role gpu_layout installs.
 LAYOUT = "/etc/openfleet-gpu/layout.json"
