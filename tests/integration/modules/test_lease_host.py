@@ -153,7 +153,7 @@ def test_forced_change_stops_the_unit_of_a_lease(fleet, kind):
     assert not log.exists()
     done = fleet.apply(wanted, on_busy="force")
     assert done["ended"] == ["lease 7 of root"], done
-    assert "stop -- openfleet-gpu-lease-7.service" in log.read_text()
+    assert "stop -- openfleet-gpu-lease-7.scope" in log.read_text()
     assert fleet.recover(7) == [(7, "lost")]
     fleet.give_back(7)
     assert fleet.recover() == [] and fleet.records() == {} and "lease-7" not in fleet.tenants()
