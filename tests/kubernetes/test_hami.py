@@ -65,6 +65,7 @@ def node(hami, fleet):
         yield node
 
 
+@pytest.mark.thorough
 def test_hosts_of_a_wave_share_the_config_map_and_the_second_run_changes_nothing(hami, library, tmp_path, kubeconfig):
     names = ["one", "two", "three"]
     fleet = Fleet(tmp_path, library, names)
@@ -135,6 +136,7 @@ def test_a_gpu_that_changes_is_cordoned_until_the_change_is_verified(hami, fleet
     assert again.returncode == 0 and again.stdout.count("changed=0") == 1, said(again)
 
 
+@pytest.mark.thorough
 def test_a_failed_verification_keeps_the_cordon_and_the_next_run_completes(hami, fleet, node):
     assert fleet.run_roles(SHARED, *CHANGE).returncode == 0
     [uuid] = [gpu["uuid"] for gpu in node.gpus()]
@@ -153,6 +155,7 @@ def test_a_failed_verification_keeps_the_cordon_and_the_next_run_completes(hami,
     assert recorded.CORDON not in node.annotations() and OWN not in node.annotations()
 
 
+@pytest.mark.thorough
 def test_a_pod_that_is_starting_on_the_gpu_is_awaited(hami, fleet, node):
     assert fleet.run_roles(SHARED, *CHANGE).returncode == 0
     [uuid] = [gpu["uuid"] for gpu in node.gpus()]
