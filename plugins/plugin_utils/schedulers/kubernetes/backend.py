@@ -115,7 +115,8 @@ class KubernetesBackend:
             name: value for name, value in offer["labels"].items() if labels.get(name) != value
         }
         unrecorded = {name: labels.get(name) for name in desired if name not in before}
-        former = {name: value for name, value in before.items() if name not in offer["labels"]}
+        own = (self.config_label, self.digest_label, *self.fixed_labels, *offer["labels"])
+        former = {name: value for name, value in before.items() if name not in own}
         desired.update((name, value) for name, value in former.items() if _is_own(name, labels.get(name, "")))
         record = {name: value for name, value in {**before, **unrecorded}.items() if name not in former}
         key, content = offer["config_name"], config_text(offer["config"])
