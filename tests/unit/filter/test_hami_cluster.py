@@ -204,7 +204,7 @@ def test_a_node_without_shared_gpus_gets_an_entry_that_filters_all_gpus():
 
 
 def test_a_node_that_loses_its_shared_gpus_keeps_the_label():
-    """Without the label, HAMi's plugin leaves the node and its registration stays."""
+    # Without the label, HAMi's plugin would leave the node, and its registration would stay.
     mapping = kubernetes_mapping([{"gpus": [0, 1, 2], "sharing": "exclusive"}], "hami", state=HOST, node="n1")
     record = {"openfleet.gpu/labels-before": json.dumps({"gpu": None, **dict.fromkeys(GUARD)})}
     found = changes(node(**record), config_map(None, ENTRY), mapping=mapping)
