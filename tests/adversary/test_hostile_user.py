@@ -292,14 +292,14 @@ def test_reused_pid_gets_no_signal(folder):
 
 @as_root
 def test_process_that_released_the_gpu_gets_no_signal(folder):
-    """Send no signal.
+    """Send no signal to a process that no longer has the GPU open.
 
-    For example, the process released the GPU by exec, which closes files that Python opened.
+    Here, exec closes the files that Python opened.
     """
     become = HOLD + "\nimport os\nos.execv('/bin/sh', ['sh', '-c', 'echo other; exec sleep 1000'])"
     with process(PYTHON, "-c", become, folder / "dev/nvidia0", user=ALICE) as held:
         (holder,) = look(folder)
-        # The process continues when its input ends.
+        # The process executes the next program when its input ends.
         held.stdin.close()
         assert held.stdout.readline() == b"other\n"
         assert end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=0) == ()

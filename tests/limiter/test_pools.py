@@ -110,8 +110,8 @@ sys.stdin.readline()
 def test_who_waits_for_the_gpu_waits_for_no_other_thread(tenant: Tenant, tmp_path: Path) -> None:
     """Wait for the GPU while an allocation of another thread is in the driver.
 
-    This allocation may wait for the next call of the waiting thread. When all is done, the memory that the pools
-    released no longer counts.
+    The allocation may depend on the next call of the waiting thread, so neither may wait for the other. At the end,
+    memory that the pools released no longer counts.
     """
     tenant.quota(QUOTA)
     grown = tmp_path / "grown"

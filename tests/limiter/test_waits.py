@@ -96,7 +96,7 @@ def asked(tenant: Tenant) -> int:
 
 
 def test_looking_at_the_memory_asks_only_for_those_who_have_some(crowded: Tenant) -> None:
-    """Make one kernel call for each process that holds memory, and none for others."""
+    """Test the lock of each process that holds memory, and of no other process."""
     with traced(crowded) as client:
         for _ in range(20):
             assert client.memory() == (8 * MIB, 8 * MIB)

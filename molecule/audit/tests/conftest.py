@@ -226,7 +226,7 @@ def announced(reclaim, listed) -> Reclaimed:
 def kept(reclaim, announced, fleet) -> Reclaimed:
     """Run rightsize.yml after the notice period.
 
-    The owner of one service has kept it, for which no root rights are needed.
+    Before this run, the owner of the service `draft` asked to keep it. This request needs no root rights.
     """
     fleet.hosts[DRAFT.host].check_output("runuser -u %s -- gpu-layout keep draft 1h", DRAFT.user)
     return reclaim(gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_notice="0.001m")

@@ -48,7 +48,7 @@ class Job:
 
 
 class GpuHost:
-    """A host of the scenario, through testinfra.
+    """A host of the scenario. Tests run commands on it with testinfra.
 
     `variables` are its inventory variables.
     """

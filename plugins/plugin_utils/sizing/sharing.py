@@ -105,7 +105,10 @@ class _Weigher:
 
     @staticmethod
     def _beyond(chances: np.ndarray, rows: list[int], most: int) -> float:
-        """Return the probability that the sum of independent values exceeds `most` bins."""
+        """Return the probability that a sum of independent values is above `most`.
+
+        Row i of `chances` has the probabilities of the values 0, 1, 2, … of workload i.
+        """
         total = chances[rows[0]][: most + 1]
         for row in rows[1:]:
             total = np.convolve(total, chances[row])[: most + 1]
