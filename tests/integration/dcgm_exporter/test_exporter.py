@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metrics of the embedded exporter for simulated GPUs that change."""
+"""Test metrics of the embedded exporter while simulated GPUs change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_whole_gpus_and_instances_are_distinguished(host, start, instance):
 
 
 def test_memory_is_exported_once(host, start, instance):
-    """Export memory once: a sum over a host must not count GPUs and their instances."""
+    """Export memory once, so that a sum over a host counts no memory twice."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     (gpu,) = exporter.samples().labels("gpu_memory_used_MiB")

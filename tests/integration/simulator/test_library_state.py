@@ -63,7 +63,7 @@ def test_waiter_is_woken_by_a_change_of_another_process(simulator, gpu):
     )
     waiting.start()
     stat = f"/proc/self/task/{waiting.native_id}/stat"
-    # The thread sleeps in the call. Only if it is woken can the call end in time.
+    # The thread sleeps in the call. The call ends in time only if the thread is woken.
     wait_until(lambda: Path(stat).read_text().rpartition(")")[2].split()[0] == "S", "the thread waits")
     assert ended(simulator.python("nvmlDeviceCreateGpuInstance(gpu, 9)")) == 0
     waiting.join(PATIENCE_SECONDS)

@@ -239,7 +239,7 @@ def test_prebuilt_files_are_verified_on_the_controller(tmp_path):
 
 
 def test_without_prebuilt_files_the_roles_source_is_built():
-    """Send only the sources.
+    """Build from the role's sources, and send no other files.
 
     Build results or documentation must not cause rebuilds on hosts.
     """
