@@ -235,7 +235,7 @@ class Holding(Measured):
     processes: Stat | None = None
     #: Age of the newest holder process at the end of the window. None if the host did not answer.
     newest_holder_seconds: float | None = None
-    #: Other GPUs on which a process of the holders is working. GPUs on which that process is idle are left out.
+    #: Other GPUs on which a process of the holders works. GPUs on which the process is idle are left out.
     works_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
