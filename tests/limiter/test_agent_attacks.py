@@ -207,7 +207,7 @@ def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, ag
 
 
 class Stopped(Exception):
-    """Raised to stop an agent that runs in this process."""
+    """The exception that stops an agent that runs in this process."""
 
 
 def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
