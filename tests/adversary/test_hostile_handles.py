@@ -58,7 +58,7 @@ for line in sys.stdin:
 
 
 def test_unreadable_file_does_not_prevent_ending_a_process(folder, monkeypatch):
-    """End the process although one of its files is unreadable.
+    """End a process although one of its files is unreadable.
 
     The server of the file system has ended, and the run holds the host's lock.
     """
@@ -84,7 +84,7 @@ def test_unreadable_file_does_not_prevent_ending_a_process(folder, monkeypatch):
 
 
 def test_changed_command_line_does_not_prevent_ending(folder):
-    """End the process after its command line changed.
+    """End a process whose command line has changed.
 
     The process still has the GPU open.
     """
@@ -99,7 +99,7 @@ def test_changed_command_line_does_not_prevent_ending(folder):
 
 
 def test_run_stops_if_a_process_cannot_be_ended(folder):
-    """Stop the run if the process evades each attempt and holds the GPU in each scan."""
+    """Stop the run if a process that holds the GPU survives all attempts to end it."""
     with holding(folder / "dev/nvidia0", user=ALICE) as held:
         found = look(folder, held.pid)
         disturbs = [Disturbance("gpu 0", tuple(found))]

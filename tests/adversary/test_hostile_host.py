@@ -102,7 +102,7 @@ def test_record_of_a_host_does_not_uncordon_a_node_cordoned_by_an_administrator(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 def test_node_cordoned_by_a_drain_is_uncordoned_once(tmp_path, cluster):
-    """Uncordon the node once.
+    """Uncordon a node that a drain has cordoned, but only once.
 
     The annotation is removed together with the cordon, so a later cordon belongs to an administrator.
     """

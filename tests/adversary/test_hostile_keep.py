@@ -294,9 +294,9 @@ def refused():
 
 
 def test_file_sent_by_a_user_is_refused(fresh, refused):
-    """Refuse the file.
+    """Refuse a file that a user sends with a request.
 
-    Closing it may take any length of time and would block the service.
+    Closing the file may take any length of time and would block the service.
     """
     assert fresh.keep("--list", user=ALICE).returncode == 0
     with fresh.connected() as made:

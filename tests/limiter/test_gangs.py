@@ -40,7 +40,7 @@ def test_processes_that_wait_for_each_other_get_their_share(tmp_path, built, gan
 
 
 def test_tenants_do_not_stay_crossed(tmp_path, built):
-    """Kernels are as long as a turn.
+    """Run kernels that are as long as a turn.
 
     At the start, each tenant has one of the two GPUs that both use. Some runs used to stay in this state: each tenant
     ran beside the other's work, learned wrong kernel lengths from it, and used up its credit on one GPU first. The mean

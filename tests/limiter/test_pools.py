@@ -43,7 +43,7 @@ def prepared(client: Client, wait: str) -> tuple:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_what_an_idle_process_gave_back_is_there_for_others(tenant: Tenant, wait: str) -> None:
-    """Let other processes use the memory at once.
+    """Let other processes use memory at once that an idle process has released.
 
     These processes used to be refused, although the card was empty. The refusals ended when the idle process made a
     call that allocates or frees.

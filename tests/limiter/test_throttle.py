@@ -336,7 +336,7 @@ def test_kernels_that_wait_for_later_ones_do_not_hang(world):
 
 
 def test_who_waits_for_its_turn_sleeps(world):
-    """Sleep until the turn.
+    """Sleep until the process's turn, without polling.
 
     Polling every tenth of a millisecond would wake a thread thousands of times.
     """

@@ -36,7 +36,7 @@ def asked(site):
 
 @pytest.mark.thorough
 def test_slashes_that_mean_nothing_in_directories_change_nothing(site, asked):
-    """Ignore redundant slashes.
+    """Ignore redundant slashes in paths of directories.
 
     Otherwise a second run would not recognize the files of the first run, and remove them.
     """

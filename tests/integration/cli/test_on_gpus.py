@@ -289,7 +289,7 @@ def test_tenants_are_applied_shown_and_exported(host, monkeypatch):
 
 
 def test_boot_restores_a_renamed_tenant(host, monkeypatch):
-    """Run apply as gpu-layout.service does at boot.
+    """Run `gpu-layout apply` as gpu-layout.service does at boot.
 
     /run is empty, and no process of the tenant is running.
     """

@@ -182,7 +182,7 @@ def test_lost_gpu_does_not_end_the_exporter(host, start):
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [1.0])
     samples = exporter.samples()
     assert samples.of("openfleet_gpu_lost", gpu_index="0") == [0.0]
-    # The lost GPU has no outdated values, and the other GPU has all values.
+    # The exporter reports no outdated values of the lost GPU, and all values of the other GPU.
     assert samples.of("gpu_temperature_C", uuid=uuid) == []
     assert len(samples.of("gpu_temperature_C")) == 1
     # Xid 79: GPU has fallen off the bus.

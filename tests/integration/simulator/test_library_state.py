@@ -180,7 +180,7 @@ while True:
             assert all(part["uuid"].startswith("MIG-") for part in instance["compute_instances"])
         ends.add(sum(1 + len(instance["compute_instances"]) for instance in left))
         simulator.do("gpusimReset", 0)
-        # The lock of the killed client is free, and the state can be changed.
+        # The lock of the killed client is free, so other clients can change the state.
         nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceCreateGpuInstance(gpu, 0))
     else:
         pytest.fail("no client was killed in the middle of its work")

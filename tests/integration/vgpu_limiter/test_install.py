@@ -336,7 +336,7 @@ def test_systemd_reloads_only_after_changed_drop_ins(host, booted):
 
 @pytest.mark.parametrize("then", ["present", "absent"])
 def test_next_run_repeats_a_failed_reload(host, booted, tmp_path, then):
-    """Repeat the reload in the next run.
+    """Repeat a failed reload of systemd in the next run.
 
     The drop-ins are already correct, but without the reload the service would start without a quota.
     """

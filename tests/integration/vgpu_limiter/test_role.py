@@ -51,7 +51,7 @@ def play(
 
 @pytest.mark.parametrize("again", [False, True])
 def test_still_missing_compiler_fails(tmp_path, again):
-    """Fail if there is no compiler even after the packages are installed.
+    """Fail if a host has no compiler even after its packages are installed.
 
     The host then gets no library.
     """
