@@ -17,7 +17,7 @@ MISSING = "pynvml_missing"
 
 
 class LendingAction(HostAction):
-    """Base class of actions whose modules use NVML, even on hosts without pynvml."""
+    """Base class of actions that provide pynvml to modules on hosts without it."""
 
     _supports_check_mode = True
 

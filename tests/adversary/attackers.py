@@ -20,7 +20,7 @@ from typing import Iterator, Sequence
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Host, Mig
 
 ROOT = Path(__file__).resolve().parents[2]
-#: User ids that no account on this machine has.
+#: User ids that belong to no account on this machine.
 ALICE, BOB = 61001, 61002
 #: A Python that every user can run. The tests' own Python may be in a private folder.
 PYTHON = Path(shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable).resolve()
@@ -68,7 +68,7 @@ def process(*command: object, user: int, says: str = "open", **variables: str) -
 def holding(*files: object, user: int, program: Path = PYTHON, within: Sequence[str] = (), **variables: str):
     """Start a process of a user that has the files open.
 
-    Arguments that are no paths only appear in the command line of the process.
+    Arguments that are not paths are not opened. They only appear in the command line of the process.
     """
     return process(*within, program, "-c", HOLD, *files, user=user, **variables)
 

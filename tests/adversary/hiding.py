@@ -70,7 +70,7 @@ def two_threads(node: str) -> None:
 def main_ended(node: str) -> None:
     opened(node)
     threading.Thread(target=wait).start()
-    # Do not call pthread_exit(): in addition to this system call, it would wait for the other threads.
+    # Use the system call, because pthread_exit() would wait for the other threads.
     libc.syscall(EXIT, 0)
 
 
@@ -140,7 +140,7 @@ def not_accepted(node: str) -> None:
 
 
 def socket_in_flight(node: str) -> None:
-    """Queue the socket that has the node in another socket."""
+    """Send the socket that holds the node through another socket, and leave it queued."""
     inner = in_flight(node)
     outer = socket.socketpair()
     for one in inner:
@@ -179,7 +179,10 @@ def ring_of_thread(node: str) -> None:
 
 
 def close_ring(number: int) -> None:
-    """Register the ring with itself, and close its descriptor."""
+    """Close the descriptor of an io_uring, but keep the ring open.
+
+    The ring is first registered for the thread (IORING_REGISTER_RING_FDS), so the kernel keeps it.
+    """
     update = (ctypes.c_uint64 * 2)(0xFFFFFFFF, number)
     if libc.syscall(REGISTER, number, REGISTER_RING, update, 1) != 1:
         sys.exit(UNSUPPORTED)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Scan for holders next to user processes with an unresponsive file system.
+"""Scan for GPU holders while a user's file system does not respond.
 
 silent_files.py implements the file system.
 """
@@ -22,7 +22,7 @@ from tests.adversary.attackers import ALICE, PYTHON, ROOT, process, public_folde
 
 SILENT = Path(__file__).with_name("silent_files.py")
 IN_A_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
-#: A timeout in seconds that a passing test never reaches.
+#: Timeout in seconds. It ends only failing tests.
 LONG = 300
 #: Takes the host's lock, scans for holders and prints them.
 LOOK = """

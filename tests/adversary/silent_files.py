@@ -63,7 +63,7 @@ def serve(descriptor: int, uid: int) -> None:
 def served(fuse: str, folder: str, uid: int, options: str = "") -> None:
     """Mount the file system, and serve it from a child process.
 
-    The child ends when standard input ends or when its parent ends.
+    The child ends when its standard input or its parent ends.
     """
     descriptor = os.open(fuse, os.O_RDWR)
     mount("silent", folder, "fuse", NOSUID | NODEV, "fd=%d,rootmode=40000,user_id=%d,group_id=%d%s" % (

@@ -112,7 +112,7 @@ def test_owner_name_cannot_forge_report_lines(api):
     pod = found["h"][UID]
     assert missing == [] and is_fit(str(pod), 1000) and is_fit(pod.owner, 400)
     assert all(is_fit(key, 317) and is_fit(value, 63) for key, value in pod.labels.items())
-    # Check also a pod that does not come from `pods_of`.
+    # Also check a pod with a hostile name that `pods_of` does not return.
     assert is_fit(str(audit_pods.pod_of(hostile_pod())), 1000)
 
 
@@ -126,9 +126,9 @@ def test_owner_of_50_megabytes_is_shortened(api):
 
 @pytest.mark.parametrize("status", [200, 403, 500])
 def test_endless_answer_is_refused(api, monkeypatch, status):
-    """Limit the text of an error too.
+    """Limit the size of an error response too.
 
-    The package kubernetes reads it without a limit.
+    The package kubernetes reads error responses without a limit.
     """
     monkeypatch.setattr(client, "_MOST_BYTES", 1 << 20)
     api.status = status

@@ -104,9 +104,9 @@ def test_link_instead_of_the_file_is_replaced(folder, name):
 
 
 def test_installation_replaces_a_link_to_equal_content(folder):
-    """Replace the link.
+    """Replace a link, even if the linked file has the right content.
 
-    The owner of the link's target could change the content later.
+    The owner of the linked file could change the content later.
     """
     (folder / "theirs").write_text("written")
     (folder / "theirs").chmod(0o644)
@@ -138,7 +138,8 @@ def test_files_of_root_are_never_readable_temporarily(folder, monkeypatch):
 def test_link_instead_of_a_region_is_not_followed(folder, trap):
     """Check that a link is not followed.
 
-    Regions are recreated with access for the tenant's processes, so a link would give all of them access to its target.
+    A region is created again with access for the tenant's processes. If a link were followed, these processes could
+    access the linked file.
     """
     victim, region = folder / "shadow", folder / "region.1"
     victim.write_text("root:x:\n")

@@ -27,7 +27,7 @@ folder = pytest.fixture(fuse_folder)
 def test_unresponsive_root_folder_blocks_no_scan_and_no_lock(folder):
     """Scan a process whose root folder is unresponsive.
 
-    The process holds no GPU: the kernel shows that it has none open.
+    The kernel shows that the process has no GPU open, so it is not a holder.
     """
     with silent(folder, "root") as made, holding(folder / "dev/nvidia1", user=BOB) as held:
         assert is_foreign("/proc/%d" % made.pid) and account_of("/proc/%d" % made.pid) == ALICE
@@ -49,14 +49,14 @@ def test_unresponsive_arguments_block_no_scan_and_no_lock(folder):
         assert [line.split()[:4] for line in found] == [["device_handle", str(made.pid), str(ALICE), "GPU-0"]]
         # The kernel's short name is shown in place of the command line.
         assert "pid %d ([" % made.pid in found[0]
-        # Some kernels release the page if the waiting process is killed.
+        # On some kernels, killing the child that waits for the page ends the wait.
         assert child_process.stuck() in ({}, {ALICE: 1})
 
 
 def test_subordinate_id_counts_for_its_account(folder, monkeypatch, tmp_path):
-    """Count subordinate ids for their account.
+    """Count processes with subordinate ids for the account that owns the ids.
 
-    With and without a namespace, one account may have no more waiting children than with one user id.
+    An account with many user ids may have no more waiting children than an account with one.
     """
     (tmp_path / "subuid").write_text("%d:300000:65536\n%d:400000:65536\n" % (ALICE, BOB))
     monkeypatch.setattr(accounts, "SUBORDINATE", str(tmp_path / "subuid"))
@@ -64,7 +64,7 @@ def test_subordinate_id_counts_for_its_account(folder, monkeypatch, tmp_path):
         for within in ([], ["unshare", "--user"]):
             with holding(folder / "dev/nvidia0", user=user, within=within) as made:
                 assert account_of("/proc/%d" % made.pid) == account
-    # A user id in the host's account database is its own account, whatever the file of subordinate ids contains.
+    # If a user id is in the host's account database, it counts as its own account, even if /etc/subuid lists it.
     (tmp_path / "subuid").write_text("%d:0:65536\n" % ALICE)
     assert account_of("/proc/%d" % os.getpid()) == 0
 
@@ -117,7 +117,7 @@ def test_limits_used_by_others_are_distinguished(folder, monkeypatch):
 def test_account_cannot_use_up_the_questions_of_others(folder):
     """Check that an account cannot use up the queries of others.
 
-    Its processes can simulate any number of children that do not end.
+    Processes of this account can simulate any number of children that do not end.
     """
     (folder / "speaks").write_text("at once")
     worker = file_worker.Worker()

@@ -58,7 +58,7 @@ for line in sys.stdin:
 
 
 def test_unreadable_file_does_not_prevent_ending_a_process(folder, monkeypatch):
-    """End the process although one of its files is unreadable.
+    """End a process although one of its files is unreadable.
 
     The server of the file system has ended, and the run holds the host's lock.
     """
@@ -84,7 +84,7 @@ def test_unreadable_file_does_not_prevent_ending_a_process(folder, monkeypatch):
 
 
 def test_changed_command_line_does_not_prevent_ending(folder):
-    """End the process after its command line changed.
+    """End a process whose command line has changed.
 
     The process still has the GPU open.
     """
@@ -99,17 +99,18 @@ def test_changed_command_line_does_not_prevent_ending(folder):
 
 
 def test_run_stops_if_a_process_cannot_be_ended(folder):
-    """Stop the run if the process evades each attempt and holds the GPU in each scan."""
+    """Stop the run if a process that holds the GPU survives all attempts to end it."""
     with holding(folder / "dev/nvidia0", user=ALICE) as held:
         found = look(folder, held.pid)
         disturbs = [Disturbance("gpu 0", tuple(found))]
         with pytest.raises(BusyError, match="could not be ended"):
             make_way(lambda: disturbs, lambda _disturbs: False)
-        # A holder without a process does not stop the run. The step itself decides.
+        # A holder without a process does not stop the run here. The step that changes the GPU decides about such
+        # holders.
         make_way(lambda: [Disturbance("gpu 0", (replace(found[0], kind="container"),))], lambda _disturbs: False)
 
 
-#: A service that receives messages from users, and keeps attached files. It sends its own address first.
+#: A service that receives messages from users, and keeps the files that they send. It first prints its own address.
 RECEIVES = """
 import os, socket, sys
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
@@ -135,7 +136,7 @@ print("open", flush=True)
 
 @pytest.mark.parametrize("unit", ["rsyslog.service", "vendor.service", None])
 def test_service_with_a_node_from_a_user_is_neither_ended_nor_stopped(folder, unit):
-    """Name the service in the error, and do not end it.
+    """Name a service that received a node in the error, and do not end the service.
 
     Some services take files from every user, for example syslog's socket.
     """
@@ -164,7 +165,7 @@ def test_service_with_a_node_from_a_user_is_neither_ended_nor_stopped(folder, un
 
 
 def test_service_with_a_mapped_node_uses_it(folder):
-    """Treat the service as a holder.
+    """Treat a service that has mapped the node as a holder.
 
     Only the service itself can map the node. The node's file is as long as the mapping.
     """

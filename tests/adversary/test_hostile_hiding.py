@@ -36,7 +36,7 @@ MEMORY, ZERO = 1, 5
 WITH_WAYS = "import sys\nsys.path.insert(0, sys.argv.pop(1))\nfrom hiding import *\n"
 IN_TABLES = ["thread", "two_threads", "main_ended", "main_ended_and_thread"]
 IN_MAPS = ["mapped", "mapped_low", "main_ended_and_mapped"]
-#: The kernel shows that these files exist, but not which files they are.
+#: The kernel shows that these files are open, but not which files they are.
 SUSPECTS = {
     "stream": "sent to its Unix socket",
     "datagram": "sent to its Unix socket",
@@ -103,9 +103,9 @@ def holders(folder, *processes, modules=None):
 
 
 def by_name(folder, made):
-    """Return root's holders for a process if nodes are known by their file name.
+    """Return root's holders for a process if nodes are identified by their file name.
 
-    This is the case on hosts of simulated GPUs.
+    Hosts with simulated GPUs identify nodes in this way.
     """
     found = find_holders(host(gpu(ZERO)), dev=str(folder / "dev"), kubelet_directory="/none")
     return [holder for holder in found if holder.pid == made.pid]
@@ -154,7 +154,7 @@ def test_use_count_explained_by_open_files_clears_suspects(folder, driver, how):
 
 @pytest.mark.parametrize("how", [*SUSPECTS, "closed_ring"])
 def test_unexplained_use_count_blocks(folder, driver, how):
-    """Block the change.
+    """Block a change if open files do not explain the driver's use count.
 
     Only the use count reveals a ring that has neither a descriptor nor a mapping.
     """
@@ -202,7 +202,7 @@ def test_threads_that_share_a_table_are_not_read_again(folder, driver, monkeypat
 
 
 def test_descriptor_tables_of_many_tasks_are_read_until_the_deadline(folder, driver):
-    """Read the tables of all threads.
+    """Read the descriptor tables of all threads of a process.
 
     Each thread has its own descriptor table, and the node is in the last one.
     """
@@ -253,7 +253,7 @@ def test_tenant_process_counts_after_its_main_thread_ended(folder):
 def test_unresponsive_mappings_block_as_unknown_for_one_user(folder, driver, monkeypatch):
     """Check that unreadable mappings affect only one user.
 
-    A page fault waits for a user's file system. Only that user's processes count as unknown.
+    A page fault waits for that user's file system, so only the processes of that user count as unknown.
     """
     real = hidden_files._beginning
     monkeypatch.setattr(file_worker, "_SECONDS", 1.0)

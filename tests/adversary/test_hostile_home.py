@@ -20,7 +20,7 @@ from tests.adversary.attackers import ALICE, BOB, ROOT, public_folder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the files are several users'")
 NAME = "gpu-notice-notebook.service.txt"
-#: Sends a notice in a mount namespace that has the test's accounts, and prints what failed.
+#: A program that sends a notice in a mount namespace with the test's accounts, and prints what failed.
 TELL = """
 import sys
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import tell

@@ -102,7 +102,7 @@ def test_record_of_a_host_does_not_uncordon_a_node_cordoned_by_an_administrator(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 def test_node_cordoned_by_a_drain_is_uncordoned_once(tmp_path, cluster):
-    """Uncordon the node once.
+    """Uncordon a node that a drain has cordoned, but only once.
 
     The annotation is removed together with the cordon, so a later cordon belongs to an administrator.
     """
@@ -149,7 +149,7 @@ def drain(tmp_path, cluster):
 def test_cordon_between_read_and_patch_stays_the_administrators(cluster, drain):
     """Keep the cordon of an administrator.
 
-    This includes a cordon that the administrator keeps by removing the annotation right before the drain uncordons the
+    An administrator can also keep the drain's cordon, by removing the annotation right before the drain uncordons the
     node.
     """
     cluster.meanwhile = [{"unschedulable": True}]
@@ -163,9 +163,9 @@ def test_cordon_between_read_and_patch_stays_the_administrators(cluster, drain):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 def test_changing_node_is_cordoned_with_limited_retries(cluster, drain):
-    """Limit the retries.
+    """Limit the retries while other clients keep changing the node.
 
-    Setting the first annotation counts as a change, so the drain must retry with its own annotation.
+    The node changes before each patch, so the cluster refuses each patch and the drain must retry.
     """
     cluster.meanwhile = [{"annotations": {"others": "new"}}, {"annotations": {"others": "newer"}}]
     drain("drain")
@@ -231,7 +231,7 @@ WORDS = "{{ lookup('pipe', 'touch PWNED') }}$(touch PWNED)`touch PWNED`<script>x
 
 
 def facts(folder: Path) -> dict:
-    """Return facts with names of inventory variables.
+    """Return facts that have the names of inventory variables.
 
     Roles use these variables to write, read and print on the controller.
     """
@@ -265,7 +265,7 @@ def layout_result(words: str) -> dict:
         "counts": {"create": 0, "destroy": 0, "keep": 0, "gpus_changed": 0},
         "gpus": [row],
         "reboot_required": False,
-        # The result of a command, which roles run on hosts.
+        # The result of a command that a role runs on a host.
         "rc": 0,
         "stdout": json.dumps({"changed": False, "done": [words]}),
     }
@@ -378,9 +378,9 @@ WITHOUT_CHECK = {
 
 
 def roles_that_check():
-    """Return entry points of roles that must check for injected facts.
+    """Return the entry points that must check for injected facts.
 
-    For example "gpu_layout/plan".
+    An example is "gpu_layout/plan".
     """
     import yaml
 
@@ -398,7 +398,8 @@ def roles_that_check():
 def test_role_used_alone_checks_injected_facts_first(tmp_path, role):
     """Check for injected facts first in every role.
 
-    With facts, a host could select a file of the controller that is copied to the host (nvidia_driver_runfile).
+    A host could return a fact named nvidia_driver_runfile. The role would then copy this file of the controller to the
+    host.
     """
     bad = HostileHost(tmp_path / "a", {**layout_result("x"), "ansible_facts": facts(tmp_path)})
     name, _slash, entry = role.partition("/")
@@ -557,7 +558,7 @@ def test_layout_result_keeps_warnings_and_host_fault(tmp_path, fault):
     failed = {"failed": True, "msg": "gpu 3 is lost", "host_fault": True} if fault else {}
     warning = "the card is hot\x1b[2J"
     if tuple(map(int, ansible_version.split(".")[:2])) >= (2, 19):
-        # The format in which a module's warn() sends warnings since that version.
+        # Since that version, a module's warn() sends warnings in this format.
         warning = {"__ansible_type": "WarningSummary", "event": {"__ansible_type": "Event", "msg": warning}}
     bad = HostileHost(tmp_path / "bad", {**layout_result("x"), **failed, "warnings": [warning]})
     playbook = tmp_path / "layout.yml"

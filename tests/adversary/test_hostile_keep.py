@@ -25,7 +25,7 @@ from tests.adversary.keep_host import PATIENCE_SECONDS, KeepHost, heard, wait_fo
 from tests.integration.simulated_host import SimulatedHost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
-#: On every machine, this user is in its own group.
+#: On every machine, this user's primary group has no other members.
 DAEMON = 1
 
 
@@ -294,9 +294,9 @@ def refused():
 
 
 def test_file_sent_by_a_user_is_refused(fresh, refused):
-    """Refuse the file.
+    """Refuse a file that a user sends with a request.
 
-    Closing it may take any length of time and would block the service.
+    Closing the file may take any length of time and would block the service.
     """
     assert fresh.keep("--list", user=ALICE).returncode == 0
     with fresh.connected() as made:
@@ -364,7 +364,7 @@ SUBORDINATE = 300005
 
 
 def test_subordinate_id_outside_of_its_namespace_does_not_raise_limits(library):
-    """Count a subordinate id also outside its namespace.
+    """Count a subordinate id for its account also outside the user namespace.
 
     Root of the namespace creates a setuid file for such an id, and the user runs this file outside the namespace.
     """

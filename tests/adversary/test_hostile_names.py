@@ -62,9 +62,9 @@ class Tools:
 
 @pytest.fixture
 def there(tmp_path):
-    """Return the holders for one process of each origin.
+    """Return the holders for one process of each kind.
 
-    Each process has the GPU open or was given it.
+    Kinds are processes of users, units, jobs and containers. Each process has the GPU open or was given it.
     """
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()

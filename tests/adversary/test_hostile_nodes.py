@@ -92,7 +92,7 @@ def test_node_is_recognized_under_any_name(folder, within, arrange, where):
 
 
 def test_node_from_another_namespace_is_recognized(folder):
-    """Recognize the node although no path leads to its mount."""
+    """Recognize a GPU's node although no path leads to its mount."""
     with process(PYTHON, "-c", RECEIVE, BIND % ("x", "x"), *OF_A_USER, user=ALICE) as made:
         assert look(folder, made) == held_by(made)
 
@@ -119,7 +119,7 @@ def test_node_is_recognized_without_statx(folder, monkeypatch):
 
 
 def test_unreadable_process_is_not_skipped(folder, monkeypatch):
-    """Do not skip the process.
+    """Do not skip a process that cannot be read.
 
     For example, no file descriptors may be free. A process that was not read may hold a GPU.
     """

@@ -153,7 +153,7 @@ def test_rootless_engine_selects_the_tenant_it_mounts(root):
 
 
 def test_user_in_a_container_of_root_has_no_engine(root):
-    """Find no engine, because a user started the container inside a container of root.
+    """Check that a user's container inside a container of root has no engine.
 
     The outer container is recognized by the cgroup, which a process in it cannot leave.
     """

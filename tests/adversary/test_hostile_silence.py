@@ -25,7 +25,8 @@ def test_other_devices_of_a_process_with_an_open_gpu_are_unknown(folder):
     opened = 'exec 9<%s; exec "$@"' % (folder / "dev/nvidia0")
     with silent(folder, "root", "sh", "-c", opened, "sh") as made:
         found = look(folder)
-        # Expect one line for each GPU. An open device takes priority over an unknown one.
+        # Expect one line for each GPU. If a process has the GPU open, the line says so, even if other processes are
+        # unknown.
         assert [line.split()[0:4:3] for line in found] == [["device_handle", "GPU-0"], ["unknown", "GPU-1"]]
         assert "the devices of the container of pid %d, user %d, are not known" % (made.pid, ALICE) in found[1]
 
@@ -50,7 +51,7 @@ print("free")
 
 
 def test_unresponsive_home_holds_no_lock(folder):
-    """Hold no lock.
+    """Hold no lock while a child is blocked by an unresponsive home.
 
     The blocked child has no file open, and the next notice starts no other child.
     """

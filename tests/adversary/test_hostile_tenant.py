@@ -145,7 +145,7 @@ def test_dev_with_very_many_files_is_read_in_part(folder, node, monkeypatch):
 
 
 def test_forged_monitor_names_no_other_container(folder):
-    """Do not accept a forged monitor.
+    """Do not use a process that only has the name of a container's monitor.
 
     Root in a container can name a process conmon. Reclaim uses the command line of conmon to stop a container.
     """

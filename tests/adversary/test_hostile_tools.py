@@ -74,9 +74,9 @@ def test_hanging_tool_is_killed_with_its_children(tool, tmp_path, script):
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 def test_tool_with_endless_output_is_killed(tool, tmp_path, where):
-    """Kill the tool long before its timeout.
+    """Kill a tool with endless output long before its timeout.
 
-    Its output would not fit into memory.
+    The output would not fit into memory.
     """
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):

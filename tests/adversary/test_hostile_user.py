@@ -292,14 +292,14 @@ def test_reused_pid_gets_no_signal(folder):
 
 @as_root
 def test_process_that_released_the_gpu_gets_no_signal(folder):
-    """Send no signal.
+    """Send no signal to a process that no longer has the GPU open.
 
-    For example, the process released the GPU by exec, which closes files that Python opened.
+    Here, exec closes the files that Python opened.
     """
     become = HOLD + "\nimport os\nos.execv('/bin/sh', ['sh', '-c', 'echo other; exec sleep 1000'])"
     with process(PYTHON, "-c", become, folder / "dev/nvidia0", user=ALICE) as held:
         (holder,) = look(folder)
-        # The process continues when its input ends.
+        # The process executes the next program when its input ends.
         held.stdin.close()
         assert held.stdout.readline() == b"other\n"
         assert end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=0) == ()
@@ -322,7 +322,7 @@ def test_users_of_the_gpu_and_user_processes_are_ended(folder, told):
 
 
 def test_mapped_node_is_recognized_by_its_number(monkeypatch, tmp_path):
-    """Recognize the node by its number.
+    """Recognize a mapped node by its number.
 
     The process chose the node's path in a user's mount namespace.
     """
@@ -336,7 +336,7 @@ def test_mapped_node_is_recognized_by_its_number(monkeypatch, tmp_path):
 
 
 def test_unresponsive_mapped_file_blocks_only_a_child(monkeypatch, tmp_path):
-    """Block only a child process.
+    """Block only a child process on an unresponsive mapped file, not the scan.
 
     The kernel may block root as long as the user likes, while the host's lock is held.
     """
@@ -424,7 +424,7 @@ ROOTS_LINE = "\\rUid:\\t0\\t0\\t0\\t0"
 @as_root
 @pytest.mark.parametrize("program", ["nvidia-smi", "dcgm-exporter"])
 def test_name_with_a_carriage_return_cannot_pose_as_root(folder, program):
-    """Do not accept the carriage return as the end of a line.
+    """Do not accept a carriage return in a name as the end of a line.
 
     Otherwise the process would count as a watcher without instances, or as an MPS or Slurm daemon whose responses root
     trusts.
@@ -469,7 +469,7 @@ CONTAINER_ID = "d" * 64
     ids=["container", "unit", "job", "pod"],
 )
 def test_cgroup_name_cannot_add_a_line(tmp_path, end, posed):
-    """Do not accept other characters as the end of a line.
+    """Accept only a line feed as the end of a line in names of cgroups.
 
     Users choose the names of cgroups below their own service manager. If a name imitated another container, root would
     stop that container or send secrets to it.

@@ -145,7 +145,7 @@ def test_name_set_by_the_process_does_not_count(dev, roots):
 
 
 def test_root_in_a_container_with_the_name_of_the_scan_is_not_hidden(dev, roots):
-    """Do not hide the process.
+    """Do not hide a process of a container's root with the name of the scan.
 
     Root in a container without a user namespace is the host's root.
     """

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Generate a fleet's history as OpenMetrics, and serve it from a real Prometheus.
 
-Every GPU has exactly one problem or none.
+Each GPU has at most one problem.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def wave(low: float, high: float) -> Course:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU or an instance, and the course of each of its series.
+    """A GPU or an instance, and the course (values over time) of each of its series.
 
-    Series that are not given have the values of a GPU that works well.
+    All other series have the values of a GPU that works well.
     """
 
     host: str
@@ -60,7 +60,7 @@ class Device:
     mig_instance: str = ""
     mig_profile: str = ""
     series: Mapping[str, Course] = field(default_factory=dict)
-    #: Series with one more label: (name, label, label value) to the course.
+    #: Courses of series with one more label, by (name, label, label value).
     labelled: Mapping[tuple[str, str, str], Course] = field(default_factory=dict)
     #: Names of the jobs that report the device. Two exporters on one host have two jobs.
     jobs: tuple[str, ...] = ("gpu_exporter",)
@@ -90,7 +90,8 @@ WELL: Mapping[str, Course] = {
     "gpu:processes": steady(1),
     "gpu:processes:max5m": steady(1),
     "gpu:held:avg5m": steady(1),
-    # These series only show that the signs of work are measured. gpu:activity_ratio:max5m has their result.
+    # These series only show that the signs of work are measured. Rules combine their values into
+    # gpu:activity_ratio:max5m.
     "gpu:sm_active_ratio": steady(0.5),
     "gpu:pcie_bytes_per_second": steady(0),
     "gpu:codec_busy_ratio": steady(0),
@@ -163,8 +164,8 @@ def serve(
 ) -> Iterator[str]:
     """Serve any OpenMetrics text from a real Prometheus, and yield its address.
 
-    `history` takes the start of the history, the first sample and the last sample in seconds since 1970. `block` is the
-    length of a block in seconds: two hours, or that times 3, 9 and so on.
+    `history` is called with the start of the history, and the times of the first and the last sample, in seconds since
+    1970. `block` is the length of a Prometheus block in seconds: two hours, or two hours times 3, 9 and so on.
     """
     # The history must not reach into the future. It must end less than 15 minutes ago, because states are valid only
     # for that time.

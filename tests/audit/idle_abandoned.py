@@ -52,7 +52,7 @@ def trained(end: int, rest: Use = REST) -> Schedule:
 
 
 def came_later(one: Pattern, by: int) -> Pattern:
-    """Return the pattern of a holder who came and left `by` minutes later."""
+    """Return the pattern with a holder who came and left `by` minutes later."""
     return replace(later(one, by), name=one.name, came=one.came + by, abandoned=one.abandoned + by)
 
 
@@ -74,7 +74,8 @@ def patterns() -> list[Pattern]:
                 holder=Holder("containerd container left", kind="kubelet", process=False, job="left")),
         Pattern("open-handle", work(never), holder=Holder("left.service", kind="device_handle", process=False), abandoned=0),
         Pattern("server-without-clients", work(until(left, hours(6, 24)), SERVE), holder=SERVER, abandoned=left, memory_gib=60),
-        # CPU time is constant for this holder, so it shows no work. The grace period is longer without it.
+        # The CPU time of this holder is constant, so it is no sign of work. Without this sign, the grace period is
+        # longer.
         Pattern("polling-server-left", work(until(left, hours(6, 24)), SERVE, REST._replace(cpu=1)), holder=SERVER,
                 abandoned=left, memory_gib=60, lengthened=12 * HOUR),
         Pattern("server-not-listening", work(until(left, hours(6, 24)), SERVE), abandoned=left, memory_gib=60,

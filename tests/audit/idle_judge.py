@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Audit usage patterns in a real Prometheus, and compare verdicts with the truth."""
+"""Audit usage patterns in a real Prometheus, and compare verdicts with the truth.
+
+The truth is whether the holder of a GPU works, or has left it for good.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from tests.audit.idle_samples import state, text
 from tests.audit.past_rules import record
 from tests.monitoring.rule_files import FILES
 
-#: Verdicts that are wrong for a holder who works. `free` offers a GPU that is held.
+#: Verdicts that are wrong for a holder who works. The verdict `free` would offer a GPU that is held.
 BLAME = ("idle", "held_without_process", "free")
 FLAGS = ("idle", "held_without_process")
 #: Length of a block of the history in seconds. Few long blocks make promtool read its input less often.
@@ -65,7 +68,8 @@ class Wrong:
 class Outcome:
     """The results of audits: their numbers and the wrong verdicts.
 
-    `due` counts audits that had to report idle. `untold` lists those that the history cannot decide.
+    `due` counts audits that had to report idle. `untold` lists the audits whose history cannot show whether the holder
+    works.
     """
 
     judged: int = 0
@@ -144,15 +148,15 @@ def states_of(patterns: Sequence[Pattern], minute: int) -> dict[str, dict]:
 
 
 def seen_with(patterns: Sequence[Pattern], clients: int | None) -> list[Pattern]:
-    """Return the patterns with other facts about their connections.
+    """Return the patterns with other reports of the hosts about connections.
 
-    The hosts see no listening socket, and this number of client connections. None means that the hosts did not check.
-    The samples are the same, so one history can be audited with different facts.
+    The hosts report no listening socket, and this number of client connections. None means that the hosts did not
+    check. The samples do not change, so one history can be audited with different reports.
     """
     seen = []
     for pattern in patterns:
-        # Only its socket identifies a holder who waits for clients. A holder with one signal less has a longer grace
-        # period.
+        # A holder who waits for clients is identified only by its socket. If a signal is missing, the grace period is
+        # longer.
         if pattern.waits or (pattern.holder.listens and pattern.abandoned is not None):
             continue
         unseen = UNSEEN if clients is None and pattern.holder.clients is not None else 0
@@ -177,8 +181,8 @@ def judge_one(outcome: Outcome, pattern: Pattern, minute: int, window: int, find
     if pattern.abandoned is not None and minute >= pattern.abandoned:
         if minute < pattern.deadline:
             return
-        # An abandoned server looks like a waiting one, and so does a holder with clients. It must be reported, but not
-        # stopped.
+        # An abandoned server and a holder with clients look like a server that waits. The audit must report them, but
+        # not stop them.
         flagged = word in (*FLAGS, "standby") if pattern.holder.listens or pattern.holder.clients else word in FLAGS
         outcome.due += 1
         outcome.flagged += flagged

@@ -21,11 +21,11 @@ HOUR, DAY, WEEK = 60, 24 * 60, 7 * 24 * 60
 #: The end is Wednesday 2026-04-08 06:00 UTC, and a few samples more.
 MINUTES = 30 * DAY + 6 * HOUR + 5
 
-#: A GPU that is quiet for a shorter time is never idle. With less than two weeks of the holder's history, a weekend
-#: counts as a usual pause.
+#: Minimum quiet time of an idle GPU. If the holder's history is shorter than two weeks, a weekend counts as a usual
+#: pause.
 GRACE = 48 * HOUR
 WEEKEND = 64 * HOUR
-#: A pause must be this many times longer than the holder's longest earlier pause.
+#: A GPU is idle only after a pause that is this many times longer than the holder's longest earlier pause.
 FACTOR = 2
 
 #: Good Friday and Easter Monday, as the inventory lists them, and their first minutes.
@@ -39,8 +39,8 @@ CPU_SECONDS = "gpu:process_cpu_seconds_total"
 class Use(NamedTuple):
     """The activity of a GPU in one minute.
 
-    Units: busy to bandwidth and codec are ratios from 0 to 1, power is in watts, pcie and nvlink are in bytes per
-    second, cpu is in cores, memory is in bytes. processes and held are counts.
+    The fields from busy to bandwidth, and codec, are ratios from 0 to 1. power is in watts. pcie and nvlink are in
+    bytes per second. cpu is in cores, and memory in bytes. processes and held are counts.
     """
 
     busy: float
@@ -57,7 +57,7 @@ class Use(NamedTuple):
     codec: float = 0.0
 
 
-#: A process waits and keeps its memory on the GPU. WARM_REST is the same with high clocks.
+#: The activity while a process waits and keeps its memory on the GPU. WARM_REST is the same with high clocks.
 REST = Use(0, 0, 0, 0, 75, 2e4, 0, 0.002)
 WARM_REST = REST._replace(power=130)
 TRAIN = Use(0.97, 0.8, 0.35, 0.5, 620, 2e9, 3e10, 6)
@@ -145,7 +145,7 @@ class Pattern:
     #: From this minute on, the metrics contradict each other, permanently or repeatedly. One day later, the verdict
     #: must be broken_metrics.
     contradicts: int | None = None
-    #: From this minute on, no process is on the GPU, whatever the holder is.
+    #: From this minute on, the GPU has no process, even if the holder is a process.
     process_ends: int = MINUTES
     #: False if each span belongs to another holder. Pods of one user that come and go are the same holder.
     same_user: bool = True
@@ -251,7 +251,7 @@ class Pattern:
         return max([self.works[place] - begin, *within])
 
     def usual(self, first: int, last: int) -> int:
-        """Return the pause that an idle time is compared with.
+        """Return the usual pause, with which the audit compares a quiet time.
 
         With less than two weeks of history, it is at least a weekend.
         """
@@ -266,7 +266,7 @@ class Pattern:
         return self.abandoned + GRACE + self.lengthened + FACTOR * self.usual(0, self.abandoned)
 
     def cannot_be_told(self, minute: int, window: int) -> bool:
-        """Return whether this working holder looks like one who left in the window.
+        """Return whether this working holder looks like a holder who left for good.
 
         `window` is in minutes. Days off that the inventory lists do not count as quiet.
         """

@@ -9,7 +9,7 @@ from typing import Callable, Iterable, Iterator, NamedTuple
 
 from tests.audit.idle_model import CPU_SECONDS, GIB, MINUTES, START, Pattern, Use
 
-#: The end of each line, by minute.
+#: The end of a sample line, by minute.
 _TIMES = [" %d\n" % (START + 60 * minute) for minute in range(MINUTES)]
 
 
@@ -36,7 +36,7 @@ GAUGES = (
     Series("gpu:memory_used_bytes", _field("memory")),
     Series("gpu:memory_total_bytes", lambda use: 80 * GIB),
 )
-#: Series that a GPU with instances has as a whole.
+#: Series of a whole GPU that has instances.
 WHOLE = (
     Series("gpu:power_watts", _field("power")),
     Series("gpu:power_limit_watts", lambda use: 700),

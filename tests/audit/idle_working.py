@@ -77,7 +77,10 @@ def hours(start: float, end: float, days: Sequence[int] = range(7), zone=BERLIN,
 
 
 def bursts(when: When, on: int, of: int) -> When:
-    """Return whether a minute is among the first `on` minutes of each `of` minutes."""
+    """Return whether a minute is in the first `on` minutes of its period.
+
+    A period has `of` minutes.
+    """
     return lambda minute: minute % of < on and when(minute)
 
 
@@ -100,7 +103,7 @@ def never(minute: int) -> bool:
 def sessions(name: str, when: When, chance: float, longest: int) -> When:
     """Return whether a minute is in one of several random sessions.
 
-    Sessions start only while `when`, and last up to `longest` minutes.
+    Sessions start only in minutes for which `when` is true, and last up to `longest` minutes.
     """
     drawn, until, on = random.Random(name), 0, set()
     for minute in range(MINUTES):
@@ -115,7 +118,7 @@ def sessions(name: str, when: When, chance: float, longest: int) -> When:
 
 
 def work(when: When, use: Use = NOTEBOOK, rest: Use = REST) -> Schedule:
-    """Return a schedule that works while `when`, and otherwise rests."""
+    """Return a schedule that works in the minutes for which `when` is true."""
     # Real minutes differ a little from each other, so use five slightly different activities.
     shades = [Use(*(value * (0.96 + 0.01 * shade) for value in use)) for shade in range(5)]
     return lambda minute: (shades[minute % 5], True) if when(minute) else (rest, False)
@@ -124,8 +127,8 @@ def work(when: When, use: Use = NOTEBOOK, rest: Use = REST) -> Schedule:
 def requests(name: str, seconds: float, every: int, instant: bool, when: When = always) -> Schedule:
     """Return a schedule with one request every `every` minutes.
 
-    A request takes `seconds`. If `instant` is false, the exporter averages over a minute. Otherwise it sees a request
-    only by chance.
+    A request takes `seconds`. If `instant` is false, the exporter averages over a minute. Otherwise the exporter sees a
+    request only by chance.
     """
     share = seconds / 60
     average = blend(REQUEST, share)
@@ -167,7 +170,7 @@ def nan_by_day(name: str, minute: int, value: float) -> float:
 
 
 def gaps(when: When):
-    """Return a function that removes all samples while `when`."""
+    """Return a function that removes all samples in minutes for which `when` is true."""
     return lambda name, minute, value: None if when(minute) else value
 
 
@@ -204,7 +207,7 @@ def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
         Pattern("office-bridge", office((GOOD_FRIDAY - 1, GOOD_FRIDAY)), holder=UNIT("notebook.service")),
         Pattern("weekly-8h", work(hours(22, 6, (1,)), TRAIN)),
         Pattern("weekly-2h", work(hours(3, 5, (5,)), TRAIN), holder=UNIT("weekly.service")),
-        # A small model without a connection that stays open between requests.
+        # A small model. Its clients keep no connection open between requests.
         Pattern("request-0.4s-minute", requests("a", 0.4, 1, False), holder=SMALL_SERVER, memory_gib=2),
         Pattern("request-0.4s-minute-instant", requests("b", 0.4, 1, True), holder=SMALL_SERVER, memory_gib=2),
         Pattern("request-5ms-second", requests("e", 0.3, 1, False), holder=SMALL_SERVER, memory_gib=2),
@@ -307,7 +310,7 @@ def others() -> list[Pattern]:
         Pattern("office-easter", office((GOOD_FRIDAY, EASTER_MONDAY))),
         Pattern("office-easter-and-bridge", office((GOOD_FRIDAY - 1, GOOD_FRIDAY, EASTER_MONDAY))),
         Pattern("daily-but-easter", work(hours(10, 22, off=range(GOOD_FRIDAY, EASTER_MONDAY + 1)), NOTEBOOK)),
-        # Work every day for weeks, and then a first weekend off.
+        # The holder works every day for weeks, and then takes a first weekend off.
         Pattern("first-free-weekend", work(bursts(hours(9, 22, off=(19, 20)), 25, 60)),
                 holder=UNIT("notebook.service", listens=False, clients=0)),
         Pattern("serve-by-day", work(hours(6, 24), SERVE), holder=Holder(listens=True, clients=3)),
@@ -329,8 +332,8 @@ def others() -> list[Pattern]:
         # --- Trouble with samples
         Pattern("mig-zero-at-350w-power-only", work(always, SERVE._replace(power=350)), instance="3g.40gb",
                 sampled=stuck(*ACTIVITY), without=TRAFFIC),
-        # Copies next to a neighbour that explains the traffic. Power, PCIe and NVLink of the GPU therefore show nothing
-        # about this instance.
+        # This instance only copies data. Its neighbour also causes power use and traffic on PCIe and NVLink, so these
+        # values of the GPU show nothing about this instance.
         Pattern("mig-two-instances", lambda minute: (TRAIN if minute < 26 * DAY else hidden, True),
                 instance="3g.40gb", neighbour=TRAIN),
         Pattern("exporter-restarts", office(), sampled=gaps(days_apart(17, 8 * HOUR, 10))),

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create the page of a run of site.yml for a made-up fleet.
+"""Create the page that site.yml writes, for a made-up fleet.
 
 Functions return HTML for the cases of test_page.py.
 """

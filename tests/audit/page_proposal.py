@@ -25,7 +25,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes imp
 from tests.audit.fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
 from tests.audit.rightsize_hosts import gpu, state
 
-#: A verdict needs a day of history. Each two hours of history take promtool some time.
+#: A verdict needs a day of history. The history is not longer, because promtool needs time for each two hours of it.
 HOURS = 30
 
 #: The workloads are: some that move, one that gets another part of its GPU, one that works, idle ones that may or may

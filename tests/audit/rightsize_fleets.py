@@ -30,9 +30,9 @@ PEAK = Stat(4 * 86400.0, 1.0, max=6.0 * GIB)
 
 
 def audit_of(states, words=None, quiet_hours=96.0, idle_after_hours=48.0):
-    """Return an audit with one verdict for everything.
+    """Return an audit with the same verdict for all subjects except those in `words`.
 
-    `words` has other verdicts, by (host, GPU, instance or tenant).
+    `words` has the verdicts of these subjects, by (host, GPU, instance or tenant).
     """
     made = []
 

@@ -119,7 +119,8 @@ FLEET = [
         **HELD,
         ("gpu:tenant_memory_limit_bytes", "tenant", "notebook"): steady(16 * GIB),
         ("gpu:tenant_memory_used_bytes:max5m", "tenant", "notebook"): steady(15 * GIB),
-        # The counter restarts with the tenant: 5 refusals before the restart, and 2 after it.
+        # The counter of refusals restarts at 0 with the tenant. It counts 5 refusals before the restart, and 2 after
+        # it.
         ("gpu:tenant_denied_total", "tenant", "notebook"): (lambda hour: 5 if 20 < hour < 50 else 2 if hour >= 60 else 0),
         ("gpu:tenant_memory_limit_bytes", "tenant", "batch"): steady(32 * GIB),
         ("gpu:tenant_memory_used_bytes:max5m", "tenant", "batch"): steady(20 * GIB),
@@ -235,7 +236,7 @@ def test_a_counter_that_began_anew_is_counted_on(found):
 
 
 def test_how_much_of_the_time_it_was_throttled(found):
-    # One hour in four. The roll-up has only samples of throttled time.
+    # The GPU is throttled in one hour of four. The roll-up has samples only while the GPU is throttled.
     assert found["b gpu 6"].holding.throttled == {"hw_thermal": pytest.approx(0.25, abs=0.01)}
     assert found["b gpu 5"].holding.throttled == {}
 

@@ -49,7 +49,7 @@ NAMES = [*HOSTILE, "victim"]
 def history(_start, first, last):
     """Yield OpenMetrics lines: a host for each name, with one GPU of the same name.
 
-    The GiB in use are the position of the name in NAMES.
+    Each GPU uses as many GiB as the position of its name in NAMES.
     """
     for name in ("gpu:memory_used_bytes:max5m", "gpu:info"):
         yield "# TYPE %s gauge\n" % name

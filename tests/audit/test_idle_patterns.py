@@ -216,5 +216,5 @@ def test_the_judge_goes_by_the_truth_alone():
     assert said(broken, "broken_metrics") == [] and said(broken, "right") == ["contradiction missed"]
     assert said(broken, "idle") == ["contradiction missed", "false flag"]
     assert said(left, "idle", "a stop") == said(left, "held_without_process") == []
-    # On this day the test accepts either verdict: the audit may already call the GPU idle, but does not have to yet.
+    # On this day, the audit may call the GPU idle, but does not have to. The test accepts either verdict.
     assert said(left, "right", day=12) == said(left, "idle", day=12) == []

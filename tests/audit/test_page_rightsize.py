@@ -45,7 +45,7 @@ def test_what_frees_gpus_and_what_is_risked_is_told_apart(show):
         "train-01 frees gpu 0, 1, 4 · 2,922 EUR per month",
     ]
     tiles = page.locator(".tile").evaluate_all("all => all.map((one) => getComputedStyle(one).borderLeftColor)")
-    # Tiles: gains (twice), moved, resized, kept and destroyed.
+    # The tiles are two for gains, and one each for moved, resized, kept and destroyed.
     assert len(tiles) == 6 and len(set(tiles)) == 5 and tiles[0] == tiles[1]
 
 

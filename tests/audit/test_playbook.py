@@ -192,7 +192,7 @@ def client_on(host, gpu):
 def twice(play, server, host, folder):
     """Run two audits into one directory, and return both runs with their data.
 
-    A process ends between the two audits.
+    A process that holds a GPU ends between the two audits.
     """
     out = folder / "twice"
     settings = {"prometheus": {"url": server}, "dir": str(out)}

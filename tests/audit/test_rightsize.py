@@ -29,13 +29,13 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "gpu_layout.schema.json").read_text()))
 HOURS = 96
 HISTORY = [
-    # Two small services and an idle notebook server next to a training that uses its GPU, and a free GPU.
+    # A host with two small services, an idle notebook server, a training that uses its GPU, and a free GPU.
     device("h100", 0, use(8, 0.05)),
     device("h100", 1, use(15, 0.2)),
     device("h100", 2),
     device("h100", 3, AT_REST),
     Device("h100", 4, series=NOBODY, labelled=CLEAR),
-    # Cards without MIG: services that trust each other, and one without this setting.
+    # A host whose cards have no MIG. Some services are marked as trusting each other, and one service is not.
     device("l40s", 0, use(8, 0.05, 48)),
     device("l40s", 1, use(8, 0.3, 48)),
     device("l40s", 2, use(8, 0.05, 48)),
@@ -190,7 +190,7 @@ def test_each_layout_is_one_and_the_planner_takes_it(layouts):
         gpus = host_of(host, STATES[host]).gpus
         parsed = parse_layout(layout)
         plan = planner.plan(gpus, targets(parsed, gpus))
-        # If a host has a free GPU, no workload there is disturbed. Each workload can move later.
+        # If a host has a free GPU, the new layout disturbs no workload of the host. Each workload can move later.
         if host == "h100":
             assert plan.changes and not plan.disturbs
 

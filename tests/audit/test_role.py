@@ -169,7 +169,8 @@ def installed(hosts):
 def again(hosts):
     """Repeat the role on hosts with different later runs.
 
-    These are a dry run with another time, a run with that time, a run without changes, and a removal.
+    The later runs are a dry run with another time of the timer, a run with that time, a run without changes, and a
+    removal.
     """
     timed, left = hosts["timed"], hosts["left"]
     before = timed.texts()

@@ -114,7 +114,7 @@ def test_held_is_by_whoever_and_however_many(tmp_path):
         ('gpu:held{%s,kind="slurm"}' % GPU, "0x6"),
         ("gpu:processes{%s}" % GPU, "2x6"),
         ('gpu:processes{host="a",gpu_uuid="GPU-2"}', "0x6"),
-        # The value exists from minute 4 on, or for half of the time.
+        # The series has values from minute 4 on, or for half of the time.
         ('gpu:processes{host="a",gpu_uuid="GPU-3"}', "_ 0 0 0 1 1"),
         ('gpu:held{host="a",gpu_uuid="GPU-3",kind="slurm"}', "_ 0.1 0.1 0.1 0.1 0.1"),
     ]

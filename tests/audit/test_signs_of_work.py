@@ -61,7 +61,8 @@ SIGNS = {
         ({"gpu:process_cpu_seconds_total": "5000+30x6"}, 0.05, None),
         ({"gpu:process_cpu_seconds_total": "5000+3x6"}, 0.005, None),
         ({"gpu:process_cpu_seconds_total": "5000+6000x6"}, 1, None),
-        # The memory is filled and waits. The second case is close to 45 % of the limit, as on a card of 70 W.
+        # The memory is filled and the process waits. In the second case, the power is close to 45 % of the limit, as on
+        # a card of 70 W.
         ({"gpu:power_watts": "130x6"}, 130000 / 1e9, None),
         ({"gpu:power_watts": "36x6", "gpu:power_limit_watts": "70x6"}, 130000 / 1e9, None),
         ({"gpu:busy_ratio": "0.9x6", "gpu:compute_active_ratio": "0.4x6"}, 1, None),
@@ -174,7 +175,7 @@ def test_what_the_whole_gpu_does_is_a_sign_of_instances_that_show_none(tmp_path,
         # The utilization of an instance is reported as 0, although the GPU uses half of its power limit and was idle
         # before: https://github.com/NVIDIA/dcgm-exporter/issues/216
         (80, 350, 700, 0.5, 0.5),
-        # The same for a GPU that is never idle.
+        # The same fault on a GPU that is never idle.
         (350, 350, 700, 0.5, 0.5),
         # 43 % of the limit, and more than 1.5 times the power of the lowest hour: a sign of work, but not enough to
         # call a metric broken.
@@ -223,10 +224,10 @@ WITHOUT_SM = {**STUCK, "gpu:sm_active_ratio": "_x6", "gpu:compute_active_ratio":
     [
         (STUCK, {}, True),
         (STUCK, {"gpu:busy_ratio": "0.99x6"}, True),
-        # The utilization left 99 % once.
+        # The utilization was below 99 % once.
         (STUCK, {"gpu:busy_ratio": "1 1 1 0.98 1 1"}, False),
         (STUCK, {"gpu:busy_ratio": NANS}, False),
-        # A kernel that waits on one of 160 SMs.
+        # A kernel waits on one of 160 SMs.
         (STUCK, {"gpu:sm_active_ratio": "0.006x6"}, False),
         (STUCK, {"gpu:sm_active_ratio": "0 0 0.002 0 0 0"}, False),
         # Idle SM activity is sufficient if the other metrics are idle or missing, and CPU time does not contradict.

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Use by Slurm jobs, users and accounts, with a real Prometheus.
+"""Calculate use by Slurm jobs, users and accounts with a real Prometheus.
 
 The exporter labelled the devices of some jobs, as with dcgm_exporter_hpc_job_mapping_dir.
 """
@@ -22,7 +22,7 @@ HOUR = 3600.0
 
 
 def labelled(*jobs):
-    """Return the exporter's label of the jobs (ID, first hour, last hour)."""
+    """Return the exporter's job label over time, for jobs (ID, first hour, last hour)."""
     return {
         ("gpu:info", "workload", str(job)): lambda hour, first=first, last=last: 1 if first <= hour < last else None
         for job, first, last in jobs
@@ -34,7 +34,7 @@ def course(values):
     return lambda hour: next(value for start, value in reversed(values) if hour >= start)
 
 
-#: GPU 0 runs job 7 and then job 8. GPU 1 is known by no label. Node `mig` has one GPU with one instance.
+#: GPU 0 runs job 7 and then job 8. GPU 1 has no job label. Node `mig` has one GPU with one instance.
 BUSY = {
     **use(8, 0.1),
     "gpu:compute_active_ratio:avg5m": course([(0, 0.1), (20, 0.9)]),
@@ -89,7 +89,7 @@ def test_jobs_get_the_use_of_their_devices(server, begin):
     # A roll-up of five minutes reaches into the next job, so the memory is compared for jobs with no successor.
     assert (found["8"].memory_max_bytes, found["10"].memory_max_bytes) == (70 * GIB, 2 * GIB)
     assert found["9"].used_gpu_seconds is None
-    # The edges may be in an interval with another job.
+    # The first and last interval of a job may contain another job.
     assert found["7"].measured_gpu_seconds == pytest.approx(10 * HOUR, abs=2 * 900)
     totals = {total.name: total for total in audit.usage.accounts}
     assert totals["team-b"].held_gpu_seconds == 30 * HOUR

@@ -28,8 +28,7 @@ def installer_environment() -> dict[str, str]:
 def installer_input(root: Path, check: bool = False, sources: dict[str, str] | None = None, **arguments) -> str:
     """Return the input of the module layout_boot.
 
-    The input includes the command's source files, in the form in which the action plugin sends them to a host that
-    requests them.
+    The input includes the command's source files, as the action plugin sends them to a host.
     """
     sources = read_sources() if sources is None else sources
     known = {"root": str(root), "sources_digest": sources_digest(sources), **arguments}

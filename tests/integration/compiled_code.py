@@ -13,9 +13,9 @@ import sys
 
 
 def keep(folder):
-    """Let zipimport and py_compile read compiled code from this folder.
+    """Make Python's importers cache compiled code in this folder.
 
-    No other user may write to the folder.
+    The folder must not be writable by other users, because Python runs the code in it.
     """
     import importlib.machinery
     import zipimport

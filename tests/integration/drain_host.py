@@ -4,7 +4,7 @@
 
 The stand-ins implement what the module needs from the real commands. molecule/gpu_drain runs the module with the real
 commands. Any call of a stand-in can fail, or can kill its caller after the call. So a test can place a fault between
-any two steps, with any Python version.
+any two steps of the module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tests.integration.simulated_host import module_path
 CLIENTS = {"services": ["dcgm", "api", "idle", "absent"], "slurm": True}
 
 REASON = "openfleet.gpu: clients taken off the GPUs"
-#: The state before a drain. If dcgm is stopped, exporter stops too. api has an active socket.
+#: The state before a drain. If the service dcgm is stopped, the service exporter stops too. The service api has an
+#: active socket.
 BEFORE = {
     "units": {
         "dcgm.service": "active",
@@ -119,10 +120,7 @@ class DrainHost:
         return json.loads(path.read_text()) if path.exists() else []
 
     def fault(self, nth: int | None = None, kind: str = "fail") -> None:
-        """Let one call fail: the nth from now on.
-
-        If no number is given, no call fails.
-        """
+        """Let the nth call from now on fail. If no number is given, no call fails."""
         (self.bin / "calls.json").write_text("[]")
         (self.bin / "fault.json").write_text(json.dumps({"nth": nth, "kind": kind}))
 

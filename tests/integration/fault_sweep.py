@@ -44,7 +44,7 @@ SICK = (
     "NO_PERMISSION",
     "NOT_FOUND",
 )
-#: Higher than the number of calls in any run.
+#: A number of calls that no run reaches.
 _NEVER = 1_000_000
 
 
@@ -264,7 +264,7 @@ class Sweep:
         return said
 
     def _fork(self, run: Callable[[], Any]) -> tuple[int, Any]:
-        """Run `run` in a fork like `_tried`. Return (-9, "") if the fork was killed."""
+        """Call `_tried` in a fork, and return its result, or (-9, "") after a kill."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:

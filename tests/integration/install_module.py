@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module as its action plugin does: first with only the sources' digest.
+"""Run a module as its action plugin does.
 
-If the host requests the sources, run the module again with them.
+The module first gets only the digest of the sources. If the host requests the sources, the module runs again with them.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class LeaseFleet:
         return LeaseHost(self.directory, self.layout, lock_timeout_seconds)
 
     def find(self, number: int, shape: Shape, account: str = "root", gpus: int = 1) -> Booking:
-        """Return the booking of a request, made by the schedule.
+        """Return the booking that the schedule makes for a request.
 
         Call this in a fork.
         """
@@ -140,7 +140,7 @@ class LeaseFleet:
         return schedule.booking(number)
 
     def find_waiting(self, number: int, shape: Shape) -> str:
-        """Return why a request must wait, when the lock is free."""
+        """Wait until the lock is free, and return why a request must wait."""
         while True:
             try:
                 self.find(number, shape)
@@ -193,7 +193,7 @@ class LeaseFleet:
         }
 
     def records(self) -> dict[tuple[str, int], str | None]:
-        """Return the lease of each recorded instance, by its profile and start."""
+        """Return the lease of each recorded instance, by the instance's profile and start."""
         return {(each.profile, each.start): each.lease for each in LeasedRecord(self.directory).read()}
 
     def tenants(self) -> list[str]:

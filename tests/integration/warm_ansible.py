@@ -118,7 +118,7 @@ def close() -> None:
 
 
 def disown() -> None:
-    """Leave these processes to the parent of this fork.
+    """Give up the processes that the parent of this fork started.
 
     Each process ends when no other process has its standard input open.
     """
@@ -152,7 +152,7 @@ def listen(address: str) -> socket.socket:
 def serve(listening: socket.socket, *until: TextIO | int, taken: bytes = b"", begin: Callable | None = None) -> None:
     """Fork for each connection until one of the `until` files ends.
 
-    The bytes `taken` are sent before the run begins. If `begin` is given, it sends them.
+    The bytes `taken` tell the client that its request was accepted. If `begin` is given, `begin` sends them.
     """
     while True:
         ready, _, _ = select.select([listening, *until], [], [])

@@ -116,7 +116,7 @@ def serve(requests: socket.socket) -> None:
 def answer(files: list, become: Callable | None = None) -> None:
     """Run one request in a child of this process, and send its exit status.
 
-    The child calls `become` if it is given, otherwise run().
+    The child calls `become` if it is given, and otherwise `run`.
     """
     connection = socket.socket(fileno=files.pop())
     reader = connection.makefile("rb")

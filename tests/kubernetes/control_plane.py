@@ -33,7 +33,8 @@ _PEER_PORT = 2380
 _PORTS = (10257, 10259, API_PORT, _ETCD_PORT, _PEER_PORT)
 #: Members of this group may do everything.
 ADMINISTRATORS = "system:masters"
-#: The account of roles/gpu_kubernetes/files/rbac.yml. The API server records its requests.
+#: The service account that roles/gpu_kubernetes/files/rbac.yml defines. The API server writes the account's requests to
+#: its audit log.
 ROLE_ACCOUNT = "system:serviceaccount:nvidia-device-plugin:openfleet-gpu"
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The demonstration of `make demo`, after its setup.
+"""Run the demonstration of `make demo`, after the setup.
 
-Starts a bare fleet and runs site.yml on it twice. Compares the result with nvidia-smi and with the metrics in Prometheus.
-Then audits the fleet with a recorded history. Exits with 0 only if the second run changed nothing, every host matches the
-inventory, Prometheus sees the fleet without an alert, and the audit finds the expected problems. The durations are written
-to .lab/times.json for `make bench`. With --kubernetes, a cluster follows (demo_kubernetes.py).
+Starts a bare fleet and runs site.yml on it twice. Compares the result with nvidia-smi and with the metrics in
+Prometheus. Then audits the fleet with a recorded history. Exits with 0 only if the second run changed nothing, every
+host matches the inventory, Prometheus sees the fleet without an alert, and the audit finds the expected problems. The
+durations are written to .lab/times.json for `make bench`. With --kubernetes, a cluster follows (demo_kubernetes.py).
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
 def note_times(temperature: str, total: float) -> None:
     """Save the duration of a demo.
 
-    Only demos that were cold or warm from start to end are saved, because a mix of both is not comparable.
+    A demo is cold if nothing was set up before, and warm if everything was. The duration of any other demo is not
+    comparable, so it is not saved.
     """
     if temperature in ("cold", "warm"):
         times = json.loads(TIMES.read_text()) if TIMES.exists() else {}

@@ -28,7 +28,7 @@ REST = {"gpus": [2, 3], "sharing": "time_slicing", "time_slicing": {"slice": "de
 BEFORE = [KEPT, {"gpus": [1], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]}, REST]
 AFTER = [KEPT, {"gpus": [1], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}, REST]
 POD = "training"
-#: The layout of the node with the DRA driver, before and after the change of its first GPU.
+#: The two layouts of the node with the DRA driver: before and after the change of its first GPU.
 MIXED = [
     KEPT,
     {

@@ -61,7 +61,7 @@ static unsigned long long number_after(const char *text, const char *key, int ba
     return strtoull(found + strlen(key), NULL, base);
 }
 
-/* Return the start time in clock ticks since boot. Together with the pid it identifies a process. */
+/* Return the start time of a process in clock ticks since boot. Together, the pid and this time identify a process. */
 static unsigned long long start_of(int pid) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);

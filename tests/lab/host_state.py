@@ -97,7 +97,7 @@ def main(podman: str, container: str, seconds: float = BOOT_SECONDS) -> int:
         wait_until_started(in_container(podman, container), seconds)
     except HostError as error:
         print(f"{container}: {error}", file=sys.stderr)
-        # Detect a container that restarts again and again.
+        # Print the state of the container, which shows whether it restarts again and again.
         look = [
             "inspect",
             "--type=container",

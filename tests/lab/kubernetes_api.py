@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for a Kubernetes API server, for tests without a cluster.
+"""Serve a stand-in for a Kubernetes API server, for tests without a cluster.
 
 It supports the API calls of kubernetes.core's k8s_info and k8s_json_patch and of the module kubernetes_eviction:
 discovery, one node, its pods, their DaemonSets, and evictions

@@ -29,7 +29,8 @@ if os.environ.get("OPENFLEET_LIMIT", "all") != "all":
 #: The unit that restores a host's layout at boot.
 BOOT_UNIT = "gpu-layout.service"
 
-# For manual runs of pytest: use the podman that tests/lab/prepare configured for this machine.
+# Use the podman that tests/lab/prepare configured for this machine. `make` sets this path itself, but a manual run of
+# pytest does not.
 os.environ["PATH"] = f"{REPOSITORY / '.lab' / 'bin'}:{os.environ['PATH']}"
 
 

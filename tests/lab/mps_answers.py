@@ -21,7 +21,7 @@ Run = Callable[[str], "tuple[int, str]"]
 
 @dataclass
 class Daemon:
-    """A running daemon: the UUIDs of its devices and its default limits.
+    """A running MPS daemon: the UUIDs of its devices and its default limits.
 
     Memory limits are in the daemon's own format.
     """
@@ -64,7 +64,7 @@ def _daemon(run: Run, name: str) -> Daemon:
 
 
 def _settled(answers: Callable[[], list[str]]) -> list[str]:
-    """Return the first response that is not empty and is returned twice in succession.
+    """Return a response that is not empty, once it came twice in succession.
 
     A daemon may return nothing while another client queries it. For example, gpu-layout metrics does so once a minute.
     """

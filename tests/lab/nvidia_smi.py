@@ -142,7 +142,7 @@ def _instances(gpu: ElementTree.Element, devices: dict[int, tuple[str, str]]) ->
     instances: dict[int, GpuInstance] = {}
     for element in gpu.iterfind(".//mig_device"):
         name, uuid = devices[int(element.findtext("index", ""))]
-        # If a compute instance is smaller than its GPU instance, its name starts with its own share: 2c.4g.40gb.
+        # If a compute instance is smaller than its GPU instance, its name starts with its own slices: 2c.4g.40gb.
         profile = re.sub(r"^\d+c\.", "", name)
         instance = instances.setdefault(int(element.findtext("gpu_instance_id", "")), GpuInstance(profile, None))
         instance.compute_instances = sorted([*instance.compute_instances, name])

@@ -72,7 +72,7 @@ _MADE_OF = {"gpu:activity_ratio:max5m": "gpu:busy_ratio"}
 class Subject:
     """A GPU or an instance: the labels of its gpu:info, and its other series.
 
-    Each other series is stored by its name as labels and a value.
+    The other series are stored by name. Each one has labels and a value.
     """
 
     labels: dict[str, str]

@@ -32,7 +32,7 @@ class Ask:
     entry: str = "main"
     #: Roles with their entry points to run instead of the role, in this order.
     steps: tuple[tuple[str, str], ...] = ()
-    #: Run modules in check mode. Only `--check` sets `ansible_check_mode`, for roles that read it.
+    #: Run modules in check mode. Roles that read `ansible_check_mode` need the option `--check` as well.
     check: bool = False
     #: True if the run must fail.
     fails: bool = False

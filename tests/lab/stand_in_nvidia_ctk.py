@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: The mirror's build replaces this text. In the plain file, the version is the latest one.
+#: The mirror's build replaces this text by a version. If the file is used as it is, the version is the latest one.
 VERSION = "{version}" if "{version}"[0].isdigit() else "1.18.2"
 
 NAMES = {
@@ -68,9 +68,10 @@ def mounts() -> list[tuple[str, str]]:
 
 
 def environment() -> list[str]:
-    """Return the identity of this host's boot for simulated GPUs.
+    """Return the variable that identifies this host's boot for simulated GPUs.
 
-    Containers need it because their own first process would be mistaken for another boot (gpusim, boot.c).
+    The simulator identifies a boot by the first process. Without the variable, a container's own first process would
+    look like another boot (gpusim, boot.c).
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     started = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])

@@ -134,7 +134,7 @@ def test_nvidia_smi_prints_its_table(client):
     memory = re.findall(r"(\d+)MiB / +(\d+)MiB", table)
     assert [int(total) for _, total in memory] == MEMORY_MIB
     assert int(memory[0][0]) >= 4096 and re.search(r"300W / +700W", table) and "80%" in table
-    # The last column of each GPU. Three of the GPUs support MIG.
+    # These are the last columns of the GPUs' rows. Three of the GPUs support MIG.
     assert re.findall(r"(Disabled|N/A) \|$", table, re.MULTILINE)[-4:] == ["Disabled"] * 3 + ["N/A"]
 
 
@@ -304,7 +304,7 @@ def test_nvidia_smi_sets_the_time_slice_and_reads_it_back(client):
     for number, name in ((1, "Short"), (2, "Medium"), (3, "Long")):
         client(f"nvidia-smi compute-policy -i 1 --set-timeslice={number}")
         assert time_slices(client) == ["Default", name, "Default", "Default"]
-    # nvidia-smi accepts an invalid value and reports success.
+    # nvidia-smi reports success for an invalid value, and then shows it as Unknown.
     assert "Successfully" in client("nvidia-smi compute-policy -i 1 --set-timeslice=9")
     assert time_slices(client)[1] == "Unknown"
     client("nvidia-smi compute-policy -i 1 --set-timeslice=0 && nvidia-smi compute-policy -i 0 --set-timeslice=3")
@@ -434,7 +434,7 @@ def test_nvtop_draws_all_gpus(client):
 def test_a_restart_of_the_host_is_a_reboot_of_its_gpus(client, client_host):
     client("nvidia-smi -i 0,2 -mig 1 && nvidia-smi mig -i 0 -cgi 9 -C && nvidia-smi -i 3 -c EXCLUSIVE_PROCESS")
     started = client_host.check_output('cut -d" " -f22 /proc/1/stat')
-    time.sleep(1)  # the start time of PID 1 has whole seconds
+    time.sleep(1)  # the start time of PID 1 has whole => x
     client_host.run("systemctl reboot")
     deadline = time.monotonic() + BOOT_SECONDS
     while client_host.run('cut -d" " -f22 /proc/1/stat').stdout.strip() in ("", started):

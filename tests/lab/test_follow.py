@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test services and specifications after a change of devices.
+"""Test that services and CDI specifications follow a change of devices.
 
 The tests need a host after a run of site.yml. systemd, its units and the devices are real, as far as nvidia-smi can
 tell. nvidia-ctk is a stand-in. Its unit has the relevant directives of the toolkit's unit
@@ -79,7 +79,7 @@ class Clients:
         )
 
     def take_gpu_2_apart(self) -> None:
-        """Change the devices without the collection."""
+        """Change the MIG devices of GPU 2 without the collection."""
         self.host.check_output("nvidia-smi mig -i 2 -dci && nvidia-smi mig -i 2 -dgi")
 
     def lists_gpu_2(self) -> list[bool]:
@@ -116,7 +116,7 @@ def clients(lab_host):
 def test_services_list_current_devices(clients):
     assert clients.lists_gpu_2() == [True, True, True]
     clients.take_gpu_2_apart()
-    # Control: neither the specifications nor the service notice the change by themselves.
+    # As a control, check that neither the specifications nor the service notice the change by themselves.
     assert clients.lists_gpu_2() == [True, True, True]
     done = clients.follow("once", "nvidia-dcgm", "openfleet-stopped", "absent.service")
     assert done.rc == 0, done.stderr
@@ -141,7 +141,7 @@ def test_service_that_fails_to_start_is_reported_and_started_by_the_next_run(cli
 
 
 def test_gpu_layout_updates_services_after_changed_devices(clients):
-    """Test the complete command: a change, a second run, and the output of a dry run."""
+    """Run `gpu-layout apply` for a change, a second run, and a dry run."""
     layout = "/etc/openfleet-gpu/layout.json"
     assert (
         clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()[-1].startswith("Done: 0 created")

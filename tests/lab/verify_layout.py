@@ -5,8 +5,8 @@
 
 usage: verify_layout.py [HOST...]     default: all hosts of inventories/simulated. Exits with 1 if a host differs
 
-This program shares no code with the collection that it checks. A tenant's quota is the card's memory size that nvidia-smi
-reports when it runs as the tenant.
+This program shares no code with the collection that it checks. To read a tenant's quota, the program runs nvidia-smi as
+the tenant. The reported memory size is the quota.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ LOADED = [
 
 
 def settings() -> list[object]:
-    """Return the settings that must be equal for two runs to be forks of one process."""
+    """Return the settings of a run. Runs with equal settings can share one process."""
     said = Path(os.environ.get("ANSIBLE_CONFIG", ""))
     files = [
         said,

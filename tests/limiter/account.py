@@ -82,7 +82,7 @@ class Physical:
 
 @dataclass
 class Held:
-    """The allocation that a pointer or an array handle refers to."""
+    """The allocation of a pointer or of an array handle."""
 
     gpu: int
     size: int

@@ -44,8 +44,9 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 def wait_until_read(path: Path) -> None:
     """Wait until the agent has read a file twice.
 
-    At its second read, the agent has finished the actions for the first read. The kernel updates a file's access time
-    only if it is older than the modification time (mount(8), relatime).
+    When the agent reads the file again, it has finished the actions for the first read. A changed access time shows a
+    read. The kernel updates the access time only if it is older than the modification time (mount(8), relatime), so the
+    function sets both times before it waits.
     """
     for _ in range(2):
         os.utime(path, (0, time.time()))
@@ -120,9 +121,9 @@ class Agent:
         self.process.wait(DEADLINE)
 
     def restart(self, lose: bool = False) -> None:
-        """Restart the agent like systemd after a kill.
+        """Restart the agent as systemd does after the agent was killed.
 
-        With `lose`, restart it like `systemctl stop` and `start`: the stored descriptors are dropped.
+        If `lose` is true, the stored descriptors are dropped, as by `systemctl stop` and `start`.
         """
         self.kill()
         if lose:
@@ -147,7 +148,7 @@ class Agent:
 
 
 def spec_of(tenant: Tenant, group: str | None = None) -> VgpuTenant:
-    """Return the gpu_layout entry that matches the tenant's quota."""
+    """Return the tenant's specification that matches its quota."""
     said = [line.split() for line in (tenant.folder / "quota").read_text().splitlines() if not line.startswith("#")]
     words = {line[0]: line[1] for line in said}
     gpus = [line for line in said if line[0] == "gpu"]
@@ -184,7 +185,7 @@ def connected(folder: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def handed(folder: Path) -> Iterator[dict[str, int]]:
-    """Return the descriptors that a client receives, by the line of the answer."""
+    """Return the descriptors that a client receives, by the line that came with them."""
     found: dict[str, int] = {}
     with connected(folder) as connection:
         while True:
@@ -201,7 +202,7 @@ def handed(folder: Path) -> Iterator[dict[str, int]]:
 
 
 class Pause:
-    """A point in simulated time at which the clock stops until the test continues."""
+    """Stop the simulated clock at a time until the test continues."""
 
     def __init__(self, world: World, tenant: Tenant, seconds: float) -> None:
         self._folder = world.folder / f"pause-{len(world.workers)}"

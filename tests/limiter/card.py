@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the memory use of the stub's cards from outside the tested processes.
 
-So tests see whether the limiter allowed too much memory. The file format is that of stub/card.h. Only the stub driver
-writes the numbers, and the limiter cannot access them.
+With these numbers, tests see whether the limiter allowed too much memory. The file format is that of stub/card.h. Only
+the stub driver writes the numbers, and the limiter cannot access them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tenants with one process per GPU, which wait for each other after each step.
+"""Run tenants whose processes, one per GPU, wait for each other after each step.
 
 Data-parallel training has this pattern.
 """

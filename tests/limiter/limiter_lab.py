@@ -281,7 +281,7 @@ class Tenant:
         self.log = root / f"{name}.log"
 
     def in_namespace(self, number: int) -> None:
-        """Make the tenant's next programs believe that they are in this PID namespace."""
+        """Simulate this PID namespace for the programs that the tenant starts next."""
         link = self.root / "proc/self/ns/pid"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)

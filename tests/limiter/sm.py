@@ -111,7 +111,9 @@ class World:
 
 
 def alone(folder: Path, built: Built, percent: int, options: str, **environment: str) -> float:
-    """Return the percentage that a tenant with a fixed share gets without others.
+    """Return the percentage that a tenant gets on an otherwise idle GPU.
+
+    The tenant has a fixed share.
 
     The tenant always has work.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test turnstile pages that programs get from the agent.
 
-The shares are the same as without the agent, and other tenants cannot write to the memory. Programs survive an agent
-that starts, hangs or stops.
+A turnstile is shared memory in which tenants take turns on a GPU. With the agent, tenants get the same shares as
+without it, but cannot write to the pages of other tenants. Programs keep running if the agent starts, hangs or stops.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_a_killed_holder_is_found_out_by_its_lock(world, agent):
 
 
 def test_no_descriptor_stays_open(world, agent):
-    """Keep no descriptor open.
+    """Keep no descriptor of the agent's memory open in the program.
 
     A program may close all descriptors and reuse their numbers.
     """
@@ -150,7 +150,7 @@ def test_gpu_layout_tells_whether_tenants_are_protected(world, agent):
 
 
 def test_memory_that_root_in_a_container_can_write_is_told(world):
-    """Report a kernel that cannot make memory read-only for root in a container."""
+    """Log a message on kernels that cannot keep root in a container from writing."""
     worker, _other = pair(world, HALF_MS)
     (worker.tenant.root / vgpu_files.SHOWN).parent.mkdir(parents=True, exist_ok=True)
     ShownFile(worker.tenant.root).write([ShownSeat(world.card.uuid(), 0, False, b"")])

@@ -58,9 +58,9 @@ def test_truncating_the_file_ends_no_program(world, agent):
 
 
 def test_a_page_without_its_name_keeps_no_later_process_out(world, agent):
-    """Forge a file header so that later processes would not use the page.
+    """Forge a file header that would make later processes ignore the page.
 
-    Each of these processes would then get the full share of the tenant.
+    Each process that ignores the page would get the full share of the tenant.
     """
     first, second = pair(world, f"{HALF_MS} --seconds 5")
     late = world.worker(second.tenant, f"{HALF_MS} --start 2 --seconds 3")
@@ -103,10 +103,7 @@ def test_a_hostile_write_into_the_own_page_costs_the_neighbour_a_moment(world, a
 
 
 def test_without_a_lock_on_the_file_a_process_takes_turns_all_the_same(world, agent):
-    """Check two cases:
-
-    another tenant holds all locks on the file, or the file is missing.
-    """
+    """Take turns although another tenant holds all locks, or the file is missing."""
     workers = pair(world, f"{HALF_MS} --seconds 5")
     file_of(world).unlink()
     agent.start()
@@ -167,7 +164,10 @@ def shown_at(state: Path) -> int:
 
 
 def test_what_is_shown_fits_where_tenants_have_filled_the_rest(world, agent):
-    """Rewrite the file in place, without letting it grow."""
+    """Write the readable file although tenants have filled the file system.
+
+    The agent rewrites the file in place, and the file does not grow.
+    """
     (worker, _other) = pair(world, HALF_MS)
     agent.start()
     state = worker.tenant.root / vgpu_files.STATE
@@ -207,13 +207,13 @@ def test_a_tenant_that_reads_nothing_keeps_no_other_from_its_turnstile(world, ag
 
 
 class Stopped(Exception):
-    """Raised to stop an agent that runs in this process."""
+    """The exception that stops an agent that runs in this process."""
 
 
 def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
     """Limit the unread answers to one user who connects to the sockets of all tenants.
 
-    Tenants without a group accept this user. Descriptors in unread answers count against the agent's own limit.
+    Tenants without a group accept every user. Descriptors in unread answers count against the agent's own limit.
     """
     tenants = [worker.tenant for worker in pair(world, HALF_MS)]
     monkeypatch.setattr(vgpu_agent, "_MOST_ON_THEIR_WAY", 24, raising=False)
@@ -245,7 +245,7 @@ def test_unread_answers_of_all_tenants_together_are_bounded(world, monkeypatch):
 
 @pytest.mark.parametrize("errors", [1, 7], ids=["one error", "many errors"])
 def test_tenants_that_are_gone_before_the_answer_flood_no_journal(world, monkeypatch, errors):
-    """Alternate two tenants' sockets and errors.
+    """Limit the log entries about errors that alternate between two tenants' sockets.
 
     A log entry for one tenant must not reset the limit for the other tenant.
     """
@@ -336,7 +336,7 @@ def test_a_container_reaches_its_own_tenants_socket_and_no_other(world, agent):
         assert own_page(world, found, 1)
 
 
-#: Prints what a container can see, and the errors that its attacks get.
+#: A program that prints what a container can see, and the errors of its attacks.
 LOOK = """
 import array, ctypes, fcntl, json, mmap, os, socket, struct, sys
 folder = sys.argv[1]

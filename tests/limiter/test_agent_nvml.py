@@ -24,7 +24,7 @@ from tests.limiter.test_contexts import COST, OUT_OF_MEMORY, QUOTA, client, crea
 from tests.limiter.test_region import NONCE, PID, SLOT_SIZE, SLOTS, region
 from tests.limiter.test_report import settled
 
-#: If the agent writes no report for this time, agent_report.c considers the agent stopped.
+#: Time without a report after which agent_report.c considers the agent stopped.
 SILENT_NS = 5 * 10**9
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child")
 
@@ -99,7 +99,8 @@ def test_contexts_in_a_container_count(speaking: Agent, tenant: Tenant, tmp_path
 def test_a_context_of_a_process_that_calls_nothing_more_counts(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
     """Charge the first context of a process that makes no further call.
 
-    Without a call, the process does not check its usage itself. The size of its first context was not known in advance.
+    The size of the first context is not known in advance. A process checks its own usage only during calls, so the
+    agent must charge the context.
     """
     with in_container(tenant, tmp_path), client(tenant) as other:
         assert settled(other, QUOTA - 2 * COST) == (QUOTA - 2 * COST, QUOTA)
@@ -161,7 +162,7 @@ def test_no_program_asks_nvml_while_the_agent_does(speaking: Agent, tenant: Tena
             program.free(program.alloc(MIB))
             silent_ns = max(silent_ns, time.monotonic_ns() - spoke)
             spoke = written_ns(tenant)
-        # On a very busy machine, the agent may be silent for this long. Then programs query NVML themselves.
+        # On a very busy machine, the agent may write no report for SILENT_NS. Then programs query NVML themselves.
         assert not asks_nvml(program) or silent_ns > SILENT_NS
         speaking.kill()
         until = time.monotonic() + DEADLINE

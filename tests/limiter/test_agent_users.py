@@ -54,9 +54,9 @@ def test_no_number_of_users_keeps_others_from_seeing(tmp_path, built, monkeypatc
 
 
 def test_a_file_that_a_tenant_sends_is_refused(tmp_path, built):
-    """Refuse the file:
+    """Refuse a file that a tenant sends to the agent.
 
-    a tenant can delay the close of its file, which blocks the agent.
+    A tenant can delay the closing of its file, which would block the agent.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         if not passed_files.refuse(probe):

@@ -1,9 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the library file:
-
-its exports and dependencies, with various compiler flags.
-"""
+"""Test the exports and dependencies of the library with various compiler flags."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def output(*command: object) -> str:
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
 
 
-#: The role's flags, and some that a distribution or a developer may use.
+#: The compiler flags of the role, and flags that a distribution or a developer may use.
 USUAL, OTHERS = "-O2 -g", ("-O2 -s", "-O1 -g", "-O3 -flto -s")
 
 
@@ -127,7 +124,7 @@ def test_it_limits(library: Path, tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("name", ["dlsym", "dlvsym"])
 def test_a_search_ends_in_a_jump(library: Path, name: str) -> None:
-    """Hide the library from the C library when dlsym searches.
+    """Jump to the C library's dlsym, which then does not see the limiter as caller.
 
     RTLD_NEXT searches the libraries after the caller's library.
     """

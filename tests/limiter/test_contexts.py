@@ -98,7 +98,7 @@ def test_what_the_driver_refuses_is_not_charged(tenant: Tenant) -> None:
 
 
 def test_where_nvml_does_not_know_the_process_the_reservation_stays(tenant: Tenant) -> None:
-    """Test a container's PID namespace, in which NVML does not know the process's pid."""
+    """Keep the reservation in a PID namespace in which NVML does not know the process."""
     tenant.quota(3 * COST)
     with client(tenant) as outside:
         assert create(outside) == 0
@@ -112,7 +112,10 @@ def test_where_nvml_does_not_know_the_process_the_reservation_stays(tenant: Tena
 
 
 def test_what_is_learned_is_the_least_that_was_seen(tenant: Tenant) -> None:
-    """Reserve the lowest cost, although one process has large modules."""
+    """Reserve the lowest cost of a context that was seen.
+
+    One process has large modules, so its cost is higher.
+    """
     tenant.quota(QUOTA)
     with client(tenant, cost=900 * MIB) as large:
         assert create(large) == OUT_OF_MEMORY

@@ -21,7 +21,8 @@ def test_time_is_paid_for_at_the_share(library, percent):
 def test_idle_time_saves_no_more_than_a_tenth_of_a_second(library):
     long_idle = library.turnstile_charge(0, NOW, NOW, MS, 50, 600 * SECOND)
     assert long_idle == NOW - 100 * MS + 2 * MS
-    # Work is charged from the time at which it was requested. So the time since then has already paid for it.
+    # Work is charged from the time of its request. The credit that the tenant has earned since then already pays for
+    # the work.
     assert library.turnstile_charge(0, NOW - SECOND, NOW, MS, 50, 600 * SECOND) == NOW - SECOND - 98 * MS
 
 

@@ -83,9 +83,9 @@ def test_other_names_are_found_as_without_us(answers: object) -> None:
 
 
 def test_at_another_path_and_under_another_name(answers: object, tenant: Tenant, tmp_path: Path) -> None:
-    """Load the library from another folder and by a relative path.
+    """Load the library from another folder, by a relative path and a versioned name.
 
-    Its name is the versioned name of an upgrade.
+    Upgrades install the library with a versioned name.
     """
     for copy in (tmp_path / "vgpu" / f"{LIBRARY}.1.2.3", tmp_path / "x.so"):
         copy.parent.mkdir(exist_ok=True)

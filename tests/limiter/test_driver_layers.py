@@ -25,8 +25,8 @@ TAKES = re.compile(
     "Alloc|Array.*Create|CtxCreate|GreenCtx|Launch|Import|Export|Register|Instantiate|Load|LinkCreate|Multicast"
     "|LogicalEndpoint|MemMap|MemPool|Batch|Fabric|External|Memset|Memcpy|Ipc|ConditionalHandle|SmResource"
 )
-#: Functions that match TAKES but are not intercepted, and the row of docs/vgpu-enforced.md that explains why. The first
-#: match counts.
+#: Functions that match TAKES but are not intercepted, each with the row of docs/vgpu-enforced.md that gives the reason.
+#: If several patterns match a function, the first one counts.
 REASONS = {
     "^cuMem(Alloc)?Host|^cuMemFreeHost": "pinned host memory",
     "External|^cuGraphics|^cuGL|^cuVDPAU|EGL": "memory of graphics APIs",

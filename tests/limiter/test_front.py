@@ -48,7 +48,10 @@ def test_who_opens_the_drivers_file_itself_passes_the_front_by(tenant: Tenant, w
 
 @pytest.mark.parametrize("preload", [True, False])
 def test_a_program_that_is_linked_with_the_driver(tenant: Tenant, preload: bool) -> None:
-    """Search names in the front first, and then in the driver."""
+    """Run a program that is linked with the driver, and loads the front instead.
+
+    Names are searched in the front's dependencies: first in the limiter, then in the driver.
+    """
     linked = tenant.built.program("linked", f"-L{tenant.built.stub}", f"-l:{FRONT}")
     tenant.quota(MIB)
     for size, result in ((MIB, "0"), (MIB + 1, "2")):
@@ -62,7 +65,8 @@ def test_a_program_that_is_linked_with_the_driver(tenant: Tenant, preload: bool)
         found = dict(line.split(": ", 1) for line in done.stdout.splitlines())
         assert (done.returncode, found["linked"]) == (0, result), done.stderr
         assert found["default"] == found["the driver's"] == LIBRARY
-        # The stub's file is also called FRONT. The function is from the stub, because the front has no functions.
+        # The stub's file is also called FRONT. The function must come from the stub, because the front itself has no
+        # functions.
         assert found["the driver's cuInit"] == FRONT
 
 
@@ -76,7 +80,10 @@ print(sum(address(front, name) == address(driver, name) for name in names), len(
 
 
 def test_each_name_that_is_not_intercepted_is_the_drivers_own(tenant: Tenant) -> None:
-    """Use any names that the driver exports, because the front has no list of names."""
+    """Find the driver's function for each name that the limiter does not hook.
+
+    The front has no list of names, so the driver may export any names.
+    """
     listed = subprocess.run(
         ["nm", "-D", "--defined-only", tenant.built.stub / FRONT], capture_output=True, text=True, check=True
     )
@@ -103,7 +110,7 @@ print(*(bool(libc.dlsym(front._handle, name)) for name in (b"cuInit", b"cuMemAll
 
 
 def test_a_name_that_the_driver_lacks_is_not_found(tenant: Tenant, tmp_path: Path) -> None:
-    """Return nothing for a name that only the limiter has, and not this old driver.
+    """Return nothing for a name that the limiter has, but this old driver lacks.
 
     Programs use dlsym to detect features of the driver.
     """

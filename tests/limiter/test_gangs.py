@@ -40,7 +40,7 @@ def test_processes_that_wait_for_each_other_get_their_share(tmp_path, built, gan
 
 
 def test_tenants_do_not_stay_crossed(tmp_path, built):
-    """Kernels are as long as a turn.
+    """Run kernels that are as long as a turn.
 
     At the start, each tenant has one of the two GPUs that both use. Some runs used to stay in this state: each tenant
     ran beside the other's work, learned wrong kernel lengths from it, and used up its credit on one GPU first. The mean
@@ -57,11 +57,11 @@ def test_tenants_do_not_stay_crossed(tmp_path, built):
 
 
 def test_a_process_goes_along_where_only_its_gpu_lacks_credit(tmp_path, built):
-    """Admit a process if only its GPU has too little credit.
+    """Admit a process if only its own GPU has too little credit.
 
-    The GPU has 50 ms less credit than the tenant's GPUs may differ by. The tenant's other GPU works and waits for it.
-    An earlier version admitted the process only when the other GPU's work was late. Steps then took twice as long, and
-    another tenant got a turn on one GPU.
+    The credit of this GPU is 50 ms below the allowed difference between the tenant's GPUs. The tenant's other GPU has
+    work, which waits for this GPU. An earlier version admitted the process only when the other GPU's work was late.
+    Steps then took twice as long, and another tenant got a turn on one GPU.
     """
     world = World(tmp_path, built, gpus=2, **LATE)
     tenant = world.tenant(90)

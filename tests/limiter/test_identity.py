@@ -71,9 +71,10 @@ def test_the_mounted_quota_holds_whatever_the_variable_says(tenant: Tenant, othe
 
 @pytest.mark.parametrize("variables", [{}, {"OPENFLEET_VGPU": "nobody"}, {"OPENFLEET_VGPU_ROOT": "/nowhere"}])
 def test_an_empty_environment_in_a_container(tenant: Tenant, variables: dict[str, str]) -> None:
-    """Use /etc/ld.so.preload for programs without the tenant's variables.
+    """Limit programs that start without the tenant's environment variables.
 
-    Examples are programs of docker exec, sshd, cron and env -i.
+    The limiter's library is in /etc/ld.so.preload, so that programs started by docker exec, sshd, cron or env -i load
+    it, too.
     """
     tenant.quota(8 * MIB)
     with client_in_container(tenant, **variables) as client, tenant.client() as outside:
@@ -142,7 +143,7 @@ def test_a_mounted_folder_without_a_quota(tenant: Tenant, content: str | None) -
 
 
 def test_programs_of_no_tenant_look_once(tenant: Tenant) -> None:
-    """Count the calls of a program without a tenant: one failed open of a folder."""
+    """Open only one folder, once, in a program without a tenant."""
     strace = subprocess.run(["which", "strace"], capture_output=True, text=True, check=False).stdout.strip()
     if not strace:
         pytest.skip("no strace")

@@ -145,7 +145,7 @@ def test_an_include_of_a_higher_layer_is_found(tmp_path: Path, file: str, text: 
 
 
 def test_a_circle_is_found(tmp_path: Path) -> None:
-    """One cycle has only headers, and one has another component's source file."""
+    """Find a cycle of headers, and a cycle through another component's source file."""
     texts = {
         "base/a.h": '#ifndef A\n#define A\n#include "base/b.h"\n#endif\n',
         "base/b.h": "",

@@ -122,9 +122,9 @@ GIVEN, LONG, NOT = range(3)
 
 @pytest.fixture
 def watched(library):
-    """Return the views that a tenant and another tenant have of one turnstile.
+    """Return two views of one turnstile: of its tenant, and of another tenant.
 
-    The memory is sealed. The tenant's view is writable, and the other view is read-only.
+    The memory is sealed. The first view is writable, and the second one is read-only.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = c_void_p
@@ -160,13 +160,13 @@ def test_who_waits_for_a_lease_is_woken_when_it_is_given_back(library, watched):
     waiter.start()
     while len(results) < 3:
         time.sleep(0.001)
-    library.turnstile_give(own, 3, 8)  # The holder is 7, so 8 cannot give the lease back.
+    library.turnstile_give(own, 3, 8)  # Process 7 holds the lease, so process 8 cannot give it back.
     count = len(results)
     while len(results) < count + 3:
         time.sleep(0.001)
     library.turnstile_give(own, 3, 7)
     waiter.join(60)
-    # NOT is possible too, because the waiter may have been between two sleeps.
+    # The result NOT is possible too, because the waiter may have been between two sleeps.
     assert results[-1] in (GIVEN, NOT)
     assert set(results[:-1]) == {LONG}, "it sleeps, and never for long"
 

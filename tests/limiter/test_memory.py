@@ -104,7 +104,7 @@ def test_freed_twice_it_is_given_back_once(tenant: Tenant, kind: str) -> None:
 
 
 def test_a_pitch_is_known_only_afterwards(tenant: Tenant) -> None:
-    """Refuse rows after the allocation, when their pitch is known.
+    """Refuse an allocation of rows once their pitch is known.
 
     Width times height is within the quota, but pitch times height is not. The memory is freed and is not reported.
     """
@@ -168,9 +168,9 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_format_comes_to(tenant: Tenant, name: str) -> None:
-    """Expect the stub's error for these formats.
+    """Expect the stub's own error for arrays of these formats within the quota.
 
-    If the size is above the quota, the call is refused before it reaches the stub.
+    If the size is above the quota, the limiter refuses the call before it reaches the stub.
     """
     number, channels, bits = FORMATS[name]
     size = int(64 * 64 * bits / 8)
@@ -223,10 +223,7 @@ def test_two_mappings_and_one_unmap_of_several(tenant: Tenant) -> None:
 
 
 def test_a_handle_that_was_got_back_from_an_address(tenant: Tenant) -> None:
-    """Get the handle of an address in the middle of the mapping.
-
-    The first handle was released before.
-    """
+    """Release the handle, and get it again from an address in the mapping."""
     tenant.quota(STEP)
     with tenant.client() as client:
         handle = physical(client, STEP)
@@ -271,9 +268,9 @@ def test_what_a_pool_keeps_without_need_makes_room(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("own_pool", [False, True])
 def test_what_is_used_of_a_pool_is_no_room_for_more(tenant: Tenant, own_pool: bool) -> None:
-    """Refuse 3 GiB if a pool of 7 GiB is fully in use.
+    """Refuse 3 GiB while a pool of 7 GiB is fully in use.
 
-    The limiter knows this without a call to the card.
+    The limiter refuses the request without a call to the card.
     """
     tenant.quota(8 << 30)
     with tenant.client(STUB_POOL_GROWTH="0") as client:
@@ -347,7 +344,7 @@ def test_gpus_are_told_by_uuid(pair: Tenant) -> None:
 
 
 def test_the_memory_is_its_own_devices(pair: Tenant) -> None:
-    """Use the device of the properties or the stream, and not that of the context."""
+    """Charge memory to the device of the properties or stream, not of the context."""
     second = data(account.on_device(1))
     with pair.client(STUB_POOL_GROWTH="0") as client:
         handle = client.ok("cuMemCreate", OUT, 4 * STEP, second, 0)[0]
@@ -462,9 +459,10 @@ def test_managed_memory_counts_again_when_the_quota_says_so(tenant: Tenant) -> N
 
 
 def test_what_nvml_says_of_managed_memory_is_not_charged(tenant: Tenant) -> None:
-    """Ignore NVML's total of a process, because it includes managed memory.
+    """Ignore NVML's total of a process with managed memory, which the total includes.
 
-    When the second client's memory has been charged from NVML, the first client has been queried too.
+    One NVML query returns both clients. When the second client's memory is charged, the first client's total is known
+    too.
     """
     context = {"STUB_CONTEXT_BYTES": str(10 * MIB)}
     with_managed(tenant, "oversubscribed")

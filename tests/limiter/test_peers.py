@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test how a process interprets the tenant's work on another GPU.
 
-The process decides two things: whether the other GPU has received more work, and whether this work waits for its own
-GPU.
+A process decides whether the other GPU has received more work. It also decides whether that work waits for the
+process's own GPU.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def looks(build_folder: Path) -> Looks:
 
 
 def test_one_idle_moment_does_not_change_what_is_even(looks):
-    """Check one idle moment: a launch of the other GPU's step is still pending.
+    """Check that one idle moment does not change which counts are equal.
 
-    After this launch, both GPUs have received the same work.
+    A launch of the other GPU's step is still pending. After this launch, both GPUs have received the same work.
     """
     (_, _, (even, _), (behind, _)) = looks(
         Look(0, own=4, peers=4, state="idle"),
@@ -66,7 +66,7 @@ def test_one_idle_moment_does_not_change_what_is_even(looks):
 
 
 def test_counts_that_begin_apart_are_even(looks):
-    """Join other programs, whose earlier launches are in the seats."""
+    """Treat counts as equal although the seats count launches of earlier programs."""
     assert looks(
         Look(0, own=0, peers=37, state="idle"),
         Look(20, own=1, peers=38, state="works"),

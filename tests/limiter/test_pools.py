@@ -43,7 +43,7 @@ def prepared(client: Client, wait: str) -> tuple:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_what_an_idle_process_gave_back_is_there_for_others(tenant: Tenant, wait: str) -> None:
-    """Let other processes use the memory at once.
+    """Let other processes use memory at once that an idle process has released.
 
     These processes used to be refused, although the card was empty. The refusals ended when the idle process made a
     call that allocates or frees.
@@ -110,8 +110,8 @@ sys.stdin.readline()
 def test_who_waits_for_the_gpu_waits_for_no_other_thread(tenant: Tenant, tmp_path: Path) -> None:
     """Wait for the GPU while an allocation of another thread is in the driver.
 
-    This allocation may wait for the next call of the waiting thread. When all is done, the memory that the pools
-    released no longer counts.
+    The allocation may depend on the next call of the waiting thread, so neither may wait for the other. At the end,
+    memory that the pools released no longer counts.
     """
     tenant.quota(QUOTA)
     grown = tmp_path / "grown"

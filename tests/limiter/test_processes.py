@@ -190,7 +190,10 @@ def test_a_child_from_before_cuda_is_a_process_of_its_own(tenant: Tenant, tmp_pa
 
 
 def test_threads_of_a_process_without_a_context(tenant: Tenant) -> None:
-    """cuMemCreate needs no context, because its arguments name the device."""
+    """Call cuMemCreate in threads without a context.
+
+    The function needs no context, because its arguments name the device.
+    """
     tenant.quota(4 * MIB)
     properties = "@" + "01000000 00000000 01000000 00000000".replace(" ", "") + "00" * 16
     with tenant.client(start=False) as client:

@@ -90,7 +90,7 @@ def test_unknown_keys_are_passed_over_and_logged(tenant: Tenant) -> None:
     ],
 )
 def test_what_is_not_understood(tenant: Tenant, old: str, new: str, line: int, says: str) -> None:
-    """Check a first quota file that cannot be parsed: the limiter is passive.
+    """Limit nothing if the first quota file cannot be parsed.
 
     The log names the file, the line and the error.
     """

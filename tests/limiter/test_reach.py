@@ -87,7 +87,10 @@ def test_a_library_that_links_with_the_driver_is_held(tenant: Tenant) -> None:
 
 
 def test_the_full_version_file_is_held(tenant: Tenant) -> None:
-    """Open the driver by a path to its versioned file, which has the same soname."""
+    """Limit a program that opens the driver's versioned file.
+
+    The file has the same soname as the driver.
+    """
     full = tenant.root / "libcuda.so.580.82.07"
     shutil.copy(tenant.built.stub / "libcuda.so.1", full)
     assert answer(tenant, "dlsym", full) == HELD

@@ -88,7 +88,7 @@ def test_what_is_in_it(tenant: Tenant) -> None:
 
 
 def test_the_peak_is_of_what_was_there(tenant: Tenant) -> None:
-    """Record a peak without refused calls and without sizes that a pool only tries.
+    """Leave refused calls, and growth that a pool only tries, out of the peak.
 
     The peak includes memory that was allocated before.
     """
@@ -166,9 +166,9 @@ def test_signals_do_not_hide_that_the_holder_is_dead(tenant: Tenant) -> None:
 
 
 def test_a_lock_of_the_slots_earlier_process_is_nobodys(tenant: Tenant) -> None:
-    """Take over a lock of the slot's earlier process.
+    """Take over a lock of an ended process whose slot another process now has.
 
-    A new process has the slot, and it does not hold the lock.
+    The new process does not hold the lock.
     """
     tenant.quota(8 * MIB)
     with tenant.client() as first:
@@ -196,9 +196,9 @@ def test_a_lock_that_names_nobody(tenant: Tenant, word: int) -> None:
 
 @pytest.mark.parametrize("what", ["missing", "forbidden", "foreign", "newer", "a folder"])
 def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str) -> None:
-    """Refuse every allocation.
+    """Refuse every allocation if the tenant has no region.
 
-    Separate quotas per process would not limit the tenant.
+    Without the shared region, each process would have its own quota, which would not limit the tenant.
     """
     tenant.quota(8 * MIB)
     if what == "missing" or what == "a folder":
@@ -229,7 +229,7 @@ def test_without_a_region_every_allocation_is_refused(tenant: Tenant, what: str)
 def test_a_full_run_ends_no_program(tenant: Tenant, tmp_path: Path, room: str, shared: bool, size: int) -> None:
     """Start a program while /run has no space for the region.
 
-    The program is refused memory, and gets no signal at the first access.
+    The program's allocations fail, but the program gets no signal when it first accesses the region.
     """
     tenant.quota(8 * MIB)
     script, run = tmp_path / "client", tenant.root / "run"
@@ -284,9 +284,9 @@ def test_places_of_gpus_are_used_again_when_nobody_knows_them(tenant: Tenant) ->
 
 
 def test_when_all_places_are_taken(tenant: Tenant) -> None:
-    """Fill all slots: the tenant has 1024 processes that use CUDA.
+    """Refuse memory to a process if 1024 other processes have all slots.
 
-    The next one gets no memory, and the log has the reason.
+    The log has the reason.
     """
     tenant.quota(8 * MIB)
     with tenant.client() as client:

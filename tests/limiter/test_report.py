@@ -200,7 +200,8 @@ def test_where_nvml_names_nobody_only_calls_count(tenant: Tenant) -> None:
         STUB_CONTEXT_BYTES=str(10 * MIB)
     ) as named:
         hidden.alloc(MIB)
-        # When the client that NVML lists is charged, the client that it hides has been queried too.
+        # One query covers both clients. When the client that NVML lists is charged, the hidden client has been queried
+        # too.
         assert settled(named, 53 * MIB) == (53 * MIB, 64 * MIB)
         assert hidden.memory() == (53 * MIB, 64 * MIB)
 
@@ -287,7 +288,7 @@ def test_memory_of_unknown_size_is_counted_once_during_an_nvml_query(
             process.stdin.flush()
             call = opened(grown)
             os.close(nvml)
-            time.sleep(0.3)  # This time is enough for NVML's result, which must not be used before the call ends.
+            time.sleep(0.3)  # Give the NVML query time to end. Its result must not be used before the driver call ends.
             os.close(call)
             out, _ = process.communicate(timeout=DEADLINE)
         finally:
@@ -321,7 +322,10 @@ print(free.value)
 
 
 def test_memory_that_comes_and_goes_while_nvml_is_asked_is_not_the_contexts(tenant: Tenant, tmp_path: Path) -> None:
-    """Ignore memory that is charged neither before nor after the query of NVML."""
+    """Do not count short-lived memory in NVML's report as memory of the context.
+
+    The memory is allocated and freed while NVML is queried.
+    """
     tenant.quota(64 * MIB)
     asked, answered = tmp_path / "asked", tmp_path / "answered"
     for fifo in (asked, answered):

@@ -142,7 +142,7 @@ def test_errors_of_the_driver_stay_its_own(tenant: Tenant) -> None:
 
 
 def test_either_form_of_the_resolver_gives_either_form(tenant: Tenant) -> None:
-    """Request both forms of cuGetProcAddress from both forms.
+    """Request both forms of cuGetProcAddress through each of the two forms.
 
     Programs of CUDA 11.3 to 11.8 use the form with four arguments.
     """

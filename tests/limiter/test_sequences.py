@@ -39,7 +39,8 @@ processes = st.integers(0, 1)
 gpus = st.integers(0, 1)
 steps = st.integers(1, 24)
 picks = st.integers(0, 1 << 16)
-# A size in bytes, or an offset from the free memory: 0 just fits, 1 is one byte too large, and -1 leaves one byte.
+# A size in bytes, or an offset that is added to the free memory. Offset 0 is all free memory, 1 is one byte too much,
+# and -1 leaves one byte.
 sizes = st.one_of(st.integers(1, 64 * MIB), st.integers(1, 4096), st.sampled_from([("room", d) for d in (-1, 0, 1)]))
 
 

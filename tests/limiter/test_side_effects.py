@@ -115,7 +115,7 @@ def test_programs_without_cuda_do_not_notice(tenant: Tenant) -> None:
 
 
 def test_a_program_may_close_every_descriptor(tenant: Tenant) -> None:
-    """Close every descriptor, as daemons do.
+    """Close every descriptor in a program, as daemons do.
 
     The limiter must still consider the process alive.
     """

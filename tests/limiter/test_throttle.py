@@ -76,7 +76,7 @@ def test_streams_threads_and_waiting_in_between_make_no_difference(tmp_path, bui
 
 
 def test_a_gap_on_the_host_is_not_counted_as_busy(tmp_path, built):
-    """Delay nothing: half a millisecond of work in every 4.5 ms is below the share.
+    """Delay nothing if half a millisecond of work in every 4.5 ms is below the share.
 
     The use is 11 percent.
     """
@@ -153,9 +153,9 @@ def test_a_capture_goes_on_undisturbed_while_another_stream_is_held_back(world):
     ],
 )
 def test_short_kernels_of_known_length_are_sampled(world, options, kernel):
-    """Limit driver calls to two per launch, because they cost host time.
+    """Make at most two driver calls per launch of short kernels.
 
-    The limit applies if as many launches fit into half a millisecond.
+    Driver calls cost host time. The test has kernels of which many fit into half a millisecond.
     """
     worker = world.worker(world.tenant(30), f"--kernel {kernel} {options} --seconds 3")
     world.run()
@@ -179,7 +179,10 @@ def test_launches_in_per_thread_streams_are_sampled(world, threads):
 @pytest.mark.parametrize("often", [400, 5000])
 @pytest.mark.parametrize(("short", "long"), [(10000, 100000), (10000, 1000000), (100000, 2000000)])
 def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path, built, short, long, often):
-    """Charge the known length of a kernel until a timed launch shows another length."""
+    """Charge the new length of a kernel as soon as a timed launch shows it.
+
+    Until then, the known length is charged.
+    """
     share = alone(tmp_path, built, 40, f"--kernel steps_{short}_{long}_{often} --seconds 15")
     assert share == pytest.approx(40, abs=POINTS)
 
@@ -288,7 +291,7 @@ def test_a_dozen_contexts_on_a_gpu_are_all_held_back(tmp_path, built):
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_what_cannot_be_measured_is_paid_for_by_estimate(tmp_path, built, every):
-    """Charge the estimate for an unknown kernel. The kernel takes as long: 2 ms."""
+    """Charge the estimate of 2 ms for an unknown kernel, which takes 2 ms."""
     share = alone(tmp_path, built, 30, "--kernel 2000000 --seconds 5", STUB_RECORDS_FAIL=str(every))
     assert share == pytest.approx(30, abs=POINTS)
 
@@ -333,7 +336,7 @@ def test_kernels_that_wait_for_later_ones_do_not_hang(world):
 
 
 def test_who_waits_for_its_turn_sleeps(world):
-    """Sleep until the turn.
+    """Sleep until the process's turn, without polling.
 
     Polling every tenth of a millisecond would wake a thread thousands of times.
     """
@@ -529,9 +532,9 @@ def test_a_new_share_takes_effect_on_a_running_process(world, before, after):
 
 
 def test_a_share_of_100_needs_no_seat_and_touches_none(world):
-    """Stop throttling the GPU of a running process.
+    """Raise the share of a running process to 100 percent, which ends throttling.
 
-    In the turnstile, only the seat that the process left remains.
+    The process no longer uses its seat in the turnstile.
     """
     tenant = world.tenant(30)
     worker = world.worker(tenant, f"{HALF_MS} --seconds 6 {replace_quota(tenant, 'sm 30 seat 0', 'sm 100')}")

@@ -111,7 +111,7 @@ def test_a_renamed_tenant_is_shown_once_with_the_processes_of_both_names(top, te
             assert (shown["name"], shown["problem"]) == ("tenant-b", None)
             assert {process["pid"] for process in shown["processes"]} == {one.pid, two.pid}
             assert shown["gpus"][0]["used_bytes"] == 300 * MIB
-            # In the second pass of the loop, the earlier name no longer exists.
+            # The loop runs twice. In its second pass, the earlier name no longer exists.
             (tenant.folder / "quota").unlink(missing_ok=True)
             (tenant.folder / "alias_of").unlink(missing_ok=True)
 
@@ -143,7 +143,7 @@ def test_a_process_of_another_pid_namespace_is_found_by_its_pid_here(top, tenant
 
 
 def test_the_share_that_a_tenant_had_is_told_from_two_looks(top, tenant):
-    """Check that a share is shown, and 0 afterwards.
+    """Check that vgpu-top shows a tenant's share, and 0 after the tenant has stopped.
 
     The exact share depends on the machine.
     """

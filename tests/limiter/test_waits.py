@@ -96,7 +96,7 @@ def asked(tenant: Tenant) -> int:
 
 
 def test_looking_at_the_memory_asks_only_for_those_who_have_some(crowded: Tenant) -> None:
-    """Make one kernel call for each process that holds memory, and none for others."""
+    """Test the lock of each process that holds memory, and of no other process."""
     with traced(crowded) as client:
         for _ in range(20):
             assert client.memory() == (8 * MIB, 8 * MIB)
@@ -131,7 +131,7 @@ def test_nobody_waits_for_who_looks_for_the_dead(crowded: Tenant, call: tuple) -
 # --- another tenant's lease, with the clock and the kernel of this machine ---
 
 FUTEX, FUTEX_WAKE = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine), 1
-NEIGHBOUR = 4096 << 48  # An ID of a process that cannot be checked for being alive.
+NEIGHBOUR = 4096 << 48  # A process ID without a lock, so that the process always counts as alive.
 
 
 class Neighbour:

@@ -81,7 +81,7 @@ class Doubt(Structure):
 
 
 class View(Structure):
-    """The view of a turnstile that a process has."""
+    """The C structure with which a process accesses a turnstile."""
 
     _fields_ = (
         ("seats", POINTER(Seat) * SEATS),

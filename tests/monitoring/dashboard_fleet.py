@@ -134,7 +134,7 @@ def series():
 
 
 def _activity(one):
-    """Return the device's highest sign of work in five minutes, as a function.
+    """Return a function for the device's highest sign of work in five minutes.
 
     The function takes seconds since the start.
     """

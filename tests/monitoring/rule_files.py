@@ -95,7 +95,8 @@ def parse(text: str) -> list[Sample]:
 def scraped(sample: Sample, scrape: dict) -> str:
     """Return the series that Prometheus creates from a sample.
 
-    Labels of the scrape take priority, the exporter's own get a prefix, and empty labels are removed.
+    If a label of the scrape and a label of the exporter have one name, the exporter's label gets a prefix. Empty labels
+    are removed.
     """
     labels = {(f"exported_{name}" if name in scrape else name): value for name, value in sample.labels}
     return as_series(sample.name, {**labels, **scrape})
@@ -117,8 +118,8 @@ def as_number(value: float) -> str:
 def input_series(targets: Iterable[tuple[dict, list[str | None]]]) -> list[dict]:
     """Return promtool's input for some targets.
 
-    A target has the labels of the scrape, and the text of each scrape or None for a failed one. A series that is
-    missing in a later scrape ends there, as in Prometheus.
+    A target is (labels of the scrape, texts of its scrapes in order). The text is None for a failed scrape. A series
+    that is missing in a later scrape ends at that scrape, as in Prometheus.
     """
     series: dict[str, list[str]] = {}
     for scrape, texts in targets:

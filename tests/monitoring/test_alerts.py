@@ -82,7 +82,7 @@ def test_every_alert_fires_and_clears_in_some_case():
 def test_every_alert_keeps_silent_in_some_case_that_is_about_it():
     """Check that each alert has a case in which it never fires.
 
-    In such a case, a series ends, or a value is just below the threshold.
+    In such a case, a series ends or a value is just below the threshold.
     """
     silent = {
         name

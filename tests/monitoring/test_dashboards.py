@@ -196,7 +196,7 @@ def values_of(prometheus, name, variable, **chosen):
         series, label = inside.rsplit(", ", 1)
         match = {"match[]": put_in(BOARDS[name], series)}
         return prometheus.get(f"label/{label}/values", **match, start=prometheus.end - RANGE, end=prometheus.end)
-    # Convert each series to text, to which the variable's pattern is applied.
+    # Convert each series to text, and apply the variable's pattern to the text.
     found_now = [one["metric"] for one in prometheus.now(put_in(BOARDS[name], inside))]
     texts = ["{%s} 1" % ",".join('%s="%s"' % label for label in metric.items()) for metric in found_now]
     pattern = re.compile(found["regex"].strip("/"))
@@ -257,7 +257,7 @@ def test_the_fleets_figures_are_those_counted_by_hand(prometheus, title, expecte
 
 
 def table(prometheus, name, title, label, column=0):
-    """Return a column of a table, or the last values of lines, by one label."""
+    """Return values of a table's column, or last values of lines, by one label."""
     (panel,) = (each for each in panels(BOARDS[name]) if each["title"] == title)
     found = prometheus.now(put_in(BOARDS[name], panel["targets"][column]["expr"]))
     values = {one["metric"][label]: float(one["value"][1]) for one in found}

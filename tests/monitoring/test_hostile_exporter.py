@@ -30,8 +30,8 @@ OWN = (
     'openfleet_gpu_ecc_errors_total{%s%s,type="corrected"} 1',
     "openfleet_layout_check_success{%s%s} 1",
 )
-#: Each series occurs twice. Both would be the same series if a rule added the label. The text also has names of
-#: recorded series.
+#: Each series occurs twice, with different labels. If a rule replaced the label, both would be the same series. The
+#: text also has names of recorded series.
 BAD = "".join(
     line % (GPU.format("B"), ',%s="%s"' % (label, value)) + "\n"
     for line in OWN
@@ -40,7 +40,7 @@ BAD = "".join(
 ) + 'gpu:price_per_hour{%s} +Inf\ngpu_map:dcgm_known{UUID="B"} 1\n' % GPU.format("B")
 #: Maximum number of series in a response.
 LIMIT = 200
-#: Texts that alerts would show as markup, as links or not at all, and real names of GPUs.
+#: Texts that a receiver of alerts would show as markup, as links or not at all, and real names of GPUs.
 MARKUP = (
     "<!channel>",
     "<https://b.example|sign in>",
@@ -128,7 +128,7 @@ def test_what_one_exporter_says_stops_no_rule_and_stands_for_none(site, tmp_path
         assert [rule["lastError"] for rule in evaluated() if rule.get("lastError")] == []
         assert hosts("gpu:lost") == {"gpu-1"}
         assert not hosts('{__name__=~"gpu:price_per_hour|gpu_map:dcgm_known"}')
-        # A label that the rules add to the collection's own series can be useful on series of others.
+        # Other exporters may use a label that the rules add to the collection's own series.
         assert hosts('node_cpu_info{vendor="v"}') == {"gpu-1"}
 
 

@@ -175,7 +175,7 @@ def test_what_a_run_has_written_that_was_cut_off_is_taken_by_the_next(site):
     assert price(site) == ["6"]
     output, changed = site.run(**asked)
     assert "has not loaded its files yet" in output
-    # These rules have changed, and the two files for Grafana from the failed run.
+    # The run changes these rules, and removes the two files for Grafana that the failed run left behind.
     assert changed == 3
     assert not [path for path in (site.place / "provisioning").rglob("*") if path.is_file()]
     assert price(site) == ["7"]

@@ -36,7 +36,7 @@ def asked(site):
 
 @pytest.mark.thorough
 def test_slashes_that_mean_nothing_in_directories_change_nothing(site, asked):
-    """Ignore redundant slashes.
+    """Ignore redundant slashes in paths of directories.
 
     Otherwise a second run would not recognize the files of the first run, and remove them.
     """
@@ -105,7 +105,8 @@ def test_directories_of_earlier_runs_are_left_clean(site, asked):
 def test_a_directory_may_be_a_link(site, asked):
     """Follow a link to a directory.
 
-    Its files are found by both paths, and files that are still needed are not removed by their second path.
+    The role finds the files of the directory by both paths. It does not remove a file that is still needed because of
+    its second path.
     """
     real, link = site.place / "grafana" / "real", site.place / "grafana" / "link"
     real.mkdir()

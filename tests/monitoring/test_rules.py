@@ -113,7 +113,7 @@ def test_a_gpu_that_is_scraped_twice_counts_once(case, tmp_path):
 def test_a_host_with_two_names_costs_the_others_nothing(case, tmp_path):
     """Give a host two names with the same job and instance.
 
-    A label was changed, or differs by mistake. Other hosts must keep their series.
+    The `host` label was changed, or differs by mistake. Other hosts must keep their series.
     """
     wrong = [
         ({**scrape, "job": "twice", "instance": "twice", "host": host}, texts)

@@ -218,7 +218,10 @@ def listed(reclaim, first) -> Reclaimed:
 
 @pytest.fixture(scope="session")
 def announced(reclaim, listed) -> Reclaimed:
-    """Run rightsize.yml with permission to stop. The first such run only announces."""
+    """Run rightsize.yml with permission to stop workloads.
+
+    The first such run only announces which workloads it will stop.
+    """
     return reclaim(gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_tell=["wall", "home"])
 
 
@@ -226,7 +229,7 @@ def announced(reclaim, listed) -> Reclaimed:
 def kept(reclaim, announced, fleet) -> Reclaimed:
     """Run rightsize.yml after the notice period.
 
-    The owner of one service has kept it, for which no root rights are needed.
+    Before this run, the owner of the service `draft` asked to keep it. This request needs no root rights.
     """
     fleet.hosts[DRAFT.host].check_output("runuser -u %s -- gpu-layout keep draft 1h", DRAFT.user)
     return reclaim(gpu_rightsize_reclaim="act", gpu_rightsize_reclaim_notice="0.001m")
@@ -264,7 +267,7 @@ def applied(request, site, fleet, proposal) -> Applied:
         # Make the second proposal before the first one is applied.
         request.getfixturevalue("proposal_again")
     before = fleet.pids()
-    # The proposal is for one host. The host on which the audit runs does not change.
+    # Apply the proposal only to one host. The host on which the audit runs does not change.
     limit = [] if THOROUGH else ["--limit", "hopper,monitor"]
     told = site.play("site.yml", "-i", str(site.folder / "rightsize" / "proposal"), *limit)
     return Applied(told, before, fleet.pids())
@@ -274,7 +277,7 @@ def applied(request, site, fleet, proposal) -> Applied:
 def second(site, fleet, monitor, proposal, applied) -> Played:
     """Move each workload that has a new place, and run audit.yml again.
 
-    The owner would move the workload. Before the audit, a week with the new places is recorded.
+    In practice, the owner moves the workload. Before the audit, a week with the new places is recorded.
     """
     del fleet.places[CONTAINER.name], fleet.places[DRAFT.name]
     known = {service.name: service for service in SERVICES}

@@ -16,7 +16,7 @@ from tests.lab.recorded_history import Use
 class Service:
     """A systemd unit: its location, its GPU use and its owner.
 
-    The location is a host, a GPU and the first memory slice of an instance, or None for the whole GPU.
+    The location has a host, a GPU, and the first memory slice of an instance. The slice is None for a whole GPU.
     """
 
     name: str
@@ -33,7 +33,7 @@ SERVICES = [
     Service("chat", "hopper", 0, None, Use((6, 7), (0.02, 0.11))),
     Service("search", "hopper", 1, None, Use((12, 14), (0.05, 0.22))),
     Service("train", "hopper", 2, None, Use((50, 65), (0.5, 0.8))),
-    # Each of these services has one of two instances of a GPU, and uses it well.
+    # Each of these services has one of the two instances of a GPU, and uses it well.
     Service("embed", "slices", 0, 0, Use((24, 30), (0.2, 0.35))),
     Service("rank", "slices", 1, 0, Use((24, 30), (0.2, 0.35))),
     # This service needs more than its GPU can provide.

@@ -13,7 +13,7 @@ import pytest
 import services
 import yaml
 
-#: Verdicts of the first audit by service or container. All other devices are unused.
+#: Verdicts of the first audit, by service or container. All other devices are unused.
 FIRST = {
     "chat": "oversized_memory",
     "search": "oversized_memory",
@@ -110,7 +110,7 @@ def test_proposal_moves_two_small_services_to_the_unused_gpu(listed, proposal):
     rows = {row["name"]: row for row in proposal.report["workloads"]}
     moved = {name: row for name, row in rows.items() if row["change"] in ("moved", "resized")}
     assert set(moved) == {"chat", "search"}
-    # An empty container counts as a workload that can be stopped. It is stopped by now.
+    # The container without a program counted as a workload that can be stopped. It is stopped by now.
     first = [row["name"] for row in listed.report["workloads"] if row["change"] == "left"]
     assert first == ["notebook"] and "notebook" not in rows
     for name, profile in (("chat", "1g.10gb"), ("search", "2g.20gb")):

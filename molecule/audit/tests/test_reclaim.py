@@ -45,7 +45,7 @@ def test_first_run_with_stop_only_announces(announced, fleet):
 
 
 def test_owner_gets_a_file_about_keep(announced, kept, proposal, fleet):
-    # The log says now that the service was stopped. The two notices are files in the owner's folder.
+    # The log now says that the service was stopped. The two notices are files in the owner's folder.
     file = home(fleet)
     assert (file.user, file.mode) == (DRAFT.user, 0o600)
     assert file.content_string.startswith("Service draft.service on ada was stopped. It held gpu 2 (GPU-")

@@ -84,7 +84,7 @@ def once(control) -> Ran:
 
 @pytest.fixture(scope="module")
 def caught_up(control, once) -> Ran:
-    """Let the timer start a second run, as if the host had been off at the first time."""
+    """Let the timer start a second run, as if the host had missed the planned time."""
     before = control.show("gpu-audit.service", "InvocationID")
     control.host.check_output("systemctl stop gpu-audit.timer")
     control.host.check_output("touch --date=2000-01-01 %s", STAMP)
@@ -120,7 +120,7 @@ def test_the_service_audits(once, control, second, fleet):
 def test_service_reads_hosts_through_ssh(once, control, fleet):
     """Read the host through SSH.
 
-    Otherwise the report has no names of holders.
+    Without this access, the report would have no names of holders.
     """
     report = control.json(f"{once.reports[0]}/audit.json")
     named = {
@@ -135,9 +135,9 @@ def test_service_reads_hosts_through_ssh(once, control, fleet):
 
 
 def test_ssh_key_allows_only_one_command(once, control):
-    """Allow only one command.
+    """Allow only one command through the SSH key.
 
-    The key runs the same command for any request, and its account may run no other command as root.
+    The key runs the same command for any request. Its account may run no other command as root.
     """
     ssh = f"runuser -u gpu-audit -- ssh -o BatchMode=yes {ssh_way.ACCOUNT}@{ADDRESS}"
     for command in ("id", "sudo -n id", "cat /etc/openfleet-gpu/layout.json"):

@@ -20,7 +20,7 @@ from tests.lab.role_plays import Ask
 NODE = "gpu-a"
 WAIT_SECONDS = 120
 GPUS = range(4)
-# Removes the jobs and nodes that slurmctld knows.
+# Commands that remove the jobs and nodes that slurmctld knows.
 FORGET = "rm -f /var/lib/slurm/slurmctld/node_state* /var/lib/slurm/slurmctld/job_state*"
 JOB_SUBMIT = """
 local gpu_type = dofile("/etc/slurm/require_gpu_type.lua")
@@ -36,7 +36,7 @@ return slurm.SUCCESS
 """
 ROLE = REPOSITORY / "roles" / "gpu_slurm"
 INVENTORY = REPOSITORY / "molecule" / "gpu_slurm" / "inventory"
-# The entry points in the order of site.yml.
+# The roles' entry points in the order in which site.yml runs them.
 STEPS = (("gpu_slurm", "prepare"), ("gpu_layout", "main"), ("gpu_slurm", "apply"))
 SHOWN = f"scontrol -o show node {NODE} | grep -oE '(State|Gres|Reason|SlurmdStartTime)=[^ ]*' | xargs"
 TASK_PROLOG = "/usr/lib/openfleet-gpu/slurm/task-prolog"
@@ -54,14 +54,14 @@ def layout(*entries: dict) -> list[dict]:
 
 
 def follow(wanted: list[dict], first: str = "", then: str = SHOWN, fails: bool = False, **variables: object) -> Ask:
-    """Return a run of the roles as site.yml orders them."""
+    """Return a run of the roles in the order of site.yml."""
     held = "{{ gpu_slurm__held | default(false) }}"
     given = {"gpu_layout": wanted, "gpu_layout__keep_drained": held, "gpu_layout_on_busy": "fail", **variables}
     return Ask(given, steps=STEPS, first=first, then=then, fails=fails)
 
 
 class SlurmHost:
-    """The host, through testinfra. The host's own Python runs the modules."""
+    """A host on which testinfra runs commands, and its own Python runs modules."""
 
     def __init__(self, name: str, host: Any) -> None:
         self.name, self.host = name, host
@@ -177,8 +177,8 @@ class SlurmHost:
             self.apply(wanted)
         found = self.mapping(wanted)
         self.write(found, types)
-        # If slurmctld has ended jobs because of a count mismatch, version 24.11 may give a GPU to jobs and to shards at
-        # the same time. So no test may depend on the state that an earlier test left.
+        # After a count mismatch, slurmctld 24.11 may give a GPU to jobs and to shards at the same time. Remove the
+        # state of earlier tests, so that this has no effect on the next test.
         self.restart(FORGET)
         self.in_service()
         return found

@@ -50,7 +50,7 @@ class Desk:
     def rows(self) -> list[dict]:
         """Return all leases.
 
-        root asks, because other users have a limit of requests per minute.
+        The request is sent as root, because other users have a limit of requests per minute.
         """
         return json.loads(self.ask("gpu-layout lease list --json"))["leases"]
 
@@ -93,7 +93,7 @@ class Desk:
 
 
 class Background:
-    """A program in the background, and what the command says about its lease."""
+    """A program in the background, and what `gpu-layout lease` prints about its lease."""
 
     def __init__(self, desk: Desk, user: str, file: str, command: str) -> None:
         self.desk, self.user, self.file = desk, user, file
@@ -105,7 +105,7 @@ class Background:
         )
 
     def answer(self, kind: str) -> dict | None:
-        """Return the last answer of this kind, or None."""
+        """Return the last message of this kind, or None."""
         lines = self.desk.host.run(f"cat {self.file}.err").stdout.splitlines()
         answers = [json.loads(line) for line in lines if line.startswith("{")]
         return next((each[kind] for each in reversed(answers) if kind in each), None)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Attack leases as users.
 
-The users take leases of others, outlive their own, exceed limits, fill the queue and leave the slice.
+The users try to use leases of others, to keep their own leases after the end, to exceed limits, to fill the queue and
+to leave the slice.
 """
 
 from __future__ import annotations
@@ -80,12 +81,12 @@ def test_one_user_cannot_fill_the_queue(desk):
     for user in ("alice", "bob"):
         desk.taken(user, "--memory 40GiB --sm 90")
     waiting = [desk.start("alice", "--memory 1GiB --sm 1 --gpus 2 --wait") for _number in range(3)]
-    # The lease and the requests count together, and its lease has all that alice may have.
+    # A limit counts leases and waiting requests together. The lease of alice already reaches her limit.
     assert all(each.status() == 125 for each in waiting)
     assert desk.numbers("waiting") == []
 
 
-#: Moves a process into another scope, as systemd does at the request of a user's own manager.
+#: A program that moves a process into another scope, as systemd does at the request of a user's own manager.
 MOVE = f"busctl call {MANAGER} StartTransientUnit 'ssa(sv)a(sa(sv))' escaped.scope fail 1 PIDs au 1 {{pid}} 0"
 
 
@@ -100,7 +101,7 @@ def test_process_that_left_the_unit_does_not_outlive_its_lease(desk):
         lambda: desk.host.run(f"test -e /run/systemd/transient/openfleet-gpu-lease-{started.number}.scope").rc,
         "its end",
     )
-    # The process still uses the instance, so the lease counts.
+    # The process still uses the instance, so the lease still counts.
     assert [row["account"] for row in desk.rows()] == ["alice"] and desk.parts() != "[]"
     desk.wait_for(lambda: not desk.rows(), "the end of the lease")
     assert desk.host.run(f"kill -0 {holder}").rc != 0 and desk.parts() == "[]"

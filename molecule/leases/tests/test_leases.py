@@ -99,7 +99,7 @@ def test_queue_serves_in_order_and_without_clients_that_left(desk):
         desk.taken("alice", MIG)
     waiting = [desk.start("alice", f"{MIG} --wait") for _number in range(2)]
     assert "the limit is 4" in desk.lease("alice", MIG, "true").stderr
-    # Every request of an account counts, also those that wait.
+    # Every request of an account counts, even if it waits.
     assert all(each.status() == 125 for each in waiting)
     large = "--profile 2g.20gb --gpus 2 --for 1h --wait"
     holders = [desk.taken("bob", "--profile 2g.20gb --gpus 2 --for 1h") for _number in range(2)]

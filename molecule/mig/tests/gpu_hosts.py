@@ -28,8 +28,8 @@ LAYOUT = "/etc/openfleet-gpu/layout.json"
 #: The jobs run as Debian's user nobody.
 USER, AS_USER = "nobody", "setpriv --reuid=65534 --clear-groups"
 WAIT_SECONDS = 240
-#: The second creation of a GPU instance. At this point, the old instances are gone and some of the new ones are
-#: missing.
+#: The call at which runs are interrupted: the second creation of a GPU instance. At this point, the old instances are
+#: gone and some of the new ones are missing.
 HALF_WAY = ("nvmlDeviceCreateGpuInstanceWithPlacement", 2)
 
 #: A program that prints the pid of the lock's last holder, and whether the holder's child that calls NVML is stopped.
@@ -48,7 +48,7 @@ class Job:
 
 
 class GpuHost:
-    """A host of the scenario, through testinfra.
+    """A host of the scenario. Tests run commands on it with testinfra.
 
     `variables` are its inventory variables.
     """
@@ -78,7 +78,7 @@ class GpuHost:
         return read_gpus(run)
 
     def not_as(self, stage: str) -> list[str]:
-        """Return how the GPUs differ from a stage of the layout, one sentence each."""
+        """Return the differences between the GPUs and a stage of the layout, as sentences."""
         return differences({**self.variables, "gpu_layout": self.variables["layouts"][stage]}, self.gpus())
 
     def instance(self, gpu: int, start: int) -> tuple[int, GpuInstance]:
@@ -170,12 +170,12 @@ class GpuHost:
     def is_neither(self) -> bool:
         """Return whether the GPUs match neither the old nor the new layout.
 
-        If they matched one of the two, the end of an interrupted change would prove nothing.
+        An interruption tests the recovery only if this is true.
         """
         return self.cut_off and self.not_as("first") != [] and self.not_as("second") != []
 
     def stop_at(self, call: str, nth: int = 1) -> None:
-        """Stop the next run before its nth call of a function, as if the driver hung."""
+        """Stop the next run before its nth call of a function, as if NVML hung."""
         self.fail_at(call, nth, "stop")
 
     def fail_at(self, call: str, nth: int = 1, code: str = "INSUFFICIENT_RESOURCES") -> None:
@@ -202,7 +202,7 @@ class GpuHost:
     def end(self, signal: str, pid: int) -> None:
         """Send a signal to a run whose child is stopped, and continue the child.
 
-        SIGKILL also kills the child once the run has ended, although the child is stopped.
+        After SIGKILL, the stopped child is killed too, as soon as the run has ended.
         """
         last = (
             f"while kill -0 {pid} 2>/dev/null; do sleep 0.01; done" if signal == "KILL" else "kill -CONT $child || true"

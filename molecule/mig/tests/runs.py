@@ -34,7 +34,7 @@ def descendants(pid: int) -> list[int]:
 
 
 class Run:
-    """A command on this machine, which starts when the object is created.
+    """A command on this machine. It starts when the object is created.
 
     `told` is its output so far.
     """
@@ -65,7 +65,10 @@ class Run:
         return self.process.poll() is not None
 
     def goes_on(self) -> None:
-        """Raise an error if the run has ended or takes too long. Call this repeatedly."""
+        """Raise an error if the run has ended or takes too long.
+
+        Callers that wait for an event call this method repeatedly.
+        """
         assert not self.ended, f"the run has ended:\n{self.told[-3000:]}"
         assert time.monotonic() < self._deadline, f"the run takes too long:\n{self.told[-3000:]}"
         time.sleep(0.05)

@@ -306,7 +306,7 @@ class LeaseHost:
             context = Context(session, journal, Record(self._directory), look, None, applied, self._leased)
             if journal.read() is not None:
                 recover(context, [each.service(session.private) for each in SERVING if each.service])
-            # A change for a lease neither adopts instances nor records a layout.
+            # Changes for leases adopt no instances and record no layout.
             yield Context(session, journal, None, look, None, None, self._leased)
 
     def _refuse_pending(self) -> None:

@@ -21,7 +21,7 @@ from ..processes.bounded import bounded
 from .request import COMMAND
 from .service import CHECK_SECONDS, Caller, LeaseService
 
-#: Time limit in seconds for one call. The driver may create MIG instances and end processes in it.
+#: Time limit in seconds for one call. The call may create MIG instances and end processes.
 WORK_SECONDS = 300.0
 #: Maximum size of the result of a call. It includes a list of all leases.
 _MOST_BYTES = 1 << 20
@@ -61,7 +61,7 @@ class LeaseServer(Server):
         if number is None:
             super()._handle(descriptor)
             return
-        # A client that waits sends nothing. It has ended, or it is not our client.
+        # Our clients send nothing while they wait. The client has ended, or is another program.
         self._selector.unregister(self._waiting[number].socket)
         self._waiting.pop(number).socket.close()
 
@@ -77,7 +77,7 @@ class LeaseServer(Server):
             self._selector.register(connection.socket, selectors.EVENT_READ)
         else:
             connection.socket.close()
-        # The other connections have not been read since then.
+        # Other connections were not read meanwhile, so they get more time.
         for other in self._open.values():
             other.ends += time.monotonic() - began
 

@@ -220,7 +220,7 @@ class LeaseService:
     def _request(self, turn: _Turn, ask: Ask, caller: Caller) -> dict[str, Any]:
         account = account_name(caller.uid)
         for each in turn.bookings:
-            # The client had this place before the service restarted.
+            # The client keeps its place from before the restart.
             number = each.request.number
             if number == ask.number and not each.started and number not in turn.waiting and _owns(account, each):
                 turn.waiting[number] = caller
@@ -256,7 +256,7 @@ class LeaseService:
             return {"ended": to_row(booking, turn.now), "state": "ended"}
         if self._stop(number) and self._give_back(turn, dataclasses.replace(booking, request=_expired(booking))):
             return {"ended": to_row(booking, turn.now), "state": "ended"}
-        # The rest follows when the programs have ended.
+        # A later call gives the lease back when its programs have ended.
         turn.update(dataclasses.replace(booking, request=_expired(booking)))
         return {"ended": to_row(booking, turn.now), "state": "ending"}
 

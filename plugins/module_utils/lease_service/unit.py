@@ -49,8 +49,7 @@ def start(pid: int, uid: int, grant: Grant, account: str, run: Run = run_tool) -
         if text is None:
             raise LeaseError(where, "systemd did not start its unit: %s" % problem, "See `journalctl -u %s`." % unit)
         deadline = time.monotonic() + _START_SECONDS
-        # systemd has only queued the start. The folder of the process belongs to this process, even if its PID is
-        # reused.
+        # systemd has only queued the start. The open folder belongs to this process, even if its PID is reused.
         while parse_cgroup(process.read("cgroup"), own_container()).unit_or_container != unit:
             if not process.read("cgroup"):
                 raise LeaseError(where, "the requesting process has ended", "Run `gpu-layout lease` again.")

@@ -96,7 +96,7 @@ class Card(Protocol):
         """Return the UUID of the GPU."""
 
     def supports(self, shape: Shape) -> str | None:
-        """Return why the GPU never has room for the shape, or None."""
+        """Return why the shape never fits on the GPU, or None."""
 
     def find(self, shape: Shape, uses: Sequence[Sequence[Use]], start: int | None = None) -> tuple[Any, int] | None:
         """Return the cost and the start of the best place, or None.
@@ -107,12 +107,12 @@ class Card(Protocol):
         """
 
     def free(self, uses: Sequence[Use]) -> str:
-        """Return what is free beside these leases, for messages."""
+        """Return the free part of the GPU as text."""
 
 
 @frozen
 class Offer:
-    """The leases of a layout entry and its GPUs."""
+    """A layout entry with leases, and its GPUs."""
 
     where: str
     leases: Leases

@@ -60,7 +60,7 @@ def book(schedule: Schedule, request: Request, offers: Sequence[Offer], now: flo
         raise LeaseError(
             "this host", "no entry offers leases to %s" % request.account, "Ask for membership in a group of `leases`."
         )
-    # A request that is due comes before this one.
+    # Requests that are due start first.
     schedule = advance(schedule, now)
     problems: list[LeaseError] = []
     best: Booking | None = None
@@ -90,7 +90,7 @@ def book(schedule: Schedule, request: Request, offers: Sequence[Offer], now: flo
 def check_limits(schedule: Schedule, offer: Offer, request: Request) -> None:
     """Raise LeaseError if the account would exceed a limit of the entry.
 
-    Its waiting requests count, so that no account fills the queue. An earlier booking of the request does not count.
+    Its waiting requests count, so that no account fills the queue. An earlier booking of this request does not count.
     """
     own = [
         each.request
@@ -232,7 +232,7 @@ def _changed(schedule: Schedule, old: Booking, request: Request, now: float, lim
 
 
 def free(schedule: Schedule, offers: Iterable[Offer]) -> str:
-    """Return what is free now, for messages."""
+    """Return the free parts of GPUs as text."""
     texts = []
     for offer in offers:
         for card in offer.cards:

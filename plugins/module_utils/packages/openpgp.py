@@ -18,7 +18,7 @@ from typing import Iterator
 _PUBLIC_KEY = 6
 #: Tags of signature, public key, user id, public subkey and user attribute (RFC 9580, 5).
 _OF_PUBLIC_KEYS = (2, _PUBLIC_KEY, 13, 14, 17)
-#: Names of refused packets that may have been exported by mistake.
+#: Names of OpenPGP packets that are refused, by packet tag.
 _NAMES = {
     5: "a secret key",
     7: "a secret subkey",

@@ -18,7 +18,7 @@ from typing import Any, Iterator, Sequence
 
 from ..processes.command import Run, ask, run_tool
 
-#: Keys of a job, and the fields of sacct that provide them.
+#: Keys of a job, and their fields of sacct.
 FIELDS = {
     "id": "JobIDRaw",
     "array_id": "JobID",

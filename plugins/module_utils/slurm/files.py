@@ -154,7 +154,7 @@ class Files:
             durable.write_bytes(path, texts[name].encode(errors="surrogateescape"), 0o644)
 
     def _differing(self, files: dict[str, str], texts: Any) -> list[str]:
-        # Devices first: slurmd ignores lines of devices that the node's line does not count yet.
+        # Write gres.conf first: slurmd ignores devices that the node's line does not count yet.
         return [
             name
             for name in (config.GRES, config.NODES)

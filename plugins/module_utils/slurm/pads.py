@@ -79,7 +79,7 @@ def _queue_problem(run: Run) -> str:
         return "the requests of the jobs are unknown: %s" % problem
     for line in text.splitlines():
         requests = [line[start : start + _WIDTH] for start in range(20, 20 + _WIDTH * len(_FIELDS), _WIDTH)]
-        # A request that fills its column may be longer.
+        # A request that fills its column may be truncated.
         if any(not each.endswith(" ") or _UNTYPED.search(each.strip()) for each in requests):
             return "job %s requests GPUs without a type" % line[:20].strip()
     return ""

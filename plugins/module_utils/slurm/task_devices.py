@@ -115,7 +115,7 @@ def with_files(text: str, node: str, changes: Mapping[tuple[str, ...], tuple[str
 
 
 def _common(text: str, other: str) -> str:
-    """Return the list without the devices that another list lacks."""
+    """Return the list with `-` as UUID of devices that another list lacks."""
     listed = set(other.splitlines())
     lines = [
         line if line in listed or not line[:1].isdigit() else line.rpartition(" ")[0] + " -"
@@ -193,7 +193,7 @@ def _correct(path: Path, node: str, changes: Mapping[tuple[str, ...], tuple[str,
     if changed == text and {files for line in lines_of("", text) for files in line.devices}.issuperset(
         changes.values()
     ):
-        # An interrupted run wrote them.
+        # An interrupted run wrote the nodes.
         return
     if changed == text:
         yield "%s lists other device nodes of %d MIG devices: run the role gpu_slurm" % (path, len(changes))

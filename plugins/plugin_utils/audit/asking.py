@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Query the server: a few queries at once, and large ones in parts.
+"""Query the server: a few queries at once, and large queries in parts.
 
 If a query is too large, it is split by hosts.
 """

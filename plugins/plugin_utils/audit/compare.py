@@ -52,8 +52,8 @@ def gone(
 ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
     """Return (gone, unseen): previous findings that this audit does not have.
 
-    `looked` returns whether this audit could have seen a subject. A finding is gone only if this audit checked its subject and
-    had data about it. Otherwise, the finding is unseen and keeps its age.
+    `looked` returns whether this audit checked a subject and had data about it. Only findings about such subjects count
+    as gone. Otherwise, the finding is unseen and keeps its age.
     """
     present_ids = {found.id for found in present}
     words = {_key(found.holding.subject): found.verdict.word for found in present}

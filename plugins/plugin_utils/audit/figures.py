@@ -8,8 +8,8 @@ The server computes all quantiles and maxima. A response has one row per subject
 For windows of several days, the server reads the roll-ups of 15 minutes. For shorter windows, it reads the roll-ups of five
 minutes. The rules of the role gpu_monitoring record both. If a roll-up does not exist, the raw series is read.
 
-The load on the server grows with the number of samples that it reads, so no query reads samples that another one already read.
-Impossible values are dropped.
+The load on the server grows with the number of samples that it reads, so no sample is read twice. Impossible values are
+dropped.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Figures:
         return self._judged(series, found, figures)
 
     def recorded_seconds(self, series: str) -> dict[Key, float]:
-        """Return how much of the window a five-minute roll-up covers with samples.
+        """Return the part of the window for which a five-minute roll-up has samples.
 
         The result is in seconds, by subject.
         """

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Combine metrics and host state into one Holding per GPU, instance and tenant.
 
-Pure. Hosts report the current holders. Metrics show the use over time. Either source may be missing. Each holding lists the
-facts that are unknown.
+Pure. Hosts report the current holders. Metrics show the use over time. Either source may be missing, so each holding
+lists the unknown facts.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _aged(holding: Holding, now: float) -> Holding:
     holders = holding.holders or ()
     counted = [holder for holder in holders if holder.kind != _BARE_HANDLE] or holders
     starts = [holder.since_seconds for holder in counted if holder.since_seconds is not None]
-    # The age is at least 0, because the clock of the host may be ahead.
+    # Never use a negative age, which a host's clock that is ahead would give.
     return replace(holding, newest_holder_seconds=max(0.0, now - max(starts)) if starts else None)
 
 

@@ -9,7 +9,7 @@ Slurm's accounting has no device numbers. The devices of a job are known only in
 - The GPU exporter labelled the devices with the ID of the job (docs/dcgm_exporter.md).
 - The job held all devices of its nodes, or all devices of the types that it asked for.
 
-In all cases, the number of these devices must be the number that Slurm allocated. Otherwise, the devices are unknown.
+In all cases, the number of devices must equal the number that Slurm allocated. Otherwise, the devices are unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .usage_model import EXPORTER, HOLDERS, WHOLE
 
 #: A device: (host, GPU UUID, GPU instance ID).
 Device = tuple[str, str, str]
-#: Devices by the ID of a job.
+#: Devices of each job, by the ID of the job.
 ByJob = Mapping[str, frozenset[Device]]
 
 
@@ -99,7 +99,7 @@ class Finder:
         return frozenset(), "", "Slurm's accounting has no device numbers"
 
     def _whole(self, job: Job, hosts: set[str]) -> frozenset[Device] | None:
-        """Return all devices of the nodes, or all of the job's types.
+        """Return all devices of the job's nodes, or all devices of its types.
 
         Returns None if their number differs from the allocated one.
         """

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parse the results of the module slurm_jobs. Pure.
 
-A host may send anything, and users choose the names of accounts. So values are checked, and names are only shown.
+A host may send anything, so all values are checked. Users choose names of accounts, so names are only shown.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from typing import Callable, Mapping, Sequence
 
 from .history import Key
 
-#: Minimum share of samples that must exist in the whole interval, and in each shorter interval that ends at the same
-#: time.
+#: Minimum share of samples: in the whole interval, and in each shorter interval that ends at the same time.
 _LEAST_RATIO, _LEAST_RATIO_BETWEEN = 0.9, 0.5
 #: Maximum gap between the last sample and the end of the window. signals.py uses the same limit for the current state.
 _FRESH_SECONDS = 900.0

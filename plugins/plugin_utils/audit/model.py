@@ -145,8 +145,8 @@ class Pod:
 class Holder:
     """A process, container, unit or job that holds a subject.
 
-    `kind` is one of the kinds in docs/holders.md. `who` is the holder's name on the host. Metrics only count the holders of
-    each kind. If a holder is known from metrics only, `who` is that count.
+    `kind` is one of the kinds in docs/holders.md. `who` is the holder's name on the host. Metrics have no names, but
+    only the number of holders of each kind. Without an answer of the host, `who` is this number.
     `since_seconds` is the start time of the holder's process: a Unix time by the host's clock.
     `listens` is true if the unit, container or process has a listening TCP socket. `clients` is the number of connected
     clients. Both are None if the host did not check sockets.
@@ -235,7 +235,7 @@ class Holding(Measured):
     processes: Stat | None = None
     #: Age of the newest holder process at the end of the window. None if the host did not answer.
     newest_holder_seconds: float | None = None
-    #: Other GPUs on which a process of the holders is working. GPUs on which that process is idle are left out.
+    #: Other GPUs on which a process of the holders works. GPUs on which the process is idle are left out.
     works_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 

@@ -126,7 +126,7 @@ def _known(series: str, ago: str, by: str = BY) -> str:
 
 
 def _anywhere(key: Key) -> Key:
-    """Return a key of the GPU or instance that does not contain its host."""
+    """Return a key of the GPU or instance without the host."""
     return ("", *key[1:])
 
 
@@ -207,7 +207,7 @@ def _measured(signal: Signal) -> str:
 def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
     """Return the share of hours in which any kernel ran, by GPU or instance.
 
-    The share is about the last `span_seconds`. GPUs and instances without any kernel are left out.
+    The share covers the last `span_seconds`. GPUs and instances without any kernel are left out.
     """
     expression = "count_over_time((max by (%s) (max_over_time(%s{%%(where)s}[1h])) > 0)[%ds:1h])" % (
         BY, SERIES["busy"].roll_up, span_seconds,
@@ -247,7 +247,8 @@ def _quiet(
         began = appears[0] - _HOUR
     ends = [at - _HOUR for at in vanishes]
     gaps = [(start, min((at - _HOUR for at in appears if at - _HOUR >= start), default=end)) for start in ends]
-    # The GPU is held since it was last free, or since the first sample. A gap does not count as a change of the holder.
+    # The GPU has been held since it was last free, or since its first sample. A gap in the samples does not count as a
+    # change of the holder.
     changes = [*events.get(_TAKEN, ()), *sorted(events.get(_WATCHED, ()))[:1]]
     held_since = max([began, *(at - _HOUR for at in changes)])
     whole = _rhythm(began, works, gaps, excluded)

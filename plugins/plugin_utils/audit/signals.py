@@ -120,8 +120,8 @@ class _Reading:
         now, *before = self.asking.ask_all(
             [
                 "last_over_time(gpu:info{%(where)s}[15m])",
-                # Return the last step at which the subject existed. The function timestamp() would take twenty times as
-                # long.
+                # The query returns the last step at which the subject existed. The PromQL function timestamp() would
+                # take twenty times as long.
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:30m])" % min(_DAY, self.span),
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:6h])" % self.span,
             ]

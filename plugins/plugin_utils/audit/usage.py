@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Join jobs with the use of their devices, and calculate the totals. Pure.
 
-An interval of a device is counted for a job if the job covers it. It is also counted if no other job can have held the
-device during the interval. Other intervals count as not measured, because they may contain the use of another job.
+An interval of a device is counted for a job if the job lasted for the whole interval. It is also counted if no other
+job can have held the device during the interval. Other intervals count as not measured, because they may contain the
+use of another job.
 """
 
 from __future__ import annotations

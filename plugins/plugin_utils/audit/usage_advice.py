@@ -70,7 +70,7 @@ def _smallest(model: Model, memory_bytes: float, compute_ratio: float) -> str:
     fitting = [
         (profile.placement_size, profile.compute_slices, profile.name)
         for profile in model.profiles
-        # Profiles with a suffix are for media and graphics.
+        # Skip profiles with a suffix, which are for media and graphics.
         if profile.compute_slices < whole
         and profile.name.endswith("gb")
         and model.profile_memory_mib(profile) * _MIB >= memory_bytes

@@ -182,8 +182,8 @@ def _waits_for_clients(holding: Holding) -> str:
     """Return how the holders wait for clients, or an empty text.
 
     The host reports the listening sockets and connected clients. Notebook kernels listen as well, but only for their
-    own notebook server. They are recognized by their command lines. A user who makes a server look like a notebook
-    gains nothing, because the verdict only gets worse.
+    own notebook server. They are recognized by their command lines. A user gains nothing by making a server look like a
+    notebook, because the verdict only gets worse.
     """
     holders = holding.holders or ()
     clients = sum(holder.clients or 0 for holder in holders)

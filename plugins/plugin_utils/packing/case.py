@@ -32,7 +32,7 @@ DOMAIN_NAMES = {"host": "host", "numa": "NUMA node", "link": "NVLink group"}
 class Case:
     """A checked problem.
 
-    `home`: current place of each workload that can stay, as one Standing for each of the workload's GPUs.
+    `home`: current places of each workload that can stay: one Standing for each of the workload's GPUs.
     `on`: current content of each GPU.
     `domains`: GPUs by kind of domain, and within a kind by domain.
     Raises PackingError if the problem is contradictory.

@@ -81,7 +81,7 @@ class Cells:
         self.case = case
         bound = [w for w in case.problem.workloads if w.bound]
         self._binds = bool(bound)
-        #: True if the search places bound workloads, false if they stay where the heuristic placed them.
+        #: True if the search places bound workloads. If false, they stay where the heuristic placed them.
         self.detailed = bool(bound) and len(bound) * len(case.problem.gpus) <= MOST_DECISIONS
         self.bound: list[Workload] = bound if self.detailed else []
         self.pinned: dict[tuple[str, int], list[Part]] = {}
@@ -92,7 +92,7 @@ class Cells:
                 if mine:
                     self.pinned[key] = mine
         placed = {part.workload for parts in self.pinned.values() for part in parts}
-        # Costs of how the heuristic placed the bound workloads: for workloads that it left out, and for moves.
+        # Costs of the bound workloads that the heuristic left out, and of those that it moved.
         self.left_out = sum(w.counts for w in bound if w.name not in placed) if not self.detailed else 0
         staying = {(key, part.workload) for key, parts in self.pinned.items() for part in parts if part.stays}
         self.bound_moved = (

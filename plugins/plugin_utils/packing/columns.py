@@ -87,7 +87,7 @@ def columns(case: Case, known: Mapping[str, Iterable[Pattern]]) -> Columns:
         prices = program.prices()
         if program.add_quick(prices):
             continue
-        # The prices of two rounds differ much. Prices between them and the best ones until now prove better bounds
+        # The prices of two rounds differ much. Prices between the new ones and the best ones so far prove better bounds
         # (Wentges, 1997).
         if searches >= MOST_SEARCHES:
             break
@@ -225,7 +225,10 @@ class _Pricing:
         return [shape for shape in sorted(self._most) if shape.kind == kind and prices.get(shape, 0) > 0]
 
     def quick(self, prices: Mapping[Shape, float]) -> list[Pattern]:
-        """Return patterns filled by price per load, each with another first shape."""
+        """Return patterns that are filled with the shapes of the highest price per load.
+
+        Each pattern starts with another shape.
+        """
         found: list[Pattern] = []
         for kind in self.kinds:
             technique = technique_of(kind)

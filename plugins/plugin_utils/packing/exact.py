@@ -245,7 +245,7 @@ class Search:
 
         There may be no solution within the limits, or the time was too short. `hint` maps variable indices to values at which
         the search starts. `least_gpus` is a known lower bound of the number of GPUs that hold all workloads. The search
-        need not prove it again.
+        does not need to prove this bound again.
         """
         left = self.case.rules.seconds
         values: Sequence[int] | None = None

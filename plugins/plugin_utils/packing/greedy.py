@@ -43,7 +43,7 @@ class Bins:
         self.near: dict[str, list[str]] = defaultdict(list)
         self.loads: Counter[tuple[str, int]] = Counter()
         self.on_host: Counter[str] = Counter()
-        #: Host of each change of a GPU, in the order of the changes.
+        #: The host of each GPU whose content changed, in the order of the changes.
         self.touched: list[str] = []
         self.index = DomainIndex(self)
         for gpu in case.problem.gpus:
@@ -109,7 +109,7 @@ class Bins:
             (self.near[workload.near].append if sign > 0 else self.near[workload.near].remove)(gpu.host)
 
     def may(self, workload: Workload, gpu: FleetGpu) -> bool:
-        """Return whether the workload is allowed on this GPU, regardless of room."""
+        """Return whether the rules allow the workload on this GPU, regardless of room."""
         if not self.case.allowed(workload, gpu):
             return False
         if workload.apart is not None:
@@ -307,7 +307,8 @@ class DomainIndex:
             ranked = rank_domain(self._bins, domains[place], workload, shape)
             ranks.set(order[place], place, None if ranked is None else ranked[0])
         while (place := ranks.lowest()) is not None:
-            # The number of unused GPUs is limited for the whole fleet, so that a domain may have lost its room.
+            # The number of unused GPUs is limited for the whole fleet. So a domain can lose its room although its GPUs
+            # have not changed.
             ranked = rank_domain(self._bins, domains[place], workload, shape)
             if ranked is not None:
                 return ranked[1]

@@ -49,8 +49,8 @@ def _size(case: Case, workload: Workload) -> tuple[Fraction, ...] | None:
 def _bound(sizes: Sequence[Fraction]) -> int:
     """Return a lower bound for one resource (L2 of Martello and Toth, 1990).
 
-    For a threshold k up to 1/2, parts larger than 1 - k share a GPU with no part of size k or more. Such a part counts as
-    a GPU, a smaller one as its size, and parts below k not at all.
+    Let k be a threshold of at most 1/2. A part larger than 1 - k cannot share a GPU with a part of size k or more, so
+    it counts as a whole GPU. A part of size k to 1 - k counts with its size. Smaller parts do not count.
     """
     whole = ceil(sum(sizes))
     thresholds = sorted({size for size in sizes if 0 < 2 * size <= 1})

@@ -142,7 +142,7 @@ class Refusal:
 class LeftOut:
     """GPUs that the backend does not offer, with the reason.
 
-    Outside of Kubernetes, the layout applies to these GPUs, too.
+    Programs outside of Kubernetes can use these GPUs as the layout says.
     """
 
     where: str

@@ -35,7 +35,7 @@ class Demand:
 
     @property
     def reason(self) -> str:
-        """Return the reason for the figures as text."""
+        """Return the data behind the estimate as text, or which data is missing."""
         known = self.evidence
         if not known.enough:
             return "too little data: %s" % known.missing

@@ -48,7 +48,7 @@ class Evidence:
 def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
     """Return the evidence of each workload, in the order of the fleet.
 
-    The minimum amounts are those of KRR, see Policy.
+    Policy has the minimum amounts, which are those of KRR.
     """
     complete = ~np.isnan(fleet.duty) & ~np.isnan(fleet.memory)
     hours = np.floor(fleet.times / 3600).astype(int) % _HOURS

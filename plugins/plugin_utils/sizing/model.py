@@ -19,7 +19,7 @@ DAY_SECONDS = 86400.0
 
 
 class SizingError(FleetError):
-    """A history or a policy is invalid. There is no result."""
+    """A history or a policy is invalid, so there is no result."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Policy:
     #: Maximum share of samples with more than 100 % duty: on average over all cards, and on any single card.
     saturated_ratio: float = 0.01
     saturated_card_ratio: float = 0.03
-    #: Minimum duty of a GPU that works. A lower duty is noise.
+    #: Minimum duty that counts as work. A lower duty is noise.
     working_percent: float = 1.0
     #: Assumed share of time with work in the busiest hour, if the history does not contain all hours of the day.
     busy_hour_ratio: float = 0.9

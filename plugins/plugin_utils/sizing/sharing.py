@@ -20,7 +20,7 @@ from .search import Group, Limits, Search, Weight
 
 @dataclass(frozen=True)
 class Card:
-    """The workloads on one card. Ratios are shares of time."""
+    """The workloads on one card, and how full the card is. Ratios are shares of time."""
 
     names: tuple[str, ...]
     #: Highest sum of the workloads' memory: as observed, and with margins.
@@ -70,8 +70,8 @@ class _Weigher:
         self.duty_chance = duty_chances(fleet, known, policy)
         self.bins = int(card_bytes // BIN_BYTES)
         # Weight of the expected saturation. It is 1 until the history of a workload contains all hours of the day.
-        # After that, the observed saturation counts more with each day: workloads that did not work at the same time so
-        # far will probably continue this way.
+        # After that, it decreases with each day, so that the observed saturation counts more. Workloads that have not
+        # worked at the same time so far will probably not do so later.
         self.unseen = np.array(
             [1.0 if one.day_ratio < 1 else policy.prior_days / (one.days + policy.prior_days) for one in known]
         )
@@ -105,7 +105,10 @@ class _Weigher:
 
     @staticmethod
     def _beyond(chances: np.ndarray, rows: list[int], most: int) -> float:
-        """Return the probability that the sum of independent values exceeds `most` bins."""
+        """Return the probability that a sum of independent values is above `most`.
+
+        Row i of `chances` has the probabilities of the values 0, 1, 2, … of workload i.
+        """
         total = chances[rows[0]][: most + 1]
         for row in rows[1:]:
             total = np.convolve(total, chances[row])[: most + 1]

@@ -86,7 +86,7 @@ def test_installation_waits_for_another_one(install, tmp_path):
 def test_next_run_starts_units_that_failed(tmp_path, monkeypatch):
     """Restart units that failed in an earlier run.
 
-    All files already have the desired content. Only the installation's record shows that a restart is needed.
+    All files already have the desired content, so only the installation's record shows that a restart is needed.
     """
     monkeypatch.setattr(Installation, "is_host", True)
     sources = read_sources()
@@ -138,7 +138,7 @@ def test_unit_blocked_by_another_run_names_that_run(tmp_path, monkeypatch, waits
 
 def has_open(pid: int, file: Path) -> bool:
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        # Ignore files that the process closes while they are read.
+        # A process can close a file while the test reads its list of open files.
         with suppress(FileNotFoundError):
             if os.readlink(link) == str(file):
                 return True
@@ -377,7 +377,10 @@ def test_invalid_account_gets_no_rule(tmp_path, name):
 
 @needs_sudo
 def test_rule_refused_by_visudo_is_not_installed(install, tmp_path):
-    """Check that visudo is also found in the directories of root's programs."""
+    """Refuse a sudoers rule that visudo refuses.
+
+    The directory of visudo is not in PATH, so the module must also search the directories of root's programs.
+    """
     install(readers=READERS)
     before = (tmp_path / RULE).read_bytes()
     script = (
@@ -462,7 +465,7 @@ def another_bytecode(command):
 
 
 def another_member(command):
-    """Add a file with zipfile, which keeps the archive's comment."""
+    """Add a file to the archive. The module zipfile keeps the archive's comment."""
     with zipfile.ZipFile(command, "a") as archive:
         archive.writestr("sitecustomize.py", "print('not ours')\n")
 
@@ -568,7 +571,10 @@ def test_module_requests_missing_sources_and_changes_nothing(install, tmp_path):
 
 
 def test_sources_are_sent_only_on_request(tmp_path):
-    """Count the bytes that Ansible sends, minus those that it sends for any module."""
+    """Check that sources are sent only to hosts that request them.
+
+    The test counts the bytes that Ansible sends, minus those that it sends for any module.
+    """
     (tmp_path / "play.yml").write_text(BOOT + "    - ansible.builtin.ping:\n")
     given = {"gpu_layout": LAYOUT, "gpu_layout__root": str(tmp_path / "root"), "ansible_python_interpreter": PYTHON}
     given["gpu_layout_installed_code"] = False

@@ -207,7 +207,7 @@ def test_run_waits_for_a_scan_that_has_gpus_open(laid_out):
             wait_until(lambda: stopped_children(looking.pid), "the scan has the GPUs open")
             refused = laid_out("apply", "--layout", layout, "--lock-timeout", "0", status=1)
             assert "another run is changing the layout" in refused.stderr
-            # Other users may run the command too.
+            # Users other than root may run the command too.
             assert drift(laid_out) == {"0": 0, "1": 0, "2": 0}
         finally:
             go_on(looking.pid)

@@ -289,7 +289,7 @@ def test_tenants_are_applied_shown_and_exported(host, monkeypatch):
 
 
 def test_boot_restores_a_renamed_tenant(host, monkeypatch):
-    """Run apply as gpu-layout.service does at boot.
+    """Run `gpu-layout apply` as gpu-layout.service does at boot.
 
     /run is empty, and no process of the tenant is running.
     """
@@ -371,7 +371,7 @@ def test_every_subcommand_has_help(host, name):
 
 
 def _shows_the_wait(host, layout, message):
-    """Start a run that waits for busy GPUs. End the run once it prints the message."""
+    """Start a run that waits for busy GPUs, and end it once it prints that it waits."""
     log = host.folder / "waiting"
     words = ["apply", "--layout", layout, "--on-busy", "wait", "--busy-timeout", str(2 * PATIENCE_SECONDS)]
     with log.open("w") as output:
@@ -417,10 +417,10 @@ UNIT, OLD_UNIT = "[Unit]\nDescription=new\n", "[Unit]\nDescription=old\n"
 
 @pytest.fixture
 def on_trial(host):
-    """Return a layout file and a unit file whose change is on trial.
+    """Return a layout file and a unit file that are on trial until the next reboot.
 
-    The GPUs cannot be reset. The installation has done the first step of a change that needs a reboot. The previous
-    files are kept next to the new ones.
+    The GPUs cannot be reset, so the new layout needs a reboot. The installation has written the new files, and keeps
+    the previous ones next to them.
     """
     host.simulated.create([{"model": "A100-80GB", "count": 2}])
     for gpu in "01":

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test which files gpu-layout loads and reads at its start.
 
-The start takes most of the time of a run.
+Loading these files takes most of the time of a run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ finally:
 def noted(command, *arguments: str) -> tuple[list[str], list[int], list[int]]:
     """Return the argument parsers, the reads of each module, and the exit statuses.
 
-    Only exits without cleanup have a status in the list.
+    The last list has the statuses of exits without cleanup only.
     """
     words = [PYTHON, "-I", "-c", PROGRAM, str(command), *arguments]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)

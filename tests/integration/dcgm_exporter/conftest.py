@@ -27,7 +27,7 @@ DEADLINE = 180
 
 
 class Exporter:
-    """A running exporter, and a client that scrapes it."""
+    """A running exporter, with methods that scrape it."""
 
     def __init__(self, host: SimulatedHost, **settings) -> None:
         self.host, self.folder = host, host.folder

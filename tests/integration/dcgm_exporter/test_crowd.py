@@ -17,7 +17,10 @@ MOST_OF_ADDRESS = 8
 
 
 def test_one_address_gets_a_limited_number_of_threads(host, start):
-    """Let each silent client occupy a thread until its timeout."""
+    """Limit the threads of one address.
+
+    Each silent client of this address occupies a thread until its timeout.
+    """
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     before = threads(exporter)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metrics of the embedded exporter for simulated GPUs that change."""
+"""Test metrics of the embedded exporter while simulated GPUs change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_whole_gpus_and_instances_are_distinguished(host, start, instance):
 
 
 def test_memory_is_exported_once(host, start, instance):
-    """Export memory once: a sum over a host must not count GPUs and their instances."""
+    """Export memory once, so that a sum over a host counts no memory twice."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     (gpu,) = exporter.samples().labels("gpu_memory_used_MiB")
@@ -182,7 +182,7 @@ def test_lost_gpu_does_not_end_the_exporter(host, start):
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [1.0])
     samples = exporter.samples()
     assert samples.of("openfleet_gpu_lost", gpu_index="0") == [0.0]
-    # The lost GPU has no outdated values, and the other GPU has all values.
+    # The exporter reports no outdated values of the lost GPU, and all values of the other GPU.
     assert samples.of("gpu_temperature_C", uuid=uuid) == []
     assert len(samples.of("gpu_temperature_C")) == 1
     # Xid 79: GPU has fallen off the bus.

@@ -47,7 +47,7 @@ def run(tmp_path):
 
 
 def test_exporter_unit_counts_as_monitoring():
-    """Check that the exporter does not block changes.
+    """Check that the exporter's unit counts as monitoring.
 
     The exporter has the GPUs open. If it did not count as monitoring, it would block every change of instances.
     """
@@ -238,7 +238,7 @@ def test_dnf_verifies_packages_and_metadata(asked, written):
 
 
 class With(managers.Apt):
-    """Apt whose repository has one version of each package."""
+    """A stand-in for apt whose repository has one version of each package."""
 
     def __init__(self, version):
         self.version = version

@@ -60,7 +60,7 @@ def attempted(work):
 
 
 def audited(state: dict) -> dict:
-    """Return the verdict about a GPU with a lane keeper, and the excluded GPUs."""
+    """Return whether each GPU is held, and which GPUs right-sizing leaves out."""
     keeper = {"gpu_uuid": state["gpus"][0]["uuid"], "kind": "lane_keeper", "who": "lane-keeper", "pid": 7}
     held = {**state, "gpus": [{**state["gpus"][0], "holders": [keeper]}, {**state["gpus"][1], "holders": []}]}
     found = holdings(None, hosts_of({"a": held}))

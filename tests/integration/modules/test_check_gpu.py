@@ -25,7 +25,7 @@ MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile
 CHANGES = re.compile(
     r"nvml(Init|Shutdown|ErrorString|InternalGetExportTable|\w+?(Set[A-Z]|Reset|Clear|Create|Destroy)\w*)"
 )
-#: Become another user. This user may still read every file, because the checkout and its Python may be in root's home.
+#: Become another user, who may still read every file. The checkout and its Python may be in root's home.
 BECOME = [
     "setpriv",
     "--clear-groups",
@@ -93,7 +93,7 @@ def test_every_simulated_model_matches_and_reproduces_its_file(every_model):
 
 
 def again(host, run, index, key, model):
-    """Check that the model recorded from the report equals the catalogue's model."""
+    """Check that the model file made from the report equals the catalogue's model."""
     report = str(run.folder / "gpu-check.json")
     text = host.gpusim("record", report, "--gpu", str(index), "--key", key, "--models", str(MODELS))
     made = parse_model(text, key.lower() + ".json")

@@ -80,7 +80,7 @@ def test_drain_and_resume_are_idempotent(there, tmp_path):
     there.fault()
     nothing = there.resume()
     assert (nothing["changed"], nothing["done"]) == (False, [])
-    # The module queries no service or scheduler, so that a repeated drain is cheap.
+    # A repeated drain queries no service and no scheduler, so it is cheap.
     assert there.calls() == []
 
 
@@ -214,7 +214,7 @@ def test_only_failed_after_commands_are_retried(there, tmp_path):
     there.drain(commands_after=[f"echo one >> {log}", f"test -e {tmp_path}/now", f"echo two >> {log}"])
     failed = there.resume()
     assert "it exited with status 1" in failed["msg"]
-    # The clients run again, and only the commands are still pending.
+    # The clients run again. Only the commands that follow a drain are still pending.
     assert there.shown() == BEFORE
     (tmp_path / "now").touch()
     assert not there.resume().get("failed")

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test driver calls that hang.
 
-Each call must end at its timeout, be named in the error, and free the host's lock. The simulated NVML stops its caller
-before a call. The stopped caller reacts only to SIGKILL and SIGCONT. Timeouts are shortened where possible, so that the
-tests take only seconds.
+Each call must end at its timeout, and the error must name the call. The host's lock must be free afterwards. The
+simulated NVML stops its caller before a call. The stopped caller reacts only to SIGKILL and SIGCONT. Timeouts are
+shortened where possible, so that the tests take only seconds.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def test_hanging_recovery_keeps_the_journal(host):
 
 
 def test_a_crash_of_the_library_is_reported_with_its_call(host):
-    """Report the failing call.
+    """Report the call in which the library crashed.
 
     Only the child that calls NVML dies, as it does after a fault in the driver's library.
     """
@@ -289,7 +289,7 @@ def test_a_user_waits_half_a_minute_for_a_reading(host, tmp_path):
 
 
 def test_service_leaves_only_one_hung_child(host):
-    """Simulate a child in uninterruptible sleep: SIGKILL does not end it."""
+    """Leave only one child that SIGKILL does not end, as in uninterruptible sleep."""
     host.create(H100[:1])
     hang(host, "nvmlDeviceGetMemoryInfo")
     code = """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A mistake in group_vars gives one message of site.yml, whichever role finds it."""
+"""Check that site.yml prints a mistake in group_vars only once, in whichever role."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPO = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
 SPLIT = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}]}
 ]
-# The variables of the group, and a part of the message.
+# Wrong variables of the group, and a part of the expected message.
 MISTAKES = {
     "layout": ({"gpu_layout": TYPO}, "there is no profile 3g.45gb"),
     "variable": ({"gpu_layout_on_bussy": "drain"}, "gpu_layout_on_bussy: unknown variable"),

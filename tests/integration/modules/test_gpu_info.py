@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module gpu_info against the simulated NVML."""
+"""Test the module gpu_info with the simulated NVML."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_lease_waits_for_a_running_change(fleet):
 
 
 def test_lease_waits_for_a_change_that_waits_for_leases(fleet):
-    """Start a change that waits, and request a lease."""
+    """Request a lease while a change waits for the end of other leases."""
     fleet.apply([mig([0], "1g.10gb")])
     fleet.take(1, LARGE)
     mark = Path(fleet.directory, "waiting.json")
@@ -122,7 +122,7 @@ def test_lease_waits_for_a_change_that_waits_for_leases(fleet):
 
 @contextlib.contextmanager
 def wait_for_lock(fleet):
-    """Let calls in this block wait for the lock."""
+    """Let calls in this block wait for the layout's lock."""
     made = fleet.lease_host
     fleet.lease_host = lambda: made(lock_timeout_seconds=120)
     yield

@@ -65,7 +65,7 @@ def test_plan_is_refused_after_a_gpu_is_lost(host):
 
 
 def test_interrupted_run_is_completed_despite_a_lost_gpu(sick):
-    """Complete the interrupted run, which does not change the lost GPU."""
+    """Complete an interrupted run that did not change the lost GPU."""
     sick.gpusim("fail", "nvmlGpuInstanceCreateComputeInstance", "--code", "kill")
     layout = [dict(HALVES, gpus=[0])]
     with pytest.raises(AssertionError):
@@ -93,7 +93,7 @@ def test_command_names_the_lost_gpu_and_continues(sick, command):
 
 
 def test_unknown_error_of_the_library_without_a_driver_is_no_driver(host):
-    """Treat the unknown error as a missing driver.
+    """Treat NVML's error "unknown" as a missing driver.
 
     NVIDIA's library returns this error in a container if the host has no driver.
     """

@@ -99,7 +99,7 @@ FIX = "Install the driver 570.133.20 or later (nvidia_driver_version)."
 
 @pytest.fixture(name="newer")
 def of_a_newer_gpu(host, bus):
-    """Return a PCI bus with a missing GPU that is too new for the driver."""
+    """Return a PCI bus whose missing GPU is too new for the driver."""
     host.gpusim("set", "driver_version", "550.54.15")
     (bus / MISSING / "device").write_text("0x2901\n")
     return bus

@@ -101,9 +101,9 @@ def test_entry_with_a_missing_gpu_fails_or_skips_it(three):
 
 
 def test_failing_gpu_with_known_name_is_matched_exactly(host):
-    """Match the failing GPU exactly: its UUID, PCI address and model are known.
+    """Match entries exactly if UUID, PCI address and model of a sick GPU are known.
 
-    So no entry is refused for the reason that it might match the GPU.
+    Otherwise, an entry would be refused because it might match the GPU.
     """
     host.create([{"model": "H100-80GB", "count": 1}, {"model": "L40S-48GB", "count": 1}])
     fail(host, "nvmlDeviceGetMigMode")
@@ -233,7 +233,10 @@ PROFILE_CALLS = ("nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstanc
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "NOT_FOUND", "NO_PERMISSION", "UNKNOWN"])
 @pytest.mark.parametrize("sick", [0, 2])
 def test_profiles_that_a_sick_gpu_does_not_report_stay_available_on_others(three, sick, code, call):
-    """Test also the error codes that mean an unsupported profile."""
+    """Keep profiles of other GPUs if a sick GPU does not report its own.
+
+    The test includes the error codes that mean an unsupported profile.
+    """
     fail(three, call, code, gpu=sick)
     done = three.module("mig", layout=[dict(HALVES, gpus="all")], lost="skip")
     assert done.get("changed"), done
@@ -272,8 +275,8 @@ def test_sick_gpu_in_the_other_mode_blocks_no_other(three, sick, call, entry, ch
     fail(three, call, code, gpu=sick)
     before = three.module("gpu_info")["gpus"][sick]
     if (sick, call) == (2, "nvmlDeviceGetGpuInstanceProfileInfo"):
-        changed = True  # The other two agree on the profiles of their model.
-    # The healthy GPUs change as well.
+        changed = True  # The other two GPUs agree on the profiles of their model.
+    # The run changes the healthy GPUs as well.
     layout = [{"gpus": healthy, "sharing": "mig", "mig": WHOLE}, dict(entry, gpus=[sick])]
     if call.startswith("nvmlDeviceGet") and not changed:
         for check in (True, False):

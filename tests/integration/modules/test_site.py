@@ -376,15 +376,15 @@ def test_injected_facts_are_refused_with_the_name_of_the_setting(fleet, tmp_path
     named = f"Set inject_facts_as_vars = False under [defaults] of {file}, the ansible.cfg in use, or set"
     written = f"No ansible.cfg is in use: write one in {tmp_path}, the directory of this run, with the lines"
     assert (named in said) == with_file and (written in said) == (not with_file)
-    # The unsafe option is listed last.
+    # The error lists the unsafe option last.
     assert 0 < said.index("ANSIBLE_INJECT_FACT_VARS=False") < said.index("OPENFLEET_GPU_TRUST_FACTS=1")
     assert "TASK [openfleet.gpu.gpu_layout" not in said
 
 
 def test_monitoring_error_stops_the_run_despite_a_tolerated_loss(fleet):
-    """Stop the run in the playbook itself.
+    """Check that a task of the playbook stops the run after an error of monitoring.
 
-    ansible-core does not end a playbook for an error if a host of the play has failed before.
+    ansible-core itself does not end a playbook for an error if a host of the play has failed before.
     """
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     watchers = {"one": {}, "right": {"gpu_monitoring_state": "absent"}, "wrong": {"gpu_monitoring_state": "gone"}}

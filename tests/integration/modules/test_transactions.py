@@ -31,7 +31,7 @@ NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 @pytest.mark.host_python
 @pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
 def test_fault_at_any_call_ends_in_the_old_or_new_layout(host, library, seed, monkeypatch):
-    """Test a sample of the calls.
+    """Let a sample of the calls fail or die.
 
     `make bench BENCH=mig` tests every call of many transitions.
     """
@@ -46,7 +46,7 @@ def test_fault_at_any_call_ends_in_the_old_or_new_layout(host, library, seed, mo
 @pytest.mark.host_python
 @pytest.mark.parametrize("seed", range(16 if THOROUGH else 2))
 def test_gpu_failing_from_any_call_does_not_block_others(host, library, seed, monkeypatch):
-    """Test a sample of the calls.
+    """Let calls to one GPU fail from a sample of the calls on.
 
     `make bench BENCH=mig` tests every call and every code for some transitions.
     """

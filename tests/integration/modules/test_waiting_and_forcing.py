@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test on_busy: blocking processes are awaited or ended, and others are not."""
+"""Test that `on_busy` waits for or ends blocking processes, and no others."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def owners_checked(playbook):
 def wrong(owners):
     """Return a wrong value for each variable, by name.
 
-    None is left out, because it means a missing variable, which is another error.
+    The value None is not used, because it means a missing variable, which is another error.
     """
     names = sorted({name for owner in owners for name in known.of_owner(owner)})
     return {name: next(value for value in wrong_values(name) if value is not None) for name in names}

@@ -1,9 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test Xid errors:
-
-a control command reports them to the event sets of all clients.
-"""
+"""Test Xid errors, which a control command reports to event sets of all clients."""
 
 from __future__ import annotations
 

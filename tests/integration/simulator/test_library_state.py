@@ -63,7 +63,7 @@ def test_waiter_is_woken_by_a_change_of_another_process(simulator, gpu):
     )
     waiting.start()
     stat = f"/proc/self/task/{waiting.native_id}/stat"
-    # The thread sleeps in the call. Only if it is woken can the call end in time.
+    # The thread sleeps in the call. The call ends in time only if the thread is woken.
     wait_until(lambda: Path(stat).read_text().rpartition(")")[2].split()[0] == "S", "the thread waits")
     assert ended(simulator.python("nvmlDeviceCreateGpuInstance(gpu, 9)")) == 0
     waiting.join(PATIENCE_SECONDS)
@@ -180,7 +180,7 @@ while True:
             assert all(part["uuid"].startswith("MIG-") for part in instance["compute_instances"])
         ends.add(sum(1 + len(instance["compute_instances"]) for instance in left))
         simulator.do("gpusimReset", 0)
-        # The lock of the killed client is free, and the state can be changed.
+        # The lock of the killed client is free, so other clients can change the state.
         nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceCreateGpuInstance(gpu, 0))
     else:
         pytest.fail("no client was killed in the middle of its work")

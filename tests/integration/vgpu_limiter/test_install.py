@@ -239,7 +239,7 @@ def test_prebuilt_files_are_verified_on_the_controller(tmp_path):
 
 
 def test_without_prebuilt_files_the_roles_source_is_built():
-    """Send only the sources.
+    """Build from the role's sources, and send no other files.
 
     Build results or documentation must not cause rebuilds on hosts.
     """
@@ -336,7 +336,7 @@ def test_systemd_reloads_only_after_changed_drop_ins(host, booted):
 
 @pytest.mark.parametrize("then", ["present", "absent"])
 def test_next_run_repeats_a_failed_reload(host, booted, tmp_path, then):
-    """Repeat the reload in the next run.
+    """Repeat a failed reload of systemd in the next run.
 
     The drop-ins are already correct, but without the reload the service would start without a quota.
     """

@@ -51,7 +51,7 @@ def play(
 
 @pytest.mark.parametrize("again", [False, True])
 def test_still_missing_compiler_fails(tmp_path, again):
-    """Fail if there is no compiler even after the packages are installed.
+    """Fail if a host has no compiler even after its packages are installed.
 
     The host then gets no library.
     """
@@ -78,7 +78,10 @@ def test_dry_run_on_a_bare_host_predicts_and_installs_nothing(tmp_path):
 
 
 def test_sources_are_sent_once(tmp_path):
-    """Count the bytes that Ansible sends, minus those that it sends for any module."""
+    """Check that sources are sent only once.
+
+    The test counts the bytes that Ansible sends, minus those that it sends for any module.
+    """
     role = [{"ansible.builtin.import_role": {"name": "openfleet.gpu.vgpu_limiter"}}, {"ansible.builtin.ping": None}]
     keep = {"ANSIBLE_KEEP_REMOTE_FILES": "1", "ANSIBLE_PIPELINING": "0"}
 

@@ -104,7 +104,7 @@ CAN_MOUNT = (
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="this user cannot mount, not even in a private namespace")
 def test_mounted_quota_is_used(tenants):
-    """Refuse another tenant's name in a container.
+    """Use the mounted quota in a container, and refuse another tenant's name.
 
     The library uses the tenant whose folder is mounted, whatever name is given.
     """

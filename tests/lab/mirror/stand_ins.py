@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define stand-ins for NVIDIA's packages, with small content that behaves alike.
 
-Names, versions and purposes come from https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/debian.html and from
-the lists of https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/. The guide also defines which packages
-depend on each other by exact version ("Version locking"). Conflicts with Debian's own packages are not copied from NVIDIA's
-control files. They reflect that the two sets of packages must not be mixed.
+Names, versions and purposes come from https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/debian.html
+and from the lists of https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/. The guide also defines
+which packages depend on each other by exact version ("Version locking"). Conflicts with Debian's own packages are not
+copied from NVIDIA's control files. These conflicts are declared because the two sets of packages must not be mixed.
 """
 
 from __future__ import annotations

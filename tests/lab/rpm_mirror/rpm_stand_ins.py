@@ -31,7 +31,7 @@ from tests.lab.mirror.stand_ins import (
 
 # Two versions from each of two branches. The kernel modules of the last version fail to build.
 VERSIONS = stand_ins.VERSIONS
-# The transaction of this version fails: a scriptlet exits with an error before the files are installed.
+# The installation of this version fails: a scriptlet exits with an error before the files are installed.
 FAILS = "590.44.02"
 TOOLKIT_VERSIONS = ("1.18.1", "1.18.2")
 # The transaction of the second version fails after DCGM was upgraded.
@@ -133,7 +133,7 @@ DRIVER = (
 )
 # A newer kernel that hosts can install.
 NEXT_KERNEL = "6.99.0-1"
-# Versions with precompiled modules for the running kernel, and for the next kernel.
+# Driver versions with precompiled modules for the running kernel, and for the next kernel.
 PRECOMPILED, PRECOMPILED_NEXT = ("580.95.05", "580.105.08"), ("580.105.08",)
 
 
@@ -168,7 +168,8 @@ def precompiled(release: str, kernel: str, base: str) -> Rpm:
 
 PROPRIETARY = modules("kmod-nvidia-latest-dkms", "kmod-nvidia-open-dkms", "NVIDIA")
 SUBNET_MANAGER = Rpm("nvlsm", "2025.06.11", "0", files={NVLSM: (SUBNET, 0o755)})
-# The stream that a site enabled before. Packages of this stream are modular, and packages of other streams are hidden.
+# The module stream that a site has enabled before. Packages of this stream are modular, and DNF hides packages of other
+# streams.
 MODULES = "nvidia-driver"
 
 

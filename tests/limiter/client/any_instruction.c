@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Kill processes of the tenant in the middle of a sequence of calls, each time after more instructions. After each
- * kill, check that the tenant has its whole quota again, to the byte.
+ * Kill processes of the tenant in the middle of a sequence of calls. Each process is killed some instructions later
+ * than the one before. After each kill, check that the tenant has its whole quota again, to the byte.
  *
  *   any_instruction QUOTA SEED KILLS SEQUENCE     prints `kills N of M instructions`, or `lost after N instructions: ...`
  *

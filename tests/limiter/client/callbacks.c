@@ -3,8 +3,8 @@
  *
  * A program that contains a profiler: callbacks QUOTA
  *
- * At each entry point of the driver, a callback allocates and frees memory in every way, including within calls that
- * the limiter makes. At the end, the whole quota must be available.
+ * Each entry point of the driver calls a callback, also if the limiter calls the entry point. The callback allocates
+ * and frees memory in every way. At the end, the whole quota must be available.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,8 +1,8 @@
 /* Copyright: (c) openfleet.gpu contributors
  * SPDX-License-Identifier: Apache-2.0
  *
- * Use CUDA, and print all process state that a library could change, before and after each call. The outputs with and
- * without a limiter show what the limiter has changed.
+ * Use CUDA, and print all process state that a library could change, before and after each call. A test compares the
+ * outputs with and without the limiter.
  */
 #define _GNU_SOURCE
 #include <dirent.h>

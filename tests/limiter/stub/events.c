@@ -86,7 +86,7 @@ static CUresult record(CUevent event, struct CUstream_st *stream)
 EXPORT CUresult cuEventRecord(CUevent e, CUstream s) { return record(e, gpu_stream(s, false)); }
 EXPORT CUresult cuEventRecord_ptsz(CUevent e, CUstream s) { return record(e, gpu_stream(s, true)); }
 
-/* Return whether the event is done. The world's lock must be held. */
+/* Return whether the GPU has reached the event. The world's lock must be held. */
 static bool event_done(struct world *w, CUevent event)
 {
     if (event->index < 0)

@@ -35,7 +35,7 @@ void gpu_submit_kernel(struct CUstream_st *stream, uint64_t nanoseconds);
 void gpu_submit_meeting(struct CUstream_st *stream, uint64_t nanoseconds, int meeting, int ranks);
 /* Wait for all work in the stream. */
 void gpu_wait_for_stream(struct CUstream_st *stream);
-/* Set `captured` if this launch is captured instead of run. Returns an error if it is not allowed. */
+/* Set `captured` if this launch is captured instead of run. Returns an error if the launch is not allowed. */
 CUresult gpu_capturing(struct CUstream_st *stream, bool *captured);
 
 /* Return an error if a call is forbidden during a capture, by the thread's mode: it may deadlock or reorder work. */

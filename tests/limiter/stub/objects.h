@@ -26,7 +26,7 @@ CUresult stub_in_context(void);
 
 /* Return an address for `size` bytes. As with the driver, it may be an address that was just freed. */
 CUdeviceptr stub_address(size_t size);
-/* Return an address below 4 GiB, for functions with 32-bit pointers, or 0 if none is left. */
+/* Return a free address below 4 GiB, for functions with 32-bit pointers. Returns 0 if there is none. */
 CUdeviceptr stub_low_address(size_t size);
 void stub_block_add(struct block block);
 /* Remove the block that starts at `address`. Returns false if there is none. */

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm follows the layout:
+"""Test that Slurm's GRES follow the layout.
 
-changes while jobs run, refused changes, interruptions.
+The tests cover changes while jobs run, refused changes and interruptions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from slurm_host import INVENTORY, MIXED, NODE, SEVEN, SHOWN, THREE, follow, layo
 from tests.lab.role_plays import Ask, run_role
 
 FILES = "/etc/slurm/openfleet_nodes.conf /etc/slurm/openfleet_gres.conf"
-# The state that a refused change must not touch.
+# A command that prints the state that a refused change must not change.
 STATE = f"cat {FILES} /etc/slurm/slurm.conf | sha256sum; {SHOWN}; nvidia-smi -L 2>/dev/null | sha256sum"
 
 
@@ -37,7 +37,7 @@ def test_slurm_follows_the_layout_beside_a_running_job(host):
             follow(
                 layout(THREE), first=f"({STATE}) > /tmp/state-before", then=f"({STATE}) | diff /tmp/state-before - >&2"
             ),
-            # The total changes, so slurmctld would end the job.
+            # The number of GPUs in the GRES changes, so slurmctld would end the job.
             unchanged(layout(SEVEN), then=alive),
             unchanged(
                 layout(MIXED),
@@ -107,7 +107,8 @@ def test_interrupted_run_is_completed_or_restored(host):
     new = host.mapping(layout(MIXED))
     arguments = {"node": NODE, "gres": new["gres"], "gres_types": ["gpu"], "gres_conf": new["gres_conf"]}
     host.module("slurm_config", action="write", **arguments)
-    # A replacement for slurmctld that refuses files which slurmd accepts. Slurm 24.11 reads them with `scontrol reconfigure`.
+    # A replacement for slurmctld that refuses files which slurmd accepts. With Slurm 24.11, slurmctld reads the files
+    # on `scontrol reconfigure`.
     refused_files = "grep -q 1g.10gb:7 /etc/slurm/openfleet_nodes.conf"
     refuses = (
         "mkdir -p /run/systemd/system/slurmctld.service.d; "
@@ -146,7 +147,7 @@ def test_interrupted_run_is_completed_or_restored(host):
 
 
 def test_job_that_started_during_the_change_is_awaited(host):
-    """Check a node that was resumed after the layout changed."""
+    """Wait for a job that started on a node that was resumed after the layout changed."""
     host.reset(layout(MIXED))
     # The instance 3g.40gb does not exist any more, but slurmctld still offers it.
     starts = (

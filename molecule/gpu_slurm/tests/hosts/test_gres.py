@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The devices of jobs, and the jobs that end when the GRES of the node change."""
+"""Test the devices of jobs, and which jobs end when the GRES of the node change."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pads keep running jobs alive while the number of MIG instances changes.
+"""Test pads: GRES without a device that keep the node's total constant.
 
-No job gets a pad.
+With pads, running jobs survive a change of the number of MIG instances. No job gets a pad.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The environment of jobs with the TaskProlog: UUIDs and MPS daemons."""
+"""Test the environment of jobs with the TaskProlog: UUIDs and MPS daemons."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def kinds(host, files):
 
 
 def write(host, path, *lines):
-    """Write the file with the environment of an MPS daemon or a tenant."""
+    """Write the environment file of an MPS daemon or a tenant."""
     host.ask(f"mkdir -p $(dirname {path}); printf '%s\\n' {' '.join(lines)} > {path}")
 
 
 def run(host, options, command="echo $CUDA_VISIBLE_DEVICES", environment=""):
-    """Run a step, and return (exit status, output)."""
+    """Run a job step, and return (exit status, output)."""
     done = host.host.run(f"cd /; {environment} timeout 100 srun {options} sh -c '{command}' </dev/null 2>&1")
     return done.rc, done.stdout.strip()
 
@@ -81,7 +81,7 @@ def test_list_follows_recreated_instances(host, kinds):
     host.ask("systemctl start openfleet-slurm-devices")
     assert "which does not exist" in run(host, "--gres=gpu:3g.40gb:1")[1]
     host.apply(layout(MIXED))
-    # Before, the instances had other capability numbers.
+    # Before the change, the instances had other capability numbers.
     number = host.ask("head -n 1 /etc/slurm/openfleet_gres.conf").rpartition("-cap")[2].strip()
     files = f"/etc/slurm/openfleet_gres.conf {SETTINGS}"
     host.ask(f"sed -i 's/nvidia-cap{number}\\>/nvidia-cap2/' {files}; chown slurm /etc/slurm/openfleet_gres.conf")

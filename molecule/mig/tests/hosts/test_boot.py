@@ -46,7 +46,7 @@ def host(request, gpu_host):
 
 
 def test_only_listed_clients_wait_for_the_layout(host):
-    """Let only the listed clients wait.
+    """Let only the clients that the boot unit names wait for the layout.
 
     A driver that hangs must not block logins.
     """

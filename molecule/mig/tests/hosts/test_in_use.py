@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test changes of busy GPUs.
 
-Depending on the configuration, a change avoids busy GPUs, is refused, waits, or ends their processes.
+Depending on the configuration, a change keeps busy instances, is refused, waits, or ends their processes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_container_with_gpu_holds_it_unopened(refused, hopper):
 
 
 def test_holders_that_can_stay_are_kept(apply, hopper):
-    """Keep the busy half of a GPU, whichever half it is.
+    """Keep the busy half of a GPU, for each of the two halves.
 
     A plan that ignores holders would always keep the same half.
     """

@@ -23,7 +23,7 @@ _NODES = Read("v1", "Node")
 _NAMESPACES = Read("v1", "Namespace")
 _QUOTAS = tuple(Read(quotas.API, kind) for kind in quotas.KINDS)
 _HYPER_NODES = Read(hyper_nodes.API, hyper_nodes.KIND)
-# Fix if the cluster does not have a kind.
+# Advice for a kind of objects that the cluster does not have.
 _MISSING = {
     quotas.API: "Install Kueue 0.15 or later, or remove gpu_kubernetes_quotas",
     hyper_nodes.API: "Install Volcano 1.12 or later, or remove gpu_kubernetes_hypernodes",
@@ -131,7 +131,7 @@ def _difference(
 ) -> Shared:
     """Return the changes of the role's objects of these kinds.
 
-    Afterwards, they equal the desired objects. Objects of others are not changed.
+    After the changes, these objects equal the desired ones. Objects that the role did not write are not changed.
     """
     missing = [kind for kind in kinds if found.get(kind) is None]
     if missing and desired:

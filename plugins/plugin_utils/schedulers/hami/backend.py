@@ -67,7 +67,8 @@ class Hami(KubernetesBackend):
         "selector": "app.kubernetes.io/component=hami-device-plugin",
         "release": "hami",
     }
-    # If the webhook does not respond, pods must wait instead of bypassing HAMi. The chart excludes HAMi's own pods.
+    # If the webhook does not respond, pods must wait and not bypass HAMi. The chart excludes HAMi's own pods from the
+    # webhook.
     chart_values: Mapping[str, Any] = {"scheduler": {"admissionWebhook": {"failurePolicy": "Fail"}}}
     refused = (
         "(?i:%s)" % _REFUSED,
@@ -103,7 +104,7 @@ class Hami(KubernetesBackend):
             return Changes(problems=tuple(problems))
         data = {} if content == _content(config_map) else {self.config_key: content}
         on_hami = registration.registered(node) or {}
-        # HAMi assigns no pods to other GPUs.
+        # Only these GPUs need a cordon, because HAMi assigns no pods to GPUs that it does not offer.
         affected = [uuid for uuid in place.changing if uuid in on_hami]
         cordoning, own = cordon.cordon(node, affected), cordon.own(node)
         new = [uuid for uuid in affected if uuid not in cordon.cordoned(node)]
@@ -134,7 +135,8 @@ class Hami(KubernetesBackend):
         """
         removal = super().removal(name, nodes, None, objects)
         node = next((node for node in nodes if name_of(node) == name), None)
-        # From a registration that stays, HAMi's scheduler assigns pods to the node although no plugin runs there.
+        # If the registration stays on the node, HAMi's scheduler assigns pods to the node although no plugin runs
+        # there.
         ends = removal.labels.get("gpu", _LABEL["gpu"]) != _LABEL["gpu"]
         left = dict.fromkeys(_LEFT if ends else ())
         return dataclasses.replace(removal, data={}, uncordon=cordon.release(node), leftovers=left)

@@ -4,11 +4,11 @@
 """Create the JSON patches that cordon and release single GPUs of a node. Pure.
 
 HAMi's scheduler assigns no new pods to GPUs in the annotation hami.io/device-cordon. Pods on these GPUs keep running.
-It reads this annotation only together with the node's registration: if that changes, or if the value of
-hami.io/node-handshake does not contain "Requesting". In the second case, it writes "Requesting_<time>" (CheckHealth in
-pkg/device/devices.go and Scheduler.register in pkg/scheduler/scheduler.go of HAMi 2.10, which runs every 15 s). So a patch also
-writes the handshake as older device plugins do, "Reported_<time>" (docs/develop/protocol.md). When the scheduler has replaced
-it, the scheduler knows the cordon.
+The scheduler reads this annotation only together with the node's registration. It does so if the registration changes,
+or if the value of hami.io/node-handshake does not contain "Requesting". In the second case, it writes
+"Requesting_<time>" (CheckHealth in pkg/device/devices.go and Scheduler.register in pkg/scheduler/scheduler.go of HAMi
+2.10, which runs every 15 s). So a patch also writes the handshake as older device plugins do, "Reported_<time>"
+(docs/develop/protocol.md). When the scheduler has replaced this value, it knows the cordon.
 
 A patch first tests the values that were read. If someone else has changed one of them, the cluster refuses the patch.
 """

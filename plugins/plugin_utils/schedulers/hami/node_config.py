@@ -40,7 +40,7 @@ def merged(config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> 
         if name not in entries:
             rows.append(row)
             continue
-        # The plugin applies all entries with its node name. One entry replaces them.
+        # The plugin applies all entries with its node name, so one entry replaces all of them.
         desired = waiting.pop(name, None)
         if desired is not None:
             rows.append(_with(row, desired))

@@ -4,8 +4,9 @@
 """Compare the GPUs that HAMi has registered for a node with the layout. Pure.
 
 HAMi's device plugin lists its GPUs in a node annotation, as JSON. It checks them every 30 s, and writes the annotation if it
-changed (WatchAndRegister in pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go of HAMi 2.10). The annotation has no
-time. So whether it is stale shows in the kubelet's number of resources, which becomes 0 when the plugin ends.
+changed (WatchAndRegister in pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go of HAMi 2.10). The annotation
+has no time. When the plugin ends, the kubelet's number of resources becomes 0, which shows that the annotation is
+stale.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ _MIG_AT_WORK = ("pending", "rebooting")
 _ABSENT = ("false", "paused-for-mig-change")
 # Components that hold GPUs. mig-manager pauses the same components when it changes the MIG mode.
 _CLIENTS = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
-# Label value that pauses a component. mig-manager uses another value. So labels that mig-manager left behind can be
-# recognized, and an administrator must handle them.
+# Label value that pauses a component. mig-manager uses another value, so labels that mig-manager left behind can be
+# recognized. An administrator must handle such labels.
 _PAUSED = "paused-for-openfleet-gpu"
 
 

@@ -79,7 +79,7 @@ def resource_name(profile: str) -> str:
 def config_name(config: Mapping[str, Any]) -> str:
     """Return the ConfigMap key of a configuration, derived from its content.
 
-    The plugin's config-manager does not notice if the content of a key changes, because it only compares the target of the link
+    The plugin's config-manager does not notice if the content of a key changes. It only compares the target of the link
     to the selected file. So a changed configuration gets a new key, and the label of the node is set to the new key.
     """
     content = json.dumps(config, sort_keys=True, separators=(",", ":"))

@@ -158,7 +158,7 @@ def _foreign(node: str, item: Mapping[str, Any]) -> str:
 def _two_offers(node: Any, name: str) -> list[str]:
     """Return a problem if the device plugin offers GPUs of the node.
 
-    Otherwise, Kubernetes could assign a GPU to two pods: to one by the resource, and to another one by a claim.
+    If both run, Kubernetes could assign a GPU to two pods: to one pod by the resource, and to another pod by a claim.
     """
     offered = ["%s %d" % item for item in allocatable(node, OF_DEVICE_PLUGIN).items() if item[1]]
     problem = (

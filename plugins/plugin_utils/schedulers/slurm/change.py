@@ -50,7 +50,7 @@ class Desired:
 
     devices      devices, in the order that a node without jobs has
     shared       GRES other than gres/gpu, such as shards
-    room         number of devices for which a new total leaves room, so that later changes can keep the total
+    room         number of devices that a new total must have room for, so that later changes can keep the total
     keeps_total  whether pads may be added to keep the total
     """
 

@@ -95,7 +95,7 @@ def _by_index(gpus: Sequence[NodeGpu]) -> list[NodeGpu]:
 def _in_order(devices: Sequence[Device]) -> list[Device]:
     """Group devices by type.
 
-    A type comes before another one if its first device does.
+    The types are in the order of their first devices.
     """
     kinds = list(dict.fromkeys(device.type for device in devices))
     return sorted(devices, key=lambda device: kinds.index(device.type))

@@ -22,7 +22,8 @@ SERVED = "_mps"
 # scontrol appends sockets and positions in parentheses, as in gpu:h100:8(S:0-1).
 _DETAILS = re.compile(r"\([^()]*\)")
 _COUNT = re.compile(r"[0-9]{1,9}")
-# A count at the end. It is a whole part, because types such as 3g.40gb also start with a digit.
+# A count at the end of a GRES. It must be all of the text between two colons, because types such as 3g.40gb also start
+# with a digit.
 _LIKE_COUNT = re.compile(r"[0-9]+[KMGTP]?", re.IGNORECASE)
 
 

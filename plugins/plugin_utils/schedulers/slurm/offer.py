@@ -69,7 +69,7 @@ def shared_gres(gpus: Sequence[NodeGpu]) -> list[Gres]:
 def room(gpus: Sequence[NodeGpu]) -> int:
     """Return the largest number of devices that the GPUs can have.
 
-    GPUs in MIG mode are assumed to stay in MIG mode, and others without it.
+    The MIG mode of each GPU is assumed to stay as it is.
     """
     largest = 0
     for each in gpus:

@@ -27,7 +27,7 @@ def record(
 
     `lines` are the lines of gres.conf about gres/gpu of the node, `gres` its current GRES, and `nodes` its device
     nodes. The UUID is empty if the files in a line are not those of a current device. Returns an empty tuple if the
-    lines do not list the devices, for example with AutoDetect.
+    lines do not list the devices. AutoDetect is an example.
     """
     devices = [device for gpu in gpus for device in all_devices(gpu)]
     known = {frozenset(device_files(device, nodes)): device.uuid for device in devices}

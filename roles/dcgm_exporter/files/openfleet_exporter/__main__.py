@@ -84,7 +84,7 @@ def serve(settings: Dict[str, Any]) -> None:
     server = Server(settings["address"], int(settings["port"]), application, context)
     for thread in (xids, gpm):
         thread.start()
-    # Start counting Xid errors before the first scrape is answered.
+    # Start to count Xid errors before the first scrape is answered.
     xids.ready.wait(10)
     for thread in (xids, gpm):
         threading.Thread(target=end_with, args=(thread,), daemon=True).start()

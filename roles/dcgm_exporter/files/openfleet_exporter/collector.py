@@ -65,7 +65,7 @@ class Families:
 
 
 class HostCollector(Collector):
-    """Read NVML at each scrape. Scrapes are serialized, in case NVML is slow."""
+    """Read NVML at each scrape, one scrape at a time, because NVML may be slow."""
 
     def __init__(
         self,

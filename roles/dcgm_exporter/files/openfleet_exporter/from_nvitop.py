@@ -34,7 +34,7 @@ class FromNvitop:
     def __init__(self, hostname: str, processes: str = "usage", links: bool = False) -> None:
         """Set up the wrapper.
 
-        `processes` is usage, none or commands (usage and command lines).
+        `processes` selects the metrics of processes: usage, none, or commands (usage and command lines).
         """
         self.hostname, self.processes, self.links = hostname, processes, links
         self.device_uuids: Optional[Tuple[str, ...]] = None
@@ -73,7 +73,7 @@ class FromNvitop:
         self.exporter = PrometheusExporter(devices, hostname=self.hostname, registry=self.registry)
 
     def _known(self, family: Metric, silent: Set[str]) -> Metric:
-        """Remove NaN (nvitop's value for unknown), and memory counted on another device."""
+        """Remove unknown values (NaN), and memory that another device already counts."""
         kept = Metric(family.name, family.documentation, family.type)
         if family.name.startswith(OMITTED) or (not self.links and family.name in LINKS):
             return kept

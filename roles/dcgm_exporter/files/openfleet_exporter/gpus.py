@@ -33,7 +33,7 @@ class NvmlGoneError(Exception):
 
 
 def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call NVML. Return None if it reports an error. Raises NvmlGoneError."""
+    """Call NVML, and return None if NVML reports an error. Raises NvmlGoneError."""
     try:
         return function(*arguments)
     except nvml.NVMLError as error:

@@ -151,7 +151,7 @@ class Handler(WSGIRequestHandler):
 
 
 class Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Serve each client in a separate thread, so that none delays the others.
+    """Serve each client in a separate thread, so that no client delays another.
 
     The thread also does the TLS handshake.
     """

@@ -92,7 +92,8 @@ def _run(options: argparse.Namespace) -> None:
     compute_instance = place.compute_instance if options.ci is None else options.ci
     if gpu_instance != WHOLE and compute_instance == WHOLE:
         compute_instance = 0
-    # The entry belongs to this process. exec keeps the PID and start time, so the entry lasts as long as the command.
+    # The process entry belongs to this process. exec keeps the PID and the start time, so the entry lasts as long as
+    # the command.
     pid = os.getpid()
     control.attach(pid, place.gpu, gpu_instance, compute_instance, options.type, load.memory_bytes(options.memory))
     try:

@@ -121,7 +121,7 @@ def capabilities(state: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def devices(kernels: str) -> tuple[str, int]:
-    """Return the text of /proc/devices with the driver's numbers, and a major number.
+    """Return the text of /proc/devices with the driver, and a major number.
 
     `kernels` is the text from the kernel, or an earlier result of this function. The major number belongs to the
     capabilities.

@@ -18,9 +18,9 @@ from . import kernel_files
 from .control import Control
 from .errors import FleetError
 
-# Source of the mounts in /proc/mounts. The mounts are recognized by it.
+# Name of the mounts' source in /proc/mounts, by which `remove` recognizes them.
 MOUNT_SOURCE = "gpusim"
-# Poll interval. It matters only for changes by killed processes, which could not announce their change.
+# Poll interval. It matters only for changes by processes that were killed before they could announce their change.
 LOOK_EVERY_SECONDS = 10
 READ_BY_ALL = 0o444
 

@@ -27,7 +27,7 @@ _MAPPINGS = {
     "pcie": ("generation", "width"),
     "inforom": ("image", "oem", "ecc", "power"),
 }
-# Fields in the order of a model file. They are written as read.
+# Fields in the order of a model file. Their values are written as they were read.
 _FIELDS = (
     "pci_subsystem_id", "brand", "architecture", "compute_capability", "multiprocessors", "memory_total_mib",
     "memory_reserved_mib", "bar1_total_mib", "memory_bus_width_bits", "row_remapper_banks", "power_watts", "memory_power_watts",
@@ -46,7 +46,7 @@ _PROFILE_LINES = (
 
 
 def read_report(path: str, gpu: int) -> tuple[Readings, str]:
-    """Return one GPU's readings from a gpu-check.json, and a line with their source.
+    """Return one GPU's readings from a gpu-check.json, and a text with their source.
 
     Raises FleetError.
     """

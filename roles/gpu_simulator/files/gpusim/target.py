@@ -20,7 +20,7 @@ class TargetError(FleetError):
 
 @dataclass(frozen=True)
 class Target:
-    """NVML IDs of a target. An ID is WHOLE if the name does not contain this level."""
+    """NVML IDs of a target. The ID of a level that the name does not have is WHOLE."""
 
     gpu: int
     gpu_instance: int = WHOLE

@@ -15,7 +15,7 @@ from .model import COUNTS, DIVIDER, Slices, pass_point, read, write
 
 @dataclass(frozen=True)
 class Request(GpuStep):
-    """Request a number of slices.
+    """The step that requests a number of slices for a device.
 
     If another number is active, the driver must be reloaded.
     """

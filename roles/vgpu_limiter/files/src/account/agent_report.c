@@ -49,7 +49,7 @@ static bool read_whole(int descriptor, struct nvml_report *report)
 	return false;
 }
 
-/* False if the report is missing or old. */
+/* Return false if the report is missing or old. */
 static bool read_report(const struct tenant *tenant, struct nvml_report *report)
 {
 	char path[512];
@@ -161,7 +161,7 @@ bool agent_report_learn(struct account *account, const struct quota *quota)
 	}
 	if (unknown && speaks) {
 		charge_all(account, quota, report);
-		/* If the report is complete but omits these contexts, waiting longer does not help. */
+		/* If a complete report omits these contexts, waiting longer does not help. */
 		atomic_fetch_or(&account->learned, report->asked_ns > began ? unknown : 0);
 	}
 	atomic_store(&account->settling, false);

@@ -84,7 +84,7 @@ static bool is_process(const struct tenant *tenant, uint32_t slot, uint32_t nonc
 
 void tenant_raise_context(struct tenant *tenant, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes)
 {
-	/* Check without the lock first, because the value rarely has to be raised. */
+	/* First check without the lock, because the value rarely has to be raised. */
 	if (!is_process(tenant, slot, nonce) || atomic_load(&tenant->region->slots[slot].context[gpu]) >= bytes)
 		return;
 	region_lock(tenant);

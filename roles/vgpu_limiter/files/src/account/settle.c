@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Charge changes that no hooked call shows.
+ * Charge memory that changes without a call of a hooked function.
  */
 #include "account/settle.h"
 

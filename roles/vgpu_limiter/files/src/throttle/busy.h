@@ -18,8 +18,8 @@ bool busy_before(struct launch *, CUstream);	/* false: the launch cannot be time
 /* host_ns is the host time of the launch, or 0 if other launches were in flight. */
 void busy_after(struct launch *, CUstream, bool timed, bool launched, int64_t host_ns);
 
-/* A check for finished work at one point in time. Always end it with busy_end_asking, because the thread's capture
- * mode is changed during the check. */
+/* A check of which launches have finished. Always end it with busy_end_asking, because the thread's capture mode is
+ * changed during the check. */
 struct asking { int64_t now_ns; bool begun; int mode; };
 void busy_end_asking(struct asking *);
 

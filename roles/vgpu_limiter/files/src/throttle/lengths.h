@@ -14,7 +14,7 @@
 
 /* Return the recent duration of a kernel or graph, or an assumed duration before the first measurement. */
 int64_t busy_estimate(const struct busy *, const struct work *, bool *known);
-/* Return the data of a function with a shape (0: any shape). NULL if unknown. */
+/* Return the data of a kernel with this shape (0: any shape). NULL if unknown. */
 struct estimate *length_find(const struct busy *, const void *function, uint64_t shape);
 /* Return whether the kernel has several durations and is charged with its average. */
 bool length_varies(const struct estimate *);

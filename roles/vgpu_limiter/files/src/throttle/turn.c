@@ -60,7 +60,7 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 	return POLL_NS;
 }
 
-/* Return how long to wait for the holder's lease. After a useless wake-up, wait only for a short time. */
+/* Return how long to wait for the holder's lease. After a useless wake-up, the time is short. */
 static int64_t wait_for_lease(struct throttle_gpu *g, int holder, int64_t now)
 {
 	struct watch watch = turnstile_watch(g->mine, holder);

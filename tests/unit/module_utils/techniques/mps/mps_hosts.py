@@ -21,7 +21,7 @@ UNIT = "openfleet-mps@inference.service"
 
 
 class Host:
-    """Answers like systemd 252 and the MPS daemon of driver release 550.
+    """A simulated host with systemd 252 and MPS daemons of driver release 550.
 
     `servers` maps the pid of a server to its limits and clients.
     """
