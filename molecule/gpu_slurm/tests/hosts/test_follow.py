@@ -7,6 +7,7 @@ The tests cover changes while jobs run, refused changes and interruptions.
 
 from __future__ import annotations
 
+import pytest
 from slurm_host import INVENTORY, MIXED, NODE, SEVEN, SHOWN, THREE, follow, layout
 
 from tests.lab.role_plays import Ask, run_role
@@ -146,6 +147,7 @@ def test_interrupted_run_is_completed_or_restored(host):
     host.ask("! ls /var/lib/openfleet-gpu/drain.json 2>&1")
 
 
+@pytest.mark.thorough
 def test_job_that_started_during_the_change_is_awaited(host):
     """Wait for a job that started on a node that was resumed after the layout changed."""
     host.reset(layout(MIXED))
