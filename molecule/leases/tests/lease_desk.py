@@ -44,7 +44,8 @@ class Desk:
     def taken(self, user: str, size: str, program: str = STAY) -> Background:
         """Start a program in the background, and wait until its lease has started."""
         started = self.start(user, size, program)
-        self.wait_for(lambda: started.answer("lease"), f"a lease of {user}")
+        self.wait_for(lambda: started.answer("lease") or started.has_ended(), f"a lease of {user}")
+        assert started.answer("lease"), self.ask(f"cat {started.file}.err")
         return started
 
     def rows(self) -> list[dict]:
@@ -109,6 +110,9 @@ class Background:
         lines = self.desk.host.run(f"cat {self.file}.err").stdout.splitlines()
         answers = [json.loads(line) for line in lines if line.startswith("{")]
         return next((each[kind] for each in reversed(answers) if kind in each), None)
+
+    def has_ended(self) -> bool:
+        return self.desk.host.run(f"test -s {self.file}.status").rc == 0
 
     @property
     def number(self) -> int:

@@ -34,8 +34,7 @@ SOCKET = "/run/openfleet-gpu-keep.sock"
 MOST_LINE_BYTES, MOST_ANSWER_BYTES = 4096, 65536
 #: Maximum number of open connections for all users and for one user, and seconds in which a client must send its line.
 MOST_CONNECTIONS, MOST_OF_USER, LINE_SECONDS = 32, 2, 5.0
-#: Maximum number of requests for each user per minute.
-MOST_REQUESTS, _MINUTE = 20, 60.0
+_MINUTE = 60.0
 #: Time limit in seconds for a scan of the host's processes.
 ANSWER_SECONDS = 30.0
 #: Seconds without requests after which the service ends. The socket unit starts it again.
@@ -72,6 +71,9 @@ class Server:
 
     `command` is the command that sends valid requests, for messages.
     """
+
+    #: Maximum number of requests for each user per minute.
+    most_requests = 20
 
     def __init__(
         self,
@@ -155,9 +157,9 @@ class Server:
         now = time.monotonic()
         if len(self._requests) >= _MOST_USERS:
             self._requests = {user: times for user, times in self._requests.items() if times[-1] > now - _MINUTE}
-        times = self._requests.setdefault(uid, deque(maxlen=MOST_REQUESTS))
-        if len(times) == MOST_REQUESTS and times[0] > now - _MINUTE:
-            raise KeepError("this host", "you sent %d requests within a minute" % MOST_REQUESTS, "Wait a minute.")
+        times = self._requests.setdefault(uid, deque(maxlen=self.most_requests))
+        if len(times) == self.most_requests and times[0] > now - _MINUTE:
+            raise KeepError("this host", "you sent %d requests within a minute" % self.most_requests, "Wait a minute.")
         times.append(now)
 
     def _read(self, connection: Connection) -> None:

@@ -32,6 +32,9 @@ _RECOVER_SECONDS = 300.0
 class LeaseServer(Server):
     """Serves the lease socket as long as the host has leases."""
 
+    #: A script may take many short leases.
+    most_requests = 120
+
     def __init__(self, listener: socket.socket, service: LeaseService, log: Callable[[str], None] = print) -> None:
         super().__init__(listener, lambda _line, _uid: "", log, COMMAND)
         self._service = service
