@@ -99,9 +99,11 @@ class Background:
     def __init__(self, desk: Desk, user: str, file: str, command: str) -> None:
         self.desk, self.user, self.file = desk, user, file
         script = f"echo $$ >{file}.pid; exec {command}"
+        status = f"runuser -u {user} -- sh -c {shlex.quote(script)}; echo $? >{file}.status"
         desk.ask(
             f"rm -f {file}.*; cd /home/{user}; touch {file}.pid; chown {user} {file}.pid; "
-            f"setsid sh -c {shlex.quote(f'runuser -u {user} -- sh -c {shlex.quote(script)}; echo $? >{file}.status')} "
+            # A signal that the tests' own caller ignores (nohup) would be ignored by the program, too.
+            f"setsid env --default-signal=HUP,INT,QUIT sh -c {shlex.quote(status)} "
             f">{file}.out 2>{file}.err </dev/null &"
         )
 
