@@ -14,12 +14,12 @@ import re
 from typing import Any, Mapping, Sequence
 
 from ...host_values import text
-from ..kubernetes import hami_core
+from ..kubernetes import hami_core, node_config
 from ..kubernetes.api_objects import name_of
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, allocatable
 from ..model import Node, Offer
 from ..protocol import Changes, Kind, Place, Removal
-from . import cordon, node_config, registration, surroundings
+from . import cordon, registration, surroundings
 
 # The node selector of HAMi's DaemonSet (values.yaml, `nvidiaNodeSelector`).
 _LABEL = {"gpu": "on"}
@@ -140,14 +140,6 @@ class Hami(KubernetesBackend):
         ends = removal.labels.get("gpu", _LABEL["gpu"]) != _LABEL["gpu"]
         left = dict.fromkeys(_LEFT if ends else ())
         return dataclasses.replace(removal, data={}, uncordon=cordon.release(node), leftovers=left)
-
-    def merged(self, config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, str]:
-        """Return the new content of config.json, and a problem or an empty text."""
-        try:
-            return node_config.merged(config_map, entries), ""
-        except node_config.UnreadableError as error:
-            cure = "Repair it, or delete the key to let the role create it. Nothing was changed."
-            return "", "%s is not readable: %s. %s" % (self.config_key, text(str(error), 200), cure)
 
     def pending_resources(
         self, offer: Mapping[str, Any], node: Any, _objects: Sequence[Any]

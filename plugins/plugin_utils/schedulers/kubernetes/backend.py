@@ -16,6 +16,7 @@ from ...host_values import text
 from ..model import Node, Offer
 from ..protocol import Changes, Kind, Member, Place, Read, Removal, Shared
 from ..registry import KEYS, backend
+from . import node_config
 from .api_objects import annotations_of, labels_of, name_of, texts
 
 # Labels that protect the layout from the GPU operator's mig-manager. By default, mig-manager would remove all instances.
@@ -159,7 +160,11 @@ class KubernetesBackend:
 
     def merged(self, config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, str]:
         """Return the new content of `config_key`, and a problem or an empty text."""
-        raise NotImplementedError
+        try:
+            return node_config.merged(texts(config_map, "data").get(self.config_key, node_config.EMPTY), entries), ""
+        except node_config.UnreadableError as error:
+            cure = "Repair it, or delete the key to let the role create it. Nothing was changed."
+            return "", "%s is not readable: %s. %s" % (self.config_key, text(str(error), 200), cure)
 
     def pending_resources(
         self, offer: Mapping[str, Any], node: Any, _objects: Sequence[Any]

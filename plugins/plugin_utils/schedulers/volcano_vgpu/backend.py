@@ -14,12 +14,12 @@ import re
 from typing import Any, Mapping, Sequence
 
 from ....module_utils.errors import FleetError
-from ..kubernetes import hami_core
+from ..kubernetes import hami_core, node_config
 from ..kubernetes.api_objects import annotations_of, labels_of, texts
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, config_text
 from ..model import Node, Offer
 from ..protocol import Changes, Member, Place, Read, Shared
-from . import node_config, scheduler_conf
+from . import scheduler_conf
 
 _NODE_LABEL = {"openfleet.gpu/backend": "volcano_vgpu"}
 # Label with a digest of the node's configuration. If it changes, the plugin is restarted.
@@ -144,18 +144,26 @@ def _configs(
     """Return the changed ConfigMap of the plugin with a line of the plan, or None."""
     where = "ConfigMap %s/%s" % (read.namespace, read.name)
     config_map = found[0] if found else None
-    text = texts(config_map, "data").get(node_config.KEY, "")
-    entries = {
+    text = texts(config_map, "data").get(node_config.CONFIG_KEY, node_config.EMPTY)
+    entries: dict[str, Mapping[str, Any] | None] = {
         row["name"]: row
         for member in members
         if (member.namespace, member.config_map) == (read.namespace, read.name) and member.offer is not None
         for row in member.offer["config"].get("nodeconfig", [])
         if not removed
     }
-    changed = node_config.merge(text, entries, removed, "%s, %s" % (where, node_config.KEY))
+    entries.update(dict.fromkeys(removed))
+    try:
+        changed = node_config.merged(text, dict(sorted(entries.items())))
+    except node_config.UnreadableError as error:
+        place = "%s, %s" % (where, node_config.CONFIG_KEY)
+        raise FleetError(place, "it is not readable: %s" % error, "Repair it, or delete the key.") from None
     if changed == text:
         return None
-    return _written(read, config_map, node_config.KEY, changed), "%s: write key %s" % (where, node_config.KEY)
+    return _written(read, config_map, node_config.CONFIG_KEY, changed), "%s: write key %s" % (
+        where,
+        node_config.CONFIG_KEY,
+    )
 
 
 def _written(read: Read, current: Any, key: str, text: str) -> dict[str, Any]:

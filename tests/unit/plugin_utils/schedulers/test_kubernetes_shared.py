@@ -428,6 +428,17 @@ def test_a_node_outside_of_the_run_keeps_its_configuration():
     assert cluster.plan(rows, scheduler=SCHEDULER)["in_step"]
 
 
+def test_entries_are_merged_as_the_plugin_reads_them():
+    """Treat keys that differ only in case as equal, as Go does, and keep settings of the site."""
+    present = {"NodeConfig": [{"Name": "n1", "deviceSplitCount": 9, "libcudaloglevel": "3"}, {"name": "n1"}]}
+    cluster = volcano(**{"config.json": json.dumps(present)})
+    changes = cluster.plan([row("n1", SHARED, "volcano_vgpu")], scheduler=SCHEDULER)
+    found = json.loads(written(changes, "volcano-vgpu-node-config")["data"]["config.json"])
+    [entry] = found.pop("NodeConfig")
+    assert found == {} and (entry["name"], entry["devicesplitcount"], entry["libcudaloglevel"]) == ("n1", 4, "3")
+    assert not {"Name", "deviceSplitCount"} & entry.keys()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"nodeconfig": {}}', '{"nodeconfig": [1]}'])
 def test_an_unreadable_node_configuration_is_refused(text):
     cluster = volcano(**{"config.json": text})

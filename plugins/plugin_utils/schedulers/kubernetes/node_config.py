@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Merge entries of nodes into the configuration of HAMi's device plugin. Pure.
+"""Merge entries of nodes into the configuration of a device plugin of HAMi or Volcano. Pure.
 
-The plugin reads the file config.json from its ConfigMap when it starts: {"nodeconfig": [{"name": ..., ...}]}. Go reads the keys
-without regard to case (charts/hami/values.yaml, `devicePlugin.nodeConfiguration.config`, and DevicePluginConfigs in
-pkg/device/nvidia/device.go of HAMi 2.10).
+Both plugins read the file config.json from their ConfigMap when they start: {"nodeconfig": [{"name": ..., ...}]}. Go reads the
+keys without regard to case. HAMi 2.10: charts/hami/values.yaml, `devicePlugin.nodeConfiguration.config`, and
+DevicePluginConfigs in pkg/device/nvidia/device.go. Volcano: doc/config.md of volcano-vgpu-device-plugin, "Node Configs".
 """
 
 from __future__ import annotations
@@ -13,24 +13,21 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping
 
-from ..kubernetes.api_objects import texts
-
 CONFIG_KEY = "config.json"
 EMPTY = '{"nodeconfig": []}\n'
 _NODES = "nodeconfig"
 
 
 class UnreadableError(Exception):
-    """The content of the ConfigMap is not a configuration of HAMi's device plugin."""
+    """The text is not a configuration of the device plugin."""
 
 
-def merged(config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> str:
+def merged(present: str, entries: Mapping[str, Mapping[str, Any] | None]) -> str:
     """Return config.json with these entries, or the present text if nothing differs.
 
     `entries` maps node names to entries. The entry None is removed. Entries of other nodes, other keys of the file, and keys of
     an entry that the new entry does not set are kept. Raises UnreadableError.
     """
-    present = texts(config_map, "data").get(CONFIG_KEY, EMPTY)
     data = _read(present)
     (key,) = [name for name in data if name.lower() == _NODES] or [_NODES]
     rows: list[dict[str, Any]] = []
@@ -47,12 +44,6 @@ def merged(config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> 
     rows += [dict(desired) for desired in waiting.values() if desired is not None]
     result = {**data, key: rows}
     return present if result == data else json.dumps(result, indent=2) + "\n"
-
-
-def names(config_map: Any) -> set[str]:
-    """Return the names of the nodes that have an entry. Raises UnreadableError."""
-    data = _read(texts(config_map, "data").get(CONFIG_KEY, EMPTY))
-    return {_name(row) for key, rows in data.items() if key.lower() == _NODES for row in rows or []}
 
 
 def _read(present: str) -> dict[str, Any]:
