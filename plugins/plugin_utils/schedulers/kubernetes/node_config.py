@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Merge entries of nodes into the configuration of a device plugin of HAMi or Volcano. Pure.
+"""Merge entries of nodes into a plugin of HAMi or Volcano. Pure.
 
 Both plugins read the file config.json from their ConfigMap when they start: {"nodeconfig": [{"name": ..., ...}]}. Go reads the
 keys without regard to case. HAMi 2.10: charts/hami/values.yaml, `devicePlugin.nodeConfiguration.config`, and

@@ -429,7 +429,7 @@ def test_a_node_outside_of_the_run_keeps_its_configuration():
 
 
 def test_entries_are_merged_as_the_plugin_reads_them():
-    """Treat keys that differ only in case as equal, as Go does, and keep settings of the site."""
+    # Go treats keys that differ only in case as equal.
     present = {"NodeConfig": [{"Name": "n1", "deviceSplitCount": 9, "libcudaloglevel": "3"}, {"name": "n1"}]}
     cluster = volcano(**{"config.json": json.dumps(present)})
     changes = cluster.plan([row("n1", SHARED, "volcano_vgpu")], scheduler=SCHEDULER)
