@@ -12,17 +12,15 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ...host_values import text
 from ..kubernetes.api_objects import annotations_of, labels_of, name_of, texts
+from ..kubernetes.hami_core import HAMI_ALLOCATED, HAMI_WEBHOOK
 from ..protocol import Place
 
-# Name of the webhook in its configuration (templates/scheduler/webhook.yaml).
-WEBHOOK = "vgpu.hami.io"
 _COMPONENT = "app.kubernetes.io/component"
 _SCHEDULER, _PLUGIN = "hami-scheduler", "hami-device-plugin"
 # Labels of the pods of other plugins that offer the same GPUs: NVIDIA's chart, and the GPU operator.
 _OTHERS = {"app.kubernetes.io/name": "nvidia-device-plugin", "app": "nvidia-device-plugin-daemonset"}
 _BACKEND = "openfleet.gpu/backend"
-# Annotations of pods (pkg/util/types.go). Devices of a pod: "UUID,NVIDIA,MiB,cores:;".
-_ALLOCATED = ("hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devices-allocated")
+# Annotation of pods that are being placed (pkg/util/types.go).
 _PHASE, _ALLOCATING = "hami.io/bind-phase", "allocating"
 # Policies of HAMi's scheduler (pkg/util/types.go). HAMi treats other words as its default, without a message.
 NODE_POLICIES = ("binpack", "spread")
@@ -53,21 +51,21 @@ def warnings(name: str, objects: Sequence[Any]) -> list[str]:
         (name_of(item), hook)
         for item in _of_kind(objects, "MutatingWebhookConfiguration")
         for hook in _mappings(item.get("webhooks"))
-        if hook.get("name") == WEBHOOK
+        if hook.get("name") == HAMI_WEBHOOK
     ]
     if not webhooks:
         missing = (
             "node %s: the cluster has no webhook %s, so pods use HAMi only if they set schedulerName: hami-scheduler. Other pods "
             "with nvidia.com/gpu fail on the node, or get the GPU of another pod."
         )
-        return [missing % (name, WEBHOOK)]
+        return [missing % (name, HAMI_WEBHOOK)]
     ignoring = (
         "node %s: DANGER: the webhook %s of %s has failurePolicy Ignore. While HAMi's scheduler does not respond, new pods "
         "bypass HAMi: pods with nvidia.com/gpu fail on the node, or get the GPU of another pod. Set "
         "scheduler.admissionWebhook.failurePolicy: Fail in the values of HAMi's chart."
     )
     return [
-        ignoring % (name, WEBHOOK, text(config, 253))
+        ignoring % (name, HAMI_WEBHOOK, text(config, 253))
         for config, hook in webhooks
         if hook.get("failurePolicy") == "Ignore"
     ]
@@ -78,7 +76,7 @@ def assigned(objects: Sequence[Any], node: str, uuids: Sequence[str]) -> list[st
     starting = []
     for pod in _of_kind(objects, "Pod"):
         annotations = annotations_of(pod)
-        devices = ",".join(annotations.get(key, "") for key in _ALLOCATED)
+        devices = ",".join(annotations.get(key, "") for key in HAMI_ALLOCATED)
         if annotations.get(_PHASE) == _ALLOCATING and _node_of(pod) == node and any(uuid in devices for uuid in uuids):
             starting.append(_title(pod))
     return sorted(set(starting))

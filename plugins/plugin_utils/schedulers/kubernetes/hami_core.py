@@ -28,6 +28,10 @@ DEFAULT_SPLIT_COUNT = 10
 _CORE_POLICIES = {"fixed": "force", "contended": "default"}
 # Priorities of HAMi: one high and one low (docs/config.md, `resourcePriority`).
 _HAMI_PRIORITIES = (0, 1)
+# HAMi's webhook in its configuration (charts/hami, templates/scheduler/webhook.yaml of HAMi 2.10).
+HAMI_WEBHOOK = "vgpu.hami.io"
+# HAMi's annotations of pods with their devices (pkg/util/types.go): "UUID,NVIDIA,MiB,cores:;".
+HAMI_ALLOCATED = ("hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devices-allocated")
 
 
 @dataclass(frozen=True)

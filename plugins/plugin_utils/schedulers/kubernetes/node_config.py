@@ -5,7 +5,7 @@
 
 Both plugins read the file config.json from their ConfigMap when they start: {"nodeconfig": [{"name": ..., ...}]}. Go reads the
 keys without regard to case. HAMi 2.10: charts/hami/values.yaml, `devicePlugin.nodeConfiguration.config`, and
-DevicePluginConfigs in pkg/device/nvidia/device.go. Volcano: doc/config.md of volcano-vgpu-device-plugin, "Node Configs".
+DevicePluginConfigs in pkg/device/nvidia/device.go. Volcano: doc/config.md of its plugin, "Node Configs".
 """
 
 from __future__ import annotations
