@@ -42,7 +42,7 @@ def found(word, before):
     return [path for base in [*BASES, *folders] if base.is_dir() for path in base.glob(pattern)]
 
 
-PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs/new-technique.md"]
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "plugins/module_utils/techniques/README.md"]
 BLOCKS = [each for page in PAGES for each in named(page.read_text("utf-8"))]
 
 

@@ -16,6 +16,8 @@ DOCUMENTS = sorted(
         *(REPOSITORY / "docs").glob("*.md"),
         *REPOSITORY.glob("roles/*/README.md"),
         REPOSITORY / "plugins" / "module_utils" / "models" / "README.md",
+        REPOSITORY / "plugins" / "module_utils" / "techniques" / "README.md",
+        REPOSITORY / "tests" / "README.md",
     ]
 )
 INDEX = REPOSITORY / "docs" / "README.md"
@@ -62,6 +64,11 @@ def test_readme_fits_two_screens():
     # The text before the picture says what the project is, in three sentences.
     introduction = text.partition("![")[0].partition("\n")[2]
     assert len(re.findall(r"\.(?:\s|$)", introduction)) == 3
+
+
+def test_pages_stay_short_enough_to_read():
+    """60,000 words are already five hours of reading."""
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in (REPOSITORY / "docs").glob("*.md")) <= 60_000
 
 
 def test_every_page_is_listed():
