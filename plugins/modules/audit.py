@@ -128,6 +128,7 @@ options:
       - held_without_process
       - idle
       - standby
+      - stalled
       - saturated
       - oversized_memory
       - oversized_compute

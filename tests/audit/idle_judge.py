@@ -28,8 +28,8 @@ from tests.audit.past_rules import record
 from tests.monitoring.rule_files import FILES
 
 #: Verdicts that are wrong for a holder who works. The verdict `free` would offer a GPU that is held.
-BLAME = ("idle", "held_without_process", "free")
-FLAGS = ("idle", "held_without_process")
+BLAME = ("idle", "held_without_process", "free", "stalled")
+FLAGS = ("idle", "held_without_process", "stalled")
 #: Length of a block of the history in seconds. Few long blocks make promtool read its input less often.
 BLOCK = 7200 * 81
 

@@ -110,6 +110,16 @@ FLEET = [
     # Little memory, and no activity metrics: an instance on a GPU before Hopper.
     Device("e", 5, labelled=HELD,
            series={**memory(9 * GIB, 80 * GIB), **dict.fromkeys((n for n in AT_REST if "ratio" in n), never)}),
+    # A kernel has waited for another GPU since three hours. It computed before.
+    Device("e", 6, labelled=HELD, series={
+        "gpu:tensor_active_ratio:avg5m": lambda hour: 0.0 if hour > HOURS - 3.5 else 0.3,
+        "gpu:stalled_ratio:avg5m": since(HOURS - 3.5, steady(1)),
+    }),
+    # The same GPU, but it computes again.
+    Device("e", 7, labelled=HELD, series={
+        "gpu:tensor_active_ratio:avg5m": steady(0.3),
+        "gpu:stalled_ratio:avg5m": until(HOURS - 0.5, since(HOURS - 9, steady(1))),
+    }),
     Device("c", 0, labelled=HELD),
     Device("c", 0, "1", "3g.40gb", labelled=HELD, series={
         **memory(9 * GIB, 40 * GIB), "gpu:compute_active_ratio:avg5m": steady(0.2), "gpu:busy_ratio:avg5m": steady(0.2),
@@ -160,6 +170,8 @@ WORDS = {
     "e gpu 3": "oversized_memory",
     "e gpu 4": "no_data",
     "e gpu 5": "no_data",
+    "e gpu 6": "stalled",
+    "e gpu 7": "right",
     "c gpu 1 tenant batch": "right",
     "c gpu 1 tenant notebook": "saturated",
     "c gpu 1 tenant ml/train-0": "oversized_memory",
@@ -249,7 +261,7 @@ def test_instances_share_the_price_of_their_gpu(found):
 def test_the_fleet_s_days(audit):
     assert len(audit.history) == 4
     # One GPU disappeared after the first two days, and one came three hours ago.
-    assert [round(day.gpus) for day in audit.history] == [24, 24, 23, 23]
+    assert [round(day.gpus) for day in audit.history] == [26, 26, 25, 25]
     # Impossible values of three GPUs are in no average. All other GPUs work or are idle.
     assert all(0.3 < day.busy_ratio < 0.7 for day in audit.history)
     # Of 24 GPUs with 80 GiB, twelve use 50 to 70 GiB, and the others use 9 to 20 GiB.

@@ -34,6 +34,7 @@ MADE_OF_SEVERAL = {
     series.DEVICE_ACTIVITY,
     series.UNREPORTED_WORK,
     series.UNEXPLAINED_BUSY,
+    series.STALLED,
     "gpu:power_watts:avg1h",
     "gpu:power_watts:min7d",
 }
@@ -175,6 +176,7 @@ def test_the_audit_reads_roll_ups_that_there_are():
         series.DEVICE_ACTIVITY,
         series.UNREPORTED_WORK,
         series.UNEXPLAINED_BUSY,
+        series.STALLED,
     }
     # The audit reads no peaks of memory bandwidth and tensor cores, so no roll-up has them.
     wanted -= {"", *(one.peaks for one in asked if not {"p99", "max"} & set(one.figures))}

@@ -271,3 +271,35 @@ def test_utilisation_of_an_instance_is_held_against_its_own_sms(tmp_path):
     # The neighbour's power is not a sign that the metrics are right, because it may belong to this instance.
     given += [("gpu:power_watts{%s}" % GPU, "600x6"), ("gpu:power_limit_watts{%s}" % GPU, "700x6")]
     check(tmp_path, given, {series.UNEXPLAINED_BUSY: []})
+
+
+#: A hung all-reduce: a kernel waits on some SMs for another GPU.
+HUNG = {**STUCK, "gpu:sm_active_ratio": "0.2x6", "gpu:compute_active_ratio": "0.2x6", "gpu:power_watts": "190x6"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "stalled"),
+    [
+        ({}, True),
+        ({"gpu:sm_active_ratio": "1x6"}, True),
+        ({"gpu:process_cpu_seconds_total": "5000+600x6"}, True),
+        ({"gpu:nvlink_bytes_per_second": "_x6", "gpu:pcie_bytes_per_second": "_x6", "gpu:power_watts": "_x6"}, True),
+        ({"gpu:tensor_active_ratio": "_x6"}, False),
+        ({"gpu:tensor_active_ratio": NANS}, False),
+        ({"gpu:busy_ratio": "1 1 1 0.98 1 1"}, False),
+        ({"gpu:tensor_active_ratio": "0 0 0.002 0 0 0"}, False),
+        ({"gpu:memory_bandwidth_active_ratio": "0.01x6"}, False),
+        ({"gpu:pcie_bytes_per_second": "1e7x6"}, False),
+        ({"gpu:nvlink_bytes_per_second": "0 0 1e6 0 0 0"}, False),
+        ({"gpu:codec_busy_ratio": "0.01x6"}, False),
+        # A simulation that needs neither tensor cores nor memory uses much power.
+        ({"gpu:power_watts": "314x6"}, True),
+        ({"gpu:power_watts": "315x6"}, False),
+        ({"gpu:power_watts": "41x6", "gpu:power_limit_watts": "70x6"}, True),
+        ({"gpu:power_watts": "42x6", "gpu:power_limit_watts": "70x6"}, False),
+    ],
+)
+def test_kernels_that_compute_and_move_nothing_are_stalled(tmp_path, changes, stalled):
+    given = [("%s{%s}" % (name, GPU), values) for name, values in {**HUNG, **changes}.items()]
+    expected = [(series.STALLED + SHORT, 1)] if stalled else []
+    check(tmp_path, given, {series.STALLED: expected, series.UNEXPLAINED_BUSY: []})

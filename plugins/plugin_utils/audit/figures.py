@@ -129,9 +129,14 @@ class Figures:
         Only subjects that are held now are included. The time is 0 if it is less than an hour, or if samples are missing.
         """
         now = self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD)
-        found = {key_of(sample.labels): 0.0 for sample in now}
-        found.update(lasting(self._pieces(HELD, "min", self._spans), lambda value: value > 0, ROLL_UP_SECONDS))
-        return found
+        return {**{key_of(sample.labels): 0.0 for sample in now}, **self.lasting_seconds(HELD)}
+
+    def lasting_seconds(self, series: str) -> dict[Key, float]:
+        """Return for how many seconds a roll-up has been above 0, by subject.
+
+        The time ends now and has no break. The roll-up covers five minutes. Times below one hour are left out.
+        """
+        return dict(lasting(self._pieces(series, "min", self._spans), lambda value: value > 0, ROLL_UP_SECONDS))
 
     def _reaches_as_far(self, long: str, short: str) -> bool:
         """Return whether the long roll-up covers as much of the window as the short one.

@@ -24,6 +24,7 @@ ASKING = (
     "held_without_process",
     "idle",
     "standby",
+    "stalled",
     "saturated",
     "oversized_memory",
     "oversized_compute",
@@ -39,6 +40,7 @@ MEANINGS = {
     "held_without_process": "A container, job or open device file holds it, no process runs on it, and it is idle.",
     "idle": "A workload holds it and has shown no sign of work for longer than its usual pauses.",
     "standby": "It is idle, but its workload waits for clients, has clients connected, or works on another GPU.",
+    "stalled": "A kernel runs all the time, but computes and moves nothing: its workload looks hung.",
     "saturated": "Its memory is full, or its compute is at the limit for at least 5 % of the time.",
     "oversized_memory": "Half of its memory and half of its compute would have been enough.",
     "oversized_compute": "Half of its compute would have been enough. Its memory is needed.",
@@ -208,6 +210,8 @@ class Measured:
     unreported_work_seconds: float = 0.0
     #: Time in the window in which the busy ratio showed constant load, but no other metric showed work.
     unexplained_busy_seconds: float = 0.0
+    #: Time up to the end of the window in which a kernel ran all the time, but nothing was computed or moved.
+    stalled_seconds: float = 0.0
     xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None

@@ -29,7 +29,7 @@ LONG_WINDOW_SECONDS = 3 * 86400
 QUIET_RATIO = 0.01
 QUIET_BUSY_RATIO = QUIET_RATIO / 5
 
-#: The next four series exist only as roll-ups. This one is the highest sample of any sign of work in five minutes.
+#: The next five series exist only as roll-ups. This one is the highest sample of any sign of work in five minutes.
 ACTIVITY = "gpu:activity_ratio:max5m"
 #: Like ACTIVITY, but ignores the CPU time of processes.
 DEVICE_ACTIVITY = "gpu:device_activity_ratio:max5m"
@@ -38,6 +38,8 @@ UNREPORTED_WORK = "gpu:unreported_work_ratio:avg5m"
 #: Work that only `gpu:busy_ratio` reports. Exists only while `gpu:busy_ratio` shows constant load and no other signal shows
 #: work.
 UNEXPLAINED_BUSY = "gpu:unexplained_busy_ratio:avg5m"
+#: Kernels that run all the time, but compute and move nothing. Exists only while tensor cores are measured.
+STALLED = "gpu:stalled_ratio:avg5m"
 
 #: PromQL for each statistic.
 OVER_TIME = {

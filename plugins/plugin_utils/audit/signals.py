@@ -29,6 +29,7 @@ from .series import (
     FLEET,
     ROLL_UP_SECONDS,
     SERIES,
+    STALLED,
     TENANT,
     THROTTLED,
     UNEXPLAINED_BUSY,
@@ -178,6 +179,8 @@ class _Reading:
             self._change(key, unreported_work_seconds=seconds)
         for key, seconds in self.figures.recorded_seconds(UNEXPLAINED_BUSY).items():
             self._change(key, unexplained_busy_seconds=seconds)
+        for key, seconds in self.figures.lasting_seconds(STALLED).items():
+            self._change(key, stalled_seconds=seconds)
         held = self.figures.held()
         for key, seconds in held.items():
             self._change(key, held_seconds=seconds)

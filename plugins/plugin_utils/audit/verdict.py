@@ -37,6 +37,10 @@ _HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
 #: Minimum time for which metrics must contradict each other. Restarts cause contradictions that end sooner.
 _CONTRADICTION_SECONDS = 3600.0
 
+#: Minimum time for which a stalled holder computes and moves nothing. Checkpoints and evaluations end sooner. Servers whose
+#: kernels wait for requests look the same, so the longer time applies to holders that listen, or never worked before.
+_STALLED_SECONDS, _STALLED_IN_DOUBT_SECONDS = 3600.0, 86400.0
+
 #: Throttle reasons that indicate a fault. A power cap does not indicate one, because operators configure it and a GPU
 #: reaches it only under load.
 _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
@@ -111,6 +115,9 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
     contradiction = _contradiction(holding)
     if contradiction:
         return "broken_metrics", contradiction, 0.0
+    stalled = _stalled(holding)
+    if stalled and held is not False:
+        return "stalled", "%s %s" % (_held_by(holding), stalled), 1.0
     rest = resting(holding, limits.idle_policy)
     if rest and held is False:
         return "free", "No holder. No sign of work for %s." % duration(rest.seconds), 1.0
@@ -139,6 +146,20 @@ def _contradiction(holding: Holding) -> str:
         reason = "Its metrics contradicted each other for %s: utilization is stuck at 99 %% or more, but nothing else shows work."
         return reason % duration(unexplained)
     return ""
+
+
+def _stalled(holding: Holding) -> str:
+    """Return how the workload looks hung, or an empty text."""
+    worked = bool(holding.tensor and holding.tensor.mean)
+    listens = any(holder.listens or holder.clients for holder in holding.holders or ())
+    if listens and not worked:
+        return ""
+    if holding.stalled_seconds < (_STALLED_SECONDS if worked and not listens else _STALLED_IN_DOUBT_SECONDS):
+        return ""
+    return (
+        "A kernel has run all the time for %s, but tensor cores, memory, NVLink and PCIe were at rest, as in a hung all-reduce. "
+        "Ask its owner." % duration(holding.stalled_seconds)
+    )
 
 
 def _never_used(holding: Holding, limits: Thresholds) -> bool:

@@ -39,6 +39,7 @@ _BLIND = {
     "broken_metrics": "its metrics contradict each other",
     "no_data": "too little data",
     "standby": "it may be a model server that waits for clients",
+    "stalled": "it looks hung: ask its owner first",
     "held_without_process": "nothing runs on it: see the list of idle workloads",
 }
 #: A tenant in the result of gpu_info: (technique, row).

@@ -170,6 +170,17 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("unhealthy", {"lost": True, "unreported_work_seconds": 2 * DAY}),
         ("broken_metrics", {"unexplained_busy_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unexplained_busy_seconds": 2 * DAY}),
+        # A training job computed, and now hangs in an all-reduce. The owner is asked.
+        ("stalled", {"tensor": stat(0.3), "stalled_seconds": 3600.0}),
+        ("right", {"tensor": stat(0.3), "stalled_seconds": 3599.0}),
+        ("stalled", {"tensor": stat(0.3), "stalled_seconds": 2 * DAY, "processes_now": None, "holders": None}),
+        ("broken_metrics", {"tensor": stat(0.3), "stalled_seconds": 2 * DAY, "unexplained_busy_seconds": 3600.0}),
+        # In doubt, a day must pass: a kernel may wait for requests or for its first data.
+        ("right", {"tensor": stat(0.3), "stalled_seconds": DAY - 1, "holders": SERVER}),
+        ("stalled", {"tensor": stat(0.3), "stalled_seconds": DAY, "holders": SERVER}),
+        ("right", {"tensor": stat(0.0), "stalled_seconds": DAY - 1}),
+        ("stalled", {"tensor": stat(0.0), "stalled_seconds": DAY}),
+        ("right", {"tensor": stat(0.0), "stalled_seconds": 9 * DAY, "holders": SERVER}),
         # The exporter was restarted during the window.
         ("right", {"unreported_work_seconds": 900.0}),
         ("right", {"unexplained_busy_seconds": 900.0}),
