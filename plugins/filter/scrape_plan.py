@@ -94,13 +94,22 @@ RESERVED = ("host", "job")
 # compares this list with the files.
 RULES_LABELS = (
     *("DCGM_FI_DRIVER_VERSION", "GPU_I_ID", "GPU_I_PROFILE", "Hostname", "UUID"),
-    *("annotation_volcano_sh_node_vgpu_handshake", "card_model", "card_series", "cause", "class", "container"),
-    *("container_index", "daemon", "dcu_pod_name", "device_id", "device_index", "device_type", "device_uuid", "die"),
-    *("driver", "driver_version", "exported_Hostname", "exported_container", "exported_hostname"),
+    *("account", "annotation_volcano_sh_node_vgpu_handshake", "card_model", "card_series", "cause", "class"),
+    *(
+        "container",
+        "container_index",
+        "daemon",
+        "dcu_pod_name",
+        "device_id",
+        "device_index",
+        "device_type",
+        "device_uuid",
+    ),
+    *("die", "driver", "driver_version", "exported_Hostname", "exported_container", "exported_hostname"),
     *("exported_namespace", "exported_node", "exported_pod", "gpu", "gpu_compute_partition_type", "gpu_id"),
     *("gpu_index", "gpu_partition_id", "gpu_type", "gpu_uuid", "host", "hostname", "hpc_job", "id", "instance"),
-    *("job", "job_id", "kind", "link_index", "metaxlink", "mig_instance", "mig_profile", "minor_number", "mlu"),
-    *("model", "modelName", "model_name", "name", "namespace", "node", "node_name", "on_host", "pci_bus_id"),
+    *("job", "job_id", "kind", "lease", "link_index", "metaxlink", "mig_instance", "mig_profile", "minor_number"),
+    *("mlu", "model", "modelName", "model_name", "name", "namespace", "node", "node_name", "on_host", "pci_bus_id"),
     *("pcie_bw_type", "pod", "pod_name", "reason", "serial_number", "series", "severity", "tenant", "type"),
     *("used_by", "uuid", "vdevice_index", "vdie_id", "vendor", "version", "vf", "workload", "xid"),
 )

@@ -23,7 +23,10 @@ The memory size of the board "A100" is unknown. That of the A100-SXM4-80GB is kn
 node-1 belongs to cluster a and to the role's jobs. node-2 belongs to a job with another name and without labels. node-3 belonged
 to the same job as node-2, but its exporter has been down for half an hour.
 
-A second exporter reports GPUs 0, 1 and 6 of node-1 and the tenants. Its names and values are the same as those of the first one.
+GPU 5 of node-1 offers 64 GiB for leases. carol has a lease of 16 GiB, and dave waits.
+
+A second exporter reports GPUs 0, 1 and 6 of node-1, the tenants and the leases. Its names and values are the same as those of the
+first one.
 
 Idle devices have been idle for 49 hours, with two exceptions: the instance that slurm holds worked a day ago, and the T4 has
 samples of only one day. The utilization of GPU 6 of node-1 is stuck.
@@ -201,6 +204,16 @@ def _sharing(labels):
         yield "gpu:tenant_memory_limit_bytes", of, 8 * GIB
         yield "gpu:tenant_sm_limit_ratio", of, 0.3
         yield "gpu:tenant_denied_total", of, lambda seconds: seconds // 300
+    for account, running, waiting in (("carol", 1, 0), ("dave", 0, 1)):
+        of = {name: labels[name] for name in ("job", "instance", "host", "vendor")}
+        of["account"] = account
+        yield "gpu:lease_running", of, running
+        yield "gpu:lease_waiting", of, waiting
+        yield "gpu:lease_memory_bytes", of, running * 16 * GIB
+    lease = {"account": "carol", "lease": "7", "size": "16GiB and 25 %", "entry": "gpu_layout[2]"}
+    yield "gpu:lease_end_timestamp_seconds", {**labels, **lease}, 1795003600
+    yield "gpu:lease_pool_memory_bytes", labels, 64 * GIB
+    yield "gpu:lease_idle_instances", {**labels, "mig_profile": "1g.10gb"}, 1
 
 
 def openmetrics(end):

@@ -309,6 +309,14 @@ def test_a_second_exporter_doubles_no_tenant_and_no_holder(prometheus):
         assert held == holders
 
 
+def test_leases_are_counted_once(prometheus):
+    board = "openfleet-gpu-4-tenant"
+    assert figure(prometheus, board, "Leases") == 1
+    assert figure(prometheus, board, "Waiting") == 1
+    assert figure(prometheus, board, "Pool leased") == pytest.approx(16 / 64)
+    assert table(prometheus, board, "Current leases", "account") == {"carol": 1795003600000}
+
+
 def test_idle_money_is_what_idle_devices_cost(prometheus):
     """Add the prices of idle devices.
 

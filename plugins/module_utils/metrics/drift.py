@@ -28,12 +28,13 @@ from ..plan.services import Service
 class GpuDrift:
     """A GPU in the layout.
 
-    It has its desired sharing, and its differences as the steps of a plan.
+    It has its desired sharing, and its differences as the steps of a plan. `leases` is true if its entry offers leases.
     """
 
     gpu_uuid: str
     sharing: str
     differences: tuple[str, ...] = ()
+    leases: bool = False
 
 
 def compare(
@@ -66,8 +67,14 @@ def compare(
                     differences[uuid].append(text)
         except PlanError as error:
             problems.append(error)
-    drift = tuple(GpuDrift(each.gpu.uuid, each.target.sharing, tuple(differences[each.gpu.uuid])) for each in plan.gpus)
-    return drift, tuple(problems)
+    drift = [
+        GpuDrift(
+            *(each.gpu.uuid, each.target.sharing, tuple(differences[each.gpu.uuid])),
+            leases=each.target.leases is not None,
+        )
+        for each in plan.gpus
+    ]
+    return tuple(drift), tuple(problems)
 
 
 def _targets(layout: Layout, host: Host, lost: bool) -> tuple[tuple[Target, ...], set[str], list[FleetError]]:

@@ -21,6 +21,7 @@ from ..layout.types import Layout
 from ..leases.record import BookingRecord
 from ..model import Holder, Host
 from ..plan.leased import LeasedRecord
+from ..plan.metric_family import Family
 from ..plan.ownership import Ownership, Record
 from ..plan.services import Service, merged
 from ..plan.transaction import looking
@@ -79,14 +80,18 @@ class _HostReading:
         by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
         bookings = self._attempt(lambda: BookingRecord(self._directory).read().bookings)
         leased = self._attempt(LeasedRecord(self._directory).read)
-        of_leases = lease_families(bookings, leased, by_uuid) if bookings is not None and leased is not None else ()
+        of_services = tuple(family for each in services for family in each.families(by_uuid))
+        of_leases: tuple[Family, ...] = ()
+        if bookings is not None and leased is not None:
+            pool = [each.gpu_uuid for each in standing if each.leases]
+            of_leases = lease_families(bookings, leased, by_uuid, pool, of_services)
         return Snapshot(
             time.time(),
             host.gpus,
             standing,
             unmanaged,
             holders,
-            (*(family for each in services for family in each.families(by_uuid)), *of_leases),
+            (*of_services, *of_leases),
             tuple(self._problems),
             busy,
         )

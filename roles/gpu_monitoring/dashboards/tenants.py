@@ -97,6 +97,63 @@ def tenants():
                 "none",
                 [(f"60 * max by ({by}) (rate(gpu:tenant_denied_total{{{where}}}[$__rate_interval]))", legend)],
             ),
+            section("Leases"),
+            number(
+                "Leases",
+                "Current leases of all accounts.",
+                "none",
+                f"sum({_of_account('running')})",
+                span=6,
+            ),
+            number(
+                "Waiting",
+                "Requests that wait for a lease.",
+                "none",
+                f"sum({_of_account('waiting')})",
+                WARN,
+                span=6,
+            ),
+            number(
+                "Pool leased",
+                "Leased memory as a share of the memory that entries offer.",
+                "percentunit",
+                f"sum({_of_account('memory_bytes')}) / sum({q.whole('gpu:lease_pool_memory_bytes')})",
+                span=6,
+            ),
+            number(
+                "Idle instances",
+                "Instances that ended leases left. The next lease uses or replaces them.",
+                "none",
+                f"sum(max by (host, gpu_uuid, mig_profile) (gpu:lease_idle_instances{{{q.HOST}}}))",
+                span=6,
+            ),
+            rows(
+                "Current leases",
+                "Who has which part of a GPU until when.",
+                "none",
+                [
+                    "1000 * max by (account, lease, size, host, gpu_index) "
+                    f"(gpu:lease_end_timestamp_seconds{{{q.HOST}}})"
+                ],
+                [
+                    ("account", "Account", "string"),
+                    ("lease", "Lease", "string"),
+                    ("size", "Size", "string"),
+                    ("host", "Host", "string", HOST_LINK),
+                    ("gpu_index", "GPU", "string", GPU_LINK),
+                    ("Value", "Until", "dateTimeAsIso"),
+                ],
+                span=12,
+            ),
+            lines(
+                "Leased memory",
+                "Leased memory by account, and the memory that entries offer.",
+                "bytes",
+                [
+                    (f"sum by (account) ({_of_account('memory_bytes')})", "{{account}}"),
+                    (f"sum({q.whole('gpu:lease_pool_memory_bytes')})", "offered"),
+                ],
+            ),
             section("Jobs and pods"),
             lines(
                 "Busy",
@@ -113,3 +170,8 @@ def tenants():
             ),
         ],
     )
+
+
+def _of_account(what):
+    """Return one value per account and host."""
+    return f"max by (host, account) (gpu:lease_{what}{{{q.HOST}}})"

@@ -246,7 +246,7 @@ def test_plan_refuses_a_profile_that_a_gpu_lacks(fleet, gpus):
 
 
 def test_metrics_count_leases_by_account(fleet):
-    fleet.apply([mig([0], "2g.20gb"), vgpu([1])])
+    fleet.apply([mig([0], "2g.20gb"), vgpu([1], {"name": "fixed", "memory": "20GiB", "sm_percent": 30})])
     bookings = fleet.fork(lambda: [fleet.find(1, SMALL, "alice"), fleet.find(2, Shape(8 * GIB, 20), "alice")])
     assert [len(booking["places"]) for booking in bookings] == [1, 1]
     uuids = [booking["places"][0]["gpu_uuid"] for booking in bookings]
@@ -266,3 +266,11 @@ def test_metrics_count_leases_by_account(fleet):
     assert [(labels["mig_profile"], count) for labels, count in samples["openfleet_lease_idle_instances"]] == [
         ("1g.10gb", 1)
     ]
+    ends = samples["openfleet_lease_end_timestamp_seconds"]
+    assert [(labels["lease"], labels["entry"], labels["gpu_uuid"], end) for labels, end in ends] == [
+        ("1", "gpu_layout[0]", uuids[0], 60.0),
+        ("2", "gpu_layout[1]", uuids[1], 60.0),
+    ]
+    # GPU 0 has the fixed 2g.20gb, and the fixed tenant of GPU 1 has 20 GiB. An idle instance belongs to the pool.
+    pool = {labels["gpu_uuid"]: size for labels, size in samples["openfleet_lease_pool_memory_bytes"]}
+    assert 58 * GIB < pool[uuids[0]] < 62 * GIB and 58 * GIB < pool[uuids[1]] < 62 * GIB
