@@ -71,7 +71,7 @@ class ActionModule(ControllerAction):
             layouts={host: layout for host, layout in args["layouts"].items() if layout},
             wishes={host: wishes(rows, host) for host, rows in args["workloads"].items() if rows},
             limits=options.limits(args["reach"], args["max_moved"], args["max_destroyed"], args["packing"]),
-            policy=options.policy(args["sizing"]),
+            policy=options.policy(args["sizing"], args["confidence"]),
             most_candidates=max(0, args["max_candidates"]),
             reclaim_grace_seconds=grace_seconds,
             reclaim_exempt=args["reclaim_exempt"],
@@ -87,6 +87,7 @@ class ActionModule(ControllerAction):
             "changed": False,
             "summary": sums.summary(proposal),
             "line": sums.line(proposal),
+            "promise": proposal.promise,
             "notes": list(proposal.notes),
             "layouts": {
                 change.host: [dict(entry) for entry in change.layout]

@@ -120,6 +120,12 @@ options:
         60). Further keys are C(seed) and C(workers).
     type: dict
     default: {}
+  confidence:
+    description:
+      - Share of resized workloads that must stay within their new memory, from 0.5 to below 1.
+      - With V(0.99), at most 1 of 100 is expected to exceed it. A higher confidence frees fewer GPUs.
+    type: float
+    default: 0.99
   sizing:
     description: Settings that replace the defaults of the sizing (C(docs/sizing.md)).
     type: dict
@@ -197,6 +203,13 @@ summary:
     C(workloads) by kind of change, C(instances_destroyed), C(reclaimable).
   returned: success
   type: dict
+promise:
+  description: How often a resized workload may exceed its new memory, as a sentence. Empty if no workload changes.
+  returned: success
+  type: str
+  sample: >-
+    At most 1 of 100 workloads sized like this will exceed its memory. The margin on the observed maximum is 53 %, learnt from
+    55 workloads.
 notes:
   description: Missing data, and the workloads or GPUs that stay unchanged because of it.
   returned: success

@@ -10,6 +10,7 @@ VARIABLES = known.variables()
 #: Invalid for any variable of the type.
 WRONG = {
     "int": ["soon", -1, True, 1.5, None, [], 10**400, "9" * 400, "²"],
+    "float": ["soon", -1, True, None, [], {}, "9" * 400],
     "bool": ["maybe", 2, None, [], {}],
     "str": [True, None, [], {"key": "value"}],
     "path": [False, None, ["/a", "/b"], {}],

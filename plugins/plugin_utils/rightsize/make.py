@@ -18,6 +18,8 @@ from ..audit.prometheus import Prometheus, PrometheusError
 from ..counted import counted
 from ..packing import exact
 from ..packing.model import Shape, Standing
+from ..sizing.demand import fleet_margin
+from ..sizing.margin import Margin
 from ..sizing.model import Fleet, Policy
 from .mode import decide, shrink
 from .model import Decision, GpuToday, HostChange, Need, Occupant, Outcome, Proposal, Wish
@@ -72,7 +74,7 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         request.audit.thresholds.least_history_hours * 3600,
     )
     by_key = {gpu.key: gpu for gpu in gpus}
-    found, fleet = _needs(request, audit, gpus, by_key, notes, say)
+    found, fleet, margin = _needs(request, audit, gpus, by_key, notes, say)
     decisions, stays = _decisions(gpus, found)
     together = teams(fleet, gpus, decisions, request.limits.reach, request.policy)
     for name, why in together.stays.items():
@@ -130,6 +132,7 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         moved=sum(outcome.change in ("moved", "resized") for outcome in outcomes),
         destroyed=sum(change.destroyed for change in changes),
         notes=tuple(dict.fromkeys(notes)),
+        promise=margin.promise if margin and arrangement.answers else "",
         settings=_settings(request),
     )
 
@@ -141,17 +144,15 @@ def _needs(
     by_key: Mapping[tuple[str, int], GpuToday],
     notes: list[str],
     say: Callable[[str], None],
-) -> tuple[dict[str, Need | str], Fleet | None]:
-    """Return (needs by workload, histories) for the workloads that may change.
+) -> tuple[dict[str, Need | str], Fleet | None, Margin | None]:
+    """Return (needs by workload, histories, margin) for workloads that may change.
 
     If the need of a workload is unknown, the reason takes its place.
     """
-    fleet = None
+    fleet, margin = None, None
     included = [one for gpu in gpus if not gpu.left for one in gpu.occupants]
     wanted = [one for one in included if one.finding.verdict.word in _CANDIDATES or one.wish.forces]
-    found: dict[str, Need | str] = {
-        one.name: need_of_tenant(one, request.policy) for one in wanted if one.shape.is_tenant
-    }
+    found: dict[str, Need | str] = {}
     asked = [one for one in wanted if not one.shape.is_tenant]
     asked.sort(key=lambda one: (-(one.finding.verdict.waste_per_month or 0.0), one.name))
     for one in asked[request.most_candidates :]:
@@ -171,11 +172,14 @@ def _needs(
             cards = {one.name: one.finding.holding.memory_total_bytes for one in asked}
             known = {name: total for name, total in cards.items() if total}
             fleet = fleet_of(asked, read, grid, known)
+            margin = fleet_margin(fleet, request.policy)
             found.update(needs(fleet, asked, by_key, request.policy))
     for one in wanted:
+        if one.shape.is_tenant:
+            found[one.name] = need_of_tenant(one, request.policy, margin.ratio if margin else None)
         need = with_wish(found.get(one.name), one)
         found[one.name] = "its history is unknown" if need is None else need
-    return found, fleet
+    return found, fleet, margin
 
 
 def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tuple[dict[str, Decision], dict[str, str]]:

@@ -226,6 +226,8 @@ class Proposal:
     moved: int
     destroyed: int
     notes: tuple[str, ...] = ()
+    #: How often a resized workload may exceed its memory, as a sentence. Empty if no workload is sized.
+    promise: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 

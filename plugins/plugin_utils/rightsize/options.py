@@ -53,16 +53,33 @@ def limits(reach: str, most_moved: Any, most_destroyed: Any, packing: Mapping[st
     )
 
 
-def policy(given: Mapping[str, Any]) -> Policy:
+def share_of_workloads(value: Any) -> float:
+    """Return `gpu_rightsize_confidence` as a number.
+
+    Raises RightsizeError if it is out of range.
+    """
+    try:
+        share = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        share = float("nan")
+    if not 0.5 <= share < 1:
+        raise RightsizeError(
+            "confidence", "%r is not a share from 0.5 to below 1" % (value,), "Write a number, for example 0.99."
+        )
+    return share
+
+
+def policy(given: Mapping[str, Any], confidence: Any = Policy.confidence) -> Policy:
     """Return the sizing policy, with the inventory's changes applied to the defaults.
 
-    Raises RightsizeError, OptionError and SizingError.
+    `confidence` is the share of workloads that must stay within their memory. Raises RightsizeError, OptionError and
+    SizingError.
     """
-    known_keys("sizing", given, [item.name for item in dataclasses.fields(Policy)])
+    known_keys("sizing", given, [item.name for item in dataclasses.fields(Policy) if item.name != "confidence"])
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise RightsizeError("sizing.%s" % name, "%r is not a number" % (value,), "Write a number.")
-    return Policy(**given)
+    return Policy(**{**given, "confidence": share_of_workloads(confidence)})
 
 
 def _count(where: str, value: Any) -> int:

@@ -25,7 +25,6 @@ from ..audit.series import ROLL_UP_SECONDS, SERIES
 from ..counted import counted
 from ..packing.geometry import geometry
 from ..sizing.demand import Demand, demands
-from ..sizing.evidence import memory_margin
 from ..sizing.model import Fleet, Policy
 from .model import GpuToday, Need, Occupant
 
@@ -161,7 +160,7 @@ def needs(fleet: Fleet, occupants: Sequence[Occupant], gpus: Mapping[tuple, GpuT
 
 
 def _need(demand: Demand, one: Occupant, model: str) -> Need | str:
-    if not demand.evidence.enough:
+    if not demand.evidence.enough or demand.unseen:
         return demand.reason
     # The compute of an instance is relative to the instance, so convert it to a share of the GPU.
     share = 1.0
@@ -171,9 +170,10 @@ def _need(demand: Demand, one: Occupant, model: str) -> Need | str:
     return Need(demand.memory_bytes, demand.compute_percent * share, demand.evidence.confidence, demand.reason)
 
 
-def need_of_tenant(one: Occupant, policy: Policy) -> Need | str:
+def need_of_tenant(one: Occupant, policy: Policy, margin: float | None = None) -> Need | str:
     """Return the need of a tenant, or why it is unknown.
 
+    `margin` is the margin that was learnt from the fleet, as a ratio. Without one, it is `memory_margin_ratio`.
     Only the memory use of tenants is measured, so the tenant's share of the SMs stays the same.
     """
     memory = one.finding.holding.memory
@@ -184,7 +184,7 @@ def need_of_tenant(one: Occupant, policy: Policy) -> Need | str:
         return "too little data: %.1f hours of samples" % (memory.seconds / 3600)
     if memory.max == 0:
         return "it has not used its quota yet, so its need is unknown"
-    margin = memory_margin(days, policy)
+    margin = policy.memory_margin_ratio if margin is None else margin
     quota = one.shape.memory_mib * 2**20
     need = max(memory.max, min(memory.max * (1 + margin), quota))
     reason = "at most %.1f GiB in %.1f days, plus %.0f %%; its share of the SMs is not measured" % (

@@ -118,6 +118,7 @@ def _reviewed(proposal: Proposal) -> dict[str, Any]:
     """Return the part of the data that reviewers need, in order of importance."""
     return {
         "summary": summary(proposal),
+        "promise": proposal.promise,
         "hosts": {
             change.host: {
                 "gpu_layout": [dict(entry) for entry in change.layout],

@@ -8,6 +8,7 @@ The needs are estimated from histories. docs/sizing.md explains the rules.
 model     Fleet (histories at common times) and Policy (parameters of the rules)
 evidence  amount and coverage of a history
 chance    probability distributions of memory and duty, from a workload's own history and the fleet's
+margin    margin on memory, learnt from the fleet
 demand    need of a workload
 sharing   which workloads share a card of a given size
 """

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .chance import duty_chances
-from .evidence import Evidence, drift, gather, memory_margin
+from ..counted import counted
+from .evidence import Evidence, drift, gather, shared_margin
+from .margin import Margin, cycles, margin
 from .model import Fleet, Policy
 
 
@@ -28,10 +29,14 @@ class Demand:
     memory_seen_bytes: float | None = None
     memory_bytes: float | None = None
     memory_margin_ratio: float | None = None
-    #: A quantile of the duty plus headroom, at most 100. The higher of the observed and the expected quantile is used.
+    #: A quantile of the observed duty plus headroom, at most 100.
     compute_percent: float | None = None
     #: Share of samples in which the workload works.
     working_ratio: float | None = None
+    #: Number of cycles of work, and which number is missing. If `unseen` is not empty, the memory need is the memory of the
+    #: current card (inf if that is unknown), because the history does not show what the workload needs when it works.
+    cycles: int = 0
+    unseen: str = ""
 
     @property
     def reason(self) -> str:
@@ -39,6 +44,8 @@ class Demand:
         known = self.evidence
         if not known.enough:
             return "too little data: %s" % known.missing
+        if self.unseen:
+            return "too little work seen: %s" % self.unseen
         return "at most %.1f GiB in %.1f days, plus %.0f %%; works %.0f %% of the time; confidence %.2f" % (
             self.memory_seen_bytes / 2**30,
             known.days,
@@ -49,50 +56,59 @@ class Demand:
 
 
 def padded_memory(fleet: Fleet, known: tuple[Evidence, ...], policy: Policy) -> np.ndarray:
-    """Return (n, t) bytes: observed memory plus margin and drift.
+    """Return (n, t) bytes: observed memory plus margin and drift, for cards.
 
     The margin and the drift do not raise a value above the memory of the workload's current card.
     """
     memory = fleet.whole_memory()
-    margins = np.array([memory_margin(item.days, policy) for item in known])
+    margins = np.array([shared_margin(item.days, policy) for item in known])
     padded = memory * (1 + margins[:, None]) + drift(memory)[:, None]
     # Never return less than the observed memory, even if the size of the card is wrong.
     return np.maximum(memory, np.fmin(padded, fleet.card[:, None]))
 
 
+def fleet_margin(fleet: Fleet, policy: Policy) -> Margin:
+    """Return the margin on memory, learnt from the workloads with enough evidence."""
+    return margin(fleet.part([i for i, item in enumerate(gather(fleet, policy)) if item.enough]), policy)
+
+
 def demands(fleet: Fleet, policy: Policy | None = None) -> tuple[Demand, ...]:
     """Return the need of each workload, sorted by name.
 
-    The distributions of the fleet use only workloads with enough evidence.
+    The margin is learnt only from workloads with enough evidence.
 
     The memory need is based on the maximum and not on a percentile, because a process that cannot get memory dies. KRR uses the
-    maximum plus 15 %. Here, the margin gets smaller with a longer history (evidence.memory_margin). If the level of memory use
-    has risen, the same rise is expected again and added.
+    maximum plus 15 %. Here, the margin is the later excess of comparable workloads (margin.py). If the level of memory use has
+    risen, the same rise is expected again and added.
     """
     policy = policy or Policy()
     known = gather(fleet, policy)
     rows = [i for i, item in enumerate(known) if item.enough]
     judged = fleet.part(rows)
-    seen = tuple(known[i] for i in rows)
     found = [Demand(name, item) for name, item in zip(fleet.names, known)]
     if not rows:
         return tuple(found)
-    memory = judged.whole_memory().max(axis=1)
-    padded = padded_memory(judged, seen, policy).max(axis=1)
-    duty = judged.whole_duty()
-    to_come = np.cumsum(duty_chances(judged, seen, policy), axis=1)
+    memory, duty = judged.whole_memory(), judged.whole_duty()
+    seen, rises = memory.max(axis=1), drift(memory)
+    ratio = margin(judged, policy).ratio
+    worked = cycles(duty, fleet.step, policy)
     for place, i in enumerate(rows):
-        quantile = max(
-            float(np.quantile(duty[place], policy.compute_quantile)),
-            float(np.searchsorted(to_come[place], policy.compute_quantile - 1e-9)),
-        )
+        few = worked[place] < policy.least_cycles
+        card = float(judged.card[place])
+        need = np.inf if few else seen[place] * (1 + ratio) + rises[place]
+        # Never return less than the observed memory, even if the size of the card is wrong.
+        need = max(float(seen[place]), need if np.isnan(card) else min(need, card))
         found[i] = Demand(
             fleet.names[i],
             known[i],
-            float(memory[place]),
-            float(padded[place]),
-            memory_margin(known[i].days, policy),
-            min(100.0, quantile * (1 + policy.compute_headroom_ratio)),
+            float(seen[place]),
+            need,
+            ratio,
+            min(100.0, float(np.quantile(duty[place], policy.compute_quantile)) * (1 + policy.compute_headroom_ratio)),
             float((duty[place] >= policy.working_percent).mean()),
+            int(worked[place]),
+            "%s, fewer than %g" % (counted(int(worked[place]), "cycle of work", "cycles of work"), policy.least_cycles)
+            if few
+            else "",
         )
     return tuple(found)

@@ -75,10 +75,10 @@ def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
     return tuple(found)
 
 
-def memory_margin(days: float, policy: Policy) -> float:
-    """Return the margin on the observed maximum, as a ratio.
+def shared_margin(days: float, policy: Policy) -> float:
+    """Return the margin on the sum of histories that share a card, as a ratio.
 
-    It decreases with the number of days, but never reaches 0.
+    It decreases with the number of days, but never reaches 0. Other rules of sharing cover the peaks of single workloads.
     """
     return policy.memory_margin_ratio / float(np.sqrt(1 + days))
 

@@ -34,7 +34,12 @@ class Policy:
     least_seconds: float = 3 * 3600.0
     #: Minimum share of time for which samples exist.
     least_covered_ratio: float = 0.5
-    #: Margin on the observed maximum after 0 days of history. It is divided by the square root of 1 + days.
+    #: Share of sized workloads that must stay within their memory. `gpu_rightsize_confidence` sets it.
+    confidence: float = 0.99
+    #: Minimum number of cycles of work. A workload with fewer keeps its memory, however long its history is.
+    least_cycles: float = 20
+    #: Minimum margin on the observed maximum, and the margin on the largest excess if the fleet is too small to learn one.
+    least_margin_ratio: float = 0.05
     memory_margin_ratio: float = 0.3
     #: Number of days after which a workload's own history has the same weight as the fleet's.
     prior_days: float = 1.0
@@ -69,7 +74,7 @@ class Policy:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            ratio = item.name.endswith(("_ratio", "_quantile"))
+            ratio = item.name.endswith(("_ratio", "_quantile", "confidence"))
             if not np.isfinite(value) or value < 0 or (ratio and value > 1):
                 raise SizingError(
                     "policy." + item.name,

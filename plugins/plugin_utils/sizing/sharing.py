@@ -12,8 +12,8 @@ import numpy as np
 
 from ..counted import counted
 from .chance import BIN_BYTES, duty_chances, memory_chances
-from .demand import demands, padded_memory
-from .evidence import Evidence
+from .demand import padded_memory
+from .evidence import Evidence, gather
 from .model import Fleet, Policy, SizingError
 from .search import Group, Limits, Search, Weight
 
@@ -138,21 +138,22 @@ def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Shar
     policy = policy or Policy()
     if not np.isfinite(card_bytes) or card_bytes <= 0:
         raise SizingError("card", "%r bytes" % card_bytes, "Pass the memory of the card in bytes.")
-    found = demands(fleet, policy)
+    known = gather(fleet, policy)
+    highest = padded_memory(fleet, known, policy).max(axis=1, initial=0.0)
     left, rows = [], []
-    for i, demand in enumerate(found):
-        if not demand.evidence.enough:
-            left.append((demand.name, demand.reason))
-        elif demand.memory_bytes > card_bytes:
-            need = "may need %.1f GiB, and the card has %.1f" % (demand.memory_bytes / 2**30, card_bytes / 2**30)
-            left.append((demand.name, need))
+    for i, name in enumerate(fleet.names):
+        if not known[i].enough:
+            left.append((name, "too little data: %s" % known[i].missing))
+        elif highest[i] > card_bytes:
+            need = "may need %.1f GiB, and the card has %.1f" % (highest[i] / 2**30, card_bytes / 2**30)
+            left.append((name, need))
         else:
             rows.append(i)
     if not rows:
         reason = "leave exclusive: no workload has enough data and fits"
         return Sharing(card_bytes, (), tuple(left), False, reason)
     judged = fleet.part(rows)
-    weigher = _Weigher(judged, [found[i].evidence for i in rows], card_bytes, policy)
+    weigher = _Weigher(judged, [known[i] for i in rows], card_bytes, policy)
     limits = Limits(policy.saturated_ratio, policy.memory_over_ratio, policy.rounds, policy.candidates, policy.seed)
     search = Search(weigher.weigh, weigher.median, card_bytes, limits)
     groups = search.run()

@@ -224,6 +224,7 @@ RULES: dict[str, Callable[[Any, str], None]] = {
     "gpu_audit_user": _account,
     "gpu_audit_window": _duration,
     "gpu_bundle_url": _address,
+    "gpu_rightsize_confidence": _by_parser("..rightsize.options", "share_of_workloads"),
     "gpu_rightsize_holidays": _by_parser("..audit.options", "holidays"),
     "gpu_rightsize_owners": _by_parser("..rightsize.reclaim_told", "owners"),
     "gpu_rightsize_packing": _packing,

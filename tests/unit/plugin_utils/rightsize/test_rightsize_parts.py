@@ -124,6 +124,13 @@ def test_settings_of_the_packing_are_checked(packing, words):
 def test_limits_and_sizing_are_checked():
     with pytest.raises(RightsizeError, match="max_moved: -1"):
         options.limits("host", -1, None, {})
+    assert options.policy({}).confidence == 0.99
+    assert options.policy({}, "0.95").confidence == 0.95
+    for wrong in (1, 0.2, "much", True, None, float("nan")):
+        with pytest.raises(FleetError, match=r"confidence: .* is not a share from 0.5 to below 1"):
+            options.policy({}, wrong)
+    with pytest.raises(FleetError, match=r"sizing.confidence: unknown key"):
+        options.policy({"confidence": 0.9})
     with pytest.raises(FleetError, match=r"sizing.memory_margin: unknown key"):
         options.policy({"memory_margin": 0.1})
     with pytest.raises(FleetError, match="memory_margin_ratio"):
