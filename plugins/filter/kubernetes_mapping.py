@@ -63,7 +63,8 @@ _value:
     - C(requests) describes how pods request devices if the name of the resource is not sufficient. Each has C(where), C(name),
       C(limits), C(annotations), C(environment), C(claim) (the C(spec) of a ResourceClaim) and C(template) (the name of its
       ResourceClaimTemplate). C(devices) maps the UUIDs of current devices to resources. C(registered) has the numbers that
-      HAMi registers for each GPU, by UUID. C(left_out) lists GPUs that the backend does not offer, each with C(where), C(gpus)
+      HAMi registers for each GPU, by UUID. C(offered) lists the GPUs that the backend offers, each with C(where) (its entry),
+      C(index) and C(uuid). C(left_out) lists GPUs that the backend does not offer, each with C(where), C(gpus)
       and C(reason). C(notes) lists sentences.
     - C(refusals) lists entries that the backend does not support, each with C(where), C(gpus), C(problem), C(cure) and
       C(backends) (the backends that support the entry).

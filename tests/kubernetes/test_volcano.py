@@ -71,6 +71,15 @@ def pods_of_gang(name, count):
     ]
 
 
+def keep_device_plugin_off(cluster, node):
+    """Exclude the node in the affinity of the plugin's DaemonSet."""
+    cluster.plane.kubectl("label", "node", node, "lab/without-device-plugin=")
+    terms = [{"matchExpressions": [{"key": "lab/without-device-plugin", "operator": "DoesNotExist"}]}]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    path = "/apis/apps/v1/namespaces/nvidia-device-plugin/daemonsets/nvidia-device-plugin"
+    cluster.plane.merge(path, {"spec": {"template": {"spec": {"affinity": affinity}}}})
+
+
 def test_a_gang_runs_only_if_all_its_pods_find_a_gpu(cluster, site):
     site("node1", WHOLE, gpu_kubernetes_hypernodes=True, gpu_slurm_switch="Rack_A")
     cluster.offers("node1", {"nvidia.com/gpu": 4})
@@ -108,9 +117,15 @@ def test_vgpu_node_is_configured_checked_and_restored(cluster, site):
         gpu["uuid"]: gpu["memory_total_bytes"] >> 20
         for gpu in cluster.module("node2", "openfleet.gpu.gpu_info")["gpus"][:2]
     }
+    given = {"gpu_kubernetes_backend": "volcano_vgpu"}
+    cluster.offers("node2", {"nvidia.com/gpu": 4})
+    refused = " ".join(site("node2", SLICED, "--check", fails=True, **given).split())
+    assert "the device plugin offers nvidia.com/gpu 4, and the vGPU plugin would offer the same GPUs again" in refused
+    assert all("(%s)" % uuid in refused for uuid in gpus)
+    keep_device_plugin_off(cluster, "node2")
+    cluster.offers("node2", {})
     plugin = volcano.VgpuPlugin(cluster, "node2", gpus, 4)
     plugin.start()
-    given = {"gpu_kubernetes_backend": "volcano_vgpu"}
     planned = " ".join(site("node2", SLICED, "--check", **given).split())
     assert "volcano-scheduler-configmap: add the plugin deviceshare" in planned
     site("node2", SLICED, **given)

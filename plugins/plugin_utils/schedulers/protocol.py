@@ -94,6 +94,22 @@ class Kind:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """GPUs that a component offers on a node now, as the cluster shows.
+
+    component  name of the component, with its article
+    resources  offered number of each resource
+    cure       how to end this offer
+    uuids      UUIDs of the offered GPUs. Empty if the cluster does not show them
+    """
+
+    component: str
+    resources: Mapping[str, int]
+    cure: str
+    uuids: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Removal:
     """Changes that undo earlier changes of a node.
 

@@ -21,7 +21,9 @@ from ..host_values import Reader
 from ..rightsize.observed import host_of
 from .kubernetes.backend import label_lines
 from .model import MIG_STRATEGIES, MIXED, Offer
+from .node import node_gpus
 from .offers import offer_node
+from .other_offers import offered_gpus
 from .registry import KEYS
 from .text import lines
 
@@ -106,8 +108,10 @@ def offered(request: Request, keys: Sequence[str], version: tuple[int, ...] | No
 
 
 def as_data(found: Offered) -> dict[str, Any]:
-    """Return an offer as plain data, with an empty plan."""
-    return dict(to_data(found.offer), problems=list(found.problems), checked=found.checked, plan=[])
+    """Return an offer as plain data, with the offered GPUs and an empty plan."""
+    known = found.layout is not None and found.gpus and not found.problems
+    gpus = offered_gpus(found.offer, node_gpus(found.layout, found.gpus)) if known and found.layout else []
+    return dict(to_data(found.offer), problems=list(found.problems), checked=found.checked, plan=[], offered=gpus)
 
 
 def _host(name: str, state: dict[str, Any]) -> Host:

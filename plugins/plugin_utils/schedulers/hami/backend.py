@@ -18,7 +18,7 @@ from ..kubernetes import hami_core, node_config
 from ..kubernetes.api_objects import name_of
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, allocatable
 from ..model import Node, Offer
-from ..protocol import Changes, Kind, Place, Removal
+from ..protocol import Changes, Kind, Place, Removal, Seen
 from . import cordon, registration, surroundings
 
 # The node selector of HAMi's DaemonSet (values.yaml, `nvidiaNodeSelector`).
@@ -127,6 +127,18 @@ class Hami(KubernetesBackend):
             warnings=(*surroundings.warnings(place.node, objects), *_stale(node, place.node)),
             lines=(*changes.lines, *lines),
         )
+
+    def seen(self, node: Any, _objects: Sequence[Any], _names: re.Pattern[str]) -> Seen | None:
+        """Return the GPUs that HAMi offers on the node now, or None.
+
+        When HAMi's plugin ends, its registration stays. It is current if the node offers as many shares as it lists.
+        """
+        current = registration.registered(node) or {}
+        shares = sum(row["count"] for row in current.values() if isinstance(row.get("count"), int))
+        if not shares or allocatable(node, self.resource).get(PLUGIN.number, 0) != shares:
+            return None
+        cure = "Run with gpu_kubernetes_backend: hami and gpu_kubernetes_state: absent first."
+        return Seen("HAMi", {PLUGIN.number: shares}, cure, frozenset(current))
 
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.

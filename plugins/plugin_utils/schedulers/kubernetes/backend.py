@@ -14,7 +14,8 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ...host_values import text
 from ..model import Node, Offer
-from ..protocol import Changes, Kind, Member, Place, Read, Removal, Shared
+from ..other_offers import in_cluster
+from ..protocol import Changes, Kind, Member, Place, Read, Removal, Seen, Shared
 from ..registry import KEYS, backend
 from . import node_config
 from .api_objects import annotations_of, labels_of, name_of, texts
@@ -133,7 +134,24 @@ class KubernetesBackend:
             pending,
             self.pending_text(pending),
             restart=bool(pending and self.component) and self.config_label not in desired,
+            problems=tuple(self._other_offers(offer, node, place, objects)),
             lines=tuple(lines),
+        )
+
+    def seen(self, _node: Any, _objects: Sequence[Any], _names: re.Pattern[str]) -> Seen | None:
+        """Return what the component offers on the node now, or None.
+
+        `_objects` are objects of the node that the run has read. `_names` is the pattern of the resources of the backend that
+        asks: resources with the same name prove nothing.
+        """
+        return None
+
+    def _other_offers(self, offer: Mapping[str, Any], node: Any, place: Place, objects: Sequence[Any]) -> Iterator[str]:
+        """Yield problems with other components that offer GPUs of this offer."""
+        others = (each.seen(node, objects, self.resource) for each in _backends() if each.key != self.key)
+        article = "" if self.component == "HAMi" else "the "
+        yield from in_cluster(
+            place.node, article + self.component, offer.get("offered", ()), [each for each in others if each]
         )
 
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
-from ..kubernetes.backend import KubernetesBackend
+from ..kubernetes.backend import KubernetesBackend, allocatable
 from ..model import Node, Offer
+from ..protocol import Seen
 from .offer import CONFIG_LABEL, KEY, offer
 
 # Suffix of a profile in resource names. It follows the memory size: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
@@ -43,6 +44,13 @@ class DevicePlugin(KubernetesBackend):
     def offer(self, node: Node) -> Offer:
         """Return the plugin's offer of the node's GPUs, or the refused entries."""
         return offer(node)
+
+    def seen(self, node: Any, _objects: Sequence[Any], names: re.Pattern[str]) -> Seen | None:
+        """Return the resources of the plugin that the node offers now, or None."""
+        offered = {name: number for name, number in allocatable(node, RESOURCE).items() if number}
+        offered = {name: number for name, number in offered.items() if not names.fullmatch(name)}
+        cure = "Keep the device plugin off the node (roles/gpu_kubernetes/README.md)."
+        return Seen("the device plugin", offered, cure) if offered else None
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
         """Return the known cause of missing instances, and how to fix it.

@@ -10,15 +10,16 @@ for each MIG profile and ResourceClaimTemplates for each layout entry, and enabl
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from typing import Any, Iterable, Mapping, Sequence
 
 from ...host_values import text
 from ..kubernetes.api_objects import differs, is_owned, name_of, of_kind, reference, texts, title
-from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, allocatable, differing
+from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, differing
 from ..model import Node, Offer
 from ..nvidia_device_plugin.backend import RESOURCE as OF_DEVICE_PLUGIN
-from ..protocol import Changes, Kind, Place, Removal
+from ..protocol import Changes, Kind, Place, Removal, Seen
 from . import objects as api
 from .offer import KEY, NODE_LABEL, offer
 
@@ -72,7 +73,7 @@ class Dra(KubernetesBackend):
         In addition to labels, these are DeviceClasses, ResourceClaimTemplates and feature gates of the driver's DaemonSet.
         """
         changes = super().changes(offer, node, config_map, place, objects)
-        problems = [*changes.problems, *_two_offers(node, place.node), *_gate_problems(offer, place, objects)]
+        problems = [*changes.problems, *_gate_problems(offer, place, objects)]
         if problems:
             return Changes(problems=tuple(problems))
         desired = _desired(offer, place)
@@ -100,6 +101,12 @@ class Dra(KubernetesBackend):
             replaced=_names(api.pods_with(objects, OF_DEVICE_PLUGIN)),
             lines=(*changes.lines, *lines),
         )
+
+    def seen(self, node: Any, objects: Sequence[Any], _names: re.Pattern[str]) -> Seen | None:
+        """Return the devices that the driver publishes for the node now, or None."""
+        numbers = Counter(api.published(objects, name_of(node)).get(name_of(node), {}).values())
+        cure = "Run with gpu_kubernetes_backend: nvidia_dra and gpu_kubernetes_state: absent first."
+        return Seen("the DRA driver", numbers, cure, api.gpus(objects, name_of(node))) if numbers else None
 
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
@@ -153,19 +160,6 @@ def _foreign(node: str, item: Mapping[str, Any]) -> str:
         node,
         title(item),
     )
-
-
-def _two_offers(node: Any, name: str) -> list[str]:
-    """Return a problem if the device plugin offers GPUs of the node.
-
-    If both run, Kubernetes could assign a GPU to two pods: to one pod by the resource, and to another pod by a claim.
-    """
-    offered = ["%s %d" % item for item in allocatable(node, OF_DEVICE_PLUGIN).items() if item[1]]
-    problem = (
-        "node %s: the device plugin offers %s, and the DRA driver would offer the same GPUs again. "
-        "Keep the device plugin off the node (roles/gpu_kubernetes/README.md). Nothing was changed."
-    )
-    return [problem % (name, ", ".join(offered))] if offered else []
 
 
 def _names(pods: Iterable[Any]) -> tuple[tuple[str, str], ...]:

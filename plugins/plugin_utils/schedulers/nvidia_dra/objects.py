@@ -81,6 +81,17 @@ def published(objects: Sequence[Any], node: str = "") -> dict[str, dict[str, str
     return found
 
 
+def gpus(objects: Sequence[Any], node: str) -> frozenset[str]:
+    """Return the UUIDs of the GPUs of a node whose devices the driver publishes."""
+    found = set()
+    for spec in _newest(objects):
+        for device in _mappings(spec.get("devices")) if spec.get("nodeName") == node else ():
+            attributes = _mapping(device, "attributes")
+            uuid = (_mapping(attributes, "parentUUID") or _mapping(attributes, "uuid")).get("string")
+            found.update([uuid] if isinstance(uuid, str) else [])
+    return frozenset(found)
+
+
 def lost_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
     """Return the pods with a claim whose device the node no longer publishes.
 

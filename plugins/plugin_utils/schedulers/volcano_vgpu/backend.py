@@ -16,15 +16,17 @@ from typing import Any, Mapping, Sequence
 from ....module_utils.errors import FleetError
 from ..kubernetes import hami_core, node_config
 from ..kubernetes.api_objects import annotations_of, labels_of, texts
-from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, config_text
+from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, allocatable, config_text
 from ..model import Node, Offer
-from ..protocol import Changes, Member, Place, Read, Shared
+from ..protocol import Changes, Member, Place, Read, Seen, Shared
 from . import scheduler_conf
 
 _NODE_LABEL = {"openfleet.gpu/backend": "volcano_vgpu"}
 # Label with a digest of the node's configuration. If it changes, the plugin is restarted.
 _CONFIG_LABEL = "openfleet.gpu/vgpu-config"
 _HANDSHAKE = "volcano.sh/node-vgpu-handshake"
+# Annotation in which the plugin lists its GPUs: "UUID,count,MiB,type,health,mode:", repeated.
+_REGISTER = "volcano.sh/node-vgpu-register"
 
 PLUGIN = hami_core.Plugin(
     "volcano_vgpu",
@@ -86,6 +88,14 @@ class VolcanoVgpu(KubernetesBackend):
         if offer["resources"] and not pending and "Deleted" in handshake:
             return {_HANDSHAKE: (1, 0)}
         return pending
+
+    def seen(self, node: Any, _objects: Sequence[Any], _names: re.Pattern[str]) -> Seen | None:
+        """Return the GPUs that the vGPU plugin offers on the node now, or None."""
+        number = allocatable(node, self.resource).get(PLUGIN.number, 0)
+        rows = annotations_of(node).get(_REGISTER, "").split(":")
+        uuids = frozenset(filter(None, (row.partition(",")[0] for row in rows)))
+        cure = "Run with gpu_kubernetes_backend: volcano_vgpu and gpu_kubernetes_state: absent first."
+        return Seen("Volcano's vGPU plugin", {PLUGIN.number: number}, cure, uuids) if number else None
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
         """Return why resources differ from the plan, and how to fix that."""
