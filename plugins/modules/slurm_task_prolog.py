@@ -67,6 +67,7 @@ extends_documentation_fragment:
   - openfleet.gpu.reload
   - openfleet.gpu.errors
   - ansible.builtin.action_common_attributes
+  - ansible.builtin.action_common_attributes.flow
 attributes:
   action:
     support: none

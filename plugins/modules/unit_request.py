@@ -98,7 +98,8 @@ from ..module_utils.runner import run
 
 TIMEOUT_SECONDS = 30
 # Limits: bytes of a response, and characters of a server's text that a message shows.
-MOST_BYTES, MOST_SHOWN = 1 << 26, 300
+MOST_BYTES = 1 << 26
+MOST_SHOWN = 300
 
 
 class RequestError(FleetError):

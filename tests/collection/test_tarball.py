@@ -107,3 +107,25 @@ def test_its_documentation_has_no_broken_reference(collection):
         folder=collection,
         ANSIBLE_COLLECTIONS_PATH=str(collection.parents[2]),
     )
+
+
+def test_each_page_of_its_documentation_can_be_built(collection, tmp_path):
+    """Run antsibull-docs as for a documentation site.
+
+    It writes an error page if it cannot read a plugin or a role.
+    """
+    run(
+        "antsibull-docs",
+        "collection",
+        "--use-current",
+        "--fail-on-error",
+        "--dest-dir",
+        str(tmp_path),
+        "openfleet.gpu",
+        folder=tmp_path,
+        ANSIBLE_COLLECTIONS_PATH=str(collection.parents[2]),
+    )
+    pages = {path.stem for path in tmp_path.rglob("*.rst")}
+    roles = {path.name for path in (collection / "roles").iterdir()}
+    modules = {path.stem for path in (collection / "plugins" / "modules").glob("*.py")}
+    assert {f"{role}_role" for role in roles} | {f"{module}_module" for module in modules} <= pages

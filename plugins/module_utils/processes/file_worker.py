@@ -177,7 +177,8 @@ def ask(account: int, function: Callable[..., Any], *arguments: Any, worker: str
     limits, so that mappings can still be read while a file system hangs.
     """
     with one_look():
-        assert _current is not None
+        if _current is None:
+            raise AssertionError("no file worker")
         return _current[worker].ask(account, function, *arguments)
 
 

@@ -56,7 +56,8 @@ def read(source: Source, asks: Mapping[Ask, set[str]], bundle: Path, fetcher: fe
     content = given or fetcher.small(
         where, "Check %s_repository_key_url, or set %s_repository_key to the key." % (source.role, source.role)
     )
-    assert content is not None
+    if content is None:
+        raise AssertionError("a required file is missing")
     key = signature.check_key(content, source, where)
     mirror.key_fingerprints = fingerprints(key)
     mirror.index.append(_file(source.key_path, "key of the repository", content, "" if given else where, hosts))
@@ -128,7 +129,8 @@ def _apt_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher,
                 "it is not signed: it has neither InRelease nor Release.gpg",
                 "Hosts would refuse it too. Use a mirror that keeps the vendor's signature.",
             )
-        assert plain is not None
+        if plain is None:
+            raise AssertionError("a required file is missing")
         release = signature.detached(plain, signed_by, key, source.fingerprints, outside)
         signed.append(_file(source.folder + "/Release.gpg", "signature", signed_by, outside + ".gpg", hosts))
         signed.append(_file(source.folder + "/Release", "signed index", plain, outside, hosts))
@@ -199,7 +201,8 @@ def _rpm_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher,
             "it is not signed: it has no repomd.xml.asc",
             "Hosts would refuse it too. Use a mirror that keeps the vendor's signature.",
         )
-    assert top is not None
+    if top is None:
+        raise AssertionError("a required file is missing")
     signature.detached(top, signed_by, key, source.fingerprints, url)
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
         folder = Path(name)

@@ -119,7 +119,8 @@ class RpmIndex(Index):
 
         Conditional requirements are included, because only a host can evaluate their conditions.
         """
-        assert isinstance(candidate.raw, tuple)
+        if not isinstance(candidate.raw, tuple):
+            raise AssertionError("not a package of an RPM repository")
         for relation in candidate.raw:
             if relation.name.startswith("rpmlib("):
                 continue

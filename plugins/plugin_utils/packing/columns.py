@@ -281,7 +281,8 @@ class _Pricing:
             value, pattern = max((sum(prices.get(shape, 0) for shape in each), each) for each in self._slices)
             return _Best((pattern,), value)
         technique = shapes[0].technique
-        assert technique is not None
+        if technique is None:
+            raise AssertionError("a shared GPU without a technique")
         return self._best_equal(prices, shapes) if technique.equal_parts else self._best_sum(prices, shapes)
 
     def _best_equal(self, prices: Mapping[Shape, float], shapes: list[Shape]) -> _Best:

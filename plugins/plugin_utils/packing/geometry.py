@@ -120,7 +120,8 @@ class Geometry:
             names = [shape.profile for shape in pattern]
             return all(name in self.capacity.profiles for name in names) and self.capacity.fits(names)
         technique = pattern[0].technique
-        assert technique is not None
+        if technique is None:
+            raise AssertionError("a shared GPU without a technique")
         most = self._most_parts[technique.key]
         # If this technique gives all parts the same size, count each part with the size of the largest one.
         total = (lambda parts: len(parts) * max(parts)) if technique.equal_parts else sum

@@ -83,7 +83,8 @@ def _part(standing: Sequence[Standing], gpus: Mapping[str, int], tenant_name: Ca
         instances = [{"profile": name, **({"count": n} if n > 1 else {})} for name, n in counts.items()]
         return {"sharing": "mig", "mig": instances}
     technique = standing[0].shape.technique
-    assert technique is not None
+    if technique is None:
+        raise AssertionError("a shared GPU without a technique")
     parts = [
         Part(tenant_name(name), s.index, Size(s.shape.memory_mib, s.shape.sm_percent), gpus.get(name, 1))
         for s in sorted(standing, key=lambda s: s.workload or "")

@@ -118,6 +118,6 @@ def test_each_module_has_an_action():
     """The action escapes control characters in texts from a host."""
     modules, actions = ({path.stem for path in (PLUGINS / folder).glob("*.py")} for folder in ("modules", "action"))
     routes = yaml.safe_load(META.read_text(encoding="utf-8"))["plugin_routing"]["modules"]
-    assert all(route == {"action_plugin": "openfleet.gpu.printable"} for route in routes.values())
+    assert all(route == {"action_plugin": "openfleet.gpu.gpu_info"} for route in routes.values())
     assert not set(routes) & actions
-    assert modules == (actions | set(routes)) - {"printable"}
+    assert modules == actions | set(routes)

@@ -226,7 +226,8 @@ class Agent:
             return
         self._logged.pop(listener.path, None)
         listener.failures = 0
-        assert listener.listening is not None
+        if listener.listening is None:
+            raise AssertionError("no socket")
         self._by_descriptor[listener.listening.fileno()] = listener
         self._epoll.register(listener.listening, select.EPOLLIN)
 
@@ -245,7 +246,8 @@ class Agent:
 
     def _answer(self, listener: _Listener) -> None:
         """Accept one connection and send the answer without waiting for the client."""
-        assert listener.listening is not None
+        if listener.listening is None:
+            raise AssertionError("no socket")
         try:
             connection, _address = listener.listening.accept()
         except BlockingIOError:

@@ -202,7 +202,8 @@ def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[R
     found = []
     for group in by_entry([each for each in whole if type(each.access) in _SHARING]):
         here = group[0]
-        assert here.technique is not None
+        if here.technique is None:
+            raise AssertionError("a shared GPU without a technique")
         number = _replicas(here)
         if isinstance(here.access, Clients):
             found += _refuse_clients(group, here.access, node)

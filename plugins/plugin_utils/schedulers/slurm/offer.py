@@ -116,7 +116,8 @@ def _refuse_clients(node: Node) -> list[Refusal]:
     sharded = [each.gpu.index for each in node.gpus if replicas(each)]
     for group in by_entry(served):
         access = group[0].access
-        assert isinstance(access, Clients)
+        if not isinstance(access, Clients):
+            raise AssertionError("a shared GPU without clients")
         if len(served) > 1:
             gpus = gpus_text([each.gpu.index for each in served])
             found.append(

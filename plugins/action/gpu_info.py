@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module that does nothing on the controller (see meta/runtime.yml)."""
+"""Run gpu_info, or another module that needs no work on the controller.
+
+meta/runtime.yml lists the other modules.
+"""
 
 from __future__ import annotations
 
