@@ -244,6 +244,15 @@ def test_a_namespace_that_does_not_exist_is_refused(cluster):
     [
         ([], "gpu_kubernetes_quotas: it is not a mapping"),
         ({"Team": {}}, "gpu_kubernetes_quotas.Team: 'Team' is not the name of a team"),
+        ({"o'brien": {}}, "gpu_kubernetes_quotas.o'brien: \"o'brien\" is not the name of a team"),
+        (
+            {"t": {"namespaces": ["o'brien"], "resources": {SMALL: 1}}},
+            'quotas.t.namespaces[0]: "o\'brien" is not the name',
+        ),
+        (
+            {"t": {"namespaces": ["a"], "resources": {"o'brien/gpu": 1}}},
+            "quotas.t.resources.o'brien/gpu: it is not the name",
+        ),
         ({"t": {"namespace": ["a"]}}, "gpu_kubernetes_quotas.t: it is not a quota"),
         ({"t": {"namespaces": [], "resources": {SMALL: 1}}}, "gpu_kubernetes_quotas.t.namespaces: it is not a list"),
         ({"t": {"namespaces": ["a/b"], "resources": {SMALL: 1}}}, "gpu_kubernetes_quotas.t.namespaces[0]: 'a/b'"),
@@ -302,7 +311,7 @@ def test_switches_of_the_inventory_become_hyper_nodes(cluster):
     assert not [item for item in cluster.objects if item["kind"] == "HyperNode"]
 
 
-@pytest.mark.parametrize("switch", ["gpu_fleet", "-a", "a..b", "a b"])
+@pytest.mark.parametrize("switch", ["gpu_fleet", "-a", "a..b", "a b", "o'brien", 'a"b', "a{{b"])
 def test_a_switch_that_cannot_be_a_hyper_node_is_refused(switch):
     [problem] = kubernetes_cluster([row("n1", gpu_slurm_switch=switch)], host="n1", hypernodes=True)["problems"]
     assert problem.startswith("gpu_slurm_switch of n1: ")

@@ -179,3 +179,15 @@ def test_long_lists_are_shortened():
     offered = [{"where": "gpu_layout[0]", "index": number, "uuid": ""} for number in range(20)]
     [problem] = double_offers(offered, {"offered": offered}, node="n1")
     assert "gpu_layout[0] gpu 15, and 4 more." in problem and "gpu 16" not in problem
+
+
+@pytest.mark.parametrize("name", ["o'brien", 'a"b', "a b", "{{ a }}", "a%sb"])
+@pytest.mark.parametrize("backend", ["nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu"])
+def test_a_node_name_with_special_characters_is_printed_unchanged(backend, name):
+    config_map = {"data": {"config.json": '{"nodeconfig": []}'}}
+    offer = mapping(backend)
+    changes = kubernetes_changes(offer, node=None, config_map=config_map, name=name)
+    assert changes["problems"][0].startswith("The cluster has no node %s. Set gpu_kubernetes_node" % name)
+    taken = {"volcano.sh/vgpu-number": "4", "nvidia.com/mig-1g.10gb": "4"}
+    found = kubernetes_changes(offer, node=node(taken), config_map=config_map, name=name)["problems"]
+    assert found and all(problem.startswith("node %s: " % name) for problem in found)
