@@ -4,9 +4,10 @@
 """Run the demonstration of `make demo`, after the setup.
 
 Starts a bare fleet and runs site.yml on it twice. Compares the result with nvidia-smi and with the metrics in
-Prometheus. Then audits the fleet with a recorded history. Exits with 0 only if the second run changed nothing, every
-host matches the inventory, Prometheus sees the fleet without an alert, and the audit finds the expected problems. The
-durations are written to .lab/times.json for `make bench`. With --kubernetes, a cluster follows (demo_kubernetes.py).
+Prometheus. Then audits the fleet with a recorded history, and leases parts of GPUs. Exits with 0 only if the second run
+changed nothing, every host matches the inventory, Prometheus sees the fleet without an alert, the audit finds the
+expected problems, and all leases are given back. The durations are written to .lab/times.json for `make bench`. With
+--kubernetes, a cluster follows (demo_kubernetes.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.lab import demo_audit, demo_kubernetes, verify_layout, verify_monitoring
+from tests.lab import demo_audit, demo_kubernetes, demo_leases, verify_layout, verify_monitoring
 from tests.lab.fleet import LAB, FleetError, play, play_and_read, play_quietly
 
 REPORT = LAB / "report" / "report.txt"
@@ -34,7 +35,7 @@ def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
     """Return the checks that failed, and the duration of each phase in seconds."""
     wrong = []
     seconds = {}
-    last = 7 if kubernetes else 6
+    last = 8 if kubernetes else 7
 
     banner(f"1/{last}  Start the hosts, with a real systemd and no GPUs yet")
     REPORT.unlink(missing_ok=True)
@@ -72,8 +73,13 @@ def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
     wrong += demo_audit.show()
     seconds["audit"] = time.monotonic() - started
 
+    banner(f"7/{last}  Lease parts of GPUs: two leases, a third that does not fit, and all given back")
+    started = time.monotonic()
+    wrong += demo_leases.show()
+    seconds["leases"] = time.monotonic() - started
+
     if kubernetes:
-        banner(f"7/{last}  Start a Kubernetes cluster, and change the layout of a node beside a pod")
+        banner(f"8/{last}  Start a Kubernetes cluster, and change the layout of a node beside a pod")
         started = time.monotonic()
         wrong += demo_kubernetes.show()
         seconds["Kubernetes"] = time.monotonic() - started
