@@ -3,9 +3,9 @@
 """Measure packing: the gap to the optimum, a large fleet, and changes.
 
 See docs/packing.md. PODS=FILE has requests and NODES=FILE has hosts, in the format of Alibaba's cluster-trace-gpu-v2023
-(CSV, may be gzipped). SEED selects the samples. SIZE is the number of workloads of the large fleet (10,000, with 6 GPUs
-for every 10 workloads). Every layout is checked against its problem and accepted by the MIG planner. Otherwise, the
-benchmark aborts.
+(CSV, may be gzipped). Lists of FGD's table are read from the folder of PODS. SEED selects the samples. SIZE is the number
+of workloads of the large fleet (10,000, with 6 GPUs for every 10 workloads). Every layout is checked against its problem
+and accepted by the MIG planner. Otherwise, the benchmark aborts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import gzip
 import multiprocessing
 import random
 import resource
+import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -36,9 +37,18 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import
     mig,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
+from tests.benchmark import fgd
 from tests.benchmark.amounts import amount
 
-FIGURES = ("packing_gap_to_optimum", "packing_seconds", "packing_peak_memory", "replan_destroyed_over_fresh")
+#: Request lists of FGD's published table. The figure is the mean of these seeds.
+FGD_LISTS, FGD_SEEDS = ("default", "gpushare40"), range(42, 52)
+FIGURES = (
+    "packing_gap_to_optimum",
+    "packing_seconds",
+    "packing_peak_memory",
+    "replan_destroyed_over_fresh",
+    *("packing_fgd_%s_%s" % (name, end) for name in FGD_LISTS for end in ("percent", "bound_percent")),
+)
 #: The model of all GPUs in the trace, because the trace's models have no MIG or are not named.
 MODEL = "A100-40GB"
 WORKLOADS, GPUS_PER_WORKLOAD = 10_000, 0.6
@@ -74,6 +84,8 @@ def figures(options):
         yield "packing_gap_to_optimum", None, "nothing was proven of the optimum"
     yield from _large(requests, hosts, amount(options, WORKLOADS, 20, "SIZE"), seed)
     yield _replans(parts, fleet, first, seed, amount(options, REPLANS, 2))
+    for name in FGD_LISTS:
+        yield from _online(name, options, FGD_SEEDS[: amount(options, len(FGD_SEEDS), 1)])
 
 
 # -- Input --
@@ -224,6 +236,24 @@ def timed(problem: Problem) -> tuple[Packing, float, float]:
     start = time.perf_counter()
     packing = pack(problem)
     return packing, time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _online(name: str, options, seeds: Iterable[int]):
+    """Yield the allocated share of all GPUs for a list, and its bound."""
+    figure, bound = ("packing_fgd_%s_%s" % (name, end) for end in ("percent", "bound_percent"))
+    path = next(Path(options["PODS"]).parent.glob("*pod-list-%s.csv*" % name), None)
+    if path is None:
+        yield from ((each, None, "the folder of PODS has no list %s" % name) for each in (figure, bound))
+        return
+    columns = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+    demands = [fgd.demand_of(row) for row in _rows(str(path), columns)]
+    hosts = fgd.hosts_of(_rows(options["NODES"], ("sn", "cpu_milli", "memory_mib", "gpu", "model")))
+    outcomes = [fgd.run(hosts, demands, seed) for seed in seeds]
+    print(
+        "list %s: %s" % (name, ", ".join("%.2f of at most %.2f %%" % outcome for outcome in outcomes)), file=sys.stderr
+    )
+    yield figure, statistics.mean(outcome.allocated for outcome in outcomes), "percent"
+    yield bound, statistics.mean(outcome.bound for outcome in outcomes), "percent"
 
 
 def _replans(parts: list[Request], fleet: tuple[FleetGpu, ...], first: Packing, seed: int, replans: int):

@@ -38,10 +38,19 @@ def inputs(tmp_path):
     rows = [f"{at},c{name},{10 if at // 60 % (40 + name) < 20 else 0},{(name + 5) << 30}" for at, name in duty]
     files = {
         "PODS": ["name,num_gpu,gpu_milli", *pods],
-        "NODES": ["sn,gpu", "n0,8", "n1,8"],
+        "NODES": ["sn,cpu_milli,memory_mib,gpu,model", "n0,96000,393216,8,G2", "n1,96000,393216,8,T4"],
         "TRACE": ["timestamp,container,duty_percent,memory_used_bytes", *rows],
     }
-    for name, lines in files.items():
+    demands = [f"p{number},{number % 9}000,4096,1,{choose.choice((140, 280, 460))}," for number in range(40)]
+    lists = {
+        f"pod-list-{name}.csv": [
+            "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec",
+            *demands,
+            f"w,9000,1,2,1000,{spec}",
+        ]
+        for name, spec in (("default", ""), ("gpushare40", "G2|T4"))
+    }
+    for name, lines in (files | lists).items():
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     return {name: str(tmp_path / name) for name in files}
 

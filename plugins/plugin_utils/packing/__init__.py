@@ -15,5 +15,6 @@ read       conversion of solutions between the heuristic and the exact search
 answer     construction of a result from the workloads on each GPU
 pack       entry point
 check      verification of a result against its problem and the planners
+online     one request at a time on hosts with CPU and memory, without moves
 layouts    conversion of a result to the `gpu_layout` of each host
 """
