@@ -23,8 +23,8 @@ author:
 options:
   directory:
     description:
-      - Directory for C(audit.json), C(audit.csv) and C(audit.html). Each file is replaced atomically. Without this option,
-        nothing is written.
+      - Directory for C(audit.json), C(audit.csv), C(audit-hours.csv), C(audit.prom) and C(audit.html). Each file is replaced
+        atomically. Without this option, nothing is written.
     type: path
   keep:
     description:
@@ -178,12 +178,14 @@ line:
   description: The audit in one line.
   returned: success
   type: str
-  sample: "16 findings: 8 held without process, 8 idle; 2 new, 1 gone; without findings: 48 right; wasted: 29,220 EUR/month"
+  sample: >-
+    16 findings: 8 held without process, 8 idle; 2 new, 1 gone; without findings: 48 right;
+    reserved and unused: 16 GPUs (29,216 EUR/month)
 summary:
   description: >-
     Number of subjects (C(findings)), also by verdict (C(words)) and by state (C(new), C(still), C(gone), C(unseen)).
     C(new_findings) counts new verdicts other than C(no_data), C(free) and C(right). C(waste_per_month) is an amount in
-    C(currency).
+    C(currency). C(ledger) has GPUs, GPU hours and cost by class.
   returned: success
   type: dict
 missing:

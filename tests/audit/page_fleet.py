@@ -13,6 +13,7 @@ import math
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import report_html
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.compare import findings
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.ledger import booked
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Audit,
     Day,
@@ -47,6 +48,7 @@ def well(subject, **more):
         tensor=stat(0.3, 0.4, 0.4, 0.5),
         processes_now=1.0,
         price_per_hour=2.4,
+        gpu_ratio=1.0,
     )
     return dataclasses.replace(base, **more)
 
@@ -68,7 +70,7 @@ def gpus(host):
     def part(index, instance, profile, gib, **more):
         whole = gpu(index).subject
         named = dataclasses.replace(whole, kind="mig_instance", mig_profile=profile, mig_instance=str(instance))
-        return well(named, memory_total_bytes=gib * GIB, price_per_hour=2.4 * gib / 80, **more)
+        return well(named, memory_total_bytes=gib * GIB, price_per_hour=2.4 * gib / 80, gpu_ratio=gib / 80, **more)
 
     yield gpu(0)
     yield gpu(1, **REST, holders=JOB, processes_now=0.0)
@@ -88,7 +90,11 @@ def gpus(host):
     yield gpu(7, lost=True)
     tenant = dataclasses.replace(gpu(7).subject, kind="tenant", name="notebooks")
     yield well(
-        tenant, memory=stat(3 * GIB, 4 * GIB, 4 * GIB, 4 * GIB), memory_total_bytes=16 * GIB, price_per_hour=None
+        tenant,
+        memory=stat(3 * GIB, 4 * GIB, 4 * GIB, 4 * GIB),
+        memory_total_bytes=16 * GIB,
+        price_per_hour=None,
+        gpu_ratio=None,
     )
 
 
@@ -106,7 +112,7 @@ def audit(hosts, *, name="gpu-%04d.example.org", further=()):
     """Return an audit of `hosts` hosts, and of the holdings in `further`."""
     holdings = [holding for number in range(hosts) for holding in gpus(name % number)] + list(further)
     judged = [(holding, judge(holding, seconds=SECONDS)) for holding in holdings]
-    found = findings(judged, {}, NOW)
+    found, book = booked(findings(judged, {}, NOW), SECONDS)
     idle = [one for one in found if one.verdict.word == "idle"]
     gone = tuple(dataclasses.replace(one, state="gone") for one in idle[:3])
     unseen = tuple(dataclasses.replace(one, state="unseen", first_found_seconds=NOW - 30 * 86400) for one in idle[3:5])
@@ -116,6 +122,7 @@ def audit(hosts, *, name="gpu-%04d.example.org", further=()):
     )
     return Audit(
         made_at_seconds=NOW,
+        ledger=book,
         window=Window(NOW - SECONDS, NOW),
         sources=Sources(
             "https://prometheus.example.org",

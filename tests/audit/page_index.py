@@ -22,7 +22,10 @@ def entry(day, **more):
         "words": {word: 10 + 3 * day * number % 17 for number, word in enumerate(WORDS)},
         "new": day,
         "gone": 2,
-        "waste_per_month": 1234.0 * (day + 1),
+        "reserved_gpus": 1.5 * (day + 1),
+        "not_assigned_gpus": 2.0,
+        "reserved_per_month": 1234.0 * (day + 1),
+        "not_assigned_per_month": 100.0,
         "currency": "EUR",
     }
     return Entry(**{**given, **more})
@@ -36,7 +39,14 @@ def stretched(long):
     words = dict.fromkeys(WORDS, 10**9)
     rows = [
         entry(
-            day, name=long * 3, line=long, words=words, new=10**9, gone=10**9, waste_per_month=1e12, currency="X" * 20
+            day,
+            name=long * 3,
+            line=long,
+            words=words,
+            new=10**9,
+            gone=10**9,
+            reserved_per_month=1e12,
+            currency="X" * 20,
         )
         for day in range(3)
     ]

@@ -87,7 +87,7 @@ def test_a_large_fleet_opens(show, made):
 def each_of_a_thousand_hosts_has_its_place(page):
     assert page.locator(".map a").count() == 1000
     assert page.locator(".map i").count() == 1000 * page_fleet.devices_of_a_host()
-    assert len(shown(page, "#findings tbody tr")) == 100
+    assert len(shown(page, "#findings tbody tr[id]")) == 100
     assert follow(page, ".map a:nth-child(1000)") == "#host-999"
     assert shown(page, ".host h2") == ["gpu-0999.example.org"]
 

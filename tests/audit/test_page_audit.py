@@ -84,7 +84,7 @@ def test_figures_are_named_as_statistics(show):
 
 def test_the_page_of_all_reports_has_a_row_for_each_and_its_trend(show):
     page = show(page_index.usual())
-    assert len(shown(page, "tbody tr")) == 20 and len(shown(page, "svg")) == 2
+    assert len(shown(page, "tbody tr")) == 20 and len(shown(page, "svg")) == 3
     # The latest report is first.
     assert page.locator("tbody a").first.get_attribute("href") == "report-19/audit.html"
     assert page.locator("header a").get_attribute("href") == "report-19/audit.html"

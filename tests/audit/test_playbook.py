@@ -32,7 +32,7 @@ from tests.integration.warm_ansible import interpreter
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "audit.schema.json").read_text()))
 HOURS = 50
-FILES = ["audit.csv", "audit.html", "audit.json"]
+FILES = ["audit-hours.csv", "audit.csv", "audit.html", "audit.json", "audit.prom"]
 HELD = {("gpu:held", "kind", "container"): steady(1)}
 CLEAR = dict.fromkeys(HELD, steady(0))
 NOBODY = {"gpu:processes": steady(0), "gpu:processes:max5m": steady(0)}
@@ -228,7 +228,8 @@ def test_prices_are_the_monitoring_host_s(twice):
 
 def test_its_line_is_printed_and_nothing_counts_as_changed(twice):
     done = twice[0]
-    line = "2 findings: 1 held without process, 1 idle; 2 new, 0 gone; without findings: 1 free, 1 right; wasted: 4,383 EUR/month"
+    line = "2 findings: 1 held without process, 1 idle; 2 new, 0 gone; without findings: 1 free, 1 right"
+    line += "; reserved and unused: 2 GPUs (2,922 EUR/month); not assigned: 1 GPU (1,461 EUR/month)"
     assert line in said(done)
     assert "changed=0" in done.stdout and "changed=1" not in done.stdout
 
@@ -248,7 +249,7 @@ def test_the_second_one_says_what_is_still_there_and_what_is_gone(twice):
     assert all(found["first_found_seconds"] == since[found["id"]] for found in kept)
 
 
-def test_all_three_files_are_there_and_nothing_else(twice, folder):
+def test_all_files_are_there_and_nothing_else(twice, folder):
     assert sorted(path.name for path in (folder / "twice").iterdir()) == FILES
     rows = list(csv.DictReader((folder / "twice" / "audit.csv").open(newline="")))
     assert len(rows) == 5 and {row["state"] for row in rows} == {"new", "still", "gone"}

@@ -85,7 +85,7 @@ def test_audit_names_holders(of_first, where):
 
 
 def test_audit_reports_costs(of_first, where):
-    assert of_first[where["notebook"]]["verdict"]["waste_per_month"] == pytest.approx(L40S * HOURS_A_MONTH)
+    assert of_first[where["notebook"]]["verdict"]["waste_per_month"] == pytest.approx(L40S * HOURS_A_MONTH, abs=1)
     # chat needs at most an eighth of the compute, and a tenth of the memory including a reserve of 15 %.
     waste = of_first[where["chat"]]["verdict"]["waste_per_month"]
     assert 0.85 * H100 * HOURS_A_MONTH < waste < 0.92 * H100 * HOURS_A_MONTH

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Keep several reports: one directory each, a link to the latest, and a trend page.
 
-2026-11-22T060000Z/{audit.html,audit.csv,audit.json,summary.json}
+2026-11-22T060000Z/{audit.html,audit.csv,audit-hours.csv,audit.prom,audit.json,summary.json}
 latest -> 2026-11-22T060000Z
 index.html
 """
@@ -27,7 +27,7 @@ LATEST, INDEX, SUMMARY = "latest", "index.html", "summary.json"
 
 _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}Z")
 # Files of a report. A directory that contains any other file is not removed.
-_FILES = (write.JSON, write.CSV, write.HTML, SUMMARY)
+_FILES = (*write.FILES, SUMMARY)
 #: The files of a report, and the unfinished versions that an interrupted run leaves behind.
 _OURS = (*_FILES, *(durable.unfinished(Path(name)).name for name in _FILES))
 

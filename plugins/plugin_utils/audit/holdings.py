@@ -297,13 +297,16 @@ def _priced(
     # The price is counted for the GPU, so its tenants have none.
     if subject.kind == "tenant":
         return replace(holding, price_per_hour=None)
+    ratio: float | None = 1.0
+    if subject.kind == "mig_instance":
+        total = shares[(subject.host, subject.gpu_uuid)]
+        ratio = _weight(subject) / total if total and _weight(subject) else None
     price = price_of(subject.model, prices)
     if price is None:
         price = known.get((subject.host, subject.gpu_uuid))
-    if subject.kind == "mig_instance" and price is not None:
-        total = shares[(subject.host, subject.gpu_uuid)]
-        price = price * _weight(subject) / total if total else None
-    return replace(holding, price_per_hour=price)
+    if price is not None:
+        price = None if ratio is None else price * ratio
+    return replace(holding, price_per_hour=price, gpu_ratio=ratio)
 
 
 def price_of(model: str, prices: Sequence[Price]) -> float | None:

@@ -20,6 +20,7 @@ from .holdings import HostState, Price, holdings
 from .job_devices import Finder, held_now, hosts_by_node
 from .job_series import DeviceUse, labelled, use_of
 from .jobs import jobs_of
+from .ledger import booked
 from .model import Audit, Sources, Subject, Window
 from .prometheus import Access, Prometheus, PrometheusError
 from .quiet_times import QuietQuestion
@@ -102,7 +103,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         for holding in together(held, order.thresholds.idle_policy)
         if not _named(holding.subject) & set(order.exempt)
     ]
-    found = findings(judged, order.former, now_seconds)
+    found, book = booked(findings(judged, order.former, now_seconds), window.seconds if history else 0.0)
     exempt = set(order.exempt)
     away, hidden = gone(
         found,
@@ -129,6 +130,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         settings=_settings(order),
         currency=order.currency,
         usage=usage,
+        ledger=book,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Mapping
 
 from ...module_utils.holders.model import KUBELET
+from .ledger_model import NOT_ASSIGNED, RESERVED_UNUSED, Ledger
 from .usage_model import Usage
 
 #: Version of the JSON report. Keys may be added within a version. Readers must ignore unknown keys.
@@ -239,6 +240,8 @@ class Holding(Measured):
     processes: Stat | None = None
     #: Age of the newest holder process at the end of the window. None if the host did not answer.
     newest_holder_seconds: float | None = None
+    #: Size of a GPU or an instance as a ratio of the GPU. None for tenants, and if the size is unknown.
+    gpu_ratio: float | None = None
     #: Other GPUs on which a process of the holders works. GPUs on which the process is idle are left out.
     works_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -250,6 +253,7 @@ class Verdict:
 
     `use` is "none", "useful", "busy" or "unknown". "busy" means that kernels run, but hardly use tensor cores and bandwidth.
     `waste_per_month` is the wasted part of the price, in the currency of the price table. It is None if the price is unknown.
+    `waste_ratio` is this part as a ratio.
     `idle_after_seconds` is the quiet time after which the holder counts as idle. It is None if the subject is not quiet.
     """
 
@@ -258,6 +262,7 @@ class Verdict:
     use: str = "unknown"
     waste_per_month: float | None = None
     idle_after_seconds: float | None = None
+    waste_ratio: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -322,6 +327,7 @@ class Audit:
     settings: Mapping[str, object] = field(default_factory=dict)
     currency: str = ""
     usage: Usage | None = None
+    ledger: Ledger = field(default_factory=Ledger)
     schema_version: int = SCHEMA_VERSION
 
     def count(self, word: str) -> int:
@@ -330,13 +336,8 @@ class Audit:
 
     @property
     def waste_per_month(self) -> float | None:
-        """Return the total waste per month, or None if no price is known.
+        """Return the cost per month of GPUs without use, or None.
 
-        Tenants are left out, because the price of their GPU or MIG instance would be counted twice.
+        These GPUs are reserved and unused, or not assigned. None if no price is known.
         """
-        known = [
-            found.verdict.waste_per_month
-            for found in self.findings
-            if found.verdict.waste_per_month is not None and found.holding.subject.kind in ("gpu", "mig_instance")
-        ]
-        return sum(known) if known else None
+        return self.ledger.sum_of((*RESERVED_UNUSED, *NOT_ASSIGNED)).cost_per_month

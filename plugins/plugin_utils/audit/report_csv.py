@@ -1,15 +1,18 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write an audit as CSV, one row per finding. Unknown values are empty cells."""
+"""Write an audit as CSV.
+
+One table has the findings, and one the GPU hours. Unknown values are empty cells."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import datetime
 import io
 import unicodedata
-from typing import Any
+from typing import Any, Iterable, Mapping, Sequence
 
 from ...module_utils.printable import printable
 from .model import Audit, Finding, Stat
@@ -28,6 +31,12 @@ COLUMNS = (
     "busy_mean_percent", "tensor_p95_percent", "bandwidth_p95_percent", "history_hours", "missing",
 )  # fmt: skip
 
+#: Columns of audit-hours.csv.
+HOURS_COLUMNS = (
+    "host", "gpu_index", "gpu_uuid", "mig_instance", "name", "class", "finding_id", "gpus", "gpu_hours", "cost_per_month",
+    "currency",
+)  # fmt: skip
+
 
 def to_text(audit: Audit) -> str:
     """Return the audit as comma-separated values with a header (RFC 4180).
@@ -35,11 +44,39 @@ def to_text(audit: Audit) -> str:
     Every cell is quoted, because some spreadsheets also split at semicolons. The last rows are findings of the previous
     audit that are now unseen or gone. The only number in these rows is the waste in the previous audit.
     """
+    return table(COLUMNS, (_row(found, audit.currency) for found in (*audit.findings, *audit.unseen, *audit.gone)))
+
+
+def hours_text(audit: Audit) -> str:
+    """Return the rows of the ledger as comma-separated values.
+
+    They add up to the sums of the ledger.
+    """
+    rows = (dataclasses.asdict(row) for row in audit.ledger.rows)
+    return table(
+        HOURS_COLUMNS,
+        (
+            {
+                **{name: row[name] for name in ("host", "gpu_index", "gpu_uuid", "mig_instance", "name", "gpu_hours")},
+                "class": row["word"],
+                "finding_id": row["finding"],
+                # Two decimals are not enough for a part of a GPU.
+                "gpus": "%.4f" % row["gpus"],
+                "cost_per_month": row["cost_per_month"],
+                "currency": audit.currency if row["cost_per_month"] is not None else None,
+            }
+            for row in rows
+        ),
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table as comma-separated values with a header."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, quoting=csv.QUOTE_ALL)
+    writer = csv.DictWriter(text, columns, quoting=csv.QUOTE_ALL)
     writer.writeheader()
-    for found in (*audit.findings, *audit.unseen, *audit.gone):
-        writer.writerow({name: _cell(value) for name, value in _row(found, audit.currency).items()})
+    for row in rows:
+        writer.writerow({name: _cell(value) for name, value in row.items()})
     return text.getvalue()
 
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 import datetime
 import itertools
 from pathlib import Path
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import jinja2
 
 from ..counted import counted
+from .ledger_model import CLASS_MEANINGS, NOT_ASSIGNED, RESERVED_UNUSED, Ledger, Row, Sum, sum_of
 from .model import ASKING, MEANINGS, WORDS, Audit, Day, Finding, Stat
-from .report_json import summary
-from .write_line import line, money
+from .report_json import summary, sums
+from .write_line import gpus, line, money
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -27,6 +28,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TOP = 100
 #: Maximum number of accounts, of users and of jobs on the page. The JSON file has more.
 _ROWS_OF_USE = 50
+#: Maximum number of hosts in the table of GPUs that are not assigned.
+_HOSTS_OF_FREE = 20
 
 #: Size of the chart in SVG units. Browsers stretch it to the available space.
 _CHART = {"width": 640, "height": 150}
@@ -48,6 +51,7 @@ def environment(*folders: Path) -> jinja2.Environment:
     )
     made.filters.update(words=_words, when=when, percent=_percent, gib=_gib, hours=_hours, counted=counted)
     made.filters["gpu_hours"] = _gpu_hours
+    made.filters["part"] = _part
     made.globals["meanings"] = MEANINGS
     return made
 
@@ -57,8 +61,10 @@ def to_text(audit: Audit) -> str:
 
     Subjects without findings are shown only in the map and in the sections of the hosts.
     """
-    asking = [found for found in audit.findings if found.verdict.word in ASKING]
-    hosts = _hosts(audit.findings)
+    reserved = _reserved(audit.ledger)
+    asking = [found for found in audit.findings if found.verdict.word in ASKING or found.id in reserved]
+    asking.sort(key=lambda found: _dearest(found, reserved))
+    hosts = _hosts(audit.findings, audit.ledger)
     return (
         environment()
         .get_template("audit.html.j2")
@@ -67,8 +73,16 @@ def to_text(audit: Audit) -> str:
             line=line(audit),
             sums=summary(audit),
             kinds=WORDS,
-            top=sorted(asking, key=_dearest)[:_TOP],
+            top=asking[:_TOP],
             asking=len(asking),
+            reserved=reserved,
+            rest=sum_of(reserved[found.id] for found in asking[_TOP:] if found.id in reserved),
+            book=sums(audit.ledger),
+            class_meanings=CLASS_MEANINGS,
+            not_assigned=(by_host := _not_assigned(audit.ledger)),
+            more_free=_more_free(by_host[_HOSTS_OF_FREE:]),
+            gpus=gpus,
+            most_hosts=_HOSTS_OF_FREE,
             hosts=hosts,
             pages={host["name"]: host["id"] for host in hosts},
             chart=_chart(audit.history),
@@ -79,17 +93,46 @@ def to_text(audit: Audit) -> str:
     )
 
 
-def _dearest(found: Finding) -> tuple[float, int]:
-    return (-(found.verdict.waste_per_month or 0.0), WORDS.index(found.verdict.word))
+def _reserved(book: Ledger) -> dict[str, Row]:
+    """Return the reserved and unused row of each finding. A finding has at most one."""
+    return {row.finding: row for row in book.rows if row.finding and row.gpus and row.word in RESERVED_UNUSED}
 
 
-def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+def _dearest(found: Finding, reserved: Mapping[str, Row]) -> tuple[float, float, int]:
+    row = reserved.get(found.id)
+    cost, part = (row.cost_per_month or 0.0, row.gpus) if row else (0.0, 0.0)
+    return (-cost, -part, WORDS.index(found.verdict.word))
+
+
+def _not_assigned(book: Ledger) -> list[tuple[str, Sum, Sum]]:
+    """Return (host, free, unassigned) for each host with such GPUs, the most first."""
+    rows = sorted((row for row in book.rows if row.gpus and row.word in NOT_ASSIGNED), key=lambda row: row.host)
+    found = []
+    for host, of_host in itertools.groupby(rows, key=lambda row: row.host):
+        known = list(of_host)
+        found.append((host, *(sum_of(row for row in known if row.word == word) for word in NOT_ASSIGNED)))
+    return sorted(found, key=lambda one: (-(one[1].gpus + one[2].gpus), one[0]))
+
+
+def _more_free(rows: Sequence[tuple[str, Sum, Sum]]) -> tuple[Sum, Sum, float | None]:
+    """Return the sums of free and of unassigned GPUs of several hosts, and their cost."""
+    free, parts = ([row[number] for row in rows] for number in (1, 2))
+    costs = [one.cost_per_month for one in (*free, *parts) if one.cost_per_month is not None]
+    sums_of = [Sum(round(sum(one.gpus for one in ones), 4)) for ones in (free, parts)]
+    return (sums_of[0], sums_of[1], sum(costs) if costs else None)
+
+
+def _hosts(findings: Iterable[Finding], book: Ledger) -> list[dict[str, Any]]:
     """Return the hosts with their GPUs, for the template.
 
     The cells of a GPU are its instances. A GPU without instances is itself a cell. Tenants are rows in the table of
     their GPU.
     """
     hosts = []
+    wasted: dict[str, list[Row]] = {}
+    for row in book.rows:
+        if row.word in (*RESERVED_UNUSED, *NOT_ASSIGNED):
+            wasted.setdefault(row.host, []).append(row)
     ordered = sorted(findings, key=lambda found: found.holding.subject.rack_order)
     for number, (name, of_host) in enumerate(itertools.groupby(ordered, key=lambda found: found.holding.subject.host)):
         gpus = []
@@ -104,8 +147,13 @@ def _hosts(findings: Iterable[Finding]) -> list[dict[str, Any]]:
                     "cells": [row for row in rows if row.holding.subject.kind in ("gpu", "mig_instance")],
                 }
             )
-        wasted = [row.verdict.waste_per_month for gpu in gpus for row in gpu["cells"] if row.verdict.waste_per_month]
-        hosts.append({"name": name, "id": "host-%d" % number, "gpus": gpus, "waste": sum(wasted) if wasted else None})
+        hosts.append({
+            "name": name, "id": "host-%d" % number, "gpus": gpus,
+            "waste": [
+                (title, sum_of(row for row in wasted.get(name, ()) if row.word in words))
+                for title, words in (("reserved and unused", RESERVED_UNUSED), ("not assigned", NOT_ASSIGNED))
+            ],
+        })  # fmt: skip
     for host, short in zip(hosts, short_names([host["name"] for host in hosts])):
         host["short"] = short
     return hosts
@@ -192,6 +240,10 @@ def _hours(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     return "%.0f days" % (seconds / 86400) if seconds >= 172800 else "%.0f h" % (seconds / 3600)
+
+
+def _part(gpus: float) -> str:
+    return ("%.2f" % gpus).rstrip("0").rstrip(".")
 
 
 def _gpu_hours(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 
 from .model import WORDS
 from .report_html import environment
-from .write_line import money
+from .write_line import gpus, money
 
 _CHART = {"width": 640, "height": 150}
 _EDGE = 3
@@ -39,8 +39,12 @@ class Entry:
     words: Mapping[str, int]
     new: int
     gone: int
-    waste_per_month: float | None
     currency: str
+    #: Sums of the ledger. None in reports of older releases.
+    reserved_gpus: float | None = None
+    not_assigned_gpus: float | None = None
+    reserved_per_month: float | None = None
+    not_assigned_per_month: float | None = None
 
     @classmethod
     def of(cls, name: str, data: Mapping[str, Any]) -> Entry:
@@ -49,17 +53,20 @@ class Entry:
         Raises KeyError, TypeError or ValueError if the data is not a summary.
         """
         sums = data["summary"]
-        waste = sums["waste_per_month"]
+        words = {word: int(sums["words"].get(word, 0)) for word in WORDS}
+        # Older releases had no ledger.
+        ledger = dict(sums.get("ledger", {}))
+        reserved, not_assigned = (dict(ledger.get(name, {})) for name in ("reserved_unused", "not_assigned"))
         return cls(
             name,
             float(data["made_at_seconds"]),
             str(data["line"]),
-            {word: int(sums["words"].get(word, 0)) for word in WORDS},
+            words,
             # Older releases wrote only `new`, which also counts subjects without findings.
             int(sums.get("new_findings", sums["new"])),
             int(sums["gone"]),
-            None if waste is None else float(waste),
             str(sums["currency"]),
+            *(_number(one.get(key)) for key in ("gpus", "cost_per_month") for one in (reserved, not_assigned)),
         )
 
 
@@ -67,7 +74,8 @@ def to_text(entries: Sequence[Entry]) -> str:
     """Return the HTML page. The latest report is first."""
     ordered = sorted(entries, key=lambda entry: entry.made_at_seconds)
     counts = [(name, title, [float(entry.words[name]) for entry in ordered]) for name, title in _LINES]
-    wasted = [("waste", "wasted per month", [entry.waste_per_month for entry in ordered])]
+    wasted = _titled([(entry.reserved_gpus, entry.not_assigned_gpus) for entry in ordered])
+    costs = _titled([(entry.reserved_per_month, entry.not_assigned_per_month) for entry in ordered])
     times = [entry.made_at_seconds for entry in ordered]
     return (
         environment()
@@ -79,13 +87,28 @@ def to_text(entries: Sequence[Entry]) -> str:
                 chart
                 for chart in (
                     _chart("Findings", times, counts, lambda value: "%d" % value),
-                    _chart("Waste", times, wasted, lambda value: money(value, ordered[-1].currency)),
+                    _chart("GPUs without use", times, wasted, gpus),
+                    _chart(
+                        "Cost per month without use", times, costs, lambda value: money(value, ordered[-1].currency)
+                    ),
                 )
                 if chart
             ],
             money=money,
+            gpus=gpus,
         )
     )
+
+
+def _titled(values: Sequence[tuple[float | None, float | None]]) -> list[tuple[str, str, list[float | None]]]:
+    return [
+        ("reserved", "reserved and unused", [reserved for reserved, _other in values]),
+        ("not_assigned", "not assigned", [other for _reserved, other in values]),
+    ]
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _chart(

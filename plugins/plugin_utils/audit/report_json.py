@@ -12,6 +12,7 @@ from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
 from .compare import Former
+from .ledger_model import NOT_ASSIGNED, RESERVED_UNUSED, Ledger
 from .model import ASKING, SCHEMA_VERSION, WORDS, Audit, Finding, Holding, Subject, Verdict
 
 
@@ -21,9 +22,24 @@ class ReportError(FleetError):
 
 def to_data(audit: Audit) -> dict[str, Any]:
     """Return the audit as dictionaries, lists and scalars."""
-    data = dataclasses.asdict(audit)
+    data = dataclasses.asdict(dataclasses.replace(audit, ledger=Ledger()))
+    # The summary has the sums, and audit-hours.csv the rows.
+    del data["ledger"]
     data["summary"] = summary(audit)
     return data
+
+
+def sums(book: Ledger) -> dict[str, Any]:
+    """Return the sums of each class, of the two headlines and of all.
+
+    audit-hours.csv has the rows.
+    """
+    return {
+        "classes": {word: dataclasses.asdict(one) for word, one in book.by_class().items()},
+        "reserved_unused": dataclasses.asdict(book.sum_of(RESERVED_UNUSED)),
+        "not_assigned": dataclasses.asdict(book.sum_of(NOT_ASSIGNED)),
+        "total": dataclasses.asdict(book.sum_of()),
+    }
 
 
 def summary(audit: Audit) -> dict[str, Any]:
@@ -41,6 +57,7 @@ def summary(audit: Audit) -> dict[str, Any]:
         "gone": len(audit.gone),
         "unseen": len(audit.unseen),
         "waste_per_month": audit.waste_per_month,
+        "ledger": sums(audit.ledger),
         "currency": audit.currency,
     }
 

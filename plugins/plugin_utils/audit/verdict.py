@@ -93,7 +93,8 @@ def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float
     if holding.price_per_hour is not None:
         money = round(holding.price_per_hour * _HOURS_PER_MONTH * waste, 2)
     rest = resting(holding, limits.idle_policy)
-    return Verdict(word, reason, use_of(holding, limits), money, rest.idle_after_seconds if rest else None)
+    idle_after = rest.idle_after_seconds if rest else None
+    return Verdict(word, reason, use_of(holding, limits), money, idle_after, waste)
 
 
 def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple[str, str, float]:

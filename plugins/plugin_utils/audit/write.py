@@ -8,19 +8,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import private
-from . import report_csv, report_html, report_json
+from . import report_csv, report_html, report_json, report_prom
 from .model import Audit
 from .report_json import ReportError
 
 JSON, CSV, HTML = "audit.json", "audit.csv", "audit.html"
+HOURS, METRICS = "audit-hours.csv", "audit.prom"
+FILES = (JSON, CSV, HTML, HOURS, METRICS)
 
 
 def all_of(audit: Audit, directory: Path) -> list[Path]:
-    """Write the JSON, CSV and HTML files. Returns their paths. Raises ReportError."""
+    """Write all files of a report. Returns their paths. Raises ReportError."""
     texts = {
         JSON: report_json.to_text(audit),
         CSV: report_csv.to_text(audit),
         HTML: report_html.to_text(audit),
+        HOURS: report_csv.hours_text(audit),
+        METRICS: report_prom.to_text(audit),
     }
     try:
         private.make_folder(directory)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from ..counted import counted
+from .ledger_model import NOT_ASSIGNED, RESERVED_UNUSED
 from .model import ASKING, CALM, Audit
 
 
@@ -23,13 +24,22 @@ def line(audit: Audit) -> str:
     others = _words(audit, CALM)
     if others:
         text += "; without findings: %s" % others
-    if audit.waste_per_month is not None:
-        text += "; wasted: %s/month" % money(audit.waste_per_month, audit.currency)
+    for title, words in (("reserved and unused", RESERVED_UNUSED), ("not assigned", NOT_ASSIGNED)):
+        total = audit.ledger.sum_of(words)
+        if total.gpus:
+            text += "; %s: %s" % (title, gpus(total.gpus))
+            text += "" if total.cost_per_month is None else " (%s/month)" % money(total.cost_per_month, audit.currency)
     return text
 
 
 def _words(audit: Audit, words: Sequence[str]) -> str:
     return ", ".join("%d %s" % (audit.count(word), word.replace("_", " ")) for word in words if audit.count(word))
+
+
+def gpus(count: float) -> str:
+    """Return a number of GPUs, which can be a fraction."""
+    text = ("%.2f" % count).rstrip("0").rstrip(".")
+    return "%s %s" % (text, "GPU" if text == "1" else "GPUs")
 
 
 def money(amount: float, currency: str) -> str:

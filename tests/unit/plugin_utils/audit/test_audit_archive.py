@@ -31,7 +31,7 @@ DAY = 86400.0
 # 2026-11-22 06:00:00 UTC
 NOW = 1795327200.0
 NAMES = ["2026-11-22T060000Z", "2026-11-23T060000Z", "2026-11-24T060000Z", "2026-11-25T060000Z"]
-FILES = {"audit.html", "audit.csv", "audit.json", "summary.json"}
+FILES = {"audit.html", "audit.csv", "audit-hours.csv", "audit.prom", "audit.json", "summary.json"}
 
 
 def audit(day, idle=1):
@@ -70,7 +70,7 @@ def test_reports_are_for_the_owner_and_the_group(tmp_path, no_umask):
     for day in range(2):
         archive.keep(audit(day), place, 3)
         files = {path for path in place.rglob("*") if path.is_file() and "latest" not in path.parts}
-        assert len(files) == 4 * (day + 1) + 1 and modes(files) == {0o640}
+        assert len(files) == len(FILES) * (day + 1) + 1 and modes(files) == {0o640}
         assert modes([place.parent, place, *map(place.joinpath, directories(place))]) == {0o750}
         # An earlier release left such a file, and so does an interrupted run.
         (place / "index.html").chmod(0o644)
@@ -173,7 +173,7 @@ def test_summary_matches_its_report(tmp_path):
 
 def entry(day, waste=100.0, **words):
     counts = {**dict.fromkeys(WORDS, 0), **words}
-    return Entry("day-%d" % day, NOW + day * DAY, "line %d" % day, counts, 1, 2, waste, "EUR")
+    return Entry("day-%d" % day, NOW + day * DAY, "line %d" % day, counts, 1, 2, "EUR", reserved_per_month=waste)
 
 
 def lines(page):
@@ -203,13 +203,13 @@ def test_trend_is_ordered_by_time_and_scaled_to_the_maximum():
     # All lines of a chart share one scale. A line whose values are all 0 is left out.
     assert [y for _x, y in found["unhealthy"][0]] == [middle, low, low]
     assert "oversized_memory" not in found
-    assert [y for _x, y in found["waste"][0]] == [middle, high, low]
+    assert [y for _x, y in found["reserved"][0]] == [middle, high, low]
     assert re.findall(r'<td><a href="([^"]+)/', page) == ["day-4", "day-1", "day-0"]
 
 
 def test_report_without_a_price_is_a_gap_not_zero():
     page = report_index.to_text([entry(0), entry(1, None), entry(2), entry(3, 50.0)])
-    assert [len(part) for part in lines(page)["waste"]] == [1, 2]
+    assert [len(part) for part in lines(page)["reserved"]] == [1, 2]
 
 
 def test_names_and_lines_are_escaped():
