@@ -208,8 +208,7 @@ promise:
   returned: success
   type: str
   sample: >-
-    At most 1 of 100 workloads sized like this will exceed its memory. The margin on the observed maximum is 53 %, learnt from
-    55 workloads.
+    At most 1 of 100 workloads sized like this will exceed its memory. The margin is 53 %, learnt from 55 workloads.
 notes:
   description: Missing data, and the workloads or GPUs that stay unchanged because of it.
   returned: success

@@ -217,6 +217,9 @@ def test_what_is_saved(proposal, played):
 
 def test_the_proposal_promises_nothing_from_a_small_fleet(proposal, played, folder):
     assert "are too few to learn a margin for the confidence 0.99" in proposal["promise"]
+    assert (
+        "At most 1 of 100 plans like this will see a workload exceed the memory of a time-sliced" in proposal["promise"]
+    )
     assert yaml.safe_load((folder / "out" / "rightsize.yml").read_text())["promise"] == proposal["promise"]
     assert proposal["promise"] in (folder / "out" / "rightsize.html").read_text()
     # Ansible breaks long lines.

@@ -7,16 +7,20 @@ One part of a day is used for the plan, and the other part for scoring the plan.
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 
 import numpy as np
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rhythm import Rhythm
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rule import Policy, threshold_seconds
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rule import Policy as IdlePolicy
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rule import threshold_seconds
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet, Policy
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.sharing import share
+from tests.benchmark import sizing_paths
 from tests.benchmark import sizing_trace as trace
+from tests.benchmark.amounts import amount
 
 #: Card sizes in GiB: the card that each container of the trace has, and the cards to share.
 HELD, CARDS = 48, (80, 141)
@@ -28,15 +32,27 @@ CELLS = [(reverse, card) for reverse in (False, True) for card in CARDS]
 WORK_PERCENT, AHEAD_SECONDS, INJECTED = 10, 6 * 3600, 20
 #: The audit's idle rule with hours instead of days, because the trace is one day long. Duty of 1 % is work, and ten
 #: minutes without samples are a gap.
-IDLE = Policy(grace_seconds=2 * 3600, new_seconds=86400, new_threshold_seconds=6.4 * 3600)
+IDLE = IdlePolicy(grace_seconds=2 * 3600, new_seconds=86400, new_threshold_seconds=6.4 * 3600)
 WORKING_PERCENT, GAP_SECONDS = 1, 600
-#: Number and size of the random subsets of containers for which the limits are also checked.
-SUBSETS, SUBSET_SHARE = 6, 0.7
+#: Size of random subsets of the containers.
+SUBSET_SHARE = 0.7
+#: Number of subsets for plans with shared GPUs, the splits of the trace in turn, and the confidences of the curve. With fewer
+#: rounds than by default, a plan needs a few GPUs more.
+SUBSETS, SPLITS, CURVE, ROUNDS = 100, (0.5, 0.6, 0.7), (0.95, 0.97, 0.99, 0.995), 60
+#: The confidence at which shared GPUs are planned as before 2026-11-29, and the default.
+PAST, DEFAULT = 0.97, 0.99
+#: Random subsets for the sizes of single workloads (sizing_paths.py).
+SIZE_SUBSETS = 25
 
+SIZE_NAMES = tuple(
+    f"rightsize_{path}_{what}"
+    for path, _wish in sizing_paths.PATHS
+    for what in ("over_memory_percent", "gpus_ratio", "over_compute_percent", "past_over_memory_percent")
+)
 SUBSET_NAMES = (
-    "rightsize_subset_cells",
-    "rightsize_subset_cells_failed",
-    "rightsize_joint_rule_subset_cells_failed",
+    "rightsize_broken_plans_percent",
+    *(f"rightsize_broken_plans_{what}_at_{share:g}" for share in CURVE for what in ("percent", "gpus")),
+    *(f"rightsize_broken_plans_{what}_joint_rule" for what in ("percent", "gpus")),
 )
 REFERENCES = (("krr_rule", trace.krr_rule), ("joint_rule", trace.joint_rule))
 
@@ -50,8 +66,10 @@ def all_names():
     for what in ("gpus", "over_memory", "saturated"):
         yield from (f"rightsize_{what}_{cell(*which)}" for which in CELLS)
     yield "rightsize_gpus_total"
+    yield "rightsize_gpus_total_default"
     yield from (f"rightsize_{rule}_{what}" for rule, _ in REFERENCES for what in ("gpus_total", "cells_failed"))
     yield from (f"rightsize_saved_{way}_{HELD}" for way in ("forward", "reverse"))
+    yield from SIZE_NAMES
     yield from SUBSET_NAMES
     yield from ("rightsize_idle_false_flags", "rightsize_idle_recall", "rightsize_idle_hours_to_flag")
 
@@ -74,25 +92,31 @@ def figures(options):
         return
     seed = int(options.get("SEED", 1))
     yield from sharing_figures(fleet)
-    yield from subset_figures(fleet, int(options.get("CASES", SUBSETS)), seed)
+    yield from size_figures(fleet, min(SIZE_SUBSETS, amount(options, SIZE_SUBSETS, 1, "CASES")), seed)
+    yield from subset_figures(fleet, amount(options, SUBSETS, 1, "CASES"), seed)
     yield from idle_figures(whole, seed)
 
 
-def planned(fleet, card_bytes):
-    """Return the default policy's groups of container names."""
-    found = share(fleet, card_bytes)
+def planned(fleet, card_bytes, policy):
+    """Return the policy's groups of container names."""
+    found = share(fleet, card_bytes, policy)
     return [card.names for card in found.cards] + [(name,) for name, _reason in found.left_alone]
 
 
-def cells(fleet, rule):
+def at(confidence, **settings):
+    """Return the rule of plans with this confidence."""
+    return functools.partial(planned, policy=Policy(confidence=confidence, **settings))
+
+
+def cells(fleet, rule, split=trace.SPLIT):
     """Yield a Verdict for each of CELLS."""
     for reverse, card in CELLS:
-        seen, to_come = trace.halves(fleet, reverse)
+        seen, to_come = trace.halves(fleet, reverse, split)
         yield trace.judge(rule(seen, card * trace.GIB), to_come, card * trace.GIB)
 
 
 def sharing_figures(fleet):
-    found = list(zip(CELLS, cells(fleet, planned)))
+    found = list(zip(CELLS, cells(fleet, at(PAST))))
     for what, attribute, unit in (
         ("gpus", "gpus", "count"),
         ("over_memory", "over", "count"),
@@ -101,6 +125,7 @@ def sharing_figures(fleet):
         for which, verdict in found:
             yield f"rightsize_{what}_{cell(*which)}", getattr(verdict, attribute), unit
     yield "rightsize_gpus_total", sum(verdict.gpus for _, verdict in found), "count"
+    yield "rightsize_gpus_total_default", sum(verdict.gpus for verdict in cells(fleet, at(DEFAULT))), "count"
     for name, rule in REFERENCES:
         verdicts = list(cells(fleet, rule))
         print(f"rightsize: {name}: {verdicts}", file=sys.stderr)
@@ -111,10 +136,26 @@ def sharing_figures(fleet):
         yield f"rightsize_saved_{way}_{HELD}", len(fleet.names) - share(seen, HELD * trace.GIB).gpus, "count"
 
 
-def subset_figures(fleet, subsets, seed):
-    """Score the four cells for random subsets of the containers.
+def size_figures(fleet, subsets, seed):
+    """Score the sizes of single workloads, by current and by past rules."""
+    if not subsets:
+        for name in SIZE_NAMES:
+            yield name, None, "no subsets asked for"
+        return
+    now = sizing_paths.scores(fleet, sizing_paths.shipped, subsets, SUBSET_SHARE, seed)
+    past = sizing_paths.scores(fleet, sizing_paths.past, subsets, SUBSET_SHARE, seed)
+    for path, _wish in sizing_paths.PATHS:
+        print(f"rightsize: {path}: {now[path]}, by past rules {past[path]}", file=sys.stderr)
+        yield f"rightsize_{path}_over_memory_percent", now[path].percent(now[path].over_memory), "percent"
+        yield f"rightsize_{path}_gpus_ratio", now[path].gpus / past[path].gpus, "ratio"
+        yield f"rightsize_{path}_over_compute_percent", now[path].percent(now[path].over_compute), "percent"
+        yield f"rightsize_{path}_past_over_memory_percent", past[path].percent(past[path].over_memory), "percent"
 
-    The figures count how often a subset does not meet the limits.
+
+def subset_figures(fleet, subsets, seed):
+    """Count plans for random subsets that do not meet the limits, as a curve.
+
+    Each subset is planned for the four cells of one split.
     """
     size = round(SUBSET_SHARE * len(fleet.names))
     if not subsets or not size:
@@ -122,16 +163,20 @@ def subset_figures(fleet, subsets, seed):
             yield name, None, "no subsets asked for"
         return
     chance = random.Random(seed)
-    failed = {"planned": 0, "joint_rule": 0}
-    for _subset in range(subsets):
-        part = fleet.part(sorted(chance.sample(range(len(fleet.names)), size)))
-        for name, rule in (("planned", planned), ("joint_rule", trace.joint_rule)):
-            for which, verdict in zip(CELLS, cells(part, rule)):
-                if not verdict.holds:
-                    failed[name] += 1
-                    print(f"rightsize: {name}: a subset fails in {cell(*which)}: {verdict}", file=sys.stderr)
-    for name, value in zip(SUBSET_NAMES, (subsets * len(CELLS), failed["planned"], failed["joint_rule"])):
-        yield name, value, "count"
+    parts = [fleet.part(sorted(chance.sample(range(len(fleet.names)), size))) for _subset in range(subsets)]
+    curve = {}
+    for name, rule in (*((f"at_{c:g}", at(c, rounds=ROUNDS)) for c in CURVE), ("joint_rule", trace.joint_rule)):
+        verdicts = [
+            verdict for number, part in enumerate(parts) for verdict in cells(part, rule, SPLITS[number % len(SPLITS)])
+        ]
+        over = sum(verdict.over > 0 for verdict in verdicts)
+        broken = sum(not verdict.holds for verdict in verdicts)
+        print(f"rightsize: {name}: {broken} of {len(verdicts)} plans broken, {over} by memory", file=sys.stderr)
+        curve[name] = (100 * broken / len(verdicts), sum(verdict.gpus for verdict in verdicts))
+    yield "rightsize_broken_plans_percent", curve[f"at_{DEFAULT:g}"][0], "percent"
+    for name, (percent, gpus) in curve.items():
+        yield f"rightsize_broken_plans_percent_{name}", percent, "percent"
+        yield f"rightsize_broken_plans_gpus_{name}", gpus, "count"
 
 
 def first_flags(fleet):

@@ -132,7 +132,7 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         moved=sum(outcome.change in ("moved", "resized") for outcome in outcomes),
         destroyed=sum(change.destroyed for change in changes),
         notes=tuple(dict.fromkeys(notes)),
-        promise=margin.promise if margin and arrangement.answers else "",
+        promise=" ".join(filter(None, (margin.promise, together.promise))) if margin and arrangement.answers else "",
         settings=_settings(request),
     )
 

@@ -16,6 +16,7 @@ from typing import Mapping, Sequence
 
 from ..packing.geometry import geometry
 from ..packing.model import WHOLE
+from ..sizing.margin import odds
 from ..sizing.model import Fleet, Policy
 from ..sizing.sharing import Card, share
 from ..techniques.registry import technique_of
@@ -37,6 +38,8 @@ class Teams:
     members: tuple[tuple[str, ...], ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     stays: Mapping[str, str] = field(default_factory=dict)
+    #: How often a plan with such teams may fail, as a sentence. Empty without teams.
+    promise: str = ""
 
 
 def teams(
@@ -72,7 +75,8 @@ def teams(
                     reasons.update((name, _reason(name, card)) for name in card.names)
                 else:
                     stays[card.names[0]] = "No other workload fits on its card." if found.worth_it else found.reason
-    return Teams(tuple(members), reasons, stays)
+    promise = "At most %s plans like this will see a workload exceed the memory of a time-sliced GPU (docs/sizing.md)."
+    return Teams(tuple(members), reasons, stays, promise % odds(policy.confidence) if members else "")
 
 
 def _reason(name: str, card: Card) -> str:

@@ -92,6 +92,7 @@ def demands(fleet: Fleet, policy: Policy | None = None) -> tuple[Demand, ...]:
     seen, rises = memory.max(axis=1), drift(memory)
     ratio = margin(judged, policy).ratio
     worked = cycles(duty, fleet.step, policy)
+    busy = np.quantile(duty, policy.compute_quantile, axis=1) * (1 + policy.compute_headroom_ratio)
     for place, i in enumerate(rows):
         few = worked[place] < policy.least_cycles
         card = float(judged.card[place])
@@ -104,7 +105,7 @@ def demands(fleet: Fleet, policy: Policy | None = None) -> tuple[Demand, ...]:
             float(seen[place]),
             need,
             ratio,
-            min(100.0, float(np.quantile(duty[place], policy.compute_quantile)) * (1 + policy.compute_headroom_ratio)),
+            min(100.0, float(busy[place])),
             float((duty[place] >= policy.working_percent).mean()),
             int(worked[place]),
             "%s, fewer than %g" % (counted(int(worked[place]), "cycle of work", "cycles of work"), policy.least_cycles)

@@ -51,17 +51,17 @@ class Margin:
                     self.confidence,
                 )
             )
-        return "At most %s will exceed its memory. The margin on the observed maximum is %.0f %%, learnt from %s." % (
-            _odds(self.confidence),
+        return "At most %s workloads sized like this will exceed its memory. The margin is %.0f %%, learnt from %s." % (
+            odds(self.confidence),
             100 * self.ratio,
             counted(self.workloads, "workload"),
         )
 
 
-def _odds(confidence: float) -> str:
-    """Return how many workloads may fail, as text: 1 of 100 for 0.99."""
+def odds(confidence: float) -> str:
+    """Return how many may fail, as text: 1 of 100 for 0.99."""
     many = 100 if confidence <= 0.99 else round(1 / (1 - confidence))
-    return "%g of %d workloads sized like this" % (round((1 - confidence) * many, 1), many)
+    return "%g of %d" % (round((1 - confidence) * many, 1), many)
 
 
 def cycles(duty: np.ndarray, step: float, policy: Policy) -> np.ndarray:
@@ -72,12 +72,9 @@ def cycles(duty: np.ndarray, step: float, policy: Policy) -> np.ndarray:
     """
     working = duty >= policy.working_percent
     hour = max(1, round(CYCLE_SECONDS / step)) if step else 1
-    count = np.zeros(len(duty), int)
-    run = np.zeros(len(duty), int)
-    for column in working.T:
-        count += column & (run % hour == 0)
-        run = np.where(column, run + 1, 0)
-    return count
+    place = np.arange(duty.shape[1])
+    idle = np.maximum.accumulate(np.where(working, -1, place), axis=1)
+    return (working & ((place - idle - 1) % hour == 0)).sum(axis=1)
 
 
 def excesses(memory: np.ndarray) -> np.ndarray:

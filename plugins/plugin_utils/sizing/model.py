@@ -43,7 +43,8 @@ class Policy:
     memory_margin_ratio: float = 0.3
     #: Number of days after which a workload's own history has the same weight as the fleet's.
     prior_days: float = 1.0
-    #: Maximum probability that the memory use exceeds the memory of a card. It corresponds to 4 seconds per day.
+    #: Maximum probability that the memory use exceeds the memory of a card, for a confidence of 0.99. It corresponds to 4
+    #: seconds per day.
     memory_over_ratio: float = 5e-5
     #: Number of workloads whose observed maximums must fit on a card together, while the other workloads use their
     #: medians.
@@ -70,6 +71,20 @@ class Policy:
     rounds: int = 800
     candidates: int = 64
     seed: int = 1
+
+    @property
+    def planned_over_ratio(self) -> float:
+        """Return the limit for the probability of exceeded memory at this confidence."""
+        return self.memory_over_ratio * (1 - self.confidence) / 0.01
+
+    @property
+    def planned_saturated_ratio(self) -> float:
+        """Return the limit for the mean saturation in a plan.
+
+        It is below `saturated_ratio`, so that a plan stays within this limit with the confidence. The relation was found by
+        measurement (docs/sizing.md).
+        """
+        return self.saturated_ratio * min(1.0, float(np.sqrt((1 - self.confidence) / 0.03)))
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -90,7 +90,7 @@ class _Weigher:
         if self.median[rows].sum() + rises.sum() > self.card * (1 - self.policy.free_ratio):
             return Weight(False)
         over = self._beyond(self.memory_chance, rows, self.bins)
-        if over > self.policy.memory_over_ratio:
+        if over > self.policy.planned_over_ratio:
             return Weight(False, over=over)
         saturated = self.saturated(rows)
         return Weight(saturated <= self.policy.saturated_card_ratio, saturated, over)
@@ -154,7 +154,9 @@ def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Shar
         return Sharing(card_bytes, (), tuple(left), False, reason)
     judged = fleet.part(rows)
     weigher = _Weigher(judged, [known[i] for i in rows], card_bytes, policy)
-    limits = Limits(policy.saturated_ratio, policy.memory_over_ratio, policy.rounds, policy.candidates, policy.seed)
+    limits = Limits(
+        policy.planned_saturated_ratio, policy.planned_over_ratio, policy.rounds, policy.candidates, policy.seed
+    )
     search = Search(weigher.weigh, weigher.median, card_bytes, limits)
     groups = search.run()
     saved = len(rows) - len(groups)

@@ -11,7 +11,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import Fleet
-from tests.benchmark import bench_rightsize
+from tests.benchmark import bench_rightsize, sizing_paths
 from tests.benchmark import sizing_trace as trace
 
 GIB = trace.GIB
@@ -109,3 +109,35 @@ def test_a_small_trace_gives_every_figure(tmp_path, monkeypatch):
     assert figures["rightsize_gpus_total"] < 16
     assert figures["rightsize_idle_false_flags"] == 0
     assert figures["rightsize_idle_recall"] == 1.0
+
+
+# --- Sizes of single workloads ---
+
+
+def test_slower_curves_have_the_same_samples():
+    found = table([[1.0, 2.0, 3.0]], [[4, 5, 6]])
+    slow = sizing_paths.stretched(found, 5)
+    assert slow.times.tolist() == [0, 5 * 57, 10 * 57]
+    assert slow.duty is found.duty and slow.memory is found.memory
+
+
+def test_gpus_for_shapes_are_packed():
+    three = sizing_paths.shape_for(sizing_paths.Need(30 * GIB, 40, 1, ""), sizing_paths.MIG, "H100-80GB")
+    whole = sizing_paths.shape_for(None, sizing_paths.MIG, "H100-80GB")
+    assert (str(three), str(whole)) == ("3g.40gb", "a whole GPU")
+    assert sizing_paths.gpus_for("H100-80GB", ((three, 4), (whole, 1))) == 3
+    assert sizing_paths.capacity(whole, "H100-80GB")[0] == float("inf")
+    assert sizing_paths.capacity(three, "H100-80GB") == (pytest.approx(39.5 * GIB), pytest.approx(300 / 7))
+
+
+def test_workloads_beyond_their_new_memory_are_counted(monkeypatch):
+    """Give each workload 30 GiB. One of two later uses more than its instance has."""
+    monkeypatch.setattr(sizing_paths, "SPLITS", (0.5,))
+    found = table([[5.0] * 10] * 2, [[20] * 10, [20] * 5 + [41] * 5])
+    rule = lambda seen: [sizing_paths.Need(30 * GIB, 5, 1, "") for _name in seen.names]  # noqa: E731
+    score = sizing_paths.scores(found, rule, 1, 1.0, 1)["default"]
+    # Two speeds, two directions, two models, two workloads. The instances have 39.5 and 32.2 GiB.
+    assert score.shrunk == 16
+    # The second workload exceeds its memory if the plan is made from the first part.
+    assert score.over_memory == 4
+    assert score.percent(score.over_memory) == 25

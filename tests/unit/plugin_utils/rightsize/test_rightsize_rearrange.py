@@ -140,7 +140,7 @@ def turns(hours, reach="host"):
     found = today({"a": fleet("a", len(hours))})
     names = [one.name for each in found for one in each.occupants]
     decisions = {name: Decision("time_slicing", share("time_slicing", 12288, 100), "") for name in names}
-    made = teams(courses(dict(zip(names, hours))), found, decisions, reach, Policy())
+    made = teams(courses(dict(zip(names, hours))), found, decisions, reach, Policy(confidence=0.97))
     return found, decisions, made
 
 

@@ -50,9 +50,9 @@ def test_every_workload_is_placed_once_and_no_card_is_exceeded(seed, count, card
         assert one.memory_seen_bytes <= one.memory_bytes <= card * GIB
         share_over = (duty[rows].sum(axis=0) > 100).mean()
         assert len(rows) == 1 or share_over <= QUICK.saturated_card_ratio
-        assert len(rows) == 1 or one.memory_over_ratio <= QUICK.memory_over_ratio
+        assert len(rows) == 1 or one.memory_over_ratio <= QUICK.planned_over_ratio
         saturated.append(share_over)
-    assert not saturated or np.mean(saturated) <= QUICK.saturated_ratio + 1e-12
+    assert not saturated or np.mean(saturated) <= QUICK.planned_saturated_ratio + 1e-12
 
 
 @few
@@ -74,6 +74,14 @@ def test_larger_margin_never_allows_more_pairs(seed):
     assert narrow.gpus <= wide.gpus
 
 
+@few
+@given(st.integers(0, 10**6), st.floats(0.5, 0.999), st.floats(0.5, 0.999))
+def test_higher_confidence_never_allows_more_pairs(seed, one, other):
+    found = random_fleet(seed, 2, 0.6, high=40)
+    low, high = (share(found, 60 * GIB, dataclasses.replace(QUICK, confidence=each)) for each in sorted((one, other)))
+    assert low.gpus <= high.gpus
+
+
 # --- Cases ----------------------------------------------------------------------------------------------------------
 
 
@@ -92,7 +100,7 @@ def test_only_non_coinciding_peaks_share():
     """
     day, night = hours(14, (8, 18)), hours(14, (20, 24), (0, 6))
     found = fleet([day, day, night, night], [np.full(14 * DAY, 10.0)] * 4)
-    policy = Policy(saturated_ratio=0.02)
+    policy = Policy(saturated_ratio=0.02, confidence=0.95)
     assert all(
         set(names) & {"w00", "w01"} and set(names) & {"w02", "w03"} for names in groups(share(found, 80 * GIB, policy))
     )
