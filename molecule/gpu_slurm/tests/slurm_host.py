@@ -38,6 +38,8 @@ ROLE = REPOSITORY / "roles" / "gpu_slurm"
 INVENTORY = REPOSITORY / "molecule" / "gpu_slurm" / "inventory"
 # The roles' entry points in the order in which site.yml runs them.
 STEPS = (("gpu_slurm", "prepare"), ("gpu_layout", "main"), ("gpu_slurm", "apply"))
+# A condition: Slurm has allocated no GPU of the node. After slurmctld has restarted, the counts have no (IDX:...).
+FREE = f"! scontrol -d -o show node {NODE} | grep -oE ' GresUsed=[^ ]*' | grep -qE ':[1-9][0-9]*([(,]|$)'"
 SHOWN = f"scontrol -o show node {NODE} | grep -oE '(State|Gres|Reason|SlurmdStartTime)=[^ ]*' | xargs"
 TASK_PROLOG = "/usr/lib/openfleet-gpu/slurm/task-prolog"
 
@@ -99,7 +101,8 @@ class SlurmHost:
 
     def kept(self, wanted: list[dict]) -> list[str]:
         """Return the UUIDs of the MIG devices that the plan of a layout keeps."""
-        plan = run_module(self.name, "layout", check=True, layout=wanted)["plan_data"]
+        # Jobs that must end do not block this plan.
+        plan = run_module(self.name, "layout", check=True, layout=wanted, on_busy="wait")["plan_data"]
         return [uuid for gpu in plan["gpus"] for uuid in gpu["kept"]]
 
     def types(self) -> dict[str, str]:
@@ -131,6 +134,8 @@ class SlurmHost:
             f"printf '%s\\n' {' '.join(map(shlex.quote, found['gres_conf']))} > /etc/slurm/openfleet_gres.conf; "
             "rm -f /var/lib/openfleet-gpu/slurm-*.json"
         )
+        # The layout module reads the devices of jobs from this list.
+        self.list_devices(found)
 
     def configure(self, found: dict) -> None:
         """Write the GRES of a mapping, and apply them as the mapping says."""
@@ -162,7 +167,8 @@ class SlurmHost:
     def reset(self, wanted: list[dict], types: str = "gpu", apply: bool = True) -> dict:
         """Cancel all jobs, apply a layout and its GRES, and return the mapping."""
         self.ask("squeue --noheader --format %A | xargs --no-run-if-empty scancel")
-        self.wait_until('[ -z "$(squeue --noheader)" ]')
+        # slurmctld may count the GPUs of a job for some seconds after it has removed the job's record.
+        self.wait_until(f'[ -z "$(squeue --noheader)" ] && {FREE}')
         if "pad" in self.node()["Gres"]:
             # The pads of an earlier test would keep the earlier total.
             self.ask(
@@ -186,11 +192,16 @@ class SlurmHost:
     def use_task_prolog(self, found: dict) -> dict:
         """Install the TaskProlog for a mapping, and return the result of the module."""
         self.set_task_prolog(TASK_PROLOG)
+        return self.list_devices(found)
+
+    def list_devices(self, found: dict) -> dict:
+        """List the devices of a mapping. Return the result of the module."""
         # With these settings, systemd would mount a new /proc, in which the driver's files of the simulator are
         # missing.
         folder = "/run/systemd/system/openfleet-slurm-devices.service.d"
         settings = "[Service]\\nProtectKernelTunables=no\\nProtectControlGroups=no\\n"
-        self.ask(f"mkdir -p {folder}; printf '{settings}' > {folder}/lab.conf; systemctl daemon-reload")
+        write = f"mkdir -p {folder}; printf '{settings}' > {folder}/lab.conf; systemctl daemon-reload"
+        self.ask(f"[ -e {folder}/lab.conf ] || {{ {write}; }}")
         template = jinja2.Environment(autoescape=False)
         template.filters["dirname"] = os.path.dirname
         unit = template.from_string((ROLE / "templates" / "openfleet-slurm-devices.service.j2").read_text())

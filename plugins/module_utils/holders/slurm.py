@@ -10,6 +10,7 @@ allocated. Formats: https://slurm.schedmd.com/scontrol.html (show node and show 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -26,6 +27,8 @@ from .devices import Devices, Place
 from .model import SLURM, SLURM_DAEMON, place_of, unknown
 from .processes import Processes
 
+#: Names of slurmd's file. Debian and Ubuntu install slurmd-wlm, and slurmd is a link to it.
+_SLURMD_FILES = (SLURM_DAEMON, "slurmd-wlm")
 #: Generic resources for GPUs or parts of GPUs (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
@@ -48,6 +51,8 @@ _NO_INDEX = sys.maxsize
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
 #: List of the devices by Slurm's number, which the role gpu_slurm writes (module_utils/slurm/task_devices.py).
 DEVICES = "etc/openfleet-gpu/slurm/devices"
+#: The same list while the role changes them, also in its first run (module_utils/slurm/record.py).
+_RECORD_OF = "/var/lib/openfleet-gpu/slurm-%s.json"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 #: (name, count, indexes). The indexes are None if they are unknown.
 Resource = "tuple[str, int, tuple[int, ...] | None]"
@@ -64,7 +69,8 @@ def slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline
     daemons = [
         daemon.pid
         for daemon in processes.named(SLURM_DAEMON)
-        if processes.is_roots(daemon.pid, SLURM_DAEMON) and not processes.in_container(daemon.pid)
+        if any(processes.is_roots(daemon.pid, name) for name in _SLURMD_FILES)
+        and not processes.in_container(daemon.pid)
     ]
     nodes = sorted(filter(NODE_NAME.match, {_node_name(processes.arguments(daemon)) for daemon in daemons}))
     return [holder for node in nodes for holder in _of_node(host, devices, processes, node, _Until(run, deadline))]
@@ -257,13 +263,14 @@ def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Pla
 def _order(devices: Devices, host: Host, record: dict[str, str], node: str) -> Sequence[Place | None] | None:
     """Return the GPUs or GPU instances in Slurm's order, or None if it is unknown.
 
-    The role gpu_slurm lists this order. Without the list, Slurm numbers the whole GPUs in gres.conf by device node. With MIG,
-    Slurm numbers MIG devices. Their order then depends on how they were detected.
+    The role gpu_slurm lists and records this order. Without its list, Slurm numbers the whole GPUs in gres.conf by device
+    node. With MIG, Slurm numbers MIG devices. Their order then depends on how they were detected.
     """
     types = _types(record.get("Gres", ""))
-    listed = _listed_devices(node)
-    if [kind for kind, _uuid in listed] == types:
-        return [place_of(host, uuid) for _kind, uuid in listed]
+    for read in (_listed_devices, _recorded_devices):
+        listed = read(node)
+        if listed and [kind for kind, _uuid in listed] == types:
+            return [place_of(host, uuid) for _kind, uuid in listed]
     order = devices.in_minor_order()
     if any(gpu.mig.enabled for gpu in host.gpus) or not len(types) == len(host.gpus) == len(order):
         return None
@@ -300,6 +307,22 @@ def _listed_devices(node: str) -> list[tuple[str, str]]:
     ):
         return []
     return [(row[1], row[2]) for row in rows if len(row) == 3 and row[0].isdigit()]
+
+
+def _recorded_devices(node: str) -> list[tuple[str, str]]:
+    """Return type and UUID of each device from the role's record.
+
+    Returns an empty list if no change began.
+    """
+    try:
+        path = Path(_RECORD_OF % node)
+        status = path.stat()
+        record = json.loads(path.read_text(encoding="utf-8"))
+        rows = record["devices"] if record["pending"] else ()
+        listed = [(str(row["type"]), str(row["uuid"])) for row in rows or ()]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+    return [] if status.st_uid or stat.S_IMODE(status.st_mode) & 0o022 else listed
 
 
 def fields(record: str) -> dict[str, str]:

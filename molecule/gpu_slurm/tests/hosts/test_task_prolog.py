@@ -34,8 +34,11 @@ def write(host, path, *lines):
 
 
 def run(host, options, command="echo $CUDA_VISIBLE_DEVICES", environment=""):
-    """Run a job step, and return (exit status, output)."""
-    done = host.host.run(f"cd /; {environment} timeout 100 srun {options} sh -c '{command}' </dev/null 2>&1")
+    """Run a job step, and return (exit status, output).
+
+    The output has no messages of srun, for example that the step waits for slurmd after `scontrol reconfigure`.
+    """
+    done = host.host.run(f"cd /; {environment} timeout 100 srun --quiet {options} sh -c '{command}' </dev/null 2>&1")
     return done.rc, done.stdout.strip()
 
 

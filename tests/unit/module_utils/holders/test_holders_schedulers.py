@@ -89,6 +89,16 @@ def test_job_holds_its_allocated_gpus(jobs):
     assert found[0].who == "Slurm job 1 (train) of user root"
 
 
+def test_slurmd_of_debian_is_queried(tmp_path):
+    """Check that a job holds its GPUs if /usr/sbin/slurmd is a link to slurmd-wlm."""
+    proc = Proc(tmp_path / "proc")
+    proc.process(5, "slurmd", words=("-N", "gpu-a"))
+    (proc.folder / "5" / "exe").unlink()
+    (proc.folder / "5" / "exe").symlink_to("/usr/sbin/slurmd-wlm")
+    found = find_holders(FOUR, str(proc.folder), str(tmp_path / "dev"), Slurm(), str(tmp_path))
+    assert [(h.gpu_uuid, h.kind) for h in found] == [("GPU-0", "slurm"), ("GPU-1", "slurm")]
+
+
 @pytest.fixture
 def listed(tmp_path, monkeypatch):
     """Return a function that writes the list of devices as the role gpu_slurm does."""
@@ -136,6 +146,27 @@ def test_listed_devices_determine_the_instances_of_a_job(jobs, listed):
 def test_other_lists_are_no_evidence(jobs, listed, rows, options):
     listed(*rows, **options)
     assert [h.gpu_uuid for h in jobs(PARTS, Slurm(node=NODE_MIG))] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+
+
+@pytest.mark.parametrize(
+    ("pending", "mode", "held"),
+    [
+        (True, 0o600, [("GPU-0", 1), ("GPU-0", 2)]),
+        # The devices may have changed since the last change ended, and only root's record is evidence.
+        (False, 0o600, [(f"GPU-{i}", None) for i in range(4)]),
+        (True, 0o666, [(f"GPU-{i}", None) for i in range(4)]),
+    ],
+)
+def test_record_of_a_change_determines_the_instances_of_a_job(tmp_path, jobs, monkeypatch, pending, mode, held):
+    """Check the first run of the role, before it lists the devices."""
+    monkeypatch.setattr(holders_slurm, "_RECORD_OF", str(tmp_path / "slurm-%s.json"))
+    devices = [dict(zip(("type", "uuid"), row.split())) for row in DEVICE_ROWS]
+    record = {"schema": 1, "pending": pending, "former": None, "devices": devices}
+    path = tmp_path / "slurm-gpu-a.json"
+    path.write_text(json.dumps(record))
+    path.chmod(mode)
+    found = jobs(PARTS, Slurm(node=NODE_MIG))
+    assert sorted((h.gpu_uuid, h.gpu_instance_id) for h in found) == held
 
 
 def test_idle_node_needs_one_query(jobs):
