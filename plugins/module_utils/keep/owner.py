@@ -25,6 +25,7 @@ from typing import Sequence
 
 from ..frozen import frozen
 from ..holders.peer_owner import UserOfUnitOwner
+from ..leases.names import is_lease_unit
 from ..model import Holder
 from ..processes import peer
 from ..processes.peer import PeerError
@@ -61,6 +62,10 @@ def find(name: str, holders: Sequence[Holder]) -> Target:
         cure = 'Write one of: "%s".' % '", "'.join(sorted(map(str, named)))
         raise KeepError(name, "several holders have this name", cure)
     (holder,) = named.values()
+    if is_lease_unit(str(holder.unit_or_container)):
+        # Only processes of the lease's account are in its scope.
+        owner = _process(int(holder.pid or 0), holders).owner
+        return Target("unit", str(holder.unit_or_container), str(holder.unit_or_container), owner)
     return _container(holder) if container_of(holder) else _unit(str(holder.unit_or_container))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 _TEXT = re.compile(r"lease (\d{1,15}) of (\S+)")
+_UNIT = re.compile(r"openfleet-gpu-lease-[0-9]{1,15}\.scope")
 
 
 def lease_text(number: int, account: str) -> str:
@@ -32,3 +33,11 @@ def unit_name(number: int) -> str:
     A layout change with `on_busy: force` stops this unit before it removes the lease's instance or quota.
     """
     return "openfleet-gpu-lease-%d.scope" % number
+
+
+def is_lease_unit(name: str) -> bool:
+    """Return whether a systemd unit runs the programs of a lease.
+
+    Only root can create a unit with this name.
+    """
+    return _UNIT.fullmatch(name) is not None

@@ -23,6 +23,7 @@ from ..holders.bare_handles import may_be_handed
 from ..holders.peer_owner import ContainerOwner, UserOfUnitOwner
 from ..keep.keeps import Keep, kept
 from ..keep.notices import Record, utc
+from ..leases.names import is_lease_unit
 from ..model import Holder, Host
 from ..processes.command import FAILURES, run_tool
 from ..processes.peer import Owner, PeerError
@@ -299,7 +300,7 @@ def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
     Units that would start it again may be stopped together with it.
     """
     name = item["name"]
-    if units.unit_name(name) != name or not name.endswith(".service"):
+    if not is_lease_unit(name) and (units.unit_name(name) != name or not name.endswith(".service")):
         return "it is not a service"
     unit, found = closure(name)
     if not unit.runs:

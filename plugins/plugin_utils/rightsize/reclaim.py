@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
 from ...module_utils.holders.essential_units import is_essential
+from ...module_utils.leases.names import is_lease_unit
 from ..audit.holdings import using
 from ..audit.model import Audit, Finding
 from ..host_values import is_a
@@ -188,6 +189,8 @@ def _age(seconds: float) -> str:
 
 def _kept_unit(name: str) -> str:
     """Return why a unit is never stopped, or an empty text."""
+    if is_lease_unit(name):
+        return ""
     if is_essential(name) or any(fnmatch.fnmatchcase(name, rule) for rule in _NEVER):
         return "it holds GPUs for other processes, or is an interactive session"
     if not name.endswith(".service"):

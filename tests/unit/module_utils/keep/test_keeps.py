@@ -87,6 +87,15 @@ def test_unit_belongs_to_the_user_of_its_main_process(host, name):
     assert target == keep_owner.Target("unit", "notebook.service", "notebook.service", ALICE)
 
 
+def test_lease_belongs_to_the_user_of_its_processes(host):
+    name = "openfleet-gpu-lease-7.scope"
+    cgroup = "/openfleet.slice/openfleet-gpu-leases-61002.slice/" + name
+    target = keep_owner.find(name, [host.holder(cgroup, BOB, name, main=False)])
+    assert target == keep_owner.Target("unit", name, name, BOB)
+    kept_lease = keep_of(target)
+    assert kept("unit", name, [], [kept_lease]) == kept_lease
+
+
 def test_foreign_process_in_a_unit_does_not_change_its_owner(host):
     mine = host.holder(UNIT, ALICE, "notebook.service")
     theirs = host.holder(UNIT, BOB, "notebook.service", main=False)

@@ -153,6 +153,18 @@ def test_other_units_than_services_are_spared():
     assert names == [] and "not a service" in done["spared"][0]["why"]
 
 
+def test_lease_is_stopped():
+    lease = "openfleet-gpu-lease-7.scope"
+    done, names = run([{**UNIT, "name": lease}], host(), [held(lease)])
+    assert names == [lease] and not done["spared"]
+
+
+@pytest.mark.parametrize("name", ["openfleet-gpu-lease-7.slice", "openfleet-gpu-lease-x.scope", "x.scope"])
+def test_unit_that_is_no_lease_is_spared(name):
+    done, names = run([{**UNIT, "name": name}], host(), [held(name)])
+    assert names == [] and done["spared"]
+
+
 def test_failed_stop_is_reported_and_others_are_stopped():
     stops = Stops(problem="it hangs")
     done, _names = run([UNIT, UNIT], host(), [held()], stops)

@@ -345,9 +345,10 @@ def test_idle_jobs_are_spared_by_default():
     assert one.spared == "not a unit or container: an operator has to stop it"
 
 
-def test_idle_service_can_be_stopped():
-    (one,) = reclaim({"a": state(gpu("a", 0, H100, "x.service"))}, IDLE).values()
-    assert (one.kind, one.name, one.gpus, one.spared) == ("unit", "x.service", ("GPU-a-0",), "")
+@pytest.mark.parametrize("name", ["x.service", "openfleet-gpu-lease-7.scope"])
+def test_idle_service_or_lease_can_be_stopped(name):
+    (one,) = reclaim({"a": state(gpu("a", 0, H100, name))}, IDLE).values()
+    assert (one.kind, one.name, one.gpus, one.spared) == ("unit", name, ("GPU-a-0",), "")
     assert one.quiet_seconds == 96 * 3600 and one.waste_per_month == 10.0
 
 
@@ -363,6 +364,7 @@ def test_idle_service_can_be_stopped():
         (gpu("a", 0, H100, "polkit.service"), {}, "it holds GPUs for other processes"),
         (gpu("a", 0, H100, "slurmd.service"), {}, "holds GPUs for other processes"),
         (gpu("a", 0, H100, "x.scope"), {}, "not a service"),
+        (gpu("a", 0, H100, "openfleet-gpu-lease-x.scope"), {}, "holds GPUs for other processes"),
         (gpu("a", 0, H100, "containerd container 0123456789ab"), {}, "stopped where they were started"),
         (gpu("a", 0, H100, "podman@1000 container x"), {}, "stopped where they were started"),
         (gpu("a", 0, H100, "podman container dcgm-exporter"), {}, "it monitors GPUs, or provides them to others"),
