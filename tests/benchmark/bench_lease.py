@@ -8,8 +8,8 @@ are generated. SIZE is the number of requests (1,000). SEED selects the sample.
 The rule: a sample of the pods with a part of one GPU, in the order of their arrival. A quota is gpu_milli, rounded up to a
 percent. An instance has the smallest profile with this part of the compute slices. Gaps between arrivals are scaled so that
 the requests would keep all GPUs busy (LOAD). Durations are scaled to a mean of MEAN_HOURS, with at least a minute and at most
-LIMIT_HOURS. Half of the requests name their duration in advance, rounded up to whole hours. For the others, LIMIT_HOURS counts
-as the end.
+LIMIT_HOURS. Half of the requests declare their duration in advance, rounded up to whole hours. For the others, LIMIT_HOURS
+counts as the end. lease_declared_* repeats the run with a declared duration for every request.
 
 The fixed layout has the same requests and the same queue. A request gets the smallest free instance that is large enough.
 The layout is the best that a search over the layouts of each GPU finds for this trace. In the search, requests may pass each
@@ -50,6 +50,8 @@ from tests.integration.simulated_host import SimulatedHost
 FIGURES = (
     "lease_allocated_ratio",
     "lease_allocated_over_optimum",
+    "lease_declared_allocated_ratio",
+    "lease_declared_allocated_over_optimum",
     "lease_mig_allocated_ratio",
     "lease_mig_allocated_over_optimum",
     "lease_disturbed",
@@ -99,7 +101,12 @@ def figures(options):
         shown = "; ".join("+".join(map(str, each)) for each in layout)
         percent = 100 * got / optimum(pods, horizon)
         print(text % (len(pods), horizon / HOUR, shown, percent, host.refused), file=sys.stderr)
-    hosts = {"lease_allocated": QuotaHost(pods), "lease_mig_allocated": MigHost(pods)}
+    declared = [pod._replace(declared=rounded_up(pod.seconds)) for pod in pods]
+    hosts = {
+        "lease_allocated": QuotaHost(pods),
+        "lease_declared_allocated": QuotaHost(declared),
+        "lease_mig_allocated": MigHost(pods),
+    }
     for name, host in hosts.items():
         host.run()
         print("bench: %s: %d requests were refused" % (name, host.refused), file=sys.stderr)
@@ -169,12 +176,17 @@ def scaled(rows, size, choose):
     for at, seconds, milli in rows:
         seconds = min(max(seconds / mean * MEAN_HOURS * HOUR, 60.0), LIMIT_HOURS * HOUR)
         known = choose.random() < 0.5
-        declared = min(-(-seconds // HOUR) * HOUR if known else LIMIT_HOURS * HOUR, LIMIT_HOURS * HOUR)
+        declared = rounded_up(seconds) if known else LIMIT_HOURS * HOUR
         pods.append(Pod(at, seconds, declared, min(milli, WHOLE)))
     work = sum(pod.seconds * pod.milli for pod in pods)
     first, last = pods[0].arrival, pods[-1].arrival
     scale = work / (LOAD * GPUS * WHOLE) / max(last - first, 1.0)
     return [pod._replace(arrival=(pod.arrival - first) * scale) for pod in pods]
+
+
+def rounded_up(seconds):
+    """Return a declared duration: whole hours, within the limit."""
+    return min(-(-seconds // HOUR), LIMIT_HOURS) * HOUR
 
 
 def delivered(pods, starts, horizon):
