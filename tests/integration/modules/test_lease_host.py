@@ -186,6 +186,20 @@ def test_leases_end_with_the_host(fleet):
     assert fleet.take(3, LARGE)["mig_uuids"]
 
 
+def test_reload_of_the_driver_ends_instances_and_keeps_quotas(fleet):
+    """Remove all instances while the units of leases live on."""
+    fleet.apply([mig([0], "1g.10gb"), vgpu([1])])
+    fleet.take(1, LARGE)
+    quota = fleet.take(2, Shape(8 * GIB, 20))
+    fleet.control.reboot()
+    fleet.apply([mig([0], "1g.10gb"), vgpu([1])])
+    assert fleet.recover(1, 2) == [(1, "lost")]
+    assert fleet.grant(2) == quota
+    fleet.give_back(1)
+    assert fleet.records() == {} and fleet.tenants() == ["lease-2"]
+    assert fleet.take(3, LARGE)["mig_uuids"]
+
+
 def test_process_in_an_ended_lease_keeps_its_part(fleet):
     fleet.apply([mig([0], "1g.10gb")])
     fleet.take(1, LARGE)
