@@ -96,6 +96,7 @@ def test_hosts_of_a_wave_share_the_config_map_and_the_second_run_changes_nothing
         assert one.offers() == {} and recorded.REGISTER not in one.annotations()
 
 
+@pytest.mark.thorough
 def test_a_gpu_that_changes_is_cordoned_until_the_change_is_verified(hami, fleet, node):
     first = fleet.run_roles(SHARED, *CHANGE)
     assert first.returncode == 0, said(first)

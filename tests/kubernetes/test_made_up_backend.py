@@ -21,6 +21,7 @@ import pytest
 from tests.integration.simulated_host import ROOT
 from tests.kubernetes.node_fleet import NodeFleet, said
 from tests.kubernetes.node_stand_in import STRATEGIC
+from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.root
 
@@ -138,7 +139,7 @@ def test_the_backend_is_asked_for_refusals_by_itself_and_by_others(fleet, node):
     assert "labels" not in node.metadata()
 
 
-@pytest.mark.parametrize("state", ["present", "absent"])
+@pytest.mark.parametrize("state", ["present", "absent"] if THOROUGH else ["present"])
 def test_a_controller_without_kubernetes_core_names_it(fleet, state):
     (namespace,) = find_spec("ansible_collections.kubernetes").submodule_search_locations
     fleet.hidden = namespace
