@@ -8,6 +8,7 @@ The input has the demands of workloads, the GPUs of the fleet and the current la
 model      dataclasses of problems and results
 case       checks of a problem, and its data for both solvers
 geometry   rules for what fits on one GPU, from the MIG planner and the catalogue
+fill       patterns for empty GPUs, with a local search, for the heuristic
 greedy     heuristic: it is the start of the exact search, and the only search without OR-Tools
 cells      groups of equal GPUs and of equal workloads, for the exact search
 exact      exact search with CP-SAT over patterns of whole GPUs

@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Pack workloads with a heuristic. Pure.
 
-Workloads keep their current places if possible. The others are placed by best fit, the largest first. After that, the least
-loaded GPUs are emptied. The result obeys every rule, but is not always optimal.
+Workloads keep their current places if possible. The others are placed by best fit, the largest first. A second attempt fills
+empty GPUs with patterns (fill.py), and the better result counts. After that, the least loaded GPUs are emptied. The result
+obeys every rule, but is not always optimal.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Dict, Iterable, List, Sequence
 
 from .answer import Part, answer, standing_of, within_bounds
 from .case import Case
+from .fill import fill
 from .geometry import MUST, VACANT, Item
 from .model import FleetGpu, Packing, Shape, Workload
 
@@ -167,6 +169,12 @@ def greedy(case: Case) -> tuple[Packing, Contents]:
     bins = Bins(case)
     _fill(case, bins)
     best, contents = _as_answer(case, bins)
+    if case.rules.policy == "binpack" and any(not w.bound for w in case.problem.workloads):
+        filled = Bins(case)
+        _fill(case, filled, by_pattern=True)
+        other, other_contents = _as_answer(case, filled)
+        if other.score.as_tuple() < best.score.as_tuple():
+            bins, best, contents = filled, other, other_contents
     if not within_bounds(case, best.score):
         bins = Bins(case, frugal=True)
         _fill(case, bins)
@@ -190,11 +198,37 @@ def _as_answer(case: Case, bins: Bins) -> tuple[Packing, Contents]:
     return answer(case, layouts, "heuristic"), contents
 
 
-def _fill(case: Case, bins: Bins) -> None:
+def _fill(case: Case, bins: Bins, by_pattern: bool = False) -> None:
+    """Place all workloads.
+
+    If `by_pattern` is true, empty GPUs are filled with patterns before unbound workloads are placed one by one.
+    """
     staying = _stay(case, bins)
     come = [w for w in case.problem.workloads if w.name not in staying]
-    for workload in sorted(come, key=lambda w: (not w.bound, -w.gpus, -_size(case, w), w.options, w.name)):
-        place(case, bins, workload)
+    come.sort(key=lambda w: (not w.bound, -w.gpus, -_size(case, w), w.options, w.name))
+    for workload in come:
+        if workload.bound:
+            place(case, bins, workload)
+    placed = _fill_empty(case, bins, [w for w in come if not w.bound]) if by_pattern else set()
+    for workload in come:
+        if not workload.bound and workload.name not in placed:
+            place(case, bins, workload)
+
+
+def _fill_empty(case: Case, bins: Bins, come: Sequence[Workload]) -> set[str]:
+    """Fill empty GPUs by patterns. Return the names of the placed workloads."""
+    empty: dict[str, list[FleetGpu]] = defaultdict(list)
+    for gpu in sorted(case.problem.gpus, key=case.cost):
+        if not bins.parts[gpu.key] and not case.on.get(gpu.key):
+            empty[gpu.model].append(gpu)
+    room = {m: min(len(gpus), case.most_of_model[m] - bins.used[m]) for m, gpus in empty.items()}
+    placed: set[str] = set()
+    for filled in fill(case, come, room):
+        for gpu, content in zip(empty[filled.model], filled.gpus):
+            for shape, name in content:
+                bins.put(gpu.key, Part(shape, name))
+                placed.add(name)
+    return placed
 
 
 def _stay(case: Case, bins: Bins) -> set[str]:

@@ -485,3 +485,28 @@ def test_example_of_the_documentation():
     assert names["packing"].proven
     said = code[code.index("# {") :].replace("#", "")
     assert ast.literal_eval(said.strip()) == names["layouts"](names["problem"], names["packing"])
+
+
+def test_heuristic_fills_gpus_with_matching_profiles():
+    """Fill all slices: 4g with 3g, and 3g with two 2g. Best fit would pair the 3g."""
+    workloads = wanted(*["4g.20gb"] * 6, *["3g.20gb"] * 12, *["2g.10gb"] * 12)
+    packing = packed(Problem(fleet(*[A100] * 16, per_host=8), workloads), "heuristic")
+    assert (packing.unplaced, packing.score.gpus, packing.claim) == ({}, 12, "proven optimal")
+
+
+def test_heuristic_leaves_out_the_fewest_workloads():
+    """Prefer many small workloads on a GPU to one large one."""
+    workloads = wanted(*["7g.40gb"] * 4, *["1g.5gb"] * 14, *["3g.20gb"] * 2)
+    packing = packed(Problem(fleet(*[A100] * 4, per_host=4), workloads), "heuristic")
+    assert packing.score.unplaced == 3
+
+
+def test_heuristic_combines_many_different_quotas():
+    """Combine more different quotas than patterns can be listed for."""
+    sizes = [(20_000 + 256 * n, 30 + n % 20) for n in range(50)]
+    total = geometry.geometry("H100-80GB").memory_mib
+    pairs = [*sizes, *((total - memory, 100 - sms) for memory, sms in sizes)]
+    workloads = tuple(Workload("w%03d" % n, (share("vgpu", *size),)) for n, size in enumerate(pairs))
+    gpus = tuple(FleetGpu("h", n, "H100-80GB") for n in range(100))
+    packing = packed(Problem(gpus, workloads), "heuristic")
+    assert not packing.unplaced and packing.score.gpus <= packing.bound * 1.05
