@@ -125,7 +125,7 @@ attributes:
   action_group:
     support: full
     description: Use C(group/openfleet.gpu.state) in C(module_defaults) to set defaults for several modules.
-    membership: openfleet.gpu.state
+    membership: [openfleet.gpu.state]
   check_mode:
     support: full
   diff_mode:

@@ -164,7 +164,7 @@ attributes:
   action_group:
     support: full
     description: Use C(group/openfleet.gpu.audit) in C(module_defaults) to set defaults for several modules.
-    membership: openfleet.gpu.audit
+    membership: [openfleet.gpu.audit]
   check_mode:
     support: full
   diff_mode:

@@ -168,7 +168,7 @@ def test_role_verifies_pynvml_first(entry):
     """
     tasks = yaml.safe_load((ROOT / "roles/gpu_layout/tasks" / f"{entry}.yml").read_text())
     # A host's facts could otherwise override the file and the hash.
-    assert tasks[0]["ansible.builtin.include_tasks"].endswith("/playbooks/tasks/facts.yml")
+    assert tasks[0]["ansible.builtin.import_tasks"].endswith("/playbooks/tasks/facts.yml")
     assert tasks[1]["ansible.builtin.import_tasks"] == "nvml_check.yml"
 
 
