@@ -140,7 +140,9 @@ options:
   notify:
     description:
       - Receivers of the summary. C(url) is a web hook. It gets a POST request with JSON (C(text) and C(summary)). C(to) is a
-        mail address, with the keys C(sender) and C(server) (default V(localhost:25)).
+        mail address, with the keys C(sender) and C(server) (default V(localhost)).
+      - C(format=slack) sends only C(text), with Slack's escapes. C(tls) is V(starttls) (port 587) or V(tls) (port 465).
+        C(user) and C(password) log in, which needs C(tls). C(ca_file) verifies the server instead of the system's certificates.
       - A redirect of a web hook is an error. The message is not sent to the new address.
       - In the text for web hooks, similar-looking characters replace characters that would create mentions or links.
     type: list

@@ -8,23 +8,26 @@ A message is short enough for one screen.
 
 from __future__ import annotations
 
-import email.message
 import json
 import re
-import smtplib
 import urllib.error
 import urllib.parse
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
 from ...module_utils.http_opener import FAILURES, HTTPException, Request, opener
 from ..counted import counted
+from . import mail
 from .model import CALM, Audit
 from .report_json import summary
 from .write_line import line
 
 _TIMEOUT_SECONDS = 30
+#: Slack cuts longer messages.
+_SLACK_CHARACTERS = 40000
+#: Replacements for bold, italic, struck and code text of Slack.
+_SLACK_FORMATTING = str.maketrans({"*": "\u2217", "_": "\uff3f", "~": "\u223c", "`": "\u02cb"})
 _SHOWN = 20
 #: Replacements for characters of chat markup: mentions (`<!channel>`, `@everyone`), links (`<url|text>`, `[text](url)`) and
 #: images.
@@ -42,14 +45,20 @@ class NotifyError(FleetError):
 class Notice:
     """A receiver of messages: a web hook or a mail address.
 
-    `url` is the web hook. `to` is the mail address, `sender` the address of the sender, and `server` the mail server
-    (host:port).
+    `url` is the web hook, and `format` its format: "json" or "slack". `to` is the mail address, `sender` the address of the
+    sender, and `server` the mail server (host:port). `tls` ("starttls" or "tls"), `user`, `password` and `ca_file` belong to
+    the mail server.
     """
 
     url: str = ""
     to: str = ""
     sender: str = "gpu-audit@localhost"
-    server: str = "localhost:25"
+    server: str = "localhost"
+    format: str = "json"
+    tls: str = mail.PLAIN
+    user: str = ""
+    password: str = field(default="", repr=False)
+    ca_file: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, Any], personal: bool = False) -> Notice:
@@ -59,7 +68,7 @@ class Notice:
 
         Raises NotifyError.
         """
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         for name in given:
             if name not in known:
                 raise NotifyError("notify.%s" % name, "unknown key", "Known keys: %s." % ", ".join(sorted(known)))
@@ -71,6 +80,7 @@ class Notice:
         # The URL is often a secret, so the error message does not contain it.
         if notice.url and not re.fullmatch(r"https?://[!-~]+", notice.url):
             raise NotifyError("notify.url", "the URL of the web hook is invalid", "Write https://…, without spaces.")
+        _check_choices(notice)
         if USER in notice.to and not personal:
             cure = "Write an address without %s. Only gpu_rightsize_reclaim_tell may use it." % USER
             raise NotifyError("notify.to", "%s has no value, because an audit is not about one user" % USER, cure)
@@ -91,6 +101,18 @@ class Notice:
                 "notify.to", "%r is not an account name" % user[:80], "Check which account runs the idle workload."
             )
         return replace(self, to=self.to.replace(USER, user))
+
+
+def _check_choices(notice: Notice) -> None:
+    """Raise NotifyError if the format or the login of a receiver is invalid."""
+    if notice.format not in ("json", "slack"):
+        raise NotifyError("notify.format", "%r is not a format" % notice.format[:80], "Write json or slack.")
+    if notice.tls not in (mail.PLAIN, mail.STARTTLS, mail.TLS):
+        raise NotifyError("notify.tls", "%r is not a kind of TLS" % notice.tls[:80], "Write starttls or tls.")
+    if bool(notice.user) != bool(notice.password):
+        raise NotifyError("notify", "a login needs both user and password", "Set both of them, or none.")
+    if notice.user and not notice.tls:
+        raise NotifyError("notify.tls", "the password would be sent without encryption", "Write starttls or tls.")
 
 
 @dataclass(frozen=True)
@@ -117,9 +139,10 @@ def send(notice: Notice, message: Message) -> str:
     """
     try:
         if notice.url:
-            _post(notice.url, message)
+            _post(notice, message)
             return _shown(notice.url)
-        _mail(notice, message)
+        server = mail.MailServer(notice.server, notice.tls, notice.user, notice.password, notice.ca_file)
+        mail.send(server, notice.sender, notice.to, message.subject, message.text)
         return notice.to
     except urllib.error.HTTPError as error:
         with error:
@@ -144,11 +167,24 @@ def _shown(url: str) -> str:
     return "%s://%s/…" % (parts.scheme, parts.hostname)
 
 
-def _post(url: str, message: Message) -> None:
-    body = json.dumps({"text": without_markup(message.text), **message.data}).encode()
-    request = Request(url, body, {"Content-Type": "application/json", "User-Agent": "openfleet.gpu"})
+def _post(notice: Notice, message: Message) -> None:
+    if notice.format == "slack":
+        # Slack refuses unknown keys. https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks
+        text = without_markup("*%s*\n%s" % (_plain_slack(message.subject), _plain_slack(message.text)))
+        body = json.dumps({"text": text[:_SLACK_CHARACTERS]}).encode()
+    else:
+        body = json.dumps({"text": without_markup(message.text), **message.data}).encode()
+    request = Request(notice.url, body, {"Content-Type": "application/json", "User-Agent": "openfleet.gpu"})
     with opener().open(request, timeout=_TIMEOUT_SECONDS):
         pass
+
+
+def _plain_slack(text: str) -> str:
+    """Replace characters that Slack reads as formatting.
+
+    https://docs.slack.dev/messaging/formatting-message-text
+    """
+    return text.replace("&", "&amp;").translate(_SLACK_FORMATTING)
 
 
 def without_markup(text: str) -> str:
@@ -158,16 +194,6 @@ def without_markup(text: str) -> str:
     service has its own escape sequences, and a web hook does not show its service.
     """
     return text.translate(_MARKUP)
-
-
-def _mail(notice: Notice, message: Message) -> None:
-    mail = email.message.EmailMessage()
-    mail["Subject"] = message.subject
-    mail["From"], mail["To"] = notice.sender, notice.to
-    mail.set_content(message.text)
-    host, _colon, port = notice.server.partition(":")
-    with smtplib.SMTP(host, int(port or 25), timeout=_TIMEOUT_SECONDS) as server:
-        server.send_message(mail)
 
 
 def text_of(audit: Audit) -> str:
