@@ -96,7 +96,7 @@ options:
   thresholds:
     description:
       - Thresholds of verdicts. C(least_history_hours) (24), C(least_coverage_ratio) (0.5), C(idle_hours) (48),
-        C(rhythm_factor) (2), C(new_holder_hours) (176), C(small_memory_ratio) (0.5), C(memory_margin_ratio) (0.15),
+        C(rhythm_factor) (2), C(new_holder_hours) (184), C(small_memory_ratio) (0.5), C(memory_margin_ratio) (0.15),
         C(small_compute_ratio) (0.5), C(full_memory_ratio) (0.95), C(saturated_ratio) (0.9), C(useful_tensor_ratio) (0.1),
         C(useful_bandwidth_ratio) (0.3), C(throttled_ratio) (0.05).
     type: dict

@@ -61,6 +61,11 @@ options:
           After how many seconds without use the holder counts as idle. A holder that started within this time is spared, as
           with O(quiet_seconds).
         type: float
+      stop_quiet_seconds:
+        description: >-
+          For how many seconds the holder must be idle before it is stopped. It is announced earlier, because it may only be
+          paused.
+        type: float
       stop:
         description: Whether the holder may be stopped. With V(false), it is only announced.
         type: bool
@@ -242,6 +247,7 @@ def argspec():
                 _HOLDER,
                 quiet_seconds={"type": "float"},
                 idle_after_seconds={"type": "float"},
+                stop_quiet_seconds={"type": "float"},
                 stop={"type": "bool", "default": True},
             ),
         },

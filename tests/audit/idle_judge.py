@@ -168,7 +168,11 @@ def seen_with(patterns: Sequence[Pattern], clients: int | None) -> list[Pattern]
 def stopped(audit: Audit, states: dict[str, dict]) -> dict[str, str]:
     """Return the workload that may be stopped on each host."""
     found = reclaimable(audit, states, Bounds())
-    return {one.host: "%s %s may be stopped" % (one.kind, one.name) for one in found if not one.spared}
+    return {
+        one.host: "%s %s may be stopped" % (one.kind, one.name)
+        for one in found
+        if not one.spared and one.quiet_seconds >= one.stop_quiet_seconds
+    }
 
 
 def judge_one(outcome: Outcome, pattern: Pattern, minute: int, window: int, finding: Finding, stop: str | None) -> None:
@@ -194,6 +198,8 @@ def judge_one(outcome: Outcome, pattern: Pattern, minute: int, window: int, find
             outcome.wrong.append(Wrong("contradiction missed", pattern, minute, window, "%s: %s" % (word, reason)))
     elif pattern.cannot_be_told(minute, window):
         outcome.untold.append((pattern, minute))
+        if pattern.asked and stop is not None:
+            outcome.wrong.append(Wrong("false stop", pattern, minute, window, stop))
         return
     blamed = word in (BLAME if pattern.span(minute) is not None else FLAGS)
     if blamed:

@@ -12,6 +12,7 @@ import calendar
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Callable, NamedTuple, Sequence
 
 #: Monday 2026-03-09 00:00 UTC. The following 30 days include Easter (3 and 6 April), and the change to summer or winter
@@ -25,6 +26,8 @@ MINUTES = 30 * DAY + 6 * HOUR + 5
 #: pause.
 GRACE = 48 * HOUR
 WEEKEND = 64 * HOUR
+#: Half of the quiet time, without the grace, after which a holder with a shorter history counts as idle: 184 hours.
+NEW = 68 * HOUR
 #: A GPU is idle only after a pause that is this many times longer than the holder's longest earlier pause.
 FACTOR = 2
 
@@ -34,6 +37,7 @@ HOLIDAYS = (25 * DAY, 28 * DAY)
 
 GIB = float(1 << 30)
 CPU_SECONDS = "gpu:process_cpu_seconds_total"
+BUSY_SECONDS = "gpu:busy_seconds_total"
 
 
 class Use(NamedTuple):
@@ -55,6 +59,8 @@ class Use(NamedTuple):
     processes: float = 0.0
     held: float = 0.0
     codec: float = 0.0
+    #: The exact share of time with kernels, for exporters that count it.
+    counted: float = 0.0
 
 
 #: The activity while a process waits and keeps its memory on the GPU. WARM_REST is the same with high clocks.
@@ -147,6 +153,12 @@ class Pattern:
     contradicts: int | None = None
     #: From this minute on, the GPU has no process, even if the holder is a process.
     process_ends: int = MINUTES
+    #: Whether the exporter counts the time with kernels, and reports the total.
+    counts: bool = False
+    #: Whether the owner must be asked before a stop, even if the history looks like that of an abandoned GPU.
+    asked: bool = False
+    #: Whether a metric or a pause is within a factor of three of its threshold.
+    near: bool = False
     #: False if each span belongs to another holder. Pods of one user that come and go are the same holder.
     same_user: bool = True
 
@@ -218,6 +230,11 @@ class Pattern:
             made.append(seconds)
         return made
 
+    @cached_property
+    def busy_seconds(self) -> list[float]:
+        """Return the time with kernels, by minute from `came` on."""
+        return list(accumulate(60 * use.counted for use in self.moments[0]))
+
     # --- Truth --------------------------------------------------------------------------------------------------------
 
     def quiet(self, minute: int) -> int:
@@ -253,10 +270,10 @@ class Pattern:
     def usual(self, first: int, last: int) -> int:
         """Return the usual pause, with which the audit compares a quiet time.
 
-        With less than two weeks of history, it is at least a weekend.
+        With less than two weeks of history, it is at least half of a week and 16 hours, because the holder may run once a week.
         """
         longest = self.longest(first, last)
-        return max(longest, WEEKEND) if last - max(first, self.since(last)) < 2 * WEEK else longest
+        return max(longest, NEW) if last - max(first, self.since(last)) < 2 * WEEK else longest
 
     @property
     def deadline(self) -> int | None:

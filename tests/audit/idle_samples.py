@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Callable, Iterable, Iterator, NamedTuple
 
-from tests.audit.idle_model import CPU_SECONDS, GIB, MINUTES, START, Pattern, Use
+from tests.audit.idle_model import BUSY_SECONDS, CPU_SECONDS, GIB, MINUTES, START, Pattern, Use
 
 #: The end of a sample line, by minute.
 _TIMES = [" %d\n" % (START + 60 * minute) for minute in range(MINUTES)]
@@ -94,9 +94,16 @@ def _text(pattern: Pattern, host: str, first: int, last: int) -> Iterator[str]:
     labels = _labels(pattern, host, "host")
     yield from _of(pattern, of_host, labels, first, last)
     if CPU_SECONDS not in pattern.without:
-        minutes = _minutes(pattern, first, last)
-        values = [pattern.cpu_seconds[minute - pattern.came] for minute in minutes]
-        yield _changed(pattern, CPU_SECONDS, "%s{%s} " % (CPU_SECONDS, labels), minutes, values)
+        yield _counter(pattern, CPU_SECONDS, labels, first, last, pattern.cpu_seconds)
+    if pattern.counts:
+        yield _counter(pattern, BUSY_SECONDS, labels, first, last, pattern.busy_seconds)
+
+
+def _counter(pattern: Pattern, name: str, labels: str, first: int, last: int, totals: list[float]) -> str:
+    """Return the samples of a counter, given its totals by minute."""
+    minutes = _minutes(pattern, first, last)
+    values = [totals[minute - pattern.came] for minute in minutes]
+    return _changed(pattern, name, "%s{%s} " % (name, labels), minutes, values)
 
 
 def _minutes(pattern: Pattern, first: int, last: int) -> list[int]:

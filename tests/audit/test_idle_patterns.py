@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Finding, Holding, Subject, Verdict
-from tests.audit import idle_abandoned, idle_working
+from tests.audit import idle_abandoned, idle_near, idle_working
 from tests.audit.idle_judge import LAST, Outcome, judge, judge_one, seen_with, serve, states_of, total
 from tests.audit.idle_model import (
     DAY,
@@ -48,13 +48,21 @@ USUAL = {
     "request-unix-socket-2w", "request-2s-hour-instant-2w", "busy-nan-10h-2w", "activity-stuck-2w", "dcgm-gr-engine-stuck-2w",
     "mig-zero-at-350w-2w", "transcoder-dcgm-2w", "busy-stuck-office-2w", "busy-stuck-dcgm-2w",
 }  # fmt: skip
-WORKING = [one for one in [*NAMED, *LATER] if THOROUGH or one.name in USUAL]
+#: Patterns near the thresholds for `make test`: one of each kind.
+USUAL_NEAR = {
+    "queue-75ms-minute-office", "queue-75ms-minute-counted", "4ms-second-no-profiling", "1s-each-6h-counted", "standby-3GiB",
+    "second-weekends", "weekly-12h-late-2w", "simulation", "hung-all-reduce", "probes-of-1-percent-small", "restarts-each-6h",
+    "nightly-diagnostic",
+}  # fmt: skip
+WORKING = [one for one in [*NAMED, *LATER] if THOROUGH or one.name in USUAL] + [
+    one for one in idle_near.working() if one.name in USUAL_NEAR
+]
 #: In `make test`, the holders came as late as possible for a deadline before the last audits.
 LEFT = [
-    one if THOROUGH else idle_abandoned.came_later(one, 13 * DAY)
+    one if THOROUGH else idle_abandoned.came_later(one, 12 * DAY)
     for one in idle_abandoned.patterns()
     if one.name in ("forgotten-notebook", "never-used-container", "dcgm-left", "polling-server-left")
-]
+] + [one for one in idle_near.left() if one.name in USUAL_NEAR]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +97,7 @@ def test_who_left_is_called_idle_in_time(outcome, pattern):
 
 
 def test_each_pattern_is_judged_at_each_time(outcome):
-    assert {one.name for one in WORKING} >= USUAL
+    assert {one.name for one in [*WORKING, *LEFT]} >= USUAL | USUAL_NEAR
     assert outcome.judged == len(LAST) * len([*WORKING, *LEFT])
     assert outcome.due == sum(minute >= one.deadline for minute, _window in LAST for one in LEFT)
     assert all(one.deadline <= LAST[-1][0] for one in LEFT) and outcome.untold == []

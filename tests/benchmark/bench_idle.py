@@ -12,10 +12,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.audit import idle_abandoned, idle_judge, idle_working
+from tests.audit import idle_abandoned, idle_judge, idle_near, idle_working
 from tests.audit.idle_model import WEEK
 
-FIGURES = ("idle_patterns", "idle_false_flags", "idle_recall", "idle_false_stops", "idle_contradictions_missed")
+FIGURES = (
+    "idle_patterns",
+    "idle_false_flags",
+    "idle_recall",
+    "idle_false_stops",
+    "idle_contradictions_missed",
+    "idle_patterns_near",
+)
 
 
 def figures(options):
@@ -28,6 +35,8 @@ def figures(options):
         *idle_working.named(2 * WEEK, 2, idle_working.LATER),
         *idle_working.others(),
         *idle_abandoned.patterns(),
+        *idle_near.working(),
+        *idle_near.left(),
     ]
     audits, clients = [*idle_judge.GROWING, *idle_judge.LAST, *idle_judge.HOLIDAYS], (None, 0, 2)
     if options.get("SMALL"):
@@ -50,6 +59,8 @@ def figures(options):
     yield FIGURES[2], outcome.flagged / outcome.due, "ratio"
     yield FIGURES[3], outcome.count("false stop"), "count"
     yield FIGURES[4], outcome.count("contradiction missed"), "count"
+    # A metric or a pause of these patterns is within a factor of three of its threshold.
+    yield FIGURES[5], sum(pattern.near for pattern in patterns), "count"
 
 
 def say(text):

@@ -115,13 +115,17 @@ def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) ->
         if why:
             done.spare(item, why)
         elif policy.record is None:
-            if item.get("stop", True):
-                due.append(item)
-            else:
+            if not item.get("stop", True):
                 done.spare(item, "the inventory does not allow to stop it")
+            elif _wait_seconds(item):
+                done.spare(item, "it may be paused, to be stopped after %s" % utc(run.now + _wait_seconds(item)))
+            else:
+                due.append(item)
         else:
             announced = policy.record.announced(item, run.now)
-            after = None if announced is None else announced + policy.record.period_seconds
+            after = None
+            if announced is not None:
+                after = max(announced + policy.record.period_seconds, run.now + _wait_seconds(item))
             if after is None:
                 done.noticed.append(run.notice(item, found))
             elif not item.get("stop", True):
@@ -213,7 +217,7 @@ class _Run:
             "user": found.get("user") or tell.user_of(uid),
             "stop": item.get("stop", True),
             "idle_since": None if idle is None else self.now - idle,
-            "stop_after": self.now + (policy.record.period_seconds if policy.record else 0.0),
+            "stop_after": self.now + max(policy.record.period_seconds if policy.record else 0.0, _wait_seconds(item)),
             "jupyter": "kernels" in found,
             # Users cannot name a job to keep it. Cancelling it is up to them until the notice ends.
             "keep": item["name"] if policy.can_keep and item["kind"] != "job" else "",
@@ -288,6 +292,11 @@ def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> jupyter.Serv
             "Start it, or remove it from gpu_rightsize_jupyter.",
         ) from None
     return jupyter.Server(str(server["url"]), owner, str(server.get("token") or ""))
+
+
+def _wait_seconds(item: Mapping[str, Any]) -> float:
+    """Return how long the item must stay idle before it may be stopped."""
+    return max(0.0, (item.get("stop_quiet_seconds") or 0.0) - (item.get("quiet_seconds") or 0.0))
 
 
 def _plain(name: str) -> str:

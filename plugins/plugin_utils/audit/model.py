@@ -45,7 +45,7 @@ MEANINGS = {
     "saturated": "Its memory is full, or its compute is at the limit for at least 5 % of the time.",
     "oversized_memory": "Half of its memory and half of its compute would have been enough.",
     "oversized_compute": "Half of its compute would have been enough. Its memory is needed.",
-    "no_data": "There are too few samples for a verdict.",
+    "no_data": "There are too few samples for a verdict, or its metrics cannot show whether it works.",
     "free": "Nothing holds it.",
     "right": "Its memory and compute are in use.",
 }
@@ -180,8 +180,9 @@ class Quiet:
     `seconds` is the time without a sign of work.
     `whole_window` is true if Prometheus has no sign of work at all. `longest_seconds` is the longest earlier quiet time of the
     current holder. `held_seconds` is the time since the subject was last free. `signals` lists the measured signs of work.
-    `kernel_hours_ratio` is the share of hours in the grace period in which any kernel ran. A kernel that is too short for a
-    sign of work counts, too.
+    `kernel_hours_ratio` is the share of hours of the last week in which kernels ran, but too briefly for a sign of work.
+    `cpu_cores` is the average number of cores that the processes used in the grace period. It is
+    None if it is unknown.
     """
 
     seconds: float
@@ -190,6 +191,7 @@ class Quiet:
     held_seconds: float = 0.0
     signals: tuple[str, ...] = ()
     kernel_hours_ratio: float = 0.0
+    cpu_cores: float | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,8 @@ class Measured:
     quiet: Quiet | None = None
     #: Like `quiet`, but ignores the CPU time of processes. None if the result is the same or unknown.
     device_quiet: Quiet | None = None
+    #: Whether kernels ran for 1 % of the time or less, in 97 % of the last week.
+    hardly_works: bool = False
     #: Time in the window in which other metrics showed work, but the busy ratio did not.
     unreported_work_seconds: float = 0.0
     #: Time in the window in which the busy ratio showed constant load, but no other metric showed work.

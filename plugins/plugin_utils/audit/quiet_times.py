@@ -13,16 +13,27 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Collection, Mapping, Sequence
 
-from ..idle.rhythm import Rhythm, Span
+from ..idle.rhythm import LEAST_COVERED_RATIO, Rhythm, Span
 from ..idle.rule import Policy
 from ..idle.signals import CPU_TIME, KERNELS, POWER, SIGNALS, Signal
 from .asking import Asking
 from .history import Key
 from .model import Quiet
-from .series import ACTIVITY, BY, DEVICE_ACTIVITY, HELD, QUIET_BUSY_RATIO, QUIET_RATIO, SERIES, key_of
+from .series import (
+    ACTIVITY,
+    BY,
+    DEVICE_ACTIVITY,
+    HARDLY_SECONDS,
+    HELD,
+    QUIET_BUSY_RATIO,
+    QUIET_RATIO,
+    ROLL_UP_SECONDS,
+    SERIES,
+    key_of,
+)
 
-#: Length of the history that is read. A monthly job runs at least twice in this time.
-LOOK_BACK_SECONDS = 56 * 86400
+#: Length of the history that is read. A job at the end of each quarter runs at least once in this time.
+LOOK_BACK_SECONDS = 100 * 86400
 
 #: Labels that identify a GPU or instance regardless of its host.
 _BY_GPU = "gpu_uuid, mig_instance"
@@ -30,6 +41,10 @@ _BY_GPU = "gpu_uuid, mig_instance"
 _HOUR = 3600
 #: Minimum number of samples in an hour. An hour with fewer samples is a gap. Five-minute roll-ups have 12 samples per hour.
 _LEAST_SAMPLES = 4
+
+#: Share of five-minute intervals in which a GPU hardly works, and the limit of its activity. Kernels count five times, so
+#: this is 1.2 % of the time: some more than the 1 % that NVML reports for a health probe.
+_NEARLY_ALL, _HARDLY_RATIO = 0.97, 0.06
 
 #: Kinds of events. They are values of the label `event`.
 _WORKS, _APPEARS, _VANISHES, _TAKEN, _WATCHED = "works", "appears", "vanishes", "taken", "watched"
@@ -83,6 +98,21 @@ def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collectio
     }
 
 
+def hardly_working(asking: Asking) -> set[Key]:
+    """Return the GPUs and instances that hardly worked in the last week.
+
+    In nearly all five-minute intervals, kernels ran for 1 % of the time or less. Health probes and few requests need no more.
+    Samples must exist for nearly all of the week. Raises PrometheusError.
+    """
+    seldom = "max by (%s) (quantile_over_time(%g, %s{%%(where)s}[%ds])) < %g >= 0" % (
+        BY, _NEARLY_ALL, DEVICE_ACTIVITY, HARDLY_SECONDS, _HARDLY_RATIO,
+    )  # fmt: skip
+    known = "max by (%s) (count_over_time(%s{%%(where)s}[%ds])) >= %d" % (
+        BY, DEVICE_ACTIVITY, HARDLY_SECONDS, LEAST_COVERED_RATIO * HARDLY_SECONDS / ROLL_UP_SECONDS,
+    )  # fmt: skip
+    return {key_of(sample.labels) for sample in asking.ask("(%s) and (%s)" % (seldom, known))}
+
+
 def _quiet_by(
     asking: Asking, question: QuietQuestion, series: str, least: float, without: Collection[Key] = ()
 ) -> dict[Key, Quiet]:
@@ -102,7 +132,8 @@ def _quiet_by(
     uuids = sorted({key[1] for key in keys})
     events = _events_of(asking, series, least, uuids)
     signals = _signals(asking, uuids) if series in (ACTIVITY, DEVICE_ACTIVITY) else {}
-    kernel_hours = _kernel_hours(asking, question.grace_seconds, uuids)
+    kernel_hours = _kernel_hours(asking, uuids)
+    cores = _cpu_cores(asking, question.grace_seconds, uuids)
     return {
         key: _quiet(
             events.get(key) or events.get(_anywhere(key), {}),
@@ -110,6 +141,7 @@ def _quiet_by(
             question.holidays,
             (KERNELS.name, *_of(signals, key)),
             kernel_hours.get(key, 0.0),
+            cores.get(key),
         )
         for key in keys
     }
@@ -204,16 +236,22 @@ def _measured(signal: Signal) -> str:
     )
 
 
-def _kernel_hours(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
-    """Return the share of hours in which any kernel ran, by GPU or instance.
+def _kernel_hours(asking: Asking, uuids: Sequence[str]) -> dict[Key, float]:
+    """Return the share of hours in which kernels ran too briefly for a sign of work, by GPU or instance.
 
-    The share covers the last `span_seconds`. GPUs and instances without any kernel are left out.
+    The share covers the last week. GPUs and instances without such hours are left out.
     """
-    expression = "count_over_time((max by (%s) (max_over_time(%s{%%(where)s}[1h])) > 0)[%ds:1h])" % (
-        BY, SERIES["busy"].roll_up, span_seconds,
+    expression = "count_over_time((max by (%s) (max_over_time(%s{%%(where)s}[1h])) > 0 < %g)[%ds:1h])" % (
+        BY, SERIES["busy"].roll_up, QUIET_BUSY_RATIO, HARDLY_SECONDS,
     )  # fmt: skip
-    hours = max(1.0, span_seconds / _HOUR)
+    hours = HARDLY_SECONDS / _HOUR
     return {key_of(sample.labels): min(1.0, sample.value / hours) for sample in asking.ask_of(expression, uuids)}
+
+
+def _cpu_cores(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
+    """Return the average number of cores that processes used in the last `span_seconds`, by GPU or instance."""
+    expression = "max by (%s) (rate(gpu:process_cpu_seconds_total{%%(where)s}[%ds])) >= 0" % (BY, span_seconds)
+    return {key_of(sample.labels): sample.value for sample in asking.ask_of(expression, uuids)}
 
 
 def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:
@@ -239,6 +277,7 @@ def _quiet(
     excluded: Sequence[Span],
     signals: tuple[str, ...],
     kernel_hours_ratio: float = 0.0,
+    cpu_cores: float | None = None,
 ) -> Quiet:
     works = [(at - _HOUR, at) for at in events.get(_WORKS, ())]
     appears, vanishes = events.get(_APPEARS, ()), events.get(_VANISHES, ())
@@ -260,6 +299,7 @@ def _quiet(
         held_seconds=end - held_since,
         signals=signals,
         kernel_hours_ratio=kernel_hours_ratio,
+        cpu_cores=cpu_cores,
     )
 
 

@@ -29,6 +29,9 @@ LONG_WINDOW_SECONDS = 3 * 86400
 QUIET_RATIO = 0.01
 QUIET_BUSY_RATIO = QUIET_RATIO / 5
 
+#: Time for which a server must hardly work. A week has nights, a weekend and office hours.
+HARDLY_SECONDS = 7 * 86400
+
 #: The next five series exist only as roll-ups. This one is the highest sample of any sign of work in five minutes.
 ACTIVITY = "gpu:activity_ratio:max5m"
 #: Like ACTIVITY, but ignores the CPU time of processes.

@@ -22,7 +22,7 @@ from .figures import Figures
 from .history import History, Key, Record, is_pod
 from .model import Day, Stat, Subject, Window
 from .prometheus import Prometheus, Sample
-from .quiet_times import BY_DEFAULT, QuietQuestion, device_quiet_times, quiet_times
+from .quiet_times import BY_DEFAULT, QuietQuestion, device_quiet_times, hardly_working, quiet_times
 from .series import (
     BUSY_FOR_COMPUTE,
     BY,
@@ -188,6 +188,8 @@ class _Reading:
         quiets = quiet_times(self.asking, self.quiet, self.notes)
         for key, quiet in device_quiet_times(self.asking, self.quiet, quiets).items():
             self._change(key, device_quiet=quiet)
+        for key in hardly_working(self.asking):
+            self._change(key, hardly_works=True)
         for key, quiet in quiets.items():
             self._change(key, quiet=quiet)
             if key in held:

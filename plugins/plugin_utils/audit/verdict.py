@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from ..counted import counted
 from ..idle.rule import Policy, threshold_seconds
+from ..idle.signals import SIGNALS
 from .holdings import is_held, runs_processes
 from .model import Holding, Stat, Verdict
 from .resting import Resting, duration, resting
-from .series import QUIET_BUSY_RATIO
+from .series import HARDLY_SECONDS, QUIET_BUSY_RATIO
 
 #: A subject without samples for this time gets the verdict no_data, because it was removed or is no longer scraped.
 #: The time of the last sample is accurate to half an hour for the last day, and to six hours for earlier days.
@@ -25,9 +26,12 @@ _HOURS_PER_MONTH = 730.5
 
 #: Minimum share of memory in use on a GPU with a loaded model. A context without a model needs less.
 _LOADED_RATIO = 0.1
-#: If kernels run in more than this share of the hours, the holder counts as a service with clients. This also holds if
-#: no run is long enough for a sign of work.
-_MOST_HOURS_RATIO = 0.5
+#: If kernels run in more than this share of the hours of a week, they may be work, even if each is too short for a sign of
+#: work.
+_KERNEL_HOURS_RATIO = 0.02
+#: Without profiling, kernels of a few milliseconds are invisible. A process that starts them uses at least this share of a
+#: core on average. A process that sleeps uses less.
+_STARTS_KERNELS_CORES = 0.003
 #: Parts of command lines of notebook kernels. They listen only for their own notebook server.
 _NOTEBOOKS = ("ipykernel", "jupyter")
 
@@ -63,7 +67,7 @@ class Thresholds:
     least_coverage_ratio: float = 0.5
     idle_hours: float = 48.0
     rhythm_factor: float = 2.0
-    new_holder_hours: float = 176.0
+    new_holder_hours: float = 184.0
     small_memory_ratio: float = 0.5
     memory_margin_ratio: float = 0.15
     small_compute_ratio: float = 0.5
@@ -124,9 +128,9 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
         return "free", "No holder. No sign of work for %s." % duration(rest.seconds), 1.0
     if rest and rest.is_idle:
         return _judge_idle(holding, rest)
-    polls = _polls_for_clients(holding, limits)
-    if polls:
-        return "standby", "%s %s" % (_held_by(holding), polls), 1.0
+    waits = _polls_for_clients(holding, limits) or _hardly_works(holding)
+    if waits:
+        return "standby", "%s %s" % (_held_by(holding), waits), 1.0
     if rest and rest.too_early:
         return "no_data", "%s %s" % (_held_by(holding), rest.too_early), 0.0
     if held is False and _never_used(holding, limits):
@@ -182,6 +186,9 @@ def _judge_idle(holding: Holding, rest: Resting) -> tuple[str, str, float]:
     waits = _works_elsewhere(holding) or _waits_for_clients(holding)
     if waits:
         return "standby", "%s %s %s" % (_held_by(holding), waits, rest.why), 1.0
+    doubt = _cannot_tell(holding)
+    if doubt:
+        return "no_data", "%s Cannot tell whether it works: %s %s" % (_held_by(holding), doubt, rest.why), 0.0
     return "idle", "%s %s" % (_held_by(holding), rest.why), 1.0
 
 
@@ -211,11 +218,41 @@ def _waits_for_clients(holding: Holding) -> str:
     clients = sum(holder.clients or 0 for holder in holders)
     if clients:
         return "Clients are connected: %d." % clients
-    if not any(holder.listens and not any(word in holder.who for word in _NOTEBOOKS) for holder in holders):
+    return "It waits for clients." if _is_server(holding) else ""
+
+
+def _is_server(holding: Holding) -> bool:
+    return any(
+        holder.listens and not any(word in holder.who for word in _NOTEBOOKS) for holder in holding.holders or ()
+    )
+
+
+def _cannot_tell(holding: Holding) -> str:
+    """Return why the holder may work although no sign of work was seen, or an empty text."""
+    quiet = holding.quiet
+    if quiet is None or runs_processes(holding) is False:
         return ""
-    if holding.quiet and holding.quiet.kernel_hours_ratio > _MOST_HOURS_RATIO:
-        return "It waits for clients, and kernels ran in most hours, too briefly for a sign of work."
-    return "It waits for clients with its memory filled." if _is_loaded(holding) else ""
+    if quiet.kernel_hours_ratio > _KERNEL_HOURS_RATIO:
+        return "kernels ran in %.0f %% of the hours of a week, each too briefly for a sign of work." % (
+            100 * quiet.kernel_hours_ratio
+        )
+    groups = {signal.group for signal in SIGNALS if signal.name in quiet.signals}
+    if "profiling" in groups or quiet.cpu_cores is None or quiet.cpu_cores < _STARTS_KERNELS_CORES:
+        return ""
+    return "its processes use CPU time, and without profiling kernels of a few milliseconds are not seen."
+
+
+def _hardly_works(holding: Holding) -> str:
+    """Return how a server is used by health probes, restarts or diagnostics only.
+
+    The text is empty if this is not the case. A cron job has the same metrics, so the holder must also listen.
+    """
+    if not holding.hardly_works or not _is_server(holding) or (holding.held_seconds or 0.0) < HARDLY_SECONDS:
+        return ""
+    return (
+        "It waits for clients. For 97 %% of the last %s, kernels ran for 1 %% of the time or less, as with health probes, "
+        "restarts, diagnostics or rare requests." % duration(HARDLY_SECONDS)
+    )
 
 
 def _is_loaded(holding: Holding) -> bool:

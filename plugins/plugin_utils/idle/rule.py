@@ -24,8 +24,10 @@ class Policy:
     `night_seconds`: minimum earlier pause of a holder that may also pause for a weekend.
     `weekend_ratio`: minimum quiet time of such a holder, as a multiple of the grace. The default is 64 hours, a weekend.
     `new_seconds`: minimum length of a history that contains weekends and weekly jobs.
-    `new_threshold_seconds`: minimum quiet time of a holder with a shorter history. The default is a week, plus eight hours for
+    `new_threshold_seconds`: minimum quiet time of a holder with a shorter history. The default is a week, plus 16 hours for
     a weekly job that starts late.
+    `rare_seconds`: minimum earlier pause of a holder that may also work only every second week.
+    `rare_threshold_seconds`: minimum quiet time of such a holder. The default is two weeks and a day.
     `missing_signal_ratio`: share of the grace that is added for each group of signals that is not measured.
     """
 
@@ -34,7 +36,9 @@ class Policy:
     night_seconds: float = 8 * HOUR_SECONDS
     weekend_ratio: float = 4 / 3
     new_seconds: float = 14 * DAY_SECONDS
-    new_threshold_seconds: float = 7 * DAY_SECONDS + 8 * HOUR_SECONDS
+    new_threshold_seconds: float = 7 * DAY_SECONDS + 16 * HOUR_SECONDS
+    rare_seconds: float = 4 * DAY_SECONDS
+    rare_threshold_seconds: float = 15 * DAY_SECONDS
     missing_signal_ratio: float = 0.25
 
 
@@ -53,4 +57,14 @@ def threshold_seconds(
     grace = policy.grace_seconds * (1 + policy.missing_signal_ratio * missing_signals)
     new = policy.new_threshold_seconds if history_seconds < policy.new_seconds else 0.0
     weekend = policy.weekend_ratio * policy.grace_seconds if longest_seconds >= policy.night_seconds else 0.0
-    return max(grace, weekend, policy.rhythm_factor * longest_seconds, new)
+    rare = policy.rare_threshold_seconds if longest_seconds >= policy.rare_seconds else 0.0
+    return max(grace, weekend, policy.rhythm_factor * longest_seconds, new, rare)
+
+
+def stop_seconds(policy: Policy, *, longest_seconds: float) -> float:
+    """Return the minimum quiet time in seconds before a holder is stopped, or 0 if its idle threshold suffices.
+
+    A holder that has always worked, such as a training run, may be paused for the first time. Its owner is notified when it
+    is idle, but needs some days to answer.
+    """
+    return policy.new_threshold_seconds if longest_seconds < policy.night_seconds else 0.0

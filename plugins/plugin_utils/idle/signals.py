@@ -34,6 +34,7 @@ CLIENTS = Signal("client connections", "", "client connections")
 
 SIGNALS = (
     KERNELS,
+    Signal("counted kernels", "gpu:busy_seconds_total", "kernels"),
     Signal("SM activity", "gpu:sm_active_ratio", "profiling"),
     Signal("tensor cores", "gpu:tensor_active_ratio", "profiling"),
     Signal("memory bandwidth", "gpu:memory_bandwidth_active_ratio", "profiling"),

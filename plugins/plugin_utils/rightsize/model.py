@@ -203,6 +203,8 @@ class Reclaimable:
     spared: str = ""
     #: Quiet time after which the GPUs count as idle. The processes of the holder must be at least this old as well.
     idle_after_seconds: float = 0.0
+    #: Quiet time before which it is not stopped. Its owner is notified earlier.
+    stop_quiet_seconds: float = 0.0
     stop: bool = True
 
 

@@ -18,9 +18,10 @@ from typing import Any, Mapping, Sequence
 
 from ...module_utils.holders.essential_units import is_essential
 from ...module_utils.leases.names import is_lease_unit
-from ..audit.holdings import using
+from ..audit.holdings import runs_processes, using
 from ..audit.model import Audit, Finding
 from ..host_values import is_a
+from ..idle.rule import Policy, stop_seconds
 from .model import Reclaimable
 
 _WORDS = ("idle", "held_without_process")
@@ -135,12 +136,20 @@ def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_second
         tuple(sorted({str(row.get("who")) for row in holders})),
         sum(wasted.values()) if wasted else None,
         idle_after_seconds=max((one.verdict.idle_after_seconds or 0.0 for one in findings if one), default=0.0),
+        stop_quiet_seconds=max(map(_stop_seconds, findings), default=0.0) if bounds.grace_seconds is None else 0.0,
         stop=not job or bounds.jobs == "cancel",
     )
     starts = [row["started_seconds"] for _one, row, _where in used if row.get("started_seconds") is not None]
     began = max(starts, default=None)
     age = None if began is None else now_seconds - began
     return dataclasses.replace(found, spared=_spared(found, findings, holders, bounds, age))
+
+
+def _stop_seconds(finding: Finding | None) -> float:
+    """Return the quiet time before which the holder is not stopped."""
+    if finding is None or finding.holding.quiet is None or runs_processes(finding.holding) is False:
+        return 0.0
+    return stop_seconds(Policy(), longest_seconds=finding.holding.quiet.longest_seconds)
 
 
 def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | None) -> str:

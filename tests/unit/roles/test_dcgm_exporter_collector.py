@@ -169,6 +169,27 @@ def test_rates_are_per_gpu_and_ratios_per_instance(nvml):
     }
 
 
+def test_time_with_kernels_is_counted_between_scrapes(nvml):
+    values, now = {1: 40.0}, [0.0]
+    nvml(
+        nvmlGpmQueryDeviceSupport=lambda handle: SimpleNamespace(isSupportedDevice=1),
+        nvmlGpmMetricsGet=lambda request: answers(values)(request),
+        nvmlGpmSampleAlloc=pynvml.c_nvmlGpmSample_t,
+        nvmlGpmSampleFree=lambda sample: sample,
+        nvmlGpmSampleGet=lambda handle, sample: sample,
+    )
+    gpu, measured = Gpu(WHOLE, object(), 0), gpm.Gpm(Gpus(), interval=10, clock=lambda: now[0])
+    counted = []
+    # The third interval is unknown, so it is not counted. A GPU that is lost restarts at 0.
+    for seconds, given in ((0, {}), (10, {1: 40.0}), (20, {1: 5.0}), (10, {}), (10, {1: 0.0})):
+        values, now[0] = given, now[0] + seconds
+        measured.sample([gpu])
+        counted.append(measured.busy_seconds("GPU-1", None))
+    assert counted == [None, pytest.approx(4.0), pytest.approx(5.0), pytest.approx(5.0), pytest.approx(5.0)]
+    measured.sample([])
+    assert measured.busy_seconds("GPU-1", None) is None
+
+
 def test_two_compute_instances_have_the_memory_once():
     first, second = (MigDevice(PART, object(), number, 7, number) for number in (0, 1))
     assert not first.shares_memory and second.shares_memory

@@ -141,6 +141,8 @@ class HostCollector(Collector):
             figures = self.gpm.figures(gpu.entity.uuid, instance)
             for name in RATIOS:
                 families.add(name + "_ratio", "Measured by NVML (GPM), 0 to 1.", entity, figures.get(name))
+            help = "Time with kernels since the exporter started, measured by NVML (GPM)."
+            families.add("busy_seconds", help, entity, self.gpm.busy_seconds(gpu.entity.uuid, instance), total=True)
         figures = self.gpm.figures(gpu.entity.uuid, None)
         for name in RATES:
             help = "Sum of both directions, measured by NVML (GPM)."
@@ -165,7 +167,7 @@ class HostCollector(Collector):
 
 
 def health(families: Families, gpu: Gpu) -> None:
-    """Add throttling, errors and remapped rows of a GPU."""
+    """Add throttling, errors, remapped rows and engines of a GPU."""
     entity, handle = gpu.entity, gpu.handle
     reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     for reason, bit in THROTTLES.items():
@@ -188,6 +190,13 @@ def health(families: Families, gpu: Gpu) -> None:
         families.add("remapped_rows", help, entity, uncorrectable, cause="uncorrectable")
         families.add("row_remap_pending", "1 if the next reset remaps a row.", entity, int(bool(pending)))
         families.add("row_remap_failed", "1 if a row could not be remapped.", entity, int(bool(failed)))
+    for engine, function in (
+        ("jpeg", nvml.nvmlDeviceGetJpgUtilization),
+        ("optical_flow", nvml.nvmlDeviceGetOfaUtilization),
+    ):
+        use = ask(function, handle)
+        help = "Utilization of the engine, 0 to 1."
+        families.add("engine_busy_ratio", help, entity, None if use is None else use[0] / 100.0, engine=engine)
     replays = ask(nvml.nvmlDeviceGetPcieReplayCounter, handle)
     families.add("pcie_replays", "PCIe replays.", entity, replays, total=True)
 

@@ -47,12 +47,22 @@ class Gpm(threading.Thread):
         self.gone: Optional[str] = None
         self._samples: Dict[Place, Any] = {}
         self._figures: Dict[Place, Tuple[float, Dict[str, float]]] = {}
+        self._taken: Dict[Place, float] = {}
+        self._busy_seconds: Dict[Place, float] = {}
 
     def figures(self, gpu_uuid: str, instance: Optional[int]) -> Dict[str, float]:
         """Return ratios and rates by name. Empty if NVML has no recent values."""
         with self.lock:
             when, figures = self._figures.get((gpu_uuid, instance), (0.0, {}))
         return figures if figures and self.clock() - when <= 3 * self.interval else {}
+
+    def busy_seconds(self, gpu_uuid: str, instance: Optional[int]) -> Optional[float]:
+        """Return the total time with kernels, including the time between scrapes.
+
+        None before the second sample.
+        """
+        with self.lock:
+            return self._busy_seconds.get((gpu_uuid, instance))
 
     def run(self) -> None:
         while True:
@@ -79,15 +89,21 @@ class Gpm(threading.Thread):
                 places.add(place)
                 former = self._samples.get(place)
                 self._samples[place] = sample
+                before, now = self._taken.get(place, 0.0), self.clock()
+                self._taken[place] = now
                 if former is not None:
                     figures = between(former, sample)
                     ask(nvml.nvmlGpmSampleFree, former)
                     with self.lock:
-                        self._figures[place] = (self.clock(), figures)
+                        self._figures[place] = (now, figures)
+                        if "graphics_active" in figures:
+                            busy = figures["graphics_active"] * (now - before)
+                            self._busy_seconds[place] = self._busy_seconds.get(place, 0.0) + busy
         for place in set(self._samples) - places:
             ask(nvml.nvmlGpmSampleFree, self._samples.pop(place))
             with self.lock:
                 self._figures.pop(place, None)
+                self._busy_seconds.pop(place, None)
 
 
 def supported(handle: Any) -> bool:

@@ -131,6 +131,17 @@ def test_each_finding_has_its_own_idle_time(machine):
     assert "started 120.0 h ago; protected for 144 h" in done["spared"][0]["why"]
 
 
+def test_owner_is_asked_before_a_first_pause_ends(machine):
+    """Send the notice at once, but stop only after the pause is long enough."""
+    paused = {**UNIT, "stop_quiet_seconds": 8 * DAY}
+    (row,) = machine.run({**paused, "quiet_seconds": 3 * DAY})["noticed"]
+    assert row["stop_after"] == machine.now + 5 * DAY
+    machine.now += 4 * DAY
+    assert "to be stopped after" in machine.run({**paused, "quiet_seconds": 7 * DAY})["spared"][0]["why"]
+    machine.now += DAY
+    assert names(machine.run({**paused, "quiet_seconds": 8 * DAY})["stopped"]) == ["x.service"]
+
+
 def test_spared_findings_get_no_notice(machine):
     machine.holders = []
     done = machine.run(UNIT)

@@ -67,8 +67,11 @@ NOTEBOOK = (Holder("process", "pid 6 (python3 -m ipykernel_launcher -f k.json)",
 WATCHED = (Holder("process", "pid 7 (train.py)", listens=False, clients=0),)
 
 
-def quiet(days, longest_days=0.0, signals=ALL_SIGNALS):
-    return Quiet(days * DAY, not longest_days, longest_days * DAY, TWO_WEEKS, tuple(signals))
+UNPROFILED = ("kernels", "power", "CPU time")
+
+
+def quiet(days, longest_days=0.0, signals=ALL_SIGNALS, cpu_cores=None):
+    return Quiet(days * DAY, not longest_days, longest_days * DAY, TWO_WEEKS, tuple(signals), cpu_cores=cpu_cores)
 
 
 def test_reason_names_holders():
@@ -105,8 +108,8 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         # not run over a weekend yet.
         ("right", {"quiet": quiet(4, longest_days=6.7), "held_seconds": TWO_WEEKS}),
         ("no_data", {**IDLE, "quiet": quiet(3), "held_seconds": 3 * DAY}),
-        ("no_data", {**IDLE, "quiet": quiet(7.3), "held_seconds": 7.3 * DAY}),
-        ("idle", {**IDLE, "quiet": quiet(7.4), "held_seconds": 7.4 * DAY}),
+        ("no_data", {**IDLE, "quiet": quiet(7.6), "held_seconds": 7.6 * DAY}),
+        ("idle", {**IDLE, "quiet": quiet(7.7), "held_seconds": 7.7 * DAY}),
         # The process started 61 hours ago. Another workload had the GPU until then without a pause, so the history is
         # that workload's. If the holder's start is known, a restart more than a week ago does not excuse idleness.
         (
@@ -134,20 +137,22 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": SERVER}),
         ("standby", {**IDLE, "memory": stat(60 * GIB), "holders": (replace(SERVER[0], listens=False, clients=2),)}),
         ("standby", {**IDLE, "memory": stat(1 * GIB), "holders": (replace(SERVER[0], clients=2),)}),
-        ("idle", {**IDLE, "memory": stat(1 * GIB), "holders": SERVER}),
-        # A small model answers now and then. In most hours, its kernels are too short to count as work.
+        # A small server waits too.
+        ("standby", {**IDLE, "memory": stat(1 * GIB), "holders": SERVER}),
+        # Kernels ran in several hours, but too briefly to count as work.
         ("standby", {**STIRRING, "memory": stat(1 * GIB), "holders": SERVER}),
-        ("idle", {**STIRRING, "memory": stat(1 * GIB), "holders": WATCHED}),
-        ("idle", {**STIRRING, "memory": stat(1 * GIB), "holders": NOTEBOOK}),
-        (
-            "idle",
-            {
-                **STIRRING,
-                "quiet": replace(STIRRING["quiet"], kernel_hours_ratio=0.4),
-                "memory": stat(1 * GIB),
-                "holders": SERVER,
-            },
-        ),
+        ("no_data", {**STIRRING, "memory": stat(1 * GIB), "holders": WATCHED}),
+        ("no_data", {**STIRRING, "memory": stat(1 * GIB), "holders": NOTEBOOK}),
+        ("idle", {**STIRRING, "quiet": replace(STIRRING["quiet"], kernel_hours_ratio=0.01), "holders": WATCHED}),
+        # Without profiling, a process that uses CPU time may start kernels that are not seen.
+        ("no_data", {**IDLE, "quiet": quiet(13, signals=UNPROFILED, cpu_cores=0.003), "holders": WATCHED}),
+        ("idle", {**IDLE, "quiet": quiet(13, signals=UNPROFILED, cpu_cores=0.002), "holders": WATCHED}),
+        ("idle", {**IDLE, "quiet": quiet(13, cpu_cores=0.05), "holders": WATCHED}),
+        # Only health probes, restarts or diagnostics use this server. A cron job has the same metrics.
+        ("standby", {"hardly_works": True, "held_seconds": TWO_WEEKS, "holders": SERVER}),
+        ("right", {"hardly_works": True, "held_seconds": 6 * DAY, "holders": SERVER}),
+        ("right", {"hardly_works": True, "held_seconds": TWO_WEEKS, "holders": WATCHED}),
+        ("right", {"hardly_works": True, "held_seconds": TWO_WEEKS, "holders": NOTEBOOK}),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": WATCHED}),
         ("idle", {**IDLE, "memory": stat(60 * GIB), "holders": NOTEBOOK}),
         # A server that polls uses a CPU core while its GPU is idle. A process without clients may be preparing data.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.holidays import HolidayError, spans
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rhythm import Rhythm
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rule import Policy, threshold_seconds
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.rule import Policy, stop_seconds, threshold_seconds
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.idle.signals import GROUPS, SIGNALS, missing_groups
 
 HOUR = 3600.0
@@ -108,15 +108,26 @@ def test_nightly_pauses_allow_a_weekend():
 
 
 def test_week_is_normal_with_less_than_two_weeks_of_history():
-    assert threshold(history_days=13.9) * 24 == 176
-    assert threshold(longest_days=2.6, history_days=13.9) * 24 == 176
-    assert threshold(longest_days=6.7, history_days=13.9) == 13.4
+    assert threshold(history_days=13.9) * 24 == 184
+    assert threshold(longest_days=2.6, history_days=13.9) * 24 == 184
+    assert threshold(longest_days=6.7, history_days=13.9) == 15
+
+
+def test_holder_that_pauses_for_days_may_work_every_second_week():
+    assert threshold(longest_days=3.9) == 7.8
+    assert threshold(longest_days=4) == threshold(longest_days=7.5) == 15
+    assert threshold(longest_days=8) == 16
+
+
+def test_holder_that_never_paused_is_not_stopped_in_its_first_pause():
+    assert stop_seconds(Policy(), longest_seconds=7.9 * HOUR) == 184 * HOUR
+    assert stop_seconds(Policy(), longest_seconds=8 * HOUR) == 0
 
 
 def test_each_missing_group_of_signals_extends_the_grace():
     assert [threshold(missing=count) for count in range(3)] == [2, 2.5, 3]
     # Missing signals only extend the grace time.
-    assert threshold(longest_days=6.7, missing=4) == 13.4
+    assert threshold(longest_days=6.7, missing=4) == 15
 
 
 def test_one_signal_of_a_group_is_enough():

@@ -397,6 +397,15 @@ def test_spared_holders_have_a_reason(found, more, why):
     assert why in one.spared
 
 
+def test_holder_in_its_first_pause_is_announced_and_not_stopped_soon():
+    row = gpu("a", 0, H100, holders=[holder("x.service", "GPU-a-0", started_seconds=NOW - 900 * 3600)])
+    (one,) = reclaim({"a": state(row)}, IDLE, grace_hours=None).values()
+    assert (one.spared, one.stop_quiet_seconds) == ("", 184 * 3600)
+    # The operator's own limit takes precedence.
+    (one,) = reclaim({"a": state(row)}, IDLE, grace_hours=24).values()
+    assert (one.spared, one.stop_quiet_seconds) == ("", 0)
+
+
 @pytest.mark.parametrize(("grace_hours", "least"), [(24, 80), (None, 80), (85, 85)])
 def test_holder_younger_than_its_idle_time_is_spared(grace_hours, least):
     """Spare a holder that is younger than its idle time.
