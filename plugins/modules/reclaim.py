@@ -100,7 +100,7 @@ options:
       - A holder is spared if a sample shows activity, if a TCP client connects, or if the holder's processes use a tenth of a
         core. For MIG instances only the last two rules apply, because NVML does not report their utilization.
     type: float
-    default: 60
+    default: 300
   notice_seconds:
     description: Time in seconds between announcement and stop. With V(0), a holder is stopped in the first run that lists it.
     type: float
@@ -262,7 +262,7 @@ def argspec():
             },
         },
         "quiet_seconds": {"type": "float", "default": 172800},
-        "look_seconds": {"type": "float", "default": 60},
+        "look_seconds": {"type": "float", "default": 300},
         "notice_seconds": {"type": "float", "default": 86400},
         "tell": {"type": "list", "elements": "str", "choices": ["wall", "home"], "default": []},
         "host": {"type": "str", "default": ""},
