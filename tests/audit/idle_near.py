@@ -1,7 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Patterns near the thresholds: little or rare work, small servers, long rhythms, hung and merely probed workloads."""
+"""Patterns near the thresholds.
+
+They are little or rare work, small servers, long rhythms, hung workloads, and servers that are only probed.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ SIMULATION = REST._replace(busy=1, sm=0.9, bandwidth=0.004, power=380, cpu=1)
 
 
 def kernels(seconds: float, cpu: float = 0.004) -> Use:
-    """Return the activity of a minute in which kernels run for some seconds and move no data."""
+    """Return the activity of a minute with some seconds of kernels."""
     share = seconds / 60
     return REST._replace(busy=share, sm=share / 2, bandwidth=share / 4, cpu=cpu, counted=share)
 
@@ -69,7 +72,10 @@ def steady(use: Use) -> Schedule:
 
 
 def on_days(*days: tuple[int, int], length: int) -> When:
-    """Return whether a minute is in a run of `length` minutes that starts at one of these (day, minute)."""
+    """Return whether a minute is in one of several runs.
+
+    A run starts at one of these (day, minute), and has `length` minutes.
+    """
     starts = [day * DAY + minute for day, minute in days]
     return lambda minute: any(start <= minute < start + length for start in starts)
 

@@ -25,9 +25,9 @@ from tests.audit.idle_model import (
     HOLIDAYS,
     HOUR,
     MINUTES,
+    NEW,
     START,
     WEEK,
-    WEEKEND,
     Pattern,
 )
 from tests.audit.idle_samples import text
@@ -116,7 +116,7 @@ def test_quiet_times_are_those_between_work():
     assert pattern.quiet(2 * DAY) == 7 * HOUR and pattern.quiet(10 * HOUR) == 0
     assert pattern.longest(0, 2 * DAY) == 16 * HOUR and pattern.longest(0, 5 * DAY) == 2 * DAY + 16 * HOUR
     # A pause that has not ended is not a usual pause. With two weeks of history, the weekend is no longer assumed.
-    assert pattern.usual(0, 13 * DAY) == WEEKEND
+    assert pattern.usual(0, 13 * DAY) == NEW
     assert days(*range(20)).usual(0, 20 * DAY) == 16 * HOUR
 
 
@@ -156,7 +156,7 @@ def test_what_a_host_sees_changes_the_holder_and_not_the_samples():
 
 def test_an_abandoned_gpu_is_due_after_grace_and_twice_the_usual():
     pattern = idle_abandoned.patterns()[0]
-    assert pattern.deadline == pattern.abandoned + GRACE + FACTOR * WEEKEND
+    assert pattern.deadline == pattern.abandoned + GRACE + FACTOR * NEW
     assert days(0).deadline is None
 
 

@@ -237,9 +237,9 @@ def _measured(signal: Signal) -> str:
 
 
 def _kernel_hours(asking: Asking, uuids: Sequence[str]) -> dict[Key, float]:
-    """Return the share of hours in which kernels ran too briefly for a sign of work, by GPU or instance.
+    """Return the share of hours with kernels too brief for a sign of work.
 
-    The share covers the last week. GPUs and instances without such hours are left out.
+    The share covers the last week. The result is by GPU or instance, without those that have no such hours.
     """
     expression = "count_over_time((max by (%s) (max_over_time(%s{%%(where)s}[1h])) > 0 < %g)[%ds:1h])" % (
         BY, SERIES["busy"].roll_up, QUIET_BUSY_RATIO, HARDLY_SECONDS,
@@ -249,7 +249,10 @@ def _kernel_hours(asking: Asking, uuids: Sequence[str]) -> dict[Key, float]:
 
 
 def _cpu_cores(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
-    """Return the average number of cores that processes used in the last `span_seconds`, by GPU or instance."""
+    """Return the average number of cores that processes used, by device.
+
+    The average is over the last `span_seconds`.
+    """
     expression = "max by (%s) (rate(gpu:process_cpu_seconds_total{%%(where)s}[%ds])) >= 0" % (BY, span_seconds)
     return {key_of(sample.labels): sample.value for sample in asking.ask_of(expression, uuids)}
 

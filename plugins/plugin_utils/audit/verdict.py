@@ -228,7 +228,7 @@ def _is_server(holding: Holding) -> bool:
 
 
 def _cannot_tell(holding: Holding) -> str:
-    """Return why the holder may work although no sign of work was seen, or an empty text."""
+    """Return why the holder may work without a sign of work, or an empty text."""
     quiet = holding.quiet
     if quiet is None or runs_processes(holding) is False:
         return ""

@@ -62,8 +62,9 @@ def threshold_seconds(
 
 
 def stop_seconds(policy: Policy, *, longest_seconds: float) -> float:
-    """Return the minimum quiet time in seconds before a holder is stopped, or 0 if its idle threshold suffices.
+    """Return the minimum quiet time in seconds before a stop.
 
+    It is 0 if the quiet time after which the holder is idle suffices.
     A holder that has always worked, such as a training run, may be paused for the first time. Its owner is notified when it
     is idle, but needs some days to answer.
     """
