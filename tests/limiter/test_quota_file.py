@@ -72,7 +72,7 @@ def test_unknown_keys_are_passed_over_and_logged(tenant: Tenant) -> None:
         ("tenant tenant-a", "tenant", 2, "without a value"),
         ("gpu ", "counted_as ../tenant-b\ngpu ", 3, "counted_as must be a name"),
         ("gpu ", f"counted_as {64 * 'x'}\ngpu ", 3, "counted_as must be a name"),
-        ("gpu ", "policy free\ngpu ", 3, "fixed, contended or burst"),
+        ("gpu ", "policy free\ngpu ", 3, "fixed, contended, burst or colocate"),
         ("gpu ", "priority high\ngpu ", 3, "whole number"),
         ("gpu ", "managed free\ngpu ", 3, "counted or oversubscribed"),
         (UUID, "0", 3, "UUID"),

@@ -46,7 +46,10 @@ class Seat(Structure):
         ("lease", c_uint64),
         ("lease_since", c_int64),
         ("passes", c_uint64),
-        ("reserved", c_uint64 * 4),
+        ("gave_way", c_uint64),
+        ("waits", c_uint64),
+        ("waits_ns", c_uint64),
+        ("late", c_uint64),
     )
 
 
@@ -92,6 +95,7 @@ class View(Structure):
         ("yielded_ns", c_int64),
         ("lost_ns", c_int64),
         ("doubts", Doubt * SEATS),
+        ("gives_way", c_bool * SEATS),
     )
 
     @classmethod

@@ -15,8 +15,12 @@ struct target {
 	int gpu;			/* index in the region, NOT_COUNTED, or NO_PLACE (no accounting is possible, so nothing fits) */
 	CUdevice device;
 	uint64_t limit_bytes;		/* UINT64_MAX: count without a limit */
+	int waterline;			/* an offline tenant's percentage of the GPU's memory, 0: no such limit */
 };
 
+/* Return whether the memory in use by all processes stays below the waterline. Also true if it is unknown, because the
+ * GPU's context is not current. Memory that is already allocated is never taken back. */
+bool is_below_waterline(const struct target *, uint64_t bytes);
 /* Reserve memory. False if out of memory. The check is exact: other processes of the tenant see the reservation at
  * once. */
 bool charge(struct account *, const struct target *, uint64_t bytes);

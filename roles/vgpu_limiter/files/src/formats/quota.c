@@ -122,17 +122,24 @@ static const char *parse_line(struct quota *quota, char *line, bool *has_version
 		return NULL;
 	}
 	if (strcmp(key, "policy") == 0) {
-		static const char *const names[] = { [POLICY_FIXED] = "fixed", [POLICY_CONTENDED] = "contended", [POLICY_BURST] = "burst" };
-		for (quota->policy = 0; quota->policy < 3; quota->policy++)
+		static const char *const names[] = { [POLICY_FIXED] = "fixed", [POLICY_CONTENDED] = "contended", [POLICY_BURST] = "burst",
+			[POLICY_COLOCATE] = "colocate" };
+		for (quota->policy = 0; quota->policy <= POLICY_COLOCATE; quota->policy++)
 			if (strcmp(value, names[quota->policy]) == 0)
 				return NULL;
-		return "policy must be fixed, contended or burst";
+		return "policy must be fixed, contended, burst or colocate";
 	}
 	if (strcmp(key, "priority") == 0) {
 		bool negative = *value == '-';
 		if (!parse_number(&number, value + negative, INT32_MAX))
 			return "priority must be a whole number";
 		quota->priority = negative ? -(int)number : (int)number;
+		return NULL;
+	}
+	if (strcmp(key, "waterline") == 0) {
+		if (!parse_number(&number, value, 100) || number == 0)
+			return "waterline must be a percentage from 1 to 100";
+		quota->waterline = (int)number;
 		return NULL;
 	}
 	if (strcmp(key, "managed") == 0) {
@@ -145,7 +152,7 @@ static const char *parse_line(struct quota *quota, char *line, bool *has_version
 
 const char *quota_parse(struct quota *quota, char *text, const char *tenant, int *line_number, quota_unknown *unknown)
 {
-	*quota = (struct quota){ .policy = POLICY_FIXED };
+	*quota = (struct quota){ .policy = POLICY_FIXED, .waterline = 100 };
 	strcpy(quota->tenant, tenant);
 	strcpy(quota->counted_as, tenant);
 	bool has_version = false;
@@ -160,5 +167,8 @@ const char *quota_parse(struct quota *quota, char *text, const char *tenant, int
 		if (wrong)
 			return wrong;
 	}
+	for (int i = 0; quota->policy == POLICY_COLOCATE && i < quota->gpu_count; i++)
+		if (quota->gpus[i].seat < 0)
+			return "policy colocate requires a `seat` on each gpu";
 	return has_version ? NULL : "the line `version 1` is missing";
 }

@@ -7,8 +7,9 @@
  *   version 1
  *   tenant notebook-b
  *   counted_as notebook-a       the tenant's earlier name after a rename. Default: the name under `tenant`
- *   policy fixed                fixed | contended | burst
- *   priority 0
+ *   policy fixed                fixed | contended | burst | colocate
+ *   priority 0                  with colocate: 0 is online, other values are offline
+ *   waterline 80                with colocate: percentage of the GPU up to which offline tenants use it
  *   managed counted             counted (default) | oversubscribed. counted: managed memory counts for the quota
  *   gpu GPU-UUID memory BYTES sm PERCENT seat NUMBER
  */
@@ -19,6 +20,7 @@
 #include <stdint.h>
 
 #include "base/cuda_abi.h"
+#include "formats/turnstile.h"
 
 enum { QUOTA_GPUS = 16, TENANT_NAME = 64 };
 
@@ -38,11 +40,18 @@ struct quota {
 	char counted_as[TENANT_NAME];	/* the tenant's stable name in region paths, agent paths and seats */
 	int policy;			/* enum policy in turnstile.h */
 	int priority;
+	int waterline;			/* 1 to 100 */
 	bool managed_oversubscribed;	/* whether managed memory is exempt from the quota */
 	bool refuses_all;		/* the required quota is missing, so no memory is allowed on any GPU */
 	int gpu_count;
 	struct quota_gpu gpus[QUOTA_GPUS];
 };
+
+/* Return whether launches of a tenant with this share are neither delayed nor measured. */
+static inline bool quota_is_unthrottled(const struct quota *quota, int gpu)
+{
+	return quota->gpus[gpu].sm_percent >= 100 && quota->policy != POLICY_COLOCATE;
+}
 
 /* Called for each unknown key. */
 typedef void quota_unknown(const char *tenant, const char *key);

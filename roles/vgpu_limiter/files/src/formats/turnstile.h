@@ -24,7 +24,7 @@ enum {
 	TURNSTILE_LOCKS = 1 << 20,
 };
 
-enum policy { POLICY_FIXED = 0, POLICY_CONTENDED = 1, POLICY_BURST = 2 };
+enum policy { POLICY_FIXED = 0, POLICY_CONTENDED = 1, POLICY_BURST = 2, POLICY_COLOCATE = 3 };
 
 /* A tenant's seat. `paid_until` alone decides how much the tenant may use: it is the time at which the tenant's
  * share of elapsed time will have paid for its GPU time. If paid_until is in the future, the tenant waits until
@@ -33,7 +33,7 @@ struct seat {
 	char tenant[TURNSTILE_TENANT];
 	_Atomic uint32_t percent;
 	_Atomic uint32_t policy;
-	_Atomic int32_t priority; /* 0 is the most urgent */
+	_Atomic int32_t priority; /* 0 is the most urgent. With POLICY_COLOCATE: 0 is online, other values are offline */
 	uint32_t unused;
 	_Atomic int64_t paid_until;
 	_Atomic int64_t active_until;  /* the tenant wants the GPU until this time, at least to use up its credit */
@@ -46,7 +46,11 @@ struct seat {
 	_Atomic uint64_t lease;        /* process << 48 | end of the lease in microseconds, 0 without a lease */
 	_Atomic int64_t lease_since;   /* start of the lease */
 	_Atomic uint64_t passes;       /* launches without the lease, concurrent with the lease holder's work */
-	uint64_t reserved[4];
+	/* with POLICY_COLOCATE only */
+	_Atomic uint64_t gave_way;     /* offline: how often launches began to wait for online tenants */
+	_Atomic uint64_t waits;        /* online: launches that had to wait for an offline kernel, */
+	_Atomic uint64_t waits_ns;     /* the estimated time for which they waited, */
+	_Atomic uint64_t late;         /* and how many of them waited longer than 20 ms */
 };
 
 /* Format of the file. Earlier releases store the lease in the bytes that are unused here. The seats, and so the

@@ -71,7 +71,8 @@ static bool find_room(struct account *account, const struct target *target, CUme
 	if (!pool_reserved(pool, &reserved))
 		reserved = 0;
 	uint64_t unused = reserved > used ? reserved - used : 0;
-	return bytes <= unused || tenant_has_room(&account->tenant, target->gpu, bytes - unused, target->limit_bytes);
+	return bytes <= unused || (is_below_waterline(target, bytes - unused)
+		&& tenant_has_room(&account->tenant, target->gpu, bytes - unused, target->limit_bytes));
 }
 
 static bool keep(struct account *account, CUdeviceptr pointer, uint64_t id, int gpu)

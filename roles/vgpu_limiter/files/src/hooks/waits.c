@@ -4,17 +4,20 @@
  *
  * Hooks of calls that wait for the GPU. During such a call, the driver releases pool memory above the release
  * threshold. The process's next call may be much later, so settle the pools now, and let the tenant's other processes
- * use the memory.
+ * use the memory. Finished work of an online tenant is counted too.
  */
 #include "account/pool_blocks.h"
 #include "driver/reals.h"
 #include "process/state.h"
+#include "throttle/throttle.h"
 
 static CUresult waited(CUresult result)
 {
 	struct account *account = result == CUDA_SUCCESS ? vgpu_account() : NULL;
-	if (account)
+	if (account) {
 		pools_have_given_back(account);
+		throttle_waited();
+	}
 	return result;
 }
 

@@ -32,6 +32,7 @@ static struct target target_of(const struct quota *quota, CUdevice device)
 	int i = account ? device_in_quota(account, quota, device) : -1;
 	if (i >= 0) {
 		target.gpu = quota->gpus[i].region;
+		target.waterline = quota->policy == POLICY_COLOCATE && quota->priority != 0 ? quota->waterline : 0;
 		target.limit_bytes = quota->gpus[i].memory_bytes ? quota->gpus[i].memory_bytes : UINT64_MAX;
 		if (UNLIKELY(target.gpu < 0))
 			target.gpu = quota->gpus[i].memory_bytes ? NO_PLACE : NOT_COUNTED;

@@ -7,6 +7,7 @@
 #include "throttle/admission.h"
 
 #include "throttle/claims.h"
+#include "throttle/colocate.h"
 #include "throttle/lengths.h"
 #include "throttle/peers.h"
 #include "throttle/times.h"
@@ -25,7 +26,7 @@ static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64
 {
 	/* Upper limit of the debt: what this process used, plus the most that other processes of the tenant can have
 	 * used. */
-	int64_t others = policy == POLICY_BURST ? BORROW_MAX_NS : SIBLING_DEBT_MAX_NS;
+	int64_t others = terms_may_borrow_freely(g->terms) ? BORROW_MAX_NS : SIBLING_DEBT_MAX_NS;
 	int64_t most = (g->own_paid > now ? g->own_paid : now) + others;
 	int64_t paid = turnstile_limit_debt(seat_of(g), now, most) - g->lead_ns, resume = turnstile_resume(g->terms.percent);
 	if (paid > now)
@@ -33,10 +34,20 @@ static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64
 	else if (paid + resume <= now)
 		g->spent = false;
 	*borrows = g->spent && policy != POLICY_FIXED;
-	if (!g->spent || policy == POLICY_BURST || (policy == POLICY_CONTENDED && g->alone))
+	if (!g->spent || terms_may_borrow_freely(g->terms) || (policy == POLICY_CONTENDED && g->alone))
 		return 0;
 	turnstile_set_active(seat_of(g), now, paid + resume + ACTIVE_NS);
 	return paid + resume - now + poll_ns(g);
+}
+
+/* Return how much work of this process may be in flight. */
+static int64_t most_in_flight(const struct throttle_gpu *g, bool borrows)
+{
+	if (is_offline(g->terms))
+		return OFFLINE_IN_FLIGHT_NS;
+	if (is_online(g->terms) && g->alone)
+		return INT64_MAX / 2;
+	return borrows ? IN_FLIGHT_BORROWED_NS : IN_FLIGHT_NS;
 }
 
 int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work *work, int64_t now, enum reason *reason)
@@ -49,8 +60,10 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	bool look = !holds || g->ending || now - g->looked_ns >= POLL_NS;
 
 	g->watches = false;
-	if (look)
+	if (look) {
 		turnstile_count(g->mine);
+		colocate_look(g);
+	}
 	if (holds && look && turnstile_is_second(g->mine, g->seat, now)) {
 		turnstile_give(g->mine, g->seat, g->process);
 		g->mine->lost_ns = now;
@@ -59,14 +72,23 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	if (t->quota->gpu_count > 1 && look)
 		look_at_peers(t, gpu, !holds, now);
 	int64_t in_flight = usage_harvest(g, now, &idle), wait;
-	if (t->quota->gpu_count > 1)
+	if (usage_is_shown(t, g))
 		usage_tell_due(g);
 
 	/* A kernel may wait for a kernel that is launched later, in another stream or on another GPU. In this case,
 	 * start one launch without waiting for earlier work or for a turn, and let its lease expire. */
 	bool stuck = !idle && now - g->progress_ns > STUCK_NS + within(in_flight, 0, STUCK_NS);
 
-	turnstile_set_active(seat_of(g), now, now + ACTIVE_NS);
+	if (is_online(g->terms))
+		colocate_show_online(g, now);
+	else
+		turnstile_set_active(seat_of(g), now, now + ACTIVE_NS);
+	*reason = FOR_ITS_TURN;
+	if (is_offline(g->terms) && (wait = colocate_wait(g, t->quota->waterline, in_flight, now)) > 0) {
+		if (idle)
+			turnstile_give(g->mine, g->seat, g->process);
+		return wait;
+	}
 	if (holds && !idle && !stuck)
 		turnstile_renew(g->mine, g->seat, g->process, now, now + DRAIN_LEASE_NS);
 	if (look) {
@@ -87,7 +109,7 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 		return wait;
 	}
 	*reason = FOR_THE_GPU;
-	int64_t most = borrows ? IN_FLIGHT_BORROWED_NS : IN_FLIGHT_NS;
+	int64_t most = most_in_flight(g, borrows);
 	if (!stuck && (busy_is_full(b) || (!idle && in_flight + estimate > most))) {
 		/* A launch that runs concurrently with another tenant's work still waits for its turn. Otherwise, if each of
 		 * two tenants held the GPU that the other one needs, this state would continue at each step. */

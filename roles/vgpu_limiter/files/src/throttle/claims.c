@@ -52,7 +52,7 @@ struct terms turnstile_terms(const struct turnstile *t, int seat)
 		terms = (struct terms){atomic_load(&t->terms->seats[seat].percent), atomic_load(&t->terms->seats[seat].policy),
 			atomic_load(&t->terms->seats[seat].priority)};
 	if (terms.percent < 1 || terms.percent > 100) terms.percent = 1;
-	if (terms.policy > POLICY_BURST) terms.policy = POLICY_FIXED;
+	if (terms.policy > POLICY_COLOCATE) terms.policy = POLICY_FIXED;
 	if (terms.priority == INT32_MIN) terms.priority = INT32_MAX; /* a value that no valid quota has */
 	return terms;
 }
@@ -70,7 +70,7 @@ struct claim turnstile_claim(const struct turnstile *t, int seat, struct terms t
 {
 	const struct seat *s = t->seats[seat];
 	int64_t paid_until = turnstile_paid(s, now) - earlier(later(atomic_load(&s->lead), 0), LEAD_MAX_NS);
-	int64_t needs = !holds && terms.policy == POLICY_BURST ? turnstile_resume(terms.percent) : 0;
+	int64_t needs = !holds && terms_may_borrow_freely(terms) ? turnstile_resume(terms.percent) : 0;
 	return (struct claim){paid_until + needs <= now, terms.priority, paid_until, turnstile_place(tenant_of(t, seat), now)};
 }
 

@@ -40,7 +40,7 @@ int64_t turnstile_limit_debt(struct seat *s, int64_t now, int64_t most)
 	return paid;
 }
 
-int64_t turnstile_most_debt(struct terms terms) { return terms.policy == POLICY_BURST ? BORROW_MAX_NS : DEBT_MAX_NS; }
+int64_t turnstile_most_debt(struct terms terms) { return terms_may_borrow_freely(terms) ? BORROW_MAX_NS : DEBT_MAX_NS; }
 
 void turnstile_spend(struct seat *s, struct terms terms, int64_t asked, int64_t now, int64_t busy)
 {

@@ -7,6 +7,8 @@
 #ifndef CREDIT_H
 #define CREDIT_H
 
+#include <stdbool.h>
+
 #include "formats/turnstile.h"
 
 /* The quota's settings for a tenant's share of a GPU. */
@@ -15,6 +17,12 @@ struct terms {
 	uint32_t policy;
 	int32_t priority;
 };
+
+/* Return whether a tenant without credit may run while no tenant with credit wants the GPU. */
+static inline bool terms_may_borrow_freely(struct terms terms)
+{
+	return terms.policy == POLICY_BURST || terms.policy == POLICY_COLOCATE;
+}
 
 /* --- arithmetic without a clock --- */
 

@@ -33,7 +33,7 @@ bool follow_quota(struct throttle *t, const struct quota *quota)
 			else
 				seat_leave(t->gpus[i]);
 		}
-		off = off && quota->gpus[i].sm_percent >= 100;
+		off = off && quota_is_unthrottled(quota, i);
 	}
 	const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
 	t->blocking = blocking && *blocking && strcmp(blocking, "0") != 0;

@@ -59,6 +59,11 @@ struct throttle_gpu {
 	struct watch watch;		/* the lease that this process waits for, or last waited for */
 	bool watches;			/* whether to sleep until that lease is released */
 	bool woken;			/* whether the release of that lease woke this process */
+	bool shared;			/* online: an offline kernel ran when the work in flight began */
+	bool gives_way;			/* offline: the last launch waited for an online tenant */
+	int64_t level_ns;		/* offline: GPU time left below the waterline */
+	int64_t level_at;		/* time of the last update of level_ns, 0: never */
+	uint64_t level_used;		/* GPU time of all tenants at level_at */
 	int sleepers;
 	uint32_t noise;			/* random state for poll times */
 	struct busy *contexts;		/* contexts with launches of this process */

@@ -27,7 +27,8 @@ enum {
 
 /* Totals of other work that can delay a launch. */
 struct others {
-	uint64_t held_ns;	/* delay of the tenant on its other GPUs, because a launch may wait for work there */
+	uint64_t held_ns;	/* delay of the tenant on its other GPUs, because a launch may wait for work there, and GPU time of
+				 * tenants that share the GPU at the same time (colocate_shared_ns) */
 	uint64_t passes;	/* number of launches concurrent with a lease holder's work */
 };
 

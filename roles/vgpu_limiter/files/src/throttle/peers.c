@@ -66,7 +66,7 @@ void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 	for (int i = 0; i < t->quota->gpu_count; i++) {
 		const struct quota_gpu *gpu = &t->quota->gpus[i];
 		struct peer *peer = &t->peers[i];
-		if (i == own || gpu->sm_percent >= 100 || gpu->seat < 0)
+		if (i == own || quota_is_unthrottled(t->quota, i) || gpu->seat < 0)
 			continue;
 		if (!peer->looked) {
 			/* If the agent is available, it is queried at the next launch. Until then, ignore the peer. */

@@ -18,6 +18,7 @@
 #include "throttle/admission.h"
 #include "throttle/busy.h"
 #include "throttle/claims.h"
+#include "throttle/colocate.h"
 #include "throttle/contexts.h"
 #include "throttle/following.h"
 #include "throttle/sampling.h"
@@ -92,7 +93,7 @@ static struct launch *admit(struct state *state, struct throttle *t, const struc
 	for (;;) {
 		const struct quota *quota = t->quota;
 		int i = quota ? gpu_of_context(t, c->context, c->is_current) : -1;
-		if (i < 0 || quota->gpus[i].sm_percent >= 100)
+		if (i < 0 || quota_is_unthrottled(quota, i))
 			return NULL;
 		struct throttle_gpu *g = t->gpus[i];
 		if (!g)
@@ -116,10 +117,12 @@ static struct launch *admit(struct state *state, struct throttle *t, const struc
 				atomic_fetch_add(&seat_of(g)->passes, 1);
 			/* A launch that other GPUs may wait for takes a different time at each run. */
 			struct launch *launch = busy_reserve(b, &c->work, meant_stream(c->stream), before, g->has_peers, now);
-			if (quota->gpu_count > 1) {
+			if (is_online(g->terms) && launch->ahead_ns == 0)
+				colocate_found(g, now);
+			if (quota->gpu_count > 1)
 				atomic_fetch_add(&seat_of(g)->launches, 1);
+			if (usage_is_shown(t, g))
 				usage_tell_due(g);
-			}
 			launch->charged = !(quota->policy == POLICY_CONTENDED && g->alone);
 			if (launch->charged)
 				usage_spend(g, now, now, launch->estimate_ns);
@@ -233,6 +236,25 @@ void throttle_settle(void)
 	for (int i = 0; i < QUOTA_GPUS; i++)
 		if (t->gpus[i] && t->gpus[i]->mine)
 			usage_harvest(t->gpus[i], now_ns(), &idle);
+	mutex_unlock(&t->lock);
+}
+
+void throttle_waited(void)
+{
+	struct throttle *t = used_throttle();
+	bool idle;
+	if (!t)
+		return;
+	mutex_lock(&t->lock);
+	for (int i = 0; i < QUOTA_GPUS; i++) {
+		struct throttle_gpu *g = t->gpus[i];
+		if (!g || !g->mine || g->seat < 0 || !is_online(g->terms))
+			continue;
+		int64_t now = now_ns();
+		usage_harvest(g, now, &idle);
+		usage_tell_due(g);
+		colocate_show_online(g, now);
+	}
 	mutex_unlock(&t->lock);
 }
 

@@ -32,6 +32,8 @@ void throttle_leave(const struct passage *, CUresult);
 /* Account for finished work before a context is destroyed. For unfinished work, the tenant stays charged with the
  * estimated duration. */
 void throttle_settle(void);
+/* Call this after the program has waited for the GPU. Offline tenants then see at once that an online tenant is done. */
+void throttle_waited(void);
 /* Call this before a context is destroyed, or after a primary context was destroyed (the driver then reports it as
  * inactive). The events of the context are no longer valid. */
 void throttle_context_gone(CUcontext);

@@ -43,12 +43,13 @@ struct turnstile {
 	int64_t yielded_ns;                  /* time for which this process has yielded while no tenant took the GPU */
 	int64_t lost_ns;                     /* last time at which this process released a lease because another tenant also had one */
 	struct doubt doubts[TURNSTILE_SEATS];
+	bool gives_way[TURNSTILE_SEATS];     /* an offline tenant, if this process is online (colocate.h) */
 };
 
-/* Return whether the seat belongs to another tenant that is not ignored. */
+/* Return whether the seat belongs to another tenant that this process waits for. */
 static inline bool turnstile_counts(const struct turnstile *t, int seat, int own, int64_t now)
 {
-	return seat != own && t->seats[seat] && now >= t->doubts[seat].until_ns;
+	return seat != own && t->seats[seat] && !t->gives_way[seat] && now >= t->doubts[seat].until_ns;
 }
 
 #endif

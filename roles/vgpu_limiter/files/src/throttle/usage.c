@@ -8,6 +8,7 @@
 
 #include "throttle/busy.h"
 #include "throttle/claims.h"
+#include "throttle/colocate.h"
 
 void usage_spend(struct throttle_gpu *g, int64_t asked, int64_t now, int64_t busy_ns)
 {
@@ -30,7 +31,7 @@ static void account(struct throttle_gpu *g, const struct launch *done, int64_t b
 
 struct others usage_of_others(const struct throttle_gpu *g)
 {
-	return (struct others){ g->peers_held_ns, turnstile_passes(g->mine) };
+	return (struct others){ g->peers_held_ns + colocate_shared_ns(g), turnstile_passes(g->mine) };
 }
 
 int64_t usage_harvest(struct throttle_gpu *g, int64_t now, bool *idle)
@@ -53,12 +54,19 @@ int64_t usage_harvest(struct throttle_gpu *g, int64_t now, bool *idle)
 	return in_flight;
 }
 
+bool usage_is_shown(const struct throttle *t, const struct throttle_gpu *g)
+{
+	return t->quota->gpu_count > 1 || is_colocated(g->terms);
+}
+
 void usage_tell_due(struct throttle_gpu *g)
 {
 	int64_t due = 0;
+	/* The GPU divides its time between two processes with work. So an offline kernel makes this work take up to twice
+	 * as long. */
 	for (struct busy *b = g->contexts; b; b = b->next)
 		if (!busy_is_idle(b))
-			due = (due ? due : g->done_ns) + b->in_flight_ns;
+			due = (due ? due : g->done_ns) + b->in_flight_ns * (g->shared ? 2 : 1);
 	if (atomic_load(&seat_of(g)->due) != due)
 		atomic_store(&seat_of(g)->due, due);
 }

@@ -45,7 +45,17 @@ static const char *bytes(char to[16], uint64_t n)
 
 static const char *policy(const struct quota *quota)
 {
-	return quota->policy == POLICY_BURST ? "burst" : quota->policy == POLICY_CONTENDED ? "contended" : "fixed";
+	static const char *const names[] = { [POLICY_FIXED] = "fixed", [POLICY_CONTENDED] = "contended", [POLICY_BURST] = "burst",
+		[POLICY_COLOCATE] = "colocate" };
+	return names[quota->policy];
+}
+
+/* Return the policy, or the latency of a tenant with the policy `colocate`. */
+static const char *policy_column(const struct quota *quota)
+{
+	if (quota->policy != POLICY_COLOCATE)
+		return policy(quota);
+	return quota->priority == 0 ? "online" : "offline";
 }
 
 static void put_gpu(const struct top_tenant *tenant, int i)
@@ -59,7 +69,7 @@ static void put_gpu(const struct top_tenant *tenant, int i)
 		snprintf(throttled, sizeof throttled, "%.1f s", (double)gpu->throttled_ns / 1e9);
 	put("%-20.20s %-12.12s %11s %11s %11s %7llu %5d%% %6s %10s  %-9s %4d %5d\n", i ? "" : tenant->name, quota->name,
 	    bytes(used, gpu->used), quota->memory_bytes ? bytes(limit, quota->memory_bytes) : "-", bytes(peak, gpu->peak),
-	    (unsigned long long)gpu->refused, quota->sm_percent, actual, throttled, policy(&tenant->quota),
+	    (unsigned long long)gpu->refused, quota->sm_percent, actual, throttled, policy_column(&tenant->quota),
 	    tenant->quota.priority, tenant->process_count);
 }
 

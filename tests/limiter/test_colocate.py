@@ -1,0 +1,104 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Test online and offline tenants (policy `colocate`) on the stub GPU.
+
+Shares and delays are measured in simulated time. The figures of all loads are in the bench group `colocate`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.limiter.colocation import MS, REQUEST_NS, WATERLINE, Colocation
+from tests.limiter.limiter_lab import OUT
+
+SECONDS = 2
+GIB = 1 << 30
+#: The simulated time of one run of the offline program's loop includes one late wake-up, so its share is not exact.
+TOLERANCE = 0.05
+
+
+@pytest.fixture
+def gpu(tmp_path, built):
+    """Return a function that creates a GPU with colocated tenants."""
+    made = []
+
+    def make(**options) -> Colocation:
+        made.append(Colocation(tmp_path / str(len(made)), built, **options))
+        return made[-1]
+
+    return make
+
+
+def ends(gpu, offline_ns=None, load=50, preload=True):
+    world = gpu()
+    world.online(load, SECONDS, preload=preload)
+    if offline_ns is not None:
+        world.offline(offline_ns, SECONDS)
+    return world.run(SECONDS)
+
+
+@pytest.mark.parametrize("kernel_ns", [MS // 50, MS, 5 * MS, 50 * MS])
+def test_an_online_request_is_delayed_by_at_most_one_offline_kernel(gpu, kernel_ns):
+    alone, shared = ends(gpu, preload=False), ends(gpu, kernel_ns)
+    assert shared.offline[0].launches, "the offline program never ran"
+    pairs = zip(alone.online[0].requests, shared.online[0].requests)
+    delays = [after[2] - before[2] for before, after in pairs]
+    assert max(delays) <= max(kernel_ns, MS)
+
+
+@pytest.mark.parametrize("kernel_ns", [MS // 50, MS, 50 * MS])
+def test_no_offline_launch_begins_during_a_burst_of_online_work(gpu, kernel_ns):
+    shared = ends(gpu, kernel_ns)
+    assert len(shared.online[0].bursts()) > 5
+    assert shared.resume_ns() <= 20 * MS
+
+
+def test_an_online_tenant_alone_is_not_slowed_down(gpu):
+    alone, limited = ends(gpu, preload=False), ends(gpu)
+    assert limited.online[0].requests == alone.online[0].requests
+
+
+@pytest.mark.parametrize("load", [10, 60])
+def test_offline_work_fills_the_gpu_up_to_the_waterline(gpu, load):
+    shared = ends(gpu, MS, load)
+    total = (shared.online[0].busy_ns + shared.offline[0].busy_ns) / 1e9 / SECONDS
+    assert total == pytest.approx(WATERLINE / 100, abs=TOLERANCE)
+
+
+def test_several_offline_tenants_stay_below_the_waterline_together(gpu):
+    world = gpu(waterline=50)
+    for _ in range(3):
+        world.offline(MS, SECONDS, sm=30)
+    shares = [one.busy_ns / 1e9 / SECONDS for one in world.run(SECONDS).offline]
+    assert sum(shares) == pytest.approx(0.5, abs=TOLERANCE)
+    assert min(shares) == pytest.approx(max(shares), abs=TOLERANCE)
+
+
+def test_two_online_tenants_share_the_gpu_and_offline_work_waits_for_both(gpu):
+    world = gpu()
+    world.online(30, SECONDS, seed=1)
+    world.online(30, SECONDS, seed=2)
+    world.offline(MS, SECONDS)
+    shared = world.run(SECONDS)
+    assert shared.resume_ns() <= 20 * MS
+    # Each request takes its own time, at most the same time of the other tenant, and the rest of an offline kernel.
+    for online in shared.online:
+        assert online.latency_ns(50) <= 3 * REQUEST_NS
+
+
+def test_offline_memory_is_refused_above_the_waterline(gpu, built):
+    world = gpu(waterline=50)
+    total = world.card.memory
+    online = world.tenant("online", memory=total)
+    offline = world.tenant("offline", memory=total)
+    with online.client() as first, offline.client() as second:
+        assert first.call("cuMemAlloc_v2", OUT, total // 2 - 2 * GIB)[0] == 0
+        result, words = second.call("cuMemAlloc_v2", OUT, GIB)
+        assert result == 0
+        assert second.call("cuMemAlloc_v2", OUT, 2 * GIB)[0] == 2
+        # The online tenant may go above the waterline, and the offline tenant keeps what it has.
+        assert first.call("cuMemAlloc_v2", OUT, 2 * GIB)[0] == 0
+        assert offline.used() >= GIB
+        assert second.call("cuMemAlloc_v2", OUT, 1 << 20)[0] == 2
+        assert second.call("cuMemFree_v2", words[0])[0] == 0
