@@ -58,8 +58,8 @@ def _problem(group: Sequence[VgpuTenant], gpus: Sequence[Gpu | None]) -> str:
     sizeless = [gpu.label for gpu in gpus if gpu is not None and gpu.memory_total_bytes is None]
     if sizeless:
         return "the driver reports no memory size for %s" % " and ".join(sizeless)
-    if len({(tenant.policy, tenant.provider == MPS) for tenant in group}) > 1:
-        return "they share GPUs, but differ in policy or provider"
+    if len({(tenant.policy, tenant.waterline_percent, tenant.provider == MPS) for tenant in group}) > 1:
+        return "they share GPUs, but differ in policy, waterline or provider"
     return ""
 
 
@@ -76,6 +76,7 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
         _hundredths(memory),
         _hundredths(sm),
         _provider(group),
+        group[0].waterline_percent,
     )
 
 
@@ -98,11 +99,12 @@ def _tenant(tenant: VgpuTenant, gpus: dict[str, Gpu], pin: Callable[[Gpu], Selec
         tenant.name,
         tenant.memory_bytes,
         tenant.sm_percent,
-        tenant.priority,
+        0 if tenant.latency is not None else tenant.priority,
         len(tenant.gpus),
         pin(gpus[tenant.gpus[0]]) if alone and pin is not None else None,
         tenant.group,
         tenant.oversubscribe_managed,
         # The first alias is the key `was` of the layout. All other aliases end with their processes.
         tenant.aliases[0] if tenant.aliases else None,
+        tenant.latency,
     )

@@ -227,6 +227,8 @@ def _quota(tenant: VgpuTenant, name: str) -> str:
             *(["counted_as %s\n" % tenant.key] if tenant.key != name else []),
             "policy %s\n" % tenant.policy,
             "priority %d\n" % tenant.priority,
+            # Older libraries do not know the policy colocate, and refuse the file.
+            *(["waterline %d\n" % tenant.waterline_percent] if tenant.waterline_percent is not None else []),
             *(["managed oversubscribed\n"] if tenant.oversubscribe_managed else []),
             *(
                 "gpu %s memory %d sm %d seat %d\n" % (seat.gpu_uuid, memory, percent, seat.seat)

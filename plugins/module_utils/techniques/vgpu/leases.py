@@ -16,7 +16,7 @@ from ...leases.model import Booking, Shape, Use
 from ...leases.names import lease_text, tenant_name
 from ...model import Gpu
 from .lease_card import QuotaCard
-from .model import VgpuTenant
+from .model import COLOCATE, OFFLINE, VgpuTenant, priority_of
 from .part import Vgpu
 from .plan import capacity, free_seats, provider_of, remaining, taken_seats
 
@@ -65,9 +65,12 @@ def tenant_of(
         request.shape.sm_percent,
         free_seats(uuids, taken, None),
         vgpu.policy,
-        provider=provider,
+        # Leases are offline if the entry has online and offline tenants.
+        priority_of(0, OFFLINE if vgpu.policy == COLOCATE else None),
+        provider,
         group=group,
         lease=lease_text(request.number, request.account),
+        waterline_percent=vgpu.waterline_percent,
     )
 
 

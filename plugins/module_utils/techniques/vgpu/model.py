@@ -31,7 +31,13 @@ SCHEMA = 1
 COMPUTE_MODE = "default"
 
 #: Values of `policy`, which defines when a tenant's share applies.
-POLICIES = ("fixed", "contended", "burst")
+POLICIES = ("fixed", "contended", "burst", "colocate")
+#: With this policy, offline tenants use what online tenants leave, up to the waterline.
+COLOCATE = POLICIES[3]
+#: Values of `latency`. A tenant's priority is its position.
+LATENCIES = ONLINE, OFFLINE = ("online", "offline")
+#: Default of `waterline_percent`.
+WATERLINE_PERCENT = 80
 #: Providers that enforce quotas. `auto` is used only in layouts. A tenant on a host has one of the other values.
 PROVIDERS = AUTO, PRELOAD, MPS, DMEM = ("auto", "preload", "mps", "dmem")
 
@@ -49,6 +55,11 @@ SEATS, MOST_GPUS = 64, 16
 
 #: Variable with another root folder for tests. The library reads the variable too.
 _ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
+
+
+def priority_of(priority: int, latency: str | None) -> int:
+    """Return the priority in a quota file: 0 if online, 1 if offline."""
+    return priority if latency is None else LATENCIES.index(latency)
 
 
 @sortable
@@ -84,6 +95,13 @@ class VgpuTenant:
     aliases: tuple[str, ...] = ()
     #: The lease and its account, for messages. None for a tenant of the layout.
     lease: str | None = None
+    #: With the policy `colocate`, the percentage of the GPU up to which offline tenants use it. Otherwise None.
+    waterline_percent: int | None = None
+
+    @property
+    def latency(self) -> str | None:
+        """Return "online" or "offline" with the policy `colocate`, else None."""
+        return LATENCIES[min(self.priority, 1)] if self.policy == COLOCATE else None
 
     @property
     def key(self) -> str:
@@ -108,7 +126,7 @@ class VgpuTenant:
 
         Neighbours are the tenants in `tenants` that share a GPU with this tenant.
         """
-        if self.provider == MPS or self.sm_percent >= 100:
+        if self.provider == MPS or (self.sm_percent >= 100 and self.policy != COLOCATE):
             return False
         neighbours = (each for each in tenants if each.key != self.key and each.provider != MPS)
         return any(set(self.gpus).intersection(each.gpus) for each in neighbours)
@@ -192,7 +210,7 @@ def spec_files(root: Path) -> Iterable[Path]:
 def to_data(tenant: VgpuTenant) -> dict[str, Any]:
     """Return the tenant's spec.
 
-    If the tenant was not renamed and is not a lease, the spec has the format of earlier releases.
+    If the tenant was not renamed, is not a lease and is not colocated, the spec has the format of earlier releases.
     """
     optional: dict[str, Any] = {}
     if tenant.counted_as is not None:
@@ -201,6 +219,8 @@ def to_data(tenant: VgpuTenant) -> dict[str, Any]:
         optional["aliases"] = list(tenant.aliases)
     if tenant.lease is not None:
         optional["lease"] = tenant.lease
+    if tenant.waterline_percent is not None:
+        optional["waterline_percent"] = tenant.waterline_percent
     return {
         "schema": SCHEMA,
         "name": tenant.name,
@@ -234,6 +254,7 @@ def from_data(data: Mapping[str, Any]) -> VgpuTenant:
         data.get("counted_as"),
         tuple(data.get("aliases", ())),
         data.get("lease"),
+        data.get("waterline_percent"),
     )
 
 

@@ -15,7 +15,7 @@ from ...layout.reader import Key, Node
 from ...layout.selectors import parse_single_gpu, selector_to_data
 from ...layout.types import MOST_CLIENTS, MOST_GPUS, MOST_RATIO, Selector
 from ...sizes import format_size
-from .model import AUTO, MPS, POLICIES, PROVIDERS
+from .model import AUTO, COLOCATE, LATENCIES, MPS, POLICIES, PROVIDERS, WATERLINE_PERCENT
 from .part import Tenant, Vgpu
 
 #: Kind of the tenants' names. A name need not differ from names of other kinds.
@@ -27,6 +27,7 @@ _EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
 KEYS = {
     "provider": Key("provider: auto"),
     "policy": Key("policy: fixed"),
+    "waterline_percent": Key("waterline_percent: 80"),
     "oversubscribe": Key("oversubscribe: {memory: 1.5, sm: 2.0}"),
     "tenants": Key("tenants: [%s]" % _EXAMPLE, required=True),
 }
@@ -38,6 +39,7 @@ _TENANT = {
     "memory": Key("memory: 8GiB", required=True),
     "sm_percent": Key("sm_percent: 30", required=True),
     "priority": Key("priority: 0"),
+    "latency": Key("latency: offline"),
     "gpus": Key("gpus: 2"),
     "gpu": Key("gpu: 6"),
     "group": Key("group: researchers"),
@@ -53,20 +55,24 @@ def parse(node: Node, context: PartContext) -> Vgpu | None:
         return None
     memory_ratio, sm_ratio = fields.read("oversubscribe", _oversubscribe, (1.0, 1.0))
     nodes = fields.read("tenants", lambda field: field.items(int(not context.leases), MOST_CLIENTS)) or []
-    tenants = [_tenant(each, context.names) for each in nodes]
+    policy = fields.read("policy", lambda field: field.choice(POLICIES), POLICIES[0])
+    tenants = [_tenant(each, context.names, policy) for each in nodes]
     _check_tenants(node, nodes, tenants, context.selectors, sm_ratio)
     provider = fields.read("provider", lambda field: field.choice(PROVIDERS), AUTO)
     if context.leases and provider == MPS:
         fields["provider"].report(
             "leases cannot use mps, because a new lease would restart the daemon", "Use auto, preload or dmem."
         )
-    return Vgpu(
-        tuple(tenants),
-        fields.read("policy", lambda field: field.choice(POLICIES), POLICIES[0]),
-        memory_ratio,
-        sm_ratio,
-        provider,
-    )
+    if policy == COLOCATE and provider == MPS:
+        fields["provider"].report(
+            "an MPS daemon does not know online and offline tenants", "Use auto, preload or dmem, or another policy."
+        )
+    waterline = fields.read("waterline_percent", percent, WATERLINE_PERCENT if policy == COLOCATE else None)
+    if policy != COLOCATE and "waterline_percent" in fields:
+        fields["waterline_percent"].report(
+            "only the policy colocate has a waterline", "Set policy: colocate, or remove waterline_percent."
+        )
+    return Vgpu(tuple(tenants), policy, memory_ratio, sm_ratio, provider, waterline)
 
 
 def to_data(vgpu: Vgpu) -> dict[str, Any]:
@@ -76,6 +82,8 @@ def to_data(vgpu: Vgpu) -> dict[str, Any]:
         data["provider"] = vgpu.provider
     if vgpu.policy != POLICIES[0]:
         data["policy"] = vgpu.policy
+    if vgpu.waterline_percent not in (None, WATERLINE_PERCENT):
+        data["waterline_percent"] = vgpu.waterline_percent
     ratios = {"memory": vgpu.oversubscribe_memory_ratio, "sm": vgpu.oversubscribe_sm_ratio}
     if set(ratios.values()) != {1.0}:
         data["oversubscribe"] = {key: ratio for key, ratio in ratios.items() if ratio != 1.0}
@@ -92,6 +100,8 @@ def _tenant_to_data(tenant: Tenant) -> dict[str, Any]:
     }
     if tenant.priority:
         data["priority"] = tenant.priority
+    if tenant.latency is not None:
+        data["latency"] = tenant.latency
     if tenant.gpus != 1:
         data["gpus"] = tenant.gpus
     if tenant.gpu is not None:
@@ -105,10 +115,16 @@ def _tenant_to_data(tenant: Tenant) -> dict[str, Any]:
     return data
 
 
-def _tenant(node: Node, names: Names) -> Tenant | None:
+def _tenant(node: Node, names: Names, policy: str | None) -> Tenant | None:
     fields = node.fields(_TENANT)
     if fields is None:
         return None
+    if policy == COLOCATE and "priority" in fields:
+        fields["priority"].report("with the policy colocate, latency takes the place of priority", "Remove priority.")
+    if policy == COLOCATE and "latency" not in fields:
+        node.report("the policy colocate requires latency", "Add latency: online or latency: offline.")
+    if policy not in (COLOCATE, None) and "latency" in fields:
+        fields["latency"].report("latency requires the policy colocate", "Set policy: colocate, or remove latency.")
     return Tenant(
         fields.read("name", lambda field: names.read(field, _KIND)),
         fields.read("memory", size_bytes),
@@ -119,6 +135,7 @@ def _tenant(node: Node, names: Names) -> Tenant | None:
         fields.read("group", group_name),
         fields.read("oversubscribe_managed", Node.boolean, False),
         fields.read("was", lambda field: names.read_former(field, _KIND)),
+        fields.read("latency", lambda field: field.choice(LATENCIES)),
     )
 
 

@@ -32,6 +32,8 @@ class Tenant:
     group: str | None = None
     oversubscribe_managed: bool = False
     was: str | None = None
+    #: "online" or "offline" with the policy `colocate`. Otherwise None.
+    latency: str | None = None
 
 
 @frozen
@@ -47,6 +49,8 @@ class Vgpu:
     oversubscribe_sm_ratio: float = 1.0
     #: The provider that enforces the quotas, one of PROVIDERS.
     provider: str = AUTO
+    #: With the policy `colocate`, the percentage of a GPU up to which offline tenants use it. Otherwise None.
+    waterline_percent: int | None = None
 
     @property
     def mps_clients(self) -> int | None:

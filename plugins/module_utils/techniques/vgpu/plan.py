@@ -22,7 +22,19 @@ from ...plan.leased import LEASE
 from . import names as vgpu_names
 from .files import name_problem
 from .fit import Bin, Demand, TooHardError, first_misfit, largest, pack
-from .model import AUTO, DMEM, MOST_GPUS, MPS, PRELOAD, SEATS, VgpuName, VgpuSeat, VgpuSeen, VgpuTenant
+from .model import (
+    AUTO,
+    DMEM,
+    MOST_GPUS,
+    MPS,
+    PRELOAD,
+    SEATS,
+    VgpuName,
+    VgpuSeat,
+    VgpuSeen,
+    VgpuTenant,
+    priority_of,
+)
 from .names import Names
 from .part import Tenant, Vgpu, vgpu_of
 from .steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
@@ -234,12 +246,13 @@ def _of_entry(
             tenant.sm_percent,
             seats,
             vgpu.policy,
-            tenant.priority,
+            priority_of(tenant.priority, tenant.latency),
             provider,
             tenant.group,
             tenant.oversubscribe_managed,
             None if own.key == tenant.name else own.key,
             own.aliases,
+            waterline_percent=vgpu.waterline_percent,
         )
         desired.append(WantedTenant(made, where[tenant.name], why, own.kept))
     return desired

@@ -222,7 +222,10 @@ def size(size_bytes: int) -> str:
 def caps(tenant: VgpuTenant) -> str:
     """Return the tenant's limits on each GPU as text."""
     words = ["%s and %d %%" % (size(tenant.memory_bytes), tenant.sm_percent), tenant.policy]
-    if tenant.priority:
+    if tenant.latency is not None:
+        words.append(tenant.latency)
+        words.append("waterline %d %%" % tenant.waterline_percent)
+    elif tenant.priority:
         words.append("priority %d" % tenant.priority)
     if tenant.group is not None:
         words.append("group %s" % tenant.group)

@@ -196,7 +196,7 @@ def _problems(vgpu: Vgpu, plugin: Plugin) -> list[str]:
         text = "provider: %s enforces quotas on the host, but %s enforces them in the container"
         problems.append(text % (vgpu.provider, plugin.name))
     if vgpu.policy not in _CORE_POLICIES:
-        problems.append("%s has no policy %s, which lends and reclaims idle SMs" % (plugin.name, vgpu.policy))
+        problems.append("%s has nothing like the policy %s" % (plugin.name, vgpu.policy))
     if plugin.priority is None and any(tenant.priority for tenant in vgpu.tenants):
         problems.append("%s does not support priorities" % plugin.name)
     elif plugin.priority and any(tenant.priority not in _HAMI_PRIORITIES for tenant in vgpu.tenants):

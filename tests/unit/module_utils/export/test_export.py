@@ -174,6 +174,20 @@ def test_tenants_are_exported_with_shared_gpus():
     assert data(exported([one, two, three], pin_placements=True, tenants=there)) == expected
 
 
+def test_colocated_tenants_are_exported_with_latency():
+    (gpu,) = gpus()
+    there = [
+        dataclasses.replace(tenant(name, gpu, policy="colocate", priority=priority), waterline_percent=70)
+        for priority, name in enumerate("ab")
+    ]
+    (found,) = data(exported([gpu], tenants=there))
+    assert (found["vgpu"]["policy"], found["vgpu"]["waterline_percent"]) == ("colocate", 70)
+    assert [(one["latency"], "priority" in one) for one in found["vgpu"]["tenants"]] == [
+        ("online", False),
+        ("offline", False),
+    ]
+
+
 def test_oversubscription_is_exported():
     (gpu,) = gpus()
     many = [tenant("t%d" % n, gpu, percent=23) for n in range(5)]

@@ -71,6 +71,15 @@ def test_managed_oversubscription_is_a_line_of_the_quota():
     assert from_data(data) == PAIR
 
 
+def test_quota_of_a_colocated_tenant_has_its_class_and_the_waterline():
+    offline = dataclasses.replace(PAIR, policy="colocate", priority=1, waterline_percent=70)
+    assert of(offline, "quota").splitlines()[3:6] == ["policy colocate", "priority 1", "waterline 70"]
+    assert offline.latency == "offline"
+    assert dataclasses.replace(offline, priority=0).latency == "online"
+    assert PAIR.latency is None
+    assert from_data(json.loads(of(offline, "tenant.json"))) == offline
+
+
 def test_renamed_tenant_has_files_of_both_names_and_one_count():
     before = dataclasses.replace(PAIR, provider="dmem")
     after = dataclasses.replace(before, name="duo", counted_as="pair-1", aliases=("pair-1",))

@@ -83,6 +83,16 @@ def test_a_tenant_has_its_quota_on_each_of_its_gpus():
     assert plan.gpus_changed() == {UUIDS[0], UUIDS[2]}
 
 
+def test_plan_shows_online_and_offline_tenants_and_the_waterline():
+    tenants = [tenant("serve", latency="online"), tenant("train", latency="offline")]
+    wanted, plan = planned([entry([0], *tenants, policy="colocate", waterline_percent=70)])
+    assert [(each.tenant.priority, each.tenant.waterline_percent) for each in wanted] == [(0, 70), (1, 70)]
+    assert [line.partition(", by ")[0] for line in plan.lines()] == [
+        "vgpu serve: add (8GiB and 30 %, colocate, online, waterline 70 %",
+        "vgpu train: add (8GiB and 30 %, colocate, offline, waterline 70 %",
+    ]
+
+
 def test_plan_names_tenants_with_managed_oversubscription():
     wanted, plan = planned([entry([0], tenant("a", oversubscribe_managed=True))])
     assert wanted[0].tenant.oversubscribe_managed
