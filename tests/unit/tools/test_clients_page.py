@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tables of docs/simulator-clients.md match tests/clients."""
+"""The tables of tests/clients/README.md match tests/clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tool():
 
 
 def test_page_is_up_to_date(tool):
-    assert tool["page"]() == (ROOT / "docs" / "simulator-clients.md").read_text(encoding="utf-8"), (
+    assert tool["page"]() == (ROOT / "tests" / "clients" / "README.md").read_text(encoding="utf-8"), (
         "run tools/clients_page.py"
     )
 
