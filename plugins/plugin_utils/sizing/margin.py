@@ -74,7 +74,8 @@ def cycles(duty: np.ndarray, step: float, policy: Policy) -> np.ndarray:
     hour = max(1, round(CYCLE_SECONDS / step)) if step else 1
     place = np.arange(duty.shape[1])
     idle = np.maximum.accumulate(np.where(working, -1, place), axis=1)
-    return (working & ((place - idle - 1) % hour == 0)).sum(axis=1)
+    counted: np.ndarray = (working & ((place - idle - 1) % hour == 0)).sum(axis=1)
+    return counted
 
 
 def excesses(memory: np.ndarray) -> np.ndarray:
