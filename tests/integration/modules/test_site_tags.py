@@ -102,7 +102,7 @@ def test_tag_that_needs_another_role_is_refused(fleet, tmp_path):
     [
         ["--start-at-task", "Prepare the Kubernetes node"],
         ["--start-at-task", "Apply the layout"],
-        ["--start-at-task", "Install or remove the boot service"],
+        ["--start-at-task", "Install the boot service"],
         ["--skip-tags", "always"],
         ["--skip-tags", "always", "--tags", "gpu_layout"],
     ],
