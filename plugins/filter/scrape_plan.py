@@ -105,7 +105,7 @@ RULES_LABELS = (
         "device_type",
         "device_uuid",
     ),
-    *("die", "driver", "driver_version", "exported_Hostname", "exported_container", "exported_hostname"),
+    *("die", "driver", "driver_version", "engine", "exported_Hostname", "exported_container", "exported_hostname"),
     *("exported_namespace", "exported_node", "exported_pod", "gpu", "gpu_compute_partition_type", "gpu_id"),
     *("gpu_index", "gpu_partition_id", "gpu_type", "gpu_uuid", "host", "hostname", "hpc_job", "id", "instance"),
     *("job", "job_id", "kind", "lease", "link_index", "metaxlink", "mig_instance", "mig_profile", "minor_number"),

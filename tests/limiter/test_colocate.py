@@ -12,7 +12,8 @@ import pytest
 from tests.limiter.colocation import MS, REQUEST_NS, WATERLINE, Colocation
 from tests.limiter.limiter_lab import OUT
 
-SECONDS = 2
+#: Length of each run in simulated seconds.
+LENGTH = 2
 GIB = 1 << 30
 #: The simulated time of one run of the offline program's loop includes one late wake-up, so its share is not exact.
 TOLERANCE = 0.05
@@ -32,10 +33,10 @@ def gpu(tmp_path, built):
 
 def ends(gpu, offline_ns=None, load=50, preload=True):
     world = gpu()
-    world.online(load, SECONDS, preload=preload)
+    world.online(load, LENGTH, preload=preload)
     if offline_ns is not None:
-        world.offline(offline_ns, SECONDS)
-    return world.run(SECONDS)
+        world.offline(offline_ns, LENGTH)
+    return world.run(LENGTH)
 
 
 @pytest.mark.parametrize("kernel_ns", [MS // 50, MS, 5 * MS, 50 * MS])
@@ -62,25 +63,25 @@ def test_an_online_tenant_alone_is_not_slowed_down(gpu):
 @pytest.mark.parametrize("load", [10, 60])
 def test_offline_work_fills_the_gpu_up_to_the_waterline(gpu, load):
     shared = ends(gpu, MS, load)
-    total = (shared.online[0].busy_ns + shared.offline[0].busy_ns) / 1e9 / SECONDS
+    total = (shared.online[0].busy_ns + shared.offline[0].busy_ns) / 1e9 / LENGTH
     assert total == pytest.approx(WATERLINE / 100, abs=TOLERANCE)
 
 
 def test_several_offline_tenants_stay_below_the_waterline_together(gpu):
     world = gpu(waterline=50)
     for _ in range(3):
-        world.offline(MS, SECONDS, sm=30)
-    shares = [one.busy_ns / 1e9 / SECONDS for one in world.run(SECONDS).offline]
+        world.offline(MS, LENGTH, sm=30)
+    shares = [one.busy_ns / 1e9 / LENGTH for one in world.run(LENGTH).offline]
     assert sum(shares) == pytest.approx(0.5, abs=TOLERANCE)
     assert min(shares) == pytest.approx(max(shares), abs=TOLERANCE)
 
 
 def test_two_online_tenants_share_the_gpu_and_offline_work_waits_for_both(gpu):
     world = gpu()
-    world.online(30, SECONDS, seed=1)
-    world.online(30, SECONDS, seed=2)
-    world.offline(MS, SECONDS)
-    shared = world.run(SECONDS)
+    world.online(30, LENGTH, seed=1)
+    world.online(30, LENGTH, seed=2)
+    world.offline(MS, LENGTH)
+    shared = world.run(LENGTH)
     assert shared.resume_ns() <= 20 * MS
     # Each request takes its own time, at most the same time of the other tenant, and the rest of an offline kernel.
     for online in shared.online:

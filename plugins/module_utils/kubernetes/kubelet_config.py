@@ -43,7 +43,8 @@ def read_kubelet(root: Path = Path("/")) -> Dict[str, Any]:
     process = _process(root / "proc")
     if process is None:
         return {"running": False, "config": "", **{_RESULTS[name]: "" for name in _POLICIES}}
-    options = _options((process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0"))
+    with (process / "cmdline").open("rb") as file:
+        options = _options(file.read(_MOST_BYTES).decode("utf-8", "replace").split("\0"))
     config = options.get("config", "")
     fields = _fields(root, config) if config else {}
     # An option takes precedence over the file.

@@ -43,6 +43,7 @@ PLACES = {
     "holders.open_files.RemoteMounts.of": SIZE,
     "holders.open_files._place": "part of a path, of which nothing is read",
     "holders.open_files.info_of": "one open file, as the kernel describes it",
+    "kubernetes.kubelet_config.read_kubelet": SIZE,
     "processes.peer.Process.executable": LINK,
     "processes.peer.Process.sockets": DEADLINE,
     "reclaim.tell._replace": OWN,
