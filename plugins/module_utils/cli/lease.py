@@ -114,7 +114,7 @@ def _take(path: str, request: dict[str, Any], report: Any) -> Mapping[str, Any]:
     """
     answer: Mapping[str, Any] | None = None
     while answer is None:
-        with contextlib.closing(_Exchange(path, request)) as exchange:
+        with contextlib.closing(_Exchange(path, request, repeats="number" in request)) as exchange:
             answer = check(exchange.first, LeaseError)
             if "waiting" in answer:
                 report(answer)
@@ -178,24 +178,31 @@ def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
 class _Exchange:
     """A request to the service, and its first answer.
 
-    A request that the service rejects as busy is sent again. Raises LeaseError if there is no answer.
+    A request that the service rejects as busy is sent again. With `repeats`, a request is also sent again if the service ends
+    before it answers. Raises LeaseError if there is no answer.
     """
 
-    def __init__(self, path: str, request: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, request: Mapping[str, Any], repeats: bool = False) -> None:
         line = json.dumps(request).encode() + b"\n"
         if len(line) > MOST_LINE_BYTES:
             raise LeaseError(COMMAND, "the request is too long", _USAGE)
         deadline, delay = time.monotonic() + _SECONDS, _FIRST_DELAY
         while True:
-            self._send(path, line, deadline)
-            if not is_busy(self.first) or time.monotonic() + delay > deadline:
+            first = self._send(path, line, deadline)
+            late = time.monotonic() + delay > deadline
+            if first is None and (late or not repeats):
+                cure = "Try again, or see `journalctl -u gpu-layout-lease`."
+                raise LeaseError("this host", "its service for leases did not answer", cure)
+            if first is not None and (late or not is_busy(first)):
+                self.first = first
                 return
             self.close()
             # Spread the retries of users whose requests were rejected at the same time.
             time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, _MOST_DELAY)
 
-    def _send(self, path: str, line: bytes, deadline: float) -> None:
+    def _send(self, path: str, line: bytes, deadline: float) -> Mapping[str, Any] | None:
+        """Return the first answer, or None if the service has ended."""
         cure = "Ask an administrator to add `leases` to an entry of gpu_layout."
         absent = LeaseError("this host", "it has no leases: %s is not served" % path, cure)
         # A new process would inherit the socket, but a program that is executed does not (PEP 446).
@@ -206,11 +213,7 @@ class _Exchange:
         with contextlib.suppress(OSError):
             self._socket.sendall(line)
         self._answers = Answers(self._socket)
-        first = self._answers.read()
-        if first is None:
-            cure = "Try again, or see `journalctl -u gpu-layout-lease`."
-            raise LeaseError("this host", "its service for leases did not answer", cure)
-        self.first = first
+        return self._answers.read()
 
     def wait(self) -> Mapping[str, Any] | None:
         """Return the next answer, or None if the service has ended."""
