@@ -55,11 +55,12 @@ class Online:
 class Offline:
     """Times in ns at which an offline program's launches began.
 
-    `busy_ns` is its GPU time.
+    `busy_ns` is its GPU time. `renamed_ns` is its GPU time until it renamed a file.
     """
 
     launches: tuple[int, ...]
     busy_ns: int
+    renamed_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,18 +124,34 @@ class Colocation:
         """Add an offline program, which always has work."""
         return self._add(self.tenant("offline", sm), ["offline", kernel_ns, seconds], preload)
 
+    def rename_at(self, tenant: Tenant, seconds: float, source: Path, target: Path) -> None:
+        """Let a tenant's offline program rename a file at a time."""
+        words = next(words for owner, _preload, words in self._commands if owner is tenant)
+        words += [str(seconds), str(source), str(target)]
+
+    def tenants(self) -> list[Tenant]:
+        """Return the tenants of the programs."""
+        return [tenant for tenant, _preload, _words in self._commands]
+
     def _add(self, tenant: Tenant, words: list, preload: bool) -> Tenant:
         self._commands.append((tenant, preload, [str(word) for word in words]))
         return tenant
 
     def run(self, seconds: float) -> Colocated:
         """Run all programs to their end."""
+        return self.finish(self.start(), seconds)
+
+    def start(self, parties: int = 0) -> list[subprocess.Popen]:
+        """Start all programs.
+
+        Simulated time starts when they and `parties` other processes have arrived.
+        """
         environment = {
             "STUB_CLOCK": str(self.folder / "clock"),
-            "STUB_PARTIES": str(len(self._commands)),
+            "STUB_PARTIES": str(len(self._commands) + parties),
             **self.environment,
         }
-        started = [
+        return [
             subprocess.Popen(
                 [str(self.program), *words],
                 stdout=subprocess.PIPE,
@@ -143,6 +160,9 @@ class Colocation:
             )
             for tenant, preload, words in self._commands
         ]
+
+    def finish(self, started: list[subprocess.Popen], seconds: float) -> Colocated:
+        """Wait for the programs and read their output."""
         online, offline = [], []
         try:
             outputs = _outputs(started)
@@ -154,7 +174,9 @@ class Colocation:
                     requests = tuple(tuple(map(int, row[1:])) for row in rows if row[0] == "request")
                     online.append(Online(requests, busy))
                 else:
-                    offline.append(Offline(tuple(int(row[1]) for row in rows if row[0] == "launch"), busy))
+                    launches = tuple(int(row[1]) for row in rows if row[0] == "launch")
+                    renamed = next((int(row[1]) for row in rows if row[0] == "renamed"), 0)
+                    offline.append(Offline(launches, busy, renamed))
         finally:
             for process in started:
                 if process.poll() is None:

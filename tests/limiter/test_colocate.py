@@ -76,6 +76,52 @@ def test_several_offline_tenants_stay_below_the_waterline_together(gpu):
     assert min(shares) == pytest.approx(max(shares), abs=TOLERANCE)
 
 
+@pytest.mark.parametrize("shares", [(60, 20), (20, 60), (10, 30)])
+def test_offline_tenants_get_their_shares_before_they_use_more(gpu, shares):
+    world = gpu()
+    for sm in shares:
+        world.offline(MS, LENGTH, sm=sm)
+    found = [100 * one.busy_ns / 1e9 / LENGTH for one in world.run(LENGTH).offline]
+    assert sum(found) == pytest.approx(WATERLINE, abs=100 * TOLERANCE)
+    for share, got in zip(shares, found):
+        assert got >= share - 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(("before", "after"), [(80, 40), (40, 80)])
+def test_a_new_waterline_reaches_running_programs(gpu, before, after):
+    world = gpu(waterline=before)
+    for _ in range(2):
+        tenant = world.offline(MS, LENGTH * 3)
+        quota, new = tenant.folder / "quota", tenant.folder / "new"
+        new.write_text(quota.read_text().replace(f"waterline {before}", f"waterline {after}"))
+        new.chmod(0o644)
+        world.rename_at(tenant, LENGTH, new, quota)
+    offline = world.run(LENGTH * 3).offline
+    first = sum(one.renamed_ns for one in offline) / 1e9 / LENGTH
+    # A program reads its quota at least once a second. Leave out the time of the change.
+    late = sum(sum(ns > 1.5 * LENGTH * 1e9 for ns in one.launches) for one in offline) * MS / 1e9 / (1.5 * LENGTH)
+    assert first == pytest.approx(before / 100, abs=TOLERANCE)
+    assert late == pytest.approx(after / 100, abs=TOLERANCE)
+
+
+def test_an_online_tenant_that_becomes_offline_gives_way(gpu):
+    """Change the latency of a running tenant.
+
+    Its program then stays below the waterline.
+    """
+    world = gpu(waterline=50)
+    tenant = world.offline(MS, LENGTH * 3)
+    quota, new = tenant.folder / "quota", tenant.folder / "new"
+    new.write_text(quota.read_text())
+    new.chmod(0o644)
+    tenant.write(quota.read_text().replace("priority 1", "priority 0"))
+    world.rename_at(tenant, LENGTH, new, quota)
+    (offline,) = world.run(LENGTH * 3).offline
+    assert offline.renamed_ns / 1e9 / LENGTH > 0.95
+    late = sum(ns > 1.5 * LENGTH * 1e9 for ns in offline.launches) * MS / 1e9 / (1.5 * LENGTH)
+    assert late == pytest.approx(0.5, abs=TOLERANCE)
+
+
 def test_two_online_tenants_share_the_gpu_and_offline_work_waits_for_both(gpu):
     world = gpu()
     world.online(30, LENGTH, seed=1)

@@ -341,6 +341,31 @@ def test_working_tenant_is_removed_or_renamed_only_with_permission(fleet):
         process.wait()
 
 
+def test_waterline_and_latency_of_working_tenants_change(fleet):
+    def colocated(latency, **more):
+        tenants = [tenant("serve", latency="online"), tenant("train", latency=latency)]
+        return entry([0], *tenants, policy="colocate", **more)
+
+    def lines(name):
+        return files(fleet)[f"etc/openfleet-gpu/vgpu/{name}/quota"].splitlines()
+
+    run(fleet, colocated("offline"))
+    process = as_tenant(fleet, "train")
+    try:
+        assert {"waterline 80", "priority 1"} <= set(lines("train"))
+        changed = run(fleet, colocated("offline", waterline_percent=40))
+        assert changed["changed"]
+        assert any("vgpu train:" in step and "waterline 40 %" in step for step in changed["plan"])
+        assert {"waterline 40", "priority 1"} <= set(lines("train"))
+        assert "waterline 40" in lines("serve")
+        run(fleet, colocated("online", waterline_percent=40))
+        assert "priority 0" in lines("train")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_other_processes_do_not_block_tenants(fleet):
     run(fleet, entry([0], tenant("a")))
     process = as_tenant(fleet, "b")

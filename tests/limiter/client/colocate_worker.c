@@ -4,12 +4,13 @@
  * An online or an offline program on the stub GPU. All times are nanoseconds of simulated time since its start.
  *
  * usage: colocate_worker online KERNEL_NS KERNELS LOAD_PERCENT SECONDS SEED
- *        colocate_worker offline KERNEL_NS SECONDS
+ *        colocate_worker offline KERNEL_NS SECONDS [AT FROM TO]
  *
  * The online program serves requests. A request launches KERNELS kernels and waits for them. Requests arrive at random
  * times (a Poisson process), and a request that arrives during another one waits for it. For each request, the program
  * prints `request ARRIVAL BEGIN END`. The offline program launches kernels without a pause, and prints `launch TIME` for
- * each, when the launch returns. Both end with `busy NS`, their GPU time.
+ * each, when the launch returns. At AT seconds, it renames the file FROM to TO, and prints `renamed NS` with its GPU time
+ * until then. Both end with `busy NS`, their GPU time.
  */
 #define _GNU_SOURCE
 #include "../stub/cuda.h"
@@ -35,6 +36,7 @@ int64_t stub_busy_ns(int gpu);
 static CUcontext context;
 static CUfunction function;
 static char **words;
+static int word_count;
 static int64_t began;
 
 static void need(CUresult result, const char *what)
@@ -77,7 +79,13 @@ static void online(CUstream stream)
 static void offline(CUstream stream)
 {
     int64_t end = (int64_t)(atof(words[3]) * 1e9);
+    int64_t rename_at = word_count > 6 ? (int64_t)(atof(words[4]) * 1e9) : INT64_MAX;
     while (now() < end) {
+        if (now() >= rename_at) {
+            rename_at = INT64_MAX;
+            if (rename(words[5], words[6])) exit(1);
+            printf("renamed %lld\n", (long long)stub_busy_ns(0));
+        }
         launch(stream);
         printf("launch %lld\n", (long long)now());
     }
@@ -102,6 +110,7 @@ int main(int count, char **arguments)
 {
     if (count < 4) return 2;
     words = arguments;
+    word_count = count;
     char name[32];
     CUdevice device;
     CUmodule module;
