@@ -231,6 +231,15 @@ reclaim_grace_seconds:
     not stopped.
   returned: success
   type: float
+lease_pools:
+  description: >-
+    Entries that offer leases, each with its C(host), C(entry), current number of C(gpus), C(proposed_gpus) and C(reason).
+    C(offered_gpus), C(needed_gpus), C(leased_mean_gpus), C(leased_max_gpus), C(waiting_max_gpus) and C(free_min_gpus) are in
+    GPUs, for example C(0.5). Requests waited for C(waiting_hours) of C(hours). If there is too little data, C(needed_gpus) and
+    C(proposed_gpus) are null. C(layouts) does not contain these changes.
+  returned: success
+  type: list
+  elements: dict
 files:
   description: The files that were written.
   returned: success

@@ -66,6 +66,8 @@ class Device:
     jobs: tuple[str, ...] = ("gpu_exporter",)
     #: The course of gpu:info. The device has samples only while it has a value.
     info: Course = lambda hour: 1
+    #: (name, labels, course) of series of the whole host.
+    of_host: tuple[tuple[str, Mapping[str, str], Course], ...] = ()
 
     @property
     def uuid(self) -> str:
@@ -139,6 +141,8 @@ def text(devices: list[Device], start: int, first: int, last: int) -> Iterator[s
             rows.setdefault(name, []).append((device.labels, course))
         for (name, label, value), course in device.labelled.items():
             rows.setdefault(name, []).append(({**device.labels, label: value}, course))
+        for name, labels, course in device.of_host:
+            rows.setdefault(name, []).append(({"host": device.host, **labels}, course))
         for job in device.jobs:
             labels = {**device.labels, "job": job, "model": "NVIDIA H100 80GB HBM3", "vendor": "nvidia"}
             rows.setdefault("gpu:info", []).append((labels, device.info))

@@ -22,13 +22,29 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.change import planne
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.observed import host_of
-from tests.audit.fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
+from tests.audit.fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, steady, until, use
 from tests.audit.rightsize_hosts import gpu, state
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "gpu_layout.schema.json").read_text()))
 HOURS = 96
+ENTRY = {"entry": "gpu_layout[0]"}
+
+
+def of_leases(name, course, **labels):
+    return "gpu:lease_" + name, {**ENTRY, **labels}, course
+
+
+#: Both GPUs of a host are for leases. Two exporters report alice's. Her leases end after two days, and bob's stay.
+LEASES = (
+    *(of_leases("pool_gpus", steady(1), gpu_uuid="GPU-leases-%d" % number) for number in (0, 1)),
+    *(of_leases("gpus", until(48, steady(1.5)), account="alice", job=job) for job in ("a", "b")),
+    of_leases("gpus", steady(0.25), account="bob"),
+    of_leases("waiting_gpus", lambda hour: 1.0 if 24 <= hour < 36 else 0.0, account="bob"),
+)
 HISTORY = [
+    device("leases", 0, NOBODY),
+    Device("leases", 1, series=NOBODY, labelled=CLEAR, of_host=LEASES),
     # A host with two small services, an idle notebook server, a training that uses its GPU, and a free GPU.
     device("h100", 0, use(8, 0.05)),
     device("h100", 1, use(15, 0.2)),
@@ -46,6 +62,10 @@ HISTORY = [
     device("mig", 1, use(6, 0.1, 40), "1", "4g.40gb"),
 ]
 STATES = {
+    # The instance of a lease is not drift.
+    "leases": state(
+        gpu("leases", 0, "H100-80GB", instances=[(1, "3g.40gb", 4, "bob.service")]), gpu("leases", 1, "H100-80GB")
+    ),
     "h100": state(
         gpu("h100", 0, "H100-80GB", "chat.service"),
         gpu("h100", 1, "H100-80GB", "search.service"),
@@ -65,6 +85,14 @@ STATES = {
     ),
 }
 LAYOUTS = {
+    "leases": [
+        {
+            "gpus": [0, 1],
+            "sharing": "mig",
+            "mig": [],
+            "leases": {"by": "host", "groups": ["ml"], "profiles": ["3g.40gb"]},
+        }
+    ],
     "h100": [{"gpus": "all", "sharing": "shared"}],
     "mig": [
         {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]},
@@ -184,7 +212,22 @@ def test_one_of_two_instances_makes_room_for_the_other(proposal, workloads, layo
 
 def test_what_is_not_known_stays_as_it_is_and_is_said(proposal, workloads):
     assert workloads["new"]["change"] == "left" and "too little data" in workloads["new"]["reason"]
-    assert any("1 of 4 hosts did not answer (gone)" in note for note in proposal["notes"])
+    assert any("1 of 5 hosts did not answer (gone)" in note for note in proposal["notes"])
+
+
+def test_pool_of_leases_grows_by_what_was_leased_and_waited(proposal, workloads, folder):
+    (pool,) = proposal["lease_pools"]
+    assert (pool["host"], pool["entry"], pool["gpus"], pool["offered_gpus"]) == ("leases", "gpu_layout[0]", 2, 2.0)
+    # While bob waited for 1 GPU, alice had 1.5 GPUs and bob 0.25.
+    assert (pool["needed_gpus"], pool["proposed_gpus"]) == (2.75, 3)
+    assert (pool["leased_max_gpus"], pool["waiting_max_gpus"], pool["free_min_gpus"]) == (1.75, 1.0, 0.25)
+    assert 11.5 <= pool["waiting_hours"] <= 12.5
+    reviewed = yaml.safe_load((folder / "out" / "rightsize.yml").read_text())["lease_pools"]
+    assert [(each["entry"], each["change"]) for each in reviewed] == [("leases gpu_layout[0]", "grow from 2 to 3 GPUs")]
+    assert "grow from 2 to 3 GPUs" in (folder / "out" / "rightsize.html").read_text()
+    # The GPUs themselves keep their layout.
+    assert "leases" not in [host["host"] for host in proposal["hosts"]]
+    assert [one["change"] for one in workloads.values() if one["host"] == "leases"] == ["left"]
 
 
 def test_each_layout_is_one_and_the_planner_takes_it(layouts):
@@ -210,9 +253,9 @@ def test_the_plan_shown_is_the_planner_s(proposal, layouts):
 def test_what_is_saved(proposal, played):
     sums = proposal["summary"]
     # One of two GPUs with small services becomes free, and so does one of two L40S and one of two GPUs with instances.
-    assert (sums["gpus_used_today"], sums["gpus_used_then"]) == (10, 7)
+    assert (sums["gpus_used_today"], sums["gpus_used_then"]) == (11, 8)
     assert sums["saved_per_month"] == pytest.approx((2.0 + 1.0 + 2.0) * 730.5, abs=0.05)
-    assert "7 GPUs instead of 10" in played
+    assert "8 GPUs instead of 11" in played
 
 
 def test_the_proposal_promises_nothing_from_a_small_fleet(proposal, played, folder):

@@ -28,13 +28,14 @@ from ..plan.services import Service
 class GpuDrift:
     """A GPU in the layout.
 
-    It has its desired sharing, and its differences as the steps of a plan. `leases` is true if its entry offers leases.
+    It has its desired sharing, and its differences as the steps of a plan. `pool` is its entry if the entry offers leases,
+    or None.
     """
 
     gpu_uuid: str
     sharing: str
     differences: tuple[str, ...] = ()
-    leases: bool = False
+    pool: str | None = None
 
 
 def compare(
@@ -70,7 +71,7 @@ def compare(
     drift = [
         GpuDrift(
             *(each.gpu.uuid, each.target.sharing, tuple(differences[each.gpu.uuid])),
-            leases=each.target.leases is not None,
+            pool=None if each.target.leases is None else each.target.where,
         )
         for each in plan.gpus
     ]

@@ -83,7 +83,7 @@ class _HostReading:
         of_services = tuple(family for each in services for family in each.families(by_uuid))
         of_leases: tuple[Family, ...] = ()
         if bookings is not None and leased is not None:
-            pool = [each.gpu_uuid for each in standing if each.leases]
+            pool = {each.gpu_uuid: each.pool for each in standing if each.pool is not None}
             of_leases = lease_families(bookings, leased, by_uuid, pool, of_services)
         return Snapshot(
             time.time(),

@@ -20,6 +20,8 @@ from .holdings import HostState, Price, holdings
 from .job_devices import Finder, held_now, hosts_by_node
 from .job_series import DeviceUse, labelled, use_of
 from .jobs import jobs_of
+from .lease_model import Leases
+from .leases import leases
 from .ledger import booked
 from .model import Audit, Sources, Subject, Window
 from .prometheus import Access, Prometheus, PrometheusError
@@ -98,6 +100,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
     say("judging")
     held = holdings(history, order.hosts, order.prices)
     usage, unknown = _usage(order, window, [holding.subject for holding in held], say)
+    leased, silence = _leases(order, window, say) if history else (None, [])
     judged = [
         (holding, judge(holding, order.thresholds, seconds=window.seconds if history else None))
         for holding in together(held, order.thresholds.idle_policy)
@@ -121,7 +124,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
             prometheus=Prometheus(order.access).name if order.access else "",
             hosts_asked=tuple(sorted(order.hosts_asked)),
             hosts_answered=tuple(sorted(order.hosts)),
-            missing=(*missing, *unknown, *(history.notes if history else ())),
+            missing=(*missing, *unknown, *silence, *(history.notes if history else ())),
         ),
         findings=found,
         gone=away,
@@ -131,6 +134,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         currency=order.currency,
         usage=usage,
         ledger=book,
+        leases=leased,
     )
 
 
@@ -157,6 +161,18 @@ def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tu
             % server.name
         ]
     return history, []
+
+
+def _leases(order: Order, window: Window, say: Callable[[str], None]) -> tuple[Leases | None, list[str]]:
+    """Return the leases of the fleet, and sentences about missing data."""
+    if order.access is None:
+        return None, []
+    notes: list[str] = []
+    say("reading the leases")
+    try:
+        return leases(Asking(Prometheus(order.access), window.end_seconds, order.selector, notes)), notes
+    except PrometheusError as error:
+        return None, ["The leases are unknown. %s" % error]
 
 
 def _usage(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Mapping
 
 from ...module_utils.holders.model import KUBELET
+from .lease_model import Leases
 from .ledger_model import NOT_ASSIGNED, RESERVED_UNUSED, Ledger
 from .usage_model import Usage
 
@@ -332,6 +333,8 @@ class Audit:
     currency: str = ""
     usage: Usage | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    #: None if no entry offers leases.
+    leases: Leases | None = None
     schema_version: int = SCHEMA_VERSION
 
     def count(self, word: str) -> int:

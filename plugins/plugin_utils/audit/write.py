@@ -8,17 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import private
-from . import report_csv, report_html, report_json, report_prom
+from . import leases, report_csv, report_html, report_json, report_prom
 from .model import Audit
 from .report_json import ReportError
 
 JSON, CSV, HTML = "audit.json", "audit.csv", "audit.html"
-HOURS, METRICS = "audit-hours.csv", "audit.prom"
-FILES = (JSON, CSV, HTML, HOURS, METRICS)
+HOURS, METRICS, LEASES = "audit-hours.csv", "audit.prom", "leases.html"
+FILES = (JSON, CSV, HTML, HOURS, METRICS, LEASES)
 
 
 def all_of(audit: Audit, directory: Path) -> list[Path]:
-    """Write all files of a report. Returns their paths. Raises ReportError."""
+    """Write all files of a report. Returns their paths. Raises ReportError.
+
+    The page of leases is written only if an entry offers leases.
+    """
     texts = {
         JSON: report_json.to_text(audit),
         CSV: report_csv.to_text(audit),
@@ -26,8 +29,13 @@ def all_of(audit: Audit, directory: Path) -> list[Path]:
         HOURS: report_csv.hours_text(audit),
         METRICS: report_prom.to_text(audit),
     }
+    if audit.leases is not None:
+        texts[LEASES] = leases.to_text(audit.leases)
     try:
         private.make_folder(directory)
+        if LEASES not in texts:
+            # The previous report may have left one.
+            (directory / LEASES).unlink(missing_ok=True)
         for name, text in texts.items():
             private.write(directory / name, text)
     except OSError as error:

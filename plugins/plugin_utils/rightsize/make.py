@@ -22,9 +22,10 @@ from ..sizing.demand import fleet_margin
 from ..sizing.margin import Margin
 from ..sizing.model import Fleet, Policy
 from .mode import decide, shrink
-from .model import Decision, GpuToday, HostChange, Need, Occupant, Outcome, Proposal, Wish
+from .model import Decision, GpuToday, HostChange, LeasePool, Need, Occupant, Outcome, Proposal, Wish
 from .observed import hosts_today
 from .overlay import merged, planned
+from .pools import pools
 from .rearrange import Arrangement, Limits, rearrange, smaller
 from .reclaim import Bounds, reclaimable
 from .risk import risk
@@ -94,6 +95,7 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
 
     arrangement = rearrange(gpus, decisions, request.limits, check, say, together.members)
     notes += arrangement.notes
+    lease_pools = _lease_pools(request, audit, notes)
     then = arrangement.standing()
     limited = (request.limits.most_moved, request.limits.most_destroyed) != (None, None)
     outcomes = tuple(
@@ -134,7 +136,21 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         notes=tuple(dict.fromkeys(notes)),
         promise=" ".join(filter(None, (margin.promise, together.promise))) if margin and arrangement.answers else "",
         settings=_settings(request),
+        lease_pools=lease_pools,
     )
+
+
+def _lease_pools(request: Request, audit: Audit, notes: list[str]) -> tuple[LeasePool, ...]:
+    """Return a proposal for each entry with leases."""
+    if request.audit.access is None:
+        return ()
+    try:
+        found, noticed = pools(Prometheus(request.audit.access), audit.window, request.audit.selector, request.policy)
+    except PrometheusError as error:
+        notes.append("%s The use of leases is unknown." % error)
+        return ()
+    notes += noticed
+    return found
 
 
 def _needs(

@@ -209,6 +209,30 @@ class Reclaimable:
 
 
 @dataclass(frozen=True)
+class LeasePool:
+    """The use of an entry with leases, and the number of GPUs that it needs.
+
+    `offered_gpus` is the part of its GPUs that fixed instances and tenants leave. A need is in GPUs: the larger share of memory
+    and of compute of each lease. `needed_gpus` and `proposed_gpus` are None if there is too little data. The waiting hours are
+    those in which at least one request waited.
+    """
+
+    host: str
+    entry: str
+    gpus: int
+    offered_gpus: float
+    leased_mean_gpus: float
+    leased_max_gpus: float
+    waiting_max_gpus: float
+    free_min_gpus: float
+    waiting_hours: float
+    hours: float
+    needed_gpus: float | None = None
+    proposed_gpus: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Proposal:
     """A finished proposal."""
 
@@ -231,6 +255,8 @@ class Proposal:
     #: How often a resized workload may exceed its memory, as a sentence. Empty if no workload is sized.
     promise: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Entries with leases. They are not part of the overlay.
+    lease_pools: tuple[LeasePool, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -64,6 +64,14 @@ def hosts_today(states: Mapping[str, Mapping[str, Any]], layouts: Mapping[str, A
     return found
 
 
+def without_leases(layout: Layout) -> Layout:
+    """Return the layout without the entries that offer leases.
+
+    The layout does not contain the instances and tenants of leases.
+    """
+    return Layout(tuple(entry for entry in layout.entries if entry.leases is None))
+
+
 @lru_cache(maxsize=None)
 def _profiles(key: str) -> tuple[GpuInstanceProfile, ...]:
     return assumed_gpus([key], catalogue.load_models())[0].mig.profiles

@@ -14,7 +14,7 @@ from ...module_utils.model import Gpu
 from ...module_utils.plan.gpu_plan import Plan
 from ...module_utils.techniques.forms import FORMS, layout_to_data, parse_layout
 from ...module_utils.techniques.registry import SERVING
-from .observed import HostToday
+from .observed import HostToday, without_leases
 
 
 def merged(today: HostToday, entries: Sequence[Mapping[str, Any]], changed: Collection[int]) -> list[dict[str, Any]]:
@@ -51,10 +51,11 @@ def planned(layout: Any, gpus: Sequence[Gpu], driver_version: str | None) -> tup
 
     Returns (plan for the GPUs, lines about the daemons and tenants of the layout).
 
-    All instances count as managed by the collection. Raises the same errors as applying the layout: LayoutError, SelectorError
-    and PlanError.
+    All instances count as managed by the collection. GPUs with leases are not planned. Raises the same errors as applying
+    the layout: LayoutError, SelectorError and PlanError.
     """
     parsed = parse_layout(layout)
-    plan = planner.plan(gpus, targets(parsed, gpus))
+    targets(parsed, gpus)
+    plan = planner.plan(gpus, targets(without_leases(parsed), gpus))
     asked = [each for technique in SERVING for each in technique.service.asked(parsed, plan, driver_version or None)]
     return plan, ["%s: %s" % (each.name, each.limits) for each in asked]

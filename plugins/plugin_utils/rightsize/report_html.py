@@ -15,6 +15,7 @@ from ..audit.model import WORDS
 from ..audit.report_html import environment
 from ..audit.write_line import money
 from .model import RISKS, Outcome, Proposal
+from .pools import to_change
 from .sums import line, summary
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -41,6 +42,7 @@ def to_text(proposal: Proposal) -> str:
             staying=[one for one in proposal.workloads if one.change == "stays"],
             hosts=_hosts(proposal),
             money=lambda amount: money(amount, proposal.currency),
+            to_change=to_change,
             top=_TOP,
             unfolded=_UNFOLDED,
         )

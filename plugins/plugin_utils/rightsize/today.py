@@ -29,7 +29,7 @@ from ..packing.model import WHOLE, Shape, Standing, mig, share
 from ..techniques.protocol import FleetTechnique
 from ..techniques.registry import TECHNIQUES, technique_of, tenants_of
 from .model import GpuToday, Occupant, Wish
-from .observed import NO_LAYOUT, HostToday, model_of
+from .observed import NO_LAYOUT, HostToday, model_of, without_leases
 from .reclaim import UNNAMED
 from .wishes import wish_of
 
@@ -93,7 +93,7 @@ def _drift(layout: Layout, host: Host) -> str:
 
     Such a host is excluded, because applying a proposal would remove the differences as well.
     """
-    plan = planner.plan(host.gpus, targets(layout, host.gpus))
+    plan = planner.plan(host.gpus, targets(without_leases(layout), host.gpus))
     if not plan.changes_devices:
         return ""
     first = next(each for each in plan.gpus if each.shown_steps)
@@ -183,6 +183,8 @@ class _GpuReading:
         doubt = next((row for row in self.data["holders"] if row.get("kind") == "unknown"), None)
         if doubt:
             return "its holders are unknown: %s" % doubt.get("who", "")
+        if self.entry is not None and self.entry.leases is not None:
+            return "it is for leases (%s)" % self.entry.where
         technique = technique_of(self.entry.sharing) if self.entry is not None else None
         if technique is not None and technique.mixes_histories:
             return "it is shared by %s, so its history cannot be assigned to one workload" % technique.key

@@ -22,6 +22,7 @@ from .. import private
 from ..audit.report_html import when
 from . import report_html
 from .model import HostChange, Proposal, RightsizeError
+from .pools import to_change
 from .sums import summary
 
 JSON, YAML, HTML, OVERLAY = "rightsize.json", "rightsize.yml", "rightsize.html", "proposal"
@@ -142,6 +143,10 @@ def _reviewed(proposal: Proposal) -> dict[str, Any]:
             }
             for one in proposal.workloads
             if one.change in ("moved", "resized")
+        ],
+        "lease_pools": [
+            {"entry": "%s %s" % (pool.host, pool.entry), "change": to_change(pool), "reason": pool.reason}
+            for pool in proposal.lease_pools
         ],
         "left_as_they_are": {one.name: one.reason for one in proposal.workloads if one.change == "left"},
         "notes": list(proposal.notes),

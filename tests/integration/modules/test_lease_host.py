@@ -288,3 +288,17 @@ def test_metrics_count_leases_by_account(fleet):
     # GPU 0 has the fixed 2g.20gb, and the fixed tenant of GPU 1 has 20 GiB. An idle instance belongs to the pool.
     pool = {labels["gpu_uuid"]: size for labels, size in samples["openfleet_lease_pool_memory_bytes"]}
     assert 58 * GIB < pool[uuids[0]] < 62 * GIB and 58 * GIB < pool[uuids[1]] < 62 * GIB
+    # 1g.10gb is a seventh of the compute, and 20 % of the SMs are more than 8 GiB of memory. 3g.40gb is half of the memory.
+    gpus = samples["openfleet_lease_gpus"]
+    assert [(labels["account"], labels["entry"]) for labels, _value in gpus] == [
+        ("alice", "gpu_layout[0]"),
+        ("alice", "gpu_layout[1]"),
+    ]
+    assert [value for _labels, value in gpus] == pytest.approx([1 / 7, 0.2])
+    ((labels, half),) = samples["openfleet_lease_waiting_gpus"]
+    assert (labels["account"], labels["entry"]) == ("bob", "gpu_layout[0]") and half == pytest.approx(0.5, abs=0.01)
+    shares = {(labels["gpu_uuid"], labels["entry"]): value for labels, value in samples["openfleet_lease_pool_gpus"]}
+    assert shares == {
+        (uuids[0], "gpu_layout[0]"): pytest.approx(5 / 7),
+        (uuids[1], "gpu_layout[1]"): pytest.approx(0.7),
+    }

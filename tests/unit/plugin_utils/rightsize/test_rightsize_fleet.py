@@ -21,7 +21,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Or
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Window
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import exact
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import mig, share
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import make, write
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import make, overlay, write
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.model import (
     HostChange,
     Proposal,
@@ -195,6 +195,28 @@ def test_gpu_is_excluded_with_a_reason(name):
     found = one_of(found_state, **more)
     assert words in found.left
     assert all(one.left for one in found.occupants)
+
+
+LEASES = {"by": "host", "groups": ["ml"]}
+
+
+@pytest.mark.parametrize(
+    "entry,row",
+    [
+        (
+            {"sharing": "mig", "mig": [], "leases": {**LEASES, "profiles": ["3g.40gb"]}},
+            gpu("a", 0, H100, instances=[(1, "3g.40gb", 4, "chat.service")]),
+        ),
+        ({"sharing": "vgpu", "vgpu": {"policy": "fixed"}, "leases": LEASES}, gpu("a", 0, H100, "chat.service")),
+    ],
+)
+def test_gpu_with_leases_is_excluded_and_other_gpus_are_not(entry, row):
+    layout = [{"gpus": [0], **entry}, {"gpus": [1], "sharing": "exclusive"}]
+    first, second = today({"a": state(row, gpu("a", 1, H100, "train.service"))}, layouts={"a": layout})
+    assert first.left == "it is for leases (gpu_layout[0])" and second.left == ""
+    # The instance of the lease is no part of a plan for the host.
+    plan, _beside = overlay.planned(layout, [first.gpu, second.gpu], None)
+    assert plan.lines() == [] or not plan.changes_devices
 
 
 def test_daemon_serves_only_its_devices():
