@@ -291,6 +291,7 @@ needs_gpu_slurm := image-slurm
 needs_slurm_accounting := image-slurmdbd
 needs_sharing := image-sharing
 needs_vgpu := image-sharing
+needs_leases := image-sharing
 needs_commands := image
 needs_alert-rules := prometheus-tools
 needs_audit-reports := prometheus-tools
