@@ -39,8 +39,9 @@ _value:
       the entries of all nodes. It is empty if each configuration has its own key. C(cordons_in) is
       the node annotation that lists cordoned GPUs. It is empty if the scheduler cannot cordon single GPUs.
     - C(component) is the name of the software that the role installs and restarts. C(defaults) has its default C(namespace),
-      C(config_map), C(selector) and C(release), and C(chart_values) the values of its Helm chart. C(refused) has a pattern of
-      settings that may not be installed, and the reason.
+      C(config_map), C(selector) and C(release), and C(chart_values) the values of its Helm chart. C(chart_config) is the value
+      that names the ConfigMap, with C(%s) for its name. C(refused) has a pattern of settings that may not be installed, and the
+      reason.
     - C(offered_in) is the kind of the objects that publish the node's GPUs, and C(reads) lists kinds of further objects that the
       filter P(openfleet.gpu.kubernetes_changes#filter) needs. Each has C(api_version), C(kind), C(node_field) and C(namespaced).
     - C(shares) is true if the backend has objects of the cluster that P(openfleet.gpu.kubernetes_cluster#filter) changes.
@@ -65,6 +66,7 @@ def scheduler_backend(key: object) -> dict[str, Any]:
         "component",
         "defaults",
         "chart_values",
+        "chart_config",
         "refused",
     )
     return {

@@ -12,6 +12,7 @@ from tests.integration.simulated_host import ROOT
 from tests.kubernetes import api_gate
 from tests.kubernetes.node_fleet import NodeFleet, said
 from tests.kubernetes.node_stand_in import NodeStandIn
+from tests.kubernetes.volcano import VgpuPlugin
 
 pytestmark = pytest.mark.root
 
@@ -20,6 +21,7 @@ CONF = "actions: enqueue, allocate\ntiers:\n- plugins:\n  - name: gang\n"
 SHARED = [{"gpus": [0], "sharing": "shared"}]
 SCHEDULER = "/api/v1/namespaces/volcano-system/configmaps/volcano-scheduler-configmap"
 NODES = "/api/v1/namespaces/kube-system/configmaps/volcano-vgpu-node-config"
+ROLES = ("gpu_kubernetes/plan", "gpu_kubernetes/prepare", "gpu_layout", "gpu_kubernetes")
 OTHER = {"name": "node-other", "devicesplitcount": 3}
 
 
@@ -58,7 +60,13 @@ def test_keys_and_entries_that_others_write_in_between_are_kept(volcano, library
             "gpu_kubernetes_node": "node-one",
             "gpu_kubernetes_kubeconfig": str(gate.kubeconfig),
         }
-        run = fleet.run_roles(SHARED, "gpu_kubernetes/plan", "gpu_kubernetes/prepare")
+        [gpu] = fleet.host.module("gpu_info")["gpus"]
+        plugin = VgpuPlugin(volcano, "node-one", {gpu["uuid"]: gpu["memory_total_bytes"] >> 20}, 10)
+        plugin.start()
+        try:
+            run = fleet.run_roles(SHARED, *ROLES)
+        finally:
+            plugin.pause()
     assert run.returncode == 0, said(run)
     assert changed == [SCHEDULER, NODES]
     conf = volcano.call("GET", SCHEDULER)["data"]["volcano-scheduler.conf"]

@@ -124,7 +124,7 @@ def test_vgpu_node_is_configured_checked_and_restored(cluster, site):
     assert all("(%s)" % uuid in refused for uuid in gpus)
     keep_device_plugin_off(cluster, "node2")
     cluster.offers("node2", {})
-    plugin = volcano.VgpuPlugin(cluster, "node2", gpus, 4)
+    plugin = volcano.VgpuPlugin(cluster.plane, "node2", gpus, 4)
     plugin.start()
     planned = " ".join(site("node2", SLICED, "--check", **given).split())
     assert "volcano-scheduler-configmap: add the plugin deviceshare" in planned

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
 from tests.kubernetes.beside import OTHER_USER, Beside, beside, free_port
-from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.control_plane import API_PORT, ControlPlane
 from tests.kubernetes.go_programs import GoModule
 
@@ -101,8 +100,8 @@ class VgpuPlugin:
     `gpus` maps UUIDs to MiB. `split` is the number of pods for each GPU. If `pause` was called, the handshake is not renewed.
     """
 
-    def __init__(self, cluster: Cluster, node: str, gpus: Mapping[str, int], split: int) -> None:
-        self._plane, self._path = cluster.plane, "/api/v1/nodes/%s" % node
+    def __init__(self, plane: ControlPlane, node: str, gpus: Mapping[str, int], split: int) -> None:
+        self._plane, self._path = plane, "/api/v1/nodes/%s" % node
         self._rows = ["%s,%d,%d,NVIDIA-H100,true,hami-core" % (uuid, split, mib) for uuid, mib in gpus.items()]
         self._resources = {
             "volcano.sh/vgpu-number": str(split * len(gpus)),

@@ -142,7 +142,6 @@ class Member:
     """A host of the inventory in a cluster.
 
     `offer` is the result of request.answer, or None if this run did not plan the host. `switch` is its top-of-rack switch.
-    `namespace` and `config_map` are the location of the backend's configuration.
     """
 
     host: str
@@ -150,8 +149,6 @@ class Member:
     backend: str
     offer: Mapping[str, Any] | None = None
     switch: str = ""
-    namespace: str = ""
-    config_map: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,6 +194,7 @@ class ClusterBackend(Backend, Protocol):
     chart_values  values that the role sets in the component's Helm chart
     refused       pattern of settings that may not be installed, with the reason. Both are empty if there is none
     config_label  node label that selects a key of the ConfigMap. Empty if the backend has no such label
+    chart_config  chart value that names the ConfigMap, with %s for its name. Empty if the chart has none
     empty_config  ConfigMap content with which the component uses its defaults. Empty if the backend has no configuration
     config_key    key of the ConfigMap that holds the entries of all nodes. Empty if each configuration has its own key
     cordons_in    node annotation that lists cordoned GPUs. Empty if the scheduler cannot cordon single GPUs
@@ -207,6 +205,7 @@ class ClusterBackend(Backend, Protocol):
     component: str
     defaults: Mapping[str, str]
     chart_values: Mapping[str, Any]
+    chart_config: Mapping[str, Any]
     refused: tuple[str, str]
     config_label: str
     empty_config: str
@@ -231,15 +230,14 @@ class ClusterBackend(Backend, Protocol):
         on all nodes.
         """
 
-    def shared_reads(self, scheduler: tuple[str, str], members: Sequence[Member]) -> tuple[Read, ...]:
+    def shared_reads(self, scheduler: tuple[str, str]) -> tuple[Read, ...]:
         """Return the objects of the cluster that all nodes of the backend share.
 
-        `scheduler` is the namespace and name of the ConfigMap of the backend's scheduler. `members` are the backend's hosts.
+        `scheduler` is the namespace and name of the ConfigMap of the backend's scheduler.
         """
 
     def shared(
         self,
-        members: Sequence[Member],
         removed: frozenset[str],
         nodes: Sequence[Any],
         objects: Mapping[Read, Sequence[Any] | None],

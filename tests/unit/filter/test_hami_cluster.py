@@ -404,7 +404,10 @@ def test_nvidias_plugin_on_the_node_is_refused(labels):
 
 
 def test_a_node_of_another_backend_is_refused():
-    (problem,) = changes(node(labels={"openfleet.gpu/backend": "nvidia_dra"}))["problems"]
+    found = changes(node(0, "", "Reported", {"openfleet.gpu/backend": "nvidia_dra"}))
+    (problem,) = found["problems"]
+    # The run must not believe that the scheduler knows the cordons, or that the node offers the GPUs.
+    assert found["unseen"] and len(found["pending"]) == 4 and not found["in_step"]
     assert "the label openfleet.gpu/backend: nvidia_dra belongs to another backend" in problem
 
 

@@ -134,7 +134,9 @@ def test_plugin_that_merges_profile_variants_is_reported(planned, offered, is_to
 
 
 def test_unknown_node_is_named_with_the_fix():
-    (problem,) = changes(None)["problems"]
+    found = changes(None)
+    (problem,) = found["problems"]
+    assert {name: numbers[0] for name, numbers in found["pending"].items()} == MAPPING["resources"]
     assert problem.startswith("The cluster has no node n1. Set gpu_kubernetes_node to the node name")
 
 
@@ -144,6 +146,8 @@ def test_unknown_node_is_named_with_the_fix():
 def test_foreign_record_stops_the_role(record):
     found = node({CONFIG: "default"}, annotations={BEFORE: record})
     assert "not readable" in changes(found)["problems"][0]
+    # A wait for the resources must not end because of the problem.
+    assert changes(found)["pending"] == changes(node({CONFIG: "default"}))["pending"] != {}
     assert "not readable" in removed(found)["problems"][0]
     assert (changes(found)["labels"], removed(found)["labels"]) == ({}, {})
 

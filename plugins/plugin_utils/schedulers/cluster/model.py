@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
 from ..protocol import Member
-from ..registry import backend
 
 # Variables that identify a cluster, with their defaults.
 _CLUSTER = {
@@ -63,7 +62,6 @@ def _cluster(row: Mapping[str, Any]) -> list[Any]:
 
 def _member(row: Mapping[str, Any]) -> Member:
     planned = row.get("gpu_kubernetes_planned")
-    defaults = backend(str(row["gpu_kubernetes_backend"])).defaults
     usable = isinstance(planned, Mapping) and planned.get("checked") and not planned.get("problems")
     return Member(
         row["inventory_hostname"],
@@ -71,6 +69,4 @@ def _member(row: Mapping[str, Any]) -> Member:
         str(row["gpu_kubernetes_backend"]),
         planned if usable else None,
         str(row.get("gpu_slurm_switch") or ""),
-        str(row.get("gpu_kubernetes_namespace", defaults["namespace"])),
-        str(row.get("gpu_kubernetes_config_map", defaults["config_map"])),
     )

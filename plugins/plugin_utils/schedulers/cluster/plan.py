@@ -38,7 +38,7 @@ def reads(request: Request) -> tuple[Read, ...]:
     found += [_NAMESPACES, *_QUOTAS] if request.quotas is not None else []
     found += [_HYPER_NODES] if request.hyper_nodes else []
     for key in _keys(request):
-        found += backend(key).shared_reads(request.scheduler, _of(request, key))
+        found += backend(key).shared_reads(request.scheduler)
     return tuple(dict.fromkeys(found))
 
 
@@ -63,9 +63,9 @@ def plan(request: Request, found: Found) -> Shared:
         return Shared(problems=tuple(problems))
     parts = [_quotas(request, found), _hyper_nodes(request, found)]
     for key in _keys(request):
-        current = {read: found.get(read) for read in backend(key).shared_reads(request.scheduler, _of(request, key))}
+        current = {read: found.get(read) for read in backend(key).shared_reads(request.scheduler)}
         nodes = [node for node in found.get(_NODES) or () if name_of(node) not in request.removed]
-        parts.append(backend(key).shared(_of(request, key), request.removed, nodes, current))
+        parts.append(backend(key).shared(request.removed, nodes, current))
     problems = [problem for part in parts for problem in part.problems]
     if problems:
         return Shared(problems=tuple(problems))
@@ -182,7 +182,3 @@ def _offered(members: Sequence[Member], nodes: Sequence[Any]) -> dict[str, int]:
 
 def _keys(request: Request) -> list[str]:
     return list(dict.fromkeys(member.backend for member in request.members if backend(member.backend).applies))
-
-
-def _of(request: Request, key: str) -> tuple[Member, ...]:
-    return tuple(member for member in request.members if member.backend == key)

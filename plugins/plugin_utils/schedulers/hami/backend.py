@@ -70,6 +70,7 @@ class Hami(KubernetesBackend):
     # If the webhook does not respond, pods must wait and not bypass HAMi. The chart excludes HAMi's own pods from the
     # webhook.
     chart_values: Mapping[str, Any] = {"scheduler": {"admissionWebhook": {"failurePolicy": "Fail"}}}
+    chart_config: Mapping[str, Any] = {"devicePlugin": {"nodeConfiguration": {"externalConfigName": "%s"}}}
     refused = (
         "(?i:%s)" % _REFUSED,
         "operatingmode mig removes MIG instances that HAMi did not create, and unknown scheduler policies count as the default. "
@@ -93,37 +94,25 @@ class Hami(KubernetesBackend):
 
         In addition to labels, these are the node's entry of the ConfigMap, and cordons of GPUs that the layout changes.
         """
-        changes = super().changes(offer, node, None, place, objects)
-        problems = [*changes.problems]
-        if not problems:
-            problems += surroundings.problems(node, offer["labels"], place, objects)
-        content, problem = self.merged(config_map, {place.node: offer["config"]["nodeconfig"][0]})
-        if problem:
-            problems.append("node %s: ConfigMap %s/%s: %s" % (place.node, place.namespace, place.config_map, problem))
-        if problems:
-            return Changes(problems=tuple(problems))
-        data = {} if content == _content(config_map) else {self.config_key: content}
+        changes = super().changes(offer, node, config_map, place, objects)
         on_hami = registration.registered(node) or {}
         # Only these GPUs need a cordon, because HAMi assigns no pods to GPUs that it does not offer.
         affected = [uuid for uuid in place.changing if uuid in on_hami]
         cordoning, own = cordon.cordon(node, affected), cordon.own(node)
         new = [uuid for uuid in affected if uuid not in cordon.cordoned(node)]
-        lines = ["ConfigMap %s/%s: write the entry of node %s" % (place.namespace, place.config_map, place.node)] * len(
-            data
-        )
-        lines += [
+        lines = [
             "node %s: cordon %s in HAMi until the change is verified" % (place.node, text(uuid, 64)) for uuid in new
         ]
         if own:
             lines.append("node %s: release the cordon of %s after the verification" % (place.node, _named(own)))
         return dataclasses.replace(
             changes,
-            data=data,
-            restart=bool(data) or bool(self._unregistered(offer, node)),
+            restart=bool(changes.data) or bool(self._unregistered(offer, node)),
             cordon=cordoning,
             uncordon=cordon.release(node),
             cordoned=own,
             unseen=self._unseen(node, place.node, own, objects),
+            problems=changes.problems or tuple(surroundings.problems(node, offer["labels"], place, objects)),
             warnings=(*surroundings.warnings(place.node, objects), *_stale(node, place.node)),
             lines=(*changes.lines, *lines),
         )
@@ -189,11 +178,6 @@ class Hami(KubernetesBackend):
             return "HAMi's scheduler has not read the annotations of node %s yet (%s)" % (name, cordon.HANDSHAKE)
         starting = surroundings.assigned(objects, name, uuids)
         return "pods are starting on cordoned GPUs: %s" % ", ".join(starting[:5]) if starting else ""
-
-
-def _content(config_map: Any) -> str | None:
-    data = config_map.get("data") if isinstance(config_map, Mapping) else None
-    return data.get(node_config.CONFIG_KEY) if isinstance(data, Mapping) else None
 
 
 def _named(uuids: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ This is the base of all backends for Kubernetes.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from typing import Any, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from ...host_values import text
 from ..model import Node, Offer
 from ..other_offers import in_cluster
-from ..protocol import Changes, Kind, Member, Place, Read, Removal, Seen, Shared
+from ..protocol import Changes, Kind, Place, Read, Removal, Seen, Shared
 from ..registry import KEYS, backend
 from . import node_config
 from .api_objects import annotations_of, labels_of, name_of, texts
@@ -66,6 +67,7 @@ class KubernetesBackend:
         "release": "nvidia-device-plugin",
     }
     chart_values: Mapping[str, Any] = {}
+    chart_config: Mapping[str, Any] = {}
     refused = ("", "")
     config_label = ""
     #: Label with a digest of the node's configuration, if the configuration is not a key of a ConfigMap.
@@ -97,14 +99,16 @@ class KubernetesBackend:
 
         `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. If the ConfigMap does
         not exist, the changes create it. `objects` are the objects of `offered_in` and `reads`.
-        Labels that another backend has set get their earlier values.
+        Labels that another backend has set get their earlier values. If there are problems, `pending` is complete too.
         """
+        pending = self.pending_resources(offer, node, objects)
+        unchanged = Changes(pending=pending, pending_text=self.pending_text(pending))
         if not isinstance(node, Mapping):
             problem = (
                 "The cluster has no node %s. Set gpu_kubernetes_node to the node name (kubectl get nodes). "
                 "Nothing was changed." % place.node
             )
-            return Changes(problems=(problem,))
+            return dataclasses.replace(unchanged, problems=(problem,))
         labels, before = labels_of(node), self._before(node)
         if before is None:
             problem = (
@@ -112,7 +116,7 @@ class KubernetesBackend:
                 "(kubectl annotate node %s %s-). Nothing was changed."
                 % (place.node, LABELS_BEFORE, place.node, LABELS_BEFORE)
             )
-            return Changes(problems=(problem,))
+            return dataclasses.replace(unchanged, problems=(problem,))
         desired: dict[str, str | None] = {
             name: value for name, value in offer["labels"].items() if labels.get(name) != value
         }
@@ -121,22 +125,34 @@ class KubernetesBackend:
         former = {name: value for name, value in before.items() if name not in own}
         desired.update((name, value) for name, value in former.items() if _is_own(name, labels.get(name, "")))
         record = {name: value for name, value in {**before, **unrecorded}.items() if name not in former}
-        key, content = offer["config_name"], config_text(offer["config"])
-        data = {} if not key or texts(config_map, "data").get(key) == content else {key: content}
-        pending = self.pending_resources(offer, node, objects)
+        data, problems = self._data(offer, config_map, place)
+        subject = "the entry of node %s" % place.node if self.config_key else "key %s" % offer["config_name"]
         lines = label_lines(place.node, desired, labels)
-        lines += ["ConfigMap %s/%s: write key %s" % (place.namespace, place.config_map, key) for key in data]
-        return Changes(
-            desired,
-            {LABELS_BEFORE: _record(record)} if record != before else {},
-            self._opt_out(desired, before, unrecorded),
-            data,
-            pending,
-            self.pending_text(pending),
+        lines += ["ConfigMap %s/%s: write %s" % (place.namespace, place.config_map, subject)] * len(data)
+        return dataclasses.replace(
+            unchanged,
+            labels=desired,
+            annotations={LABELS_BEFORE: _record(record)} if record != before else {},
+            opt_out=self._opt_out(desired, before, unrecorded),
+            data=data,
             restart=bool(pending and self.component) and self.config_label not in desired,
-            problems=tuple(self._other_offers(offer, node, place, objects)),
+            problems=(*self._other_offers(offer, node, place, objects), *problems),
             lines=tuple(lines),
         )
+
+    def _data(self, offer: Mapping[str, Any], config_map: Any, place: Place) -> tuple[dict[str, str], list[str]]:
+        """Return the keys of the ConfigMap to write with their content, and the problems."""
+        current = texts(config_map, "data")
+        if not self.config_key:
+            key, content = offer["config_name"], config_text(offer["config"])
+            return {} if not key or current.get(key) == content else {key: content}, []
+        rows = offer["config"].get("nodeconfig", ())
+        if not rows:
+            return {}, []
+        content, problem = self.merged(config_map, {place.node: rows[0]})
+        if problem:
+            return {}, ["node %s: ConfigMap %s/%s: %s" % (place.node, place.namespace, place.config_map, problem)]
+        return {} if content == current.get(self.config_key) else {self.config_key: content}, []
 
     def seen(self, _node: Any, _objects: Sequence[Any], _names: re.Pattern[str]) -> Seen | None:
         """Return what the component offers on the node now, or None.
@@ -195,13 +211,12 @@ class KubernetesBackend:
         """
         return differing(offer["resources"], allocatable(node, self.resource))
 
-    def shared_reads(self, _scheduler: tuple[str, str], _members: Sequence[Member]) -> tuple[Read, ...]:
+    def shared_reads(self, _scheduler: tuple[str, str]) -> tuple[Read, ...]:
         """Return the objects of the cluster that all nodes of the backend share: none."""
         return ()
 
     def shared(
         self,
-        _members: Sequence[Member],
         _removed: frozenset[str],
         _nodes: Sequence[Any],
         _objects: Mapping[Read, Sequence[Any] | None],

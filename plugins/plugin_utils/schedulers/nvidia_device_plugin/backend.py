@@ -37,6 +37,7 @@ class DevicePlugin(KubernetesBackend):
     key = KEY
     applies = True
     component = "device plugin"
+    chart_config: Mapping[str, Any] = {"config": {"name": "%s", "default": "default"}}
     config_label = CONFIG_LABEL
     empty_config = "version: v1\n"
     resource = RESOURCE

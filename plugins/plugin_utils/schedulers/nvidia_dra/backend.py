@@ -75,12 +75,12 @@ class Dra(KubernetesBackend):
         changes = super().changes(offer, node, config_map, place, objects)
         problems = [*changes.problems, *_gate_problems(offer, place, objects)]
         if problems:
-            return Changes(problems=tuple(problems))
+            return dataclasses.replace(changes, problems=tuple(problems))
         desired = _desired(offer, place)
         current = {title(item): item for kind in _KINDS for item in of_kind(objects, kind)}
         foreign = [item for item in desired if title(item) in current and not is_owned(current[title(item)])]
         if foreign:
-            return Changes(problems=tuple(_foreign(place.node, item) for item in foreign))
+            return dataclasses.replace(changes, problems=tuple(_foreign(place.node, item) for item in foreign))
         names = {title(item) for item in desired}
         old = [item for name, item in current.items() if api.node_of(item) == place.node and name not in names]
         # The API does not permit changes of a template's spec, so the template must be replaced.

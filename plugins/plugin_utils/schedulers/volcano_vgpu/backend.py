@@ -18,7 +18,7 @@ from ..kubernetes import hami_core, node_config
 from ..kubernetes.api_objects import annotations_of, labels_of, texts
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, allocatable, config_text
 from ..model import Node, Offer
-from ..protocol import Changes, Member, Place, Read, Seen, Shared
+from ..protocol import Changes, Place, Read, Seen, Shared
 from . import scheduler_conf
 
 _NODE_LABEL = {"openfleet.gpu/backend": "volcano_vgpu"}
@@ -55,6 +55,7 @@ class VolcanoVgpu(KubernetesBackend):
     }
     fixed_labels: Mapping[str, str] = {**WITHOUT_MIG_MANAGER, **_NODE_LABEL}
     digest_label = _CONFIG_LABEL
+    config_key = node_config.CONFIG_KEY
     resource = re.compile(r"volcano\.sh/vgpu-(?:number|memory|cores)")
 
     def offer(self, node: Node) -> Offer:
@@ -73,7 +74,8 @@ class VolcanoVgpu(KubernetesBackend):
         The plugin reads its configuration when it starts.
         """
         changes = super().changes(offer, node, config_map, place, objects)
-        return dataclasses.replace(changes, restart=bool(changes.pending) or _CONFIG_LABEL in changes.labels)
+        restart = changes.pending or changes.data or _CONFIG_LABEL in changes.labels
+        return dataclasses.replace(changes, restart=bool(restart))
 
     def pending_resources(
         self, offer: Mapping[str, Any], node: Any, objects: Sequence[Any]
@@ -106,28 +108,25 @@ class VolcanoVgpu(KubernetesBackend):
             "of each GPU: cordon the node until the plugin runs"
         )
 
-    def shared_reads(self, scheduler: tuple[str, str], members: Sequence[Member]) -> tuple[Read, ...]:
-        """Return the ConfigMaps of Volcano's scheduler and of the vGPU plugin."""
-        places = dict.fromkeys((member.namespace, member.config_map) for member in members)
-        return tuple(Read("v1", "ConfigMap", name, namespace) for namespace, name in [scheduler, *places])
+    def shared_reads(self, scheduler: tuple[str, str]) -> tuple[Read, ...]:
+        """Return the ConfigMap of Volcano's scheduler."""
+        namespace, name = scheduler
+        return (Read("v1", "ConfigMap", name, namespace),)
 
     def shared(
         self,
-        members: Sequence[Member],
         removed: frozenset[str],
         nodes: Sequence[Any],
         objects: Mapping[Read, Sequence[Any] | None],
     ) -> Shared:
-        """Return the changes of these ConfigMaps."""
-        (scheduler, current), *configs = objects.items()
+        """Return the changes of this ConfigMap."""
+        ((scheduler, current),) = objects.items()
         used = not removed or any(_NODE_LABEL.items() <= labels_of(node).items() for node in nodes)
         try:
-            parts = [_scheduler(scheduler, current, used)]
-            parts += [_configs(read, found, members, removed) for read, found in configs]
+            part = _scheduler(scheduler, current, used)
         except FleetError as error:
             return Shared(problems=(str(error),))
-        written = [part for part in parts if part is not None]
-        return Shared(tuple(item for item, _line in written), lines=tuple(line for _item, line in written))
+        return Shared() if part is None else Shared((part[0],), lines=(part[1],))
 
 
 def _scheduler(read: Read, found: Sequence[Any] | None, used: bool) -> tuple[dict[str, Any], str] | None:
@@ -146,34 +145,6 @@ def _scheduler(read: Read, found: Sequence[Any] | None, used: bool) -> tuple[dic
         return None
     line = "%s: %s" % (where, "add the plugin deviceshare" if used else "remove the plugin deviceshare")
     return _written(read, config_map, scheduler_conf.KEY, changed), line
-
-
-def _configs(
-    read: Read, found: Sequence[Any] | None, members: Sequence[Member], removed: frozenset[str]
-) -> tuple[dict[str, Any], str] | None:
-    """Return the changed ConfigMap of the plugin with a line of the plan, or None."""
-    where = "ConfigMap %s/%s" % (read.namespace, read.name)
-    config_map = found[0] if found else None
-    text = texts(config_map, "data").get(node_config.CONFIG_KEY, node_config.EMPTY)
-    entries: dict[str, Mapping[str, Any] | None] = {
-        row["name"]: row
-        for member in members
-        if (member.namespace, member.config_map) == (read.namespace, read.name) and member.offer is not None
-        for row in member.offer["config"].get("nodeconfig", [])
-        if not removed
-    }
-    entries.update(dict.fromkeys(removed))
-    try:
-        changed = node_config.merged(text, dict(sorted(entries.items())))
-    except node_config.UnreadableError as error:
-        place = "%s, %s" % (where, node_config.CONFIG_KEY)
-        raise FleetError(place, "it is not readable: %s" % error, "Repair it, or delete the key.") from None
-    if changed == text:
-        return None
-    return _written(read, config_map, node_config.CONFIG_KEY, changed), "%s: write key %s" % (
-        where,
-        node_config.CONFIG_KEY,
-    )
 
 
 def _written(read: Read, current: Any, key: str, text: str) -> dict[str, Any]:

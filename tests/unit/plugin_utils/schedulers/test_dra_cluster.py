@@ -227,7 +227,9 @@ def test_object_of_someone_else_is_not_changed(kind):
 
 @pytest.mark.parametrize("gates", ["DynamicMIG=true", "MPSSupport=true, DynamicMIG=True,"])
 def test_dynamic_mig_is_refused_beside_mig(gates):
-    (problem,) = changes(mapping(), node(), daemonset(gates))["problems"]
+    found = changes(mapping(), node(), daemonset(gates))
+    (problem,) = found["problems"]
+    assert found["pending"] and not found["write"]
     assert "the DaemonSet dra/driver has the feature gate DynamicMIG" in problem
     assert "Remove the gate (featureGates of the chart" in problem
     assert changes(mapping([dict(WHOLE, gpus=[0, 1, 2, 3])]), node(), daemonset(gates))["problems"] == []

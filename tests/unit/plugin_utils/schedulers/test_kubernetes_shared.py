@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Change objects that the nodes of a cluster share.
 
-These are quotas, HyperNodes and the ConfigMaps of Volcano.
+These are quotas, HyperNodes, and the ConfigMaps of Volcano's scheduler and vGPU plugin.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_changes import 
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_cluster import kubernetes_cluster
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_mapping import kubernetes_mapping
 from ansible_collections.openfleet.gpu.plugins.filter.kubernetes_removal import kubernetes_removal
+from ansible_collections.openfleet.gpu.plugins.filter.node_entries import node_entries
 
 pytestmark = pytest.mark.core
 
@@ -320,11 +321,10 @@ def test_a_switch_that_cannot_be_a_hyper_node_is_refused(switch):
 SCHEDULER = "volcano-system/volcano-scheduler-configmap"
 
 
-def volcano(conf=CONF, nodes=("n1",), **data):
+def volcano(conf=CONF, nodes=("n1",)):
     return Cluster(
         *map(node, nodes),
         config_map("volcano-system", "volcano-scheduler-configmap", **{"volcano-scheduler.conf": conf, "other": "x"}),
-        config_map("kube-system", "volcano-vgpu-node-config", **data),
     )
 
 
@@ -405,54 +405,59 @@ def test_without_volcano_its_installation_is_named():
 def test_deviceshare_of_the_site_is_kept():
     own = CONF.replace("  - name: drf\n", "  - name: deviceshare\n    arguments: {deviceshare.VGPUEnable: true}\n")
     cluster = volcano(own)
-    changes = cluster.plan([row("n1", SHARED, "volcano_vgpu")], scheduler=SCHEDULER)
-    assert [item["metadata"]["name"] for item in changes["write"]] == ["volcano-vgpu-node-config"]
-    cluster.apply(changes)
-    changes = cluster.plan([row("n1", SHARED, "volcano_vgpu")], scheduler=SCHEDULER, removed=["n1"])
-    assert [item["metadata"]["name"] for item in changes["write"]] == ["volcano-vgpu-node-config"]
+    assert cluster.plan([row("n1", SHARED, "volcano_vgpu")], scheduler=SCHEDULER)["in_step"]
+    assert cluster.plan([row("n1", SHARED, "volcano_vgpu")], scheduler=SCHEDULER, removed=["n1"])["in_step"]
 
 
-def test_removal_of_the_last_node_restores_both_config_maps():
-    others = {"version": 1, "nodeconfig": [{"name": "theirs", "operatingmode": "mig"}]}
-    cluster = volcano(nodes=("n1", "n2"), **{"config.json": json.dumps(others)})
+def test_removal_of_the_last_node_restores_the_scheduler():
+    cluster = volcano(nodes=("n1", "n2"))
     rows = [row("n1", SHARED, "volcano_vgpu"), row("n2", SHARED, "volcano_vgpu")]
-    changes = cluster.plan(rows, scheduler=SCHEDULER)
-    config = json.loads(written(changes, "volcano-vgpu-node-config")["data"]["config.json"])
-    assert [each["name"] for each in config["nodeconfig"]] == ["theirs", "n1", "n2"]
-    assert config["nodeconfig"][1]["devicesplitcount"] == 4 and config["version"] == 1
-    cluster.apply(changes)
+    cluster.apply(cluster.plan(rows, scheduler=SCHEDULER))
     cluster.objects[1] = node("n2", labels={"openfleet.gpu/backend": "volcano_vgpu"})
-    changes = cluster.plan(rows, scheduler=SCHEDULER, removed=["n1"])
-    assert [item["metadata"]["name"] for item in changes["write"]] == ["volcano-vgpu-node-config"]
-    cluster.apply(changes)
+    assert cluster.plan(rows, scheduler=SCHEDULER, removed=["n1"])["in_step"]
     changes = cluster.plan(rows, scheduler=SCHEDULER, removed=["n1", "n2"])
     assert written(changes, "volcano-scheduler-configmap")["data"]["volcano-scheduler.conf"] == CONF
-    assert json.loads(written(changes, "volcano-vgpu-node-config")["data"]["config.json"]) == others
 
 
-def test_a_node_outside_of_the_run_keeps_its_configuration():
-    cluster = volcano(nodes=("n1", "n2"))
-    cluster.apply(cluster.plan([row(n, SHARED, "volcano_vgpu") for n in ("n1", "n2")], scheduler=SCHEDULER))
-    rows = [row("n1", SHARED[:1], "volcano_vgpu"), row("n2", backend="volcano_vgpu")]
-    assert cluster.plan(rows, scheduler=SCHEDULER)["in_step"]
+def entries(data, **nodes):
+    """Return config.json after the role has merged the entries of nodes."""
+    found = node_entries({"data": {"config.json": json.dumps(data)}}, entries=nodes, backend="volcano_vgpu")
+    assert found["problem"] == ""
+    return json.loads(found["content"])
+
+
+def test_entries_of_other_nodes_are_kept():
+    entry = row("n1", SHARED, "volcano_vgpu")["gpu_kubernetes_planned"]["config"]["nodeconfig"][0]
+    others = {"version": 1, "nodeconfig": [{"name": "theirs", "operatingmode": "mig"}]}
+    found = entries(others, n1=entry)
+    assert found == {"version": 1, "nodeconfig": [*others["nodeconfig"], entry]} and entry["devicesplitcount"] == 4
+    assert entries(found, n1=None) == others
 
 
 def test_entries_are_merged_as_the_plugin_reads_them():
     # Go treats keys that differ only in case as equal.
     present = {"NodeConfig": [{"Name": "n1", "deviceSplitCount": 9, "libcudaloglevel": "3"}, {"name": "n1"}]}
-    cluster = volcano(**{"config.json": json.dumps(present)})
-    changes = cluster.plan([row("n1", SHARED, "volcano_vgpu")], scheduler=SCHEDULER)
-    found = json.loads(written(changes, "volcano-vgpu-node-config")["data"]["config.json"])
-    [entry] = found.pop("NodeConfig")
-    assert found == {} and (entry["name"], entry["devicesplitcount"], entry["libcudaloglevel"]) == ("n1", 4, "3")
+    found = changes_of(vgpu_node("Reported"), given=given(present))["data"]
+    [entry] = json.loads(found["config.json"])["NodeConfig"]
+    assert (entry["name"], entry["devicesplitcount"], entry["libcudaloglevel"]) == ("n1", 4, "3")
     assert not {"Name", "deviceSplitCount"} & entry.keys()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"nodeconfig": {}}', '{"nodeconfig": [1]}'])
 def test_an_unreadable_node_configuration_is_refused(text):
-    cluster = volcano(**{"config.json": text})
-    [problem] = cluster.plan([row("n1", SHARED, "volcano_vgpu")], scheduler=SCHEDULER)["problems"]
-    assert problem.startswith("ConfigMap kube-system/volcano-vgpu-node-config, config.json: ")
+    found = changes_of(vgpu_node("Reported"), given=config_map("ns", "cm", **{"config.json": text}))
+    [problem] = found["problems"]
+    assert problem.startswith("node n1: ConfigMap ns/cm: config.json is not readable: ")
+    assert not found["in_step"] and not found["data"]
+
+
+def test_a_layout_without_shared_gpus_writes_no_entry():
+    found = changes_of(vgpu_node("Reported"), [{"gpus": [0, 1], "sharing": "exclusive"}], given=None)
+    assert found["data"] == {}
+
+
+def given(data):
+    return config_map("ns", "cm", **{"config.json": json.dumps(data)})
 
 
 def vgpu_node(handshake=None, labels=None, number=8):
@@ -462,8 +467,11 @@ def vgpu_node(handshake=None, labels=None, number=8):
     return node("n1", labels, annotations, **{name: str(count) for name, count in offered.items()})
 
 
-def changes_of(current, layout=SHARED):
-    return kubernetes_changes(row("n1", layout, "volcano_vgpu")["gpu_kubernetes_planned"], node=current, name="n1")
+def changes_of(current, layout=SHARED, **more):
+    """Return the changes of a node. Without `given`, the ConfigMap already has the node's entry."""
+    planned = row("n1", layout, "volcano_vgpu")["gpu_kubernetes_planned"]
+    present = more["given"] if "given" in more else given(planned["config"])
+    return kubernetes_changes(planned, current, present, name="n1", namespace="ns", config_map_name="cm")
 
 
 def test_a_failed_handshake_is_pending_and_restarts_the_plugin():
@@ -485,6 +493,9 @@ def test_a_changed_configuration_restarts_the_plugin():
     changes = changes_of(vgpu_node("Reported", labelled, number=16), other)
     assert list(changes["labels"]) == ["openfleet.gpu/vgpu-config"] and changes["restart"]
     assert not changes_of(vgpu_node("Reported", labelled))["restart"]
+    # Someone has changed the entry, but not the label.
+    edited = changes_of(vgpu_node("Reported", labelled), given=given({"nodeconfig": [{"name": "n1"}]}))
+    assert edited["restart"] and edited["lines"] == ["ConfigMap ns/cm: write the entry of node n1"]
 
 
 def test_removal_restores_the_labels_of_a_vgpu_node():

@@ -104,6 +104,7 @@ def test_the_filter_describes_a_backend_that_publishes_devices():
 def test_the_filter_describes_the_backend_with_shared_objects():
     described = scheduler_backend("volcano_vgpu")
     assert needs("volcano_vgpu") == {**NOTHING, "applies": True, "component": "vGPU plugin", "shares": True}
+    assert described["config_key"] == "config.json"
     assert described["defaults"]["namespace"] == "kube-system"
     assert described["defaults"]["config_map"] == "volcano-vgpu-node-config"
 
