@@ -10,9 +10,8 @@ module: kubelet_info
 short_description: Report a kubelet's policies for NUMA nodes and CPUs
 version_added: "0.1.0"
 description:
-  - Reads the options of the kubelet's process and its configuration file on the host. It does not contact the cluster, so that no
-    account needs the permission C(nodes/proxy).
-  - Files of the kubelet's option C(--config-dir) are not read.
+  - Reads the options of the kubelet's process and its configuration files on the host, with those of its option C(--config-dir).
+    It does not contact the cluster, so that no account needs the permission C(nodes/proxy).
 author:
   - openfleet.gpu contributors (!UNKNOWN)
 extends_documentation_fragment:
@@ -46,6 +45,12 @@ config:
   returned: success
   type: str
   sample: /var/lib/kubelet/config.yaml
+config_dir:
+  description:
+    - Folder of the kubelet's option C(--config-dir). Empty if it has none. Its files take precedence over RV(config).
+  returned: success
+  type: str
+  sample: /etc/kubernetes/kubelet.conf.d
 topology_policy:
   description: C(topologyManagerPolicy). Empty if no kubelet runs.
   returned: success

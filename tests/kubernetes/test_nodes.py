@@ -276,3 +276,40 @@ def test_layout_that_destroys_a_pods_device_is_refused(cluster, plugin, pods):
     done = cluster.play("tests/kubernetes/layout.yml", "--limit", "node1", "--extra-vars", wanted, check=False)
     assert done.returncode != 0 and "default/holds" in done.stdout
     assert cluster.allocatable("node1")["nvidia.com/mig-3g.40gb"] == 1
+
+
+#: Files of the kubelet's option --config-dir, in the order in which it reads them.
+DROP_INS = {
+    "10-site.conf": {"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"},
+    "20-node.conf": {"topologyManagerPolicy": "best-effort"},
+}
+ACTIVE = """
+import json, ssl, urllib.request
+with urllib.request.urlopen("https://127.0.0.1:10250/configz", context=ssl._create_unverified_context()) as answer:
+    print(json.dumps(json.load(answer)["kubeletconfig"]))
+"""
+
+
+def test_policies_are_those_of_the_running_kubelet(cluster):
+    folder = "/etc/kubernetes/kubelet.conf.d"
+    for name, fields in DROP_INS.items():
+        data = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", **fields}
+        text = yaml.safe_dump(data)
+        cluster.run("node1", "sh", "-c", 'printf %%s "$1" >%s/%s' % (folder, name), "sh", text)
+
+    def active():
+        """Return the kubelet's own answer, or an empty mapping until it responds."""
+        return json.loads(cluster.run("node1", "python3", "-c", ACTIVE, check=False) or "{}")
+
+    try:
+        cluster.run("node1", "systemctl", "restart", "kubelet")
+        cluster.plane.wait(lambda: active().get("topologyManagerScope") == "pod", "the kubelet reads the files")
+        found = cluster.module("node1", "openfleet.gpu.kubelet_info")
+        assert (found["config"], found["config_dir"]) == ("/etc/kubernetes/kubelet.yml", folder)
+        fields = ("topologyManagerPolicy", "topologyManagerScope", "cpuManagerPolicy", "memoryManagerPolicy")
+        policies = ("topology_policy", "topology_scope", "cpu_policy", "memory_policy")
+        assert [found[name] for name in policies] == [active()[name] for name in fields]
+        assert found["topology_policy"] == "best-effort"
+    finally:
+        cluster.run("node1", "sh", "-c", "rm %s/*.conf && systemctl restart kubelet" % folder)
+        cluster.plane.wait(lambda: active().get("topologyManagerScope") == "container", "the kubelet starts again")

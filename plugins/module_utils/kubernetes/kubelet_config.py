@@ -1,9 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the kubelet's policies for NUMA nodes and CPUs from options and file.
+"""Read the kubelet's policies for NUMA nodes and CPUs from options and files.
 
 https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/
+
+Files of --config-dir: mergeKubeletConfigurations in cmd/kubelet/app/server.go. A later file takes precedence, and options take
+precedence over all files.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ..errors import FleetError
 from ..foreign_text import text
@@ -32,27 +35,31 @@ _RESULTS = {
 }
 _FIELD = re.compile(r"""^(\w+):[ \t]*["']?([\w-]{1,63})["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 _MOST_BYTES = 1 << 20
+_MOST_FILES = 100
 
 
 def read_kubelet(root: Path = Path("/")) -> Dict[str, Any]:
-    """Return the file and the policies of the host's kubelet.
+    """Return the files and the policies of the host's kubelet.
 
-    `running` is false if no process named kubelet of root's own namespace was found. Raises FleetError if its file
-    cannot be read.
+    `running` is false if no process named kubelet of root's own namespace was found. Raises FleetError if a file cannot be read.
     """
     process = _process(root / "proc")
     if process is None:
-        return {"running": False, "config": "", **{_RESULTS[name]: "" for name in _POLICIES}}
+        return {"running": False, "config": "", "config_dir": "", **{_RESULTS[name]: "" for name in _POLICIES}}
     with (process / "cmdline").open("rb") as file:
         options = _options(file.read(_MOST_BYTES).decode("utf-8", "replace").split("\0"))
-    config = options.get("config", "")
-    fields = _fields(root, config) if config else {}
+    config, config_dir = options.get("config", ""), options.get("config-dir", "")
+    fields: Dict[str, Optional[str]] = {}
+    for path in [config] if config else []:
+        fields.update(_fields(root, path, "--config"))
+    for path in _drop_ins(root, config_dir) if config_dir else []:
+        fields.update(_fields(root, path, "--config-dir"))
     # An option takes precedence over the file.
     values = {
         _RESULTS[name]: text(options.get(option) or fields.get(name) or default, 63)
         for name, (option, default) in _POLICIES.items()
     }
-    return {"running": True, "config": text(config, 255), **values}
+    return {"running": True, "config": text(config, 255), "config_dir": text(config_dir, 255), **values}
 
 
 def _process(proc: Path) -> Optional[Path]:
@@ -72,30 +79,58 @@ def _process(proc: Path) -> Optional[Path]:
 
 
 def _options(words: List[str]) -> Dict[str, str]:
-    """Return the options of a command line: `--name=value` or `--name value`."""
+    """Return the options of a command line: `--name=value` or `--name value`.
+
+    The kubelet accepts underscores in names.
+    """
     found = {}
     for word, following in zip(words[1:], [*words[2:], ""]):
         if word.startswith("-"):
             name, equals, value = word.lstrip("-").partition("=")
-            found[name] = value if equals else following
+            found[name.replace("_", "-")] = value if equals else following
     return found
 
 
-def _fields(root: Path, config: str) -> Mapping[str, str]:
-    """Return the policies in the kubelet's file, which is YAML or JSON.
+def _drop_ins(root: Path, config_dir: str) -> List[str]:
+    """Return the files of --config-dir in the order in which the kubelet reads them.
 
-    YAML is read without a parser, because a host may have none. The policies are single words at the top level.
+    These are all files *.conf in the folder and its subfolders. Links to folders are not followed.
+    """
+
+    def walk(folder: Path) -> Iterator[str]:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                yield from walk(path)
+            elif path.name.endswith(".conf") and path.is_file():
+                yield "/%s" % path.relative_to(root)
+
+    place, cure = text(config_dir, 255), "Check the option --config-dir of the kubelet."
+    try:
+        paths = [path for path, _number in zip(walk(root / config_dir.lstrip("/")), range(_MOST_FILES + 1))]
+    except OSError as error:
+        raise FleetError(place, "the kubelet's folder cannot be read: %s" % error.strerror, cure) from None
+    if len(paths) > _MOST_FILES:
+        raise FleetError(place, "the kubelet's folder has more than %d files" % _MOST_FILES, cure)
+    return paths
+
+
+def _fields(root: Path, path: str, option: str) -> Mapping[str, Optional[str]]:
+    """Return the policies in a file of the kubelet, which is YAML or JSON.
+
+    YAML is read without a parser, because a host may have none. The policies are single words at the top level. `null` restores
+    the default, for which the result is None.
     """
     try:
-        with (root / config.lstrip("/")).open("rb") as source:
+        with (root / path.lstrip("/")).open("rb") as source:
             written = source.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError as error:
-        cure = "Check the option --config of the kubelet."
-        raise FleetError(text(config, 255), "the kubelet's file cannot be read: %s" % error.strerror, cure) from None
+        cure = "Check the option %s of the kubelet." % option
+        raise FleetError(text(path, 255), "the kubelet's file cannot be read: %s" % error.strerror, cure) from None
     if written.lstrip().startswith("{"):
         try:
             data = json.loads(written)
         except (ValueError, RecursionError):
-            raise FleetError(text(config, 255), "the kubelet's file is not JSON", "Correct it.") from None
-        return {name: value for name, value in data.items() if name in _POLICIES and isinstance(value, str)}
-    return {name: value for name, value in _FIELD.findall(written) if name in _POLICIES}
+            raise FleetError(text(path, 255), "the kubelet's file is not JSON", "Correct it.") from None
+        return {name: data[name] for name in _POLICIES if isinstance(data.get(name, 0), (str, type(None)))}
+    found = {name: value for name, value in _FIELD.findall(written) if name in _POLICIES}
+    return {name: None if value == "null" else value for name, value in found.items()}

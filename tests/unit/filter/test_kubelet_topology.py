@@ -36,6 +36,11 @@ def test_another_policy_is_a_problem_with_file_and_fix():
     )
 
 
+def test_a_kubelet_with_a_drop_in_folder_is_changed_there():
+    found = {**kubelet("none"), "config_dir": "/etc/kubernetes/kubelet.conf.d"}
+    assert "Set it in the last file of /etc/kubernetes/kubelet.conf.d, drain the node" in compared(found)["problems"][0]
+
+
 def test_cpus_that_are_not_assigned_are_a_problem():
     [problem] = compared(kubelet(cpu="none"))["problems"]
     assert problem.startswith("node n1: the kubelet has cpuManagerPolicy none, so no pod gets exclusive CPUs")

@@ -29,7 +29,8 @@ def problems(policy: str, kubelet: Mapping[str, Any], node: str) -> list[str]:
         return [problem % node]
     current = text(str(kubelet.get("topology_policy")), 63)
     cpus = text(str(kubelet.get("cpu_policy")), 63)
-    place = text(str(kubelet.get("config")), 255) or "its options"
+    folder, file = (text(str(kubelet.get(key) or ""), 255) for key in ("config_dir", "config"))
+    place = "the last file of %s" % folder if folder else file or "its options"
     cure = "Set it in %s, drain the node, delete /var/lib/kubelet/cpu_manager_state and restart the kubelet" % place
     wrong = []
     if current != policy:

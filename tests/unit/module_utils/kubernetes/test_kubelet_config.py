@@ -21,9 +21,11 @@ topologyManagerPolicy: "single-numa-node"
 #memoryManagerPolicy: Static
 """
 FILE = "/var/lib/kubelet/config.yaml"
+FOLDER = "/etc/kubernetes/kubelet.conf.d"
 PLAIN = {
     "running": True,
     "config": "",
+    "config_dir": "",
     "topology_policy": "none",
     "topology_scope": "container",
     "cpu_policy": "none",
@@ -61,6 +63,44 @@ def test_json_is_read(host):
     found = read_kubelet(host("kubelet", "--config", FILE, text=json.dumps(data)))
     expected = {"config": FILE, "topology_policy": "restricted", "topology_scope": "pod", "memory_policy": "Static"}
     assert found == {**PLAIN, **expected}
+
+
+def test_files_of_the_drop_in_folder_take_precedence_in_their_order(host):
+    root = host("kubelet", "--config=" + FILE, "--config-dir=" + FOLDER, text=YAML)
+    files = {
+        "10-first.conf": "topologyManagerPolicy: restricted\ncpuManagerPolicy: none\n",
+        # The kubelet reads a folder in place of its name, and its files before 30-last.conf.
+        "20-folder/a.conf": json.dumps({"topologyManagerPolicy": "best-effort", "topologyManagerScope": "pod"}),
+        "30-last.conf": "cpuManagerPolicy: null\n",
+        "40-other.yaml": "topologyManagerPolicy: none\n",
+        "readme.conf.bak": "topologyManagerPolicy: none\n",
+    }
+    for name, text in files.items():
+        path = root / FOLDER.lstrip("/") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (root / FOLDER.lstrip("/") / "50-link").symlink_to(root / FOLDER.lstrip("/"))
+    expected = {"config": FILE, "config_dir": FOLDER, "topology_policy": "best-effort", "topology_scope": "pod"}
+    assert read_kubelet(root) == {**PLAIN, **expected}
+
+
+def test_a_missing_drop_in_folder_is_an_error_with_its_name(host):
+    with pytest.raises(FleetError, match=r"^/etc/kubernetes/kubelet\.conf\.d: the kubelet's folder cannot be read"):
+        read_kubelet(host("kubelet", "--config-dir", FOLDER))
+
+
+def test_a_folder_with_too_many_files_is_refused(host):
+    root = host("kubelet", "--config-dir", FOLDER)
+    folder = root / FOLDER.lstrip("/")
+    folder.mkdir(parents=True)
+    for number in range(101):
+        (folder / ("%d.conf" % number)).touch()
+    with pytest.raises(FleetError, match="more than 100 files"):
+        read_kubelet(root)
+
+
+def test_names_of_options_may_have_underscores(host):
+    assert read_kubelet(host("kubelet", "--topology_manager_policy=restricted"))["topology_policy"] == "restricted"
 
 
 def test_an_option_takes_precedence_over_the_file(host):
