@@ -468,7 +468,10 @@ def vgpu_node(handshake=None, labels=None, number=8):
 
 
 def changes_of(current, layout=SHARED, **more):
-    """Return the changes of a node. Without `given`, the ConfigMap already has the node's entry."""
+    """Return the changes of a node.
+
+    Without `given`, the ConfigMap already has the node's entry.
+    """
     planned = row("n1", layout, "volcano_vgpu")["gpu_kubernetes_planned"]
     present = more["given"] if "given" in more else given(planned["config"])
     return kubernetes_changes(planned, current, present, name="n1", namespace="ns", config_map_name="cm")
