@@ -3,11 +3,13 @@
 """Measure changes of MIG instances on a Slurm node with running jobs.
 
 The node is a lab host with Debian 13, whose Slurm 24.11 is real, and with simulated GPUs. GPUs 0 and 1 change between random
-layouts, and random jobs run on all four GPUs. slurmctld refuses requests for GPUs without a type. SEED selects the transitions,
-and CASES sets their number.
+layouts, and random jobs run on all four GPUs. slurmctld refuses requests for GPUs without a type. Each change is a run of the roles
+gpu_slurm and gpu_layout in the order of site.yml, with `gpu_layout_on_busy: drain`. While the run waits for jobs, the benchmark ends
+them one by one in random order. SEED selects the transitions, and CASES sets their number.
 
-A job is lost if it does not run on the same devices after the change, although the plan did not name it. A job waits without need
-if the plan names it, although its devices stay and the jobs of all staying devices can keep their numbers.
+A job is lost if it does not run on the same devices after the change, although the run did not wait for it. A job waits without need
+if the run waits for it, although its devices stay and the jobs of all staying devices can keep their numbers. The time to the first
+job is that from the start of the run, so it includes the waiting.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import testinfra
@@ -26,6 +29,7 @@ import testinfra
 from tests.benchmark.amounts import amount
 from tests.lab.fleet import FleetError, play_quietly
 from tests.lab.lab_fixtures import container_name
+from tests.lab.role_plays import run_role
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = ROOT / "molecule" / "gpu_slurm"
@@ -99,27 +103,44 @@ def measured(host, rng, transitions):
         divisions[rng.randrange(2)] = rng.choice(DIVISIONS)
         wanted = layout(*map(entry, divisions))
         planned = host.mapping(wanted)
-        waiting = planned["change"]["jobs"]
-        needless += len(waits_without_need(host, wanted, set(waiting), jobs))
-        end_jobs(host, jobs, waiting)
         started = time.monotonic()
-        host.apply(wanted)
-        found = host.mapping(wanted)
-        if found["change"]["jobs"]:
-            print(f"bench: {found['plan'][0]}", file=sys.stderr)
-            lost += len(found["change"]["jobs"])
-        host.configure(found)
-        host.in_service()
+        needless += change(host, rng, wanted, planned, jobs)
         job, environment = host.submit("gpu:%s:1" % free_type(host, rng))
         seconds.append(time.monotonic() - started)
+        found = host.mapping(wanted)
+        if found["change"]["way"] != "nothing":
+            raise FleetError("transition %d" % transition, "Slurm does not follow the layout: %s" % found["plan"][0], "")
         ended = [one for one, uuids in jobs.items() if not lives(host, one, uuids, found["devices"])]
         lost += len(ended)
         for one in ended:
             print(f"bench: transition {transition} lost job {one}: {planned['plan'][0]}", file=sys.stderr)
             jobs.pop(one)
+        print(f"bench: transition {transition}: {seconds[-1]:.1f} s, {planned['plan'][0]}", file=sys.stderr)
         jobs[job] = uuids_of(environment, found["devices"])
         end_jobs(host, jobs, rng.sample(sorted(jobs), rng.randint(0, len(jobs) - 1)))
     return lost, needless, seconds
+
+
+def change(host, rng, wanted, planned, jobs):
+    """Run the roles, and end the jobs that the run waits for.
+
+    Removes the ended jobs from `jobs`. Returns the number of needless waits.
+    """
+    from slurm_host import INVENTORY, NODE, PLANNED_STEPS, follow
+
+    run = follow(wanted, steps=PLANNED_STEPS, gpu_layout_on_busy="drain", gpu_drain_poll=1)
+    needless = set()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(run_role, INVENTORY, "gpu_slurm", "one", [run])
+        waiting = planned["change"]["jobs"]
+        if waiting:
+            host.wait_until(f"scontrol -o show node {NODE} | grep -q '+DRAIN'")
+        while waiting:
+            needless |= waits_without_need(host, wanted, set(waiting), jobs)
+            end_jobs(host, jobs, [rng.choice(waiting)])
+            waiting = host.mapping(wanted)["change"]["jobs"]
+        done.result()
+    return len(needless)
 
 
 def entry(division):

@@ -38,6 +38,8 @@ ROLE = REPOSITORY / "roles" / "gpu_slurm"
 INVENTORY = REPOSITORY / "molecule" / "gpu_slurm" / "inventory"
 # The roles' entry points in the order in which site.yml runs them.
 STEPS = (("gpu_slurm", "prepare"), ("gpu_layout", "main"), ("gpu_slurm", "apply"))
+# With the plan of the layout, which names the instances that it keeps.
+PLANNED_STEPS = (("gpu_layout", "plan"), *STEPS)
 # A condition: Slurm has allocated no GPU of the node. After slurmctld has restarted, the counts have no (IDX:...).
 FREE = f"! scontrol -d -o show node {NODE} | grep -oE ' GresUsed=[^ ]*' | grep -qE ':[1-9][0-9]*([(,]|$)'"
 SHOWN = f"scontrol -o show node {NODE} | grep -oE '(State|Gres|Reason|SlurmdStartTime)=[^ ]*' | xargs"
@@ -55,11 +57,18 @@ def layout(*entries: dict) -> list[dict]:
     return [dict(entries[index] if index < len(entries) else SHARED, gpus=[index]) for index in GPUS]
 
 
-def follow(wanted: list[dict], first: str = "", then: str = SHOWN, fails: bool = False, **variables: object) -> Ask:
+def follow(
+    wanted: list[dict],
+    first: str = "",
+    then: str = SHOWN,
+    fails: bool = False,
+    steps: tuple[tuple[str, str], ...] = STEPS,
+    **variables: object,
+) -> Ask:
     """Return a run of the roles in the order of site.yml."""
     held = "{{ gpu_slurm__held | default(false) }}"
     given = {"gpu_layout": wanted, "gpu_layout__keep_drained": held, "gpu_layout_on_busy": "fail", **variables}
-    return Ask(given, steps=STEPS, first=first, then=then, fails=fails)
+    return Ask(given, steps=steps, first=first, then=then, fails=fails)
 
 
 class SlurmHost:

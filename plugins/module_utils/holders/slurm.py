@@ -10,10 +10,12 @@ allocated. Formats: https://slurm.schedmd.com/scontrol.html (show node and show 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
+import socket
 import stat
 import sys
 import time
@@ -90,6 +92,8 @@ class _Until:
 
 def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run: Run) -> list[Holder]:
     try:
+        if not _may_connect():
+            raise NoAnswerError("this process may not use the network")
         record = _query(run, "scontrol", "--details", "--oneliner", "show", "node", node)
         used = sum(count for _name, count, _indexes in resources(fields(record).get("GresUsed", "")))
         if not used:
@@ -124,9 +128,21 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
         holders += unknown(
             host.gpus,
             "Slurm has allocated %d more GPUs of this host than the records of its jobs show" % used,
-            "Run again.",
+            "Run again. If it persists, slurmctld counts GPUs of ended jobs: restart slurmctld. Running jobs continue.",
         )
     return holders
+
+
+def _may_connect() -> bool:
+    """Return whether this process may open network sockets.
+
+    The units of the collection may not (RestrictAddressFamilies=). Slurm's tools would then retry for 10 s.
+    """
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+    except OSError as error:
+        return error.errno != errno.EAFNOSUPPORT
+    return True
 
 
 def _of_job(

@@ -46,6 +46,10 @@ def no_tools(command, **_options):
     raise FileNotFoundError(2, "No such file or directory", command[0])
 
 
+def never(command, **_options):
+    raise AssertionError(command)
+
+
 def named(folder: Path, name: str) -> Path:
     """Install a program with this name.
 
