@@ -3,13 +3,13 @@
 """Measure changes of MIG instances on a Slurm node with running jobs.
 
 The node is a lab host with Debian 13, whose Slurm 24.11 is real, and with simulated GPUs. GPUs 0 and 1 change between random
-layouts, and random jobs run on all four GPUs. slurmctld refuses requests for GPUs without a type. Each change is a run of the roles
-gpu_slurm and gpu_layout in the order of site.yml, with `gpu_layout_on_busy: drain`. While the run waits for jobs, the benchmark ends
-them one by one in random order. SEED selects the transitions, and CASES sets their number.
+layouts, and random jobs run on all four GPUs. slurmctld refuses requests for GPUs without a type. Each change is a run of the
+roles gpu_slurm and gpu_layout in the order of site.yml, with `gpu_layout_on_busy: drain`. While the run waits for jobs, the
+benchmark ends them one by one in random order. SEED selects the transitions, and CASES sets their number.
 
-A job is lost if it does not run on the same devices after the change, although the run did not wait for it. A job waits without need
-if the run waits for it, although its devices stay and the jobs of all staying devices can keep their numbers. The time to the first
-job is that from the start of the run, so it includes the waiting.
+A job is lost if it does not run on the same devices after the change, although the run did not wait for it. A job waits without
+need if the run waits for it, although its devices stay and the jobs of all staying devices can keep their numbers. The time to
+the first job is that from the start of the run, so it includes the waiting.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def measured(host, rng, transitions):
         seconds.append(time.monotonic() - started)
         found = host.mapping(wanted)
         if found["change"]["way"] != "nothing":
-            raise FleetError("transition %d" % transition, "Slurm does not follow the layout: %s" % found["plan"][0], "")
+            raise FleetError(
+                "transition %d" % transition, "Slurm does not follow the layout: %s" % found["plan"][0], ""
+            )
         ended = [one for one, uuids in jobs.items() if not lives(host, one, uuids, found["devices"])]
         lost += len(ended)
         for one in ended:
