@@ -75,10 +75,12 @@ driver_present:
   description: Whether NVML answers. If not, RV(gpus) is empty and the versions are null.
   returned: always
   type: bool
+  sample: true
 driver_absent_reason:
   description: Why NVML does not answer, and the fix.
   returned: when RV(driver_present) is false
   type: str
+  sample: "this host: NVML does not start: Driver Not Loaded. Install and load the NVIDIA driver."
 driver_version:
   description: The driver's version.
   returned: always
@@ -98,6 +100,7 @@ simulated:
   description: Whether NVML is the collection's simulator, without hardware.
   returned: always
   type: bool
+  sample: false
 gpus:
   description: One entry per GPU, in index order. A value is null if the driver does not report it.
   returned: always
@@ -107,12 +110,15 @@ gpus:
     index:
       description: NVML's index. It can change between boots, unlike UUID and PCI address.
       type: int
+      sample: 3
     uuid:
       description: The GPU's UUID.
       type: str
+      sample: GPU-5c89d3fa-0000-4000-8000-000000000001
     name:
       description: NVML's name of the model.
       type: str
+      sample: NVIDIA H100 80GB HBM3
     pci_address:
       description: PCI address in the format of sysfs. Null for a GPU that is not on a PCI bus.
       type: str
@@ -120,6 +126,7 @@ gpus:
     serial:
       description: Serial number of the board.
       type: str
+      sample: "1657062036387"
     architecture:
       description: Architecture, in lower case.
       type: str
@@ -131,19 +138,24 @@ gpus:
     memory_total_bytes:
       description: Total framebuffer. Null for GPUs that share system memory (GB10, Thor), for which NVML reports no value.
       type: int
+      sample: 85520809984
     compute_mode:
       description: V(default), V(exclusive_process) or V(prohibited). Null in MIG mode.
       type: str
+      sample: default
     persistence_mode:
       description: Whether the driver keeps the GPU initialized without clients.
       type: bool
+      sample: true
     numa_node:
       description: The NUMA node of the GPU.
       type: int
+      sample: 0
     nvlinks:
       description: Active NVLinks, each with C(link) and C(remote_pci_address).
       type: list
       elements: dict
+      sample: [{link: 0, remote_pci_address: "0000:5d:00.0"}]
     processes:
       description: >-
         Processes on this GPU and its instances, each with C(pid), C(kind) (compute, graphics, mps), C(name),
@@ -151,6 +163,8 @@ gpus:
         although NVML also lists it as a compute process.
       type: list
       elements: dict
+      sample:
+        - {pid: 4711, kind: compute, name: python3, gpu_memory_bytes: 2147483648, gpu_instance_id: 2, compute_instance_id: 0}
     holders:
       description: >-
         Holders of this GPU or of one of its instances. Null without O(holders). If something cannot be determined, it is
@@ -161,6 +175,7 @@ gpus:
         kind:
           description: V(process), V(device_handle), V(container), V(slurm), V(kubelet), V(mps) or V(unknown).
           type: str
+          sample: process
         who:
           description: Description of the holder. For V(unknown), what could not be determined, and the fix.
           type: str
@@ -168,50 +183,64 @@ gpus:
         gpu_uuid:
           description: The GPU.
           type: str
+          sample: GPU-5c89d3fa-0000-4000-8000-000000000001
         gpu_instance_id:
           description: ID of the GPU instance. Null if the holder uses the whole GPU, or if the instance is unknown.
           type: int
+          sample: 2
         pid:
           description: Process ID.
           type: int
+          sample: 4711
         user:
           description: The process's user.
           type: str
+          sample: alice
         command:
           description: Command line of the process. C(***) replaces recognizable secrets (C(docs/holders.md)).
           type: str
+          sample: python3 train.py
         unit_or_container:
           description: >-
             The systemd unit or container of the process. Units of a user's own systemd are reported as the user's manager, for
             example V(user@1000.service).
           type: str
+          sample: train.service
         job:
           description: ID of the Slurm job, or UID of the pod.
           type: str
+          sample: "17"
         watches:
           description: >-
             Whether the holder only keeps the GPU open, as nvidia-persistenced and DCGM do. Such a holder blocks resets and
             changes of the MIG mode, but not changes of instances.
           type: bool
+          sample: false
         started_seconds:
           description: Start time of the process, as a Unix time. Null if there is no process or the time is unknown.
           type: float
+          sample: 1796000000.5
         listens:
           description: >-
             Whether the holder's unit or container has a listening TCP socket on any address, including loopback. If the process
             is in neither, only sockets of the process count. Null without O(sockets), for holders without a process, and if
             unknown.
           type: bool
+          sample: false
         clients:
           description: >-
             Number of established TCP connections to the listening ports. Connections from the same unit or container do not
             count. Null if RV(gpus[].holders[].listens) is null.
           type: int
+          sample: 0
     telemetry:
       description: >-
         C(memory_used_bytes), C(memory_free_bytes), C(gpu_utilization_percent), C(memory_utilization_percent),
         C(power_watts), C(power_limit_watts) and C(temperature_celsius). Null without O(telemetry).
       type: dict
+      sample:
+        {memory_used_bytes: 2650800128, memory_free_bytes: 82870009856, gpu_utilization_percent: 97,
+         memory_utilization_percent: 41, power_watts: 214.5, power_limit_watts: 700.0, temperature_celsius: 41}
     mig:
       description: >-
         C(capable), C(enabled), C(pending) (differs from C(enabled) while a mode change waits for a reset), C(instances),
@@ -226,6 +255,7 @@ gpus:
             id:
               description: GPU instance ID.
               type: int
+              sample: 2
             profile:
               description: Name of the profile.
               type: str
@@ -233,21 +263,29 @@ gpus:
             placement:
               description: C(start) and C(size) in memory placement units.
               type: dict
+              sample: {start: 4, size: 4}
             compute_instances:
               description: >-
                 Compute instances, each with C(id), C(compute_slices), C(placement), C(mig_uuid) and C(processes).
               type: list
               elements: dict
+              sample:
+                - {id: 0, compute_slices: 3, placement: {start: 0, size: 3}, mig_uuid: MIG-19133713-a6c7-5679-b344-e85e51f7a482,
+                   processes: []}
             processes:
               description: Processes in this instance.
               type: list
               elements: dict
+              sample:
+                - {pid: 4711, kind: compute, name: python3, gpu_memory_bytes: 2147483648, gpu_instance_id: 2,
+                   compute_instance_id: 0}
             holders:
               description: >-
                 Holders that block the removal of this instance: the holders of this instance, and holders whose instance is
                 unknown. Null without O(holders).
               type: list
               elements: dict
+              sample: [{kind: process, pid: 4711, user: alice, gpu_instance_id: 2}]
 lost_gpus:
   description: >-
     Lost GPUs. They are not in RV(gpus). A GPU is lost if an NVML call for it fails, or if it is on the PCI bus but the driver
@@ -259,6 +297,7 @@ lost_gpus:
     index:
       description: NVML's index. Null for a GPU that the driver does not list.
       type: int
+      sample: 1
     problem:
       description: >-
         The problem, with NVML's message. If the driver is too old for a GPU on the PCI bus, it names the minimum driver.
@@ -267,21 +306,27 @@ lost_gpus:
     uuid:
       description: The GPU's UUID. Null if the GPU does not report it.
       type: str
+      sample: GPU-5c89d3fa-0000-4000-8000-000000000002
     pci_address:
       description: PCI address in the format of sysfs. Null if it is unknown.
       type: str
+      sample: "0000:1b:00.0"
     name:
       description: NVML's name of the model. Null if the GPU does not report it.
       type: str
+      sample: NVIDIA H100 80GB HBM3
     call:
       description: The NVML call that failed.
       type: str
+      sample: nvmlDeviceGetMemoryInfo
     code:
       description: NVML's return code.
       type: int
+      sample: 999
     code_name:
       description: NVML's name of the code.
       type: str
+      sample: Unknown
 mps_daemons:
   description: >-
     This collection's MPS control daemons on the host, as in RV(openfleet.gpu.mps#module:daemons). If they cannot be read, the
@@ -289,6 +334,7 @@ mps_daemons:
   returned: success
   type: list
   elements: dict
+  sample: [{name: inference, clients: 4, active_thread_percentage: 25.0, running: true, pid: 812}]
 vgpu_tenants:
   description: >-
     This collection's tenants on the host, as in RV(openfleet.gpu.vgpu_quota#module:tenants). If they cannot be read, the only
@@ -296,6 +342,7 @@ vgpu_tenants:
   returned: success
   type: list
   elements: dict
+  sample: [{name: notebook-a, memory_bytes: 8589934592, sm_percent: 30, policy: fixed, processes: 1}]
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -121,12 +121,19 @@ plan_data:
     C(docs/plans.md) describes its format.
   returned: in check mode, when a driver is present
   type: dict
+  sample:
+    schema: 4
+    driver_version: 580.65.06
+    gpus:
+      - {uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, index: 3, plan: "gpu 3: enable MIG mode", busy: [], kept: [],
+         steps: [{step: SetMigMode, enabled: true}]}
 counts:
   description: >-
     Number of GPU instances to C(create), C(destroy) and C(keep). C(gpus_changed) is the number of GPUs that change. It includes
     GPUs whose MPS daemon or tenants change.
   returned: when a driver is present
   type: dict
+  sample: {create: 1, destroy: 1, keep: 1, gpus_changed: 1}
 gpus:
   description: >-
     For each GPU of the layout, the desired state (C(asked)) with its C(entry) of the layout, the state C(before) and C(after)
@@ -136,26 +143,37 @@ gpus:
   returned: when a driver is present
   type: list
   elements: dict
+  sample:
+    - {index: 3, uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, name: NVIDIA H100 80GB HBM3, entry: "gpu_layout[0]",
+       asked: "mig: 1x 3g.40gb", before: "MIG off, compute mode default", after: "MIG on: 3g.40gb@0", changed: true,
+       placement_units: 8, instances: []}
 missing:
   description: Programs and libraries that the plan requires and the host lacks. Without them, a run is refused.
   returned: in check mode, when something is missing
   type: list
   elements: str
+  sample:
+    - "/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so: it is not installed, so no quota can be enforced.
+       Install it with the role openfleet.gpu.vgpu_limiter."
 driver_present:
   description: Whether NVML answers.
   returned: success
   type: bool
+  sample: true
 pynvml_sha256:
   description: >-
     SHA-256 of the pynvml that the role C(gpu_layout) installed on the host. Empty if this pynvml is missing, or if users other
     than root can change it.
   returned: in check mode, when a driver is present
   type: str
+  sample: 2828e66b483bec218f461314f6da96c1e56330ed4b297a20b3444b4c43cdd14e
 lost:
   description: A sentence for each lost GPU of the host. Each is also a warning.
   returned: when a GPU is lost
   type: list
   elements: str
+  sample:
+    - "gpu 1 is lost: the layout does not name it (nvmlDeviceGetHandleByIndex failed: GPU is lost (NVML code 15))"
 unmanaged:
   description: >-
     GPUs that had an entry and have none now. Each has C(index), C(uuid), C(name), the last applied state (C(recorded)), the
@@ -165,16 +183,21 @@ unmanaged:
   returned: when there are any
   type: list
   elements: dict
+  sample:
+    - {index: 4, uuid: GPU-5c89d3fa-0000-4000-8000-000000000002, name: NVIDIA H100 80GB HBM3, action: keep, services: [],
+       recorded: mig (3g.40gb@4), current: mig (3g.40gb@4), text: "unmanaged, without an entry: keeps mig (3g.40gb@4)"}
 recovered:
   description: >-
     After an interrupted run, the result of its cleanup. V(old) if the previous layout was restored, V(new) if the interrupted
     change was completed. The change of the current run follows afterwards.
   returned: when an earlier run was interrupted, not in check mode
   type: str
+  sample: old
 pynvml_missing:
   description: True if a driver is loaded but pynvml is missing, so that nothing could be planned.
   returned: when no driver answers for that reason, in check mode
   type: bool
+  sample: true
 forecast:
   description: >-
     A plan that the controller makes for empty GPUs of the host's models. The models are those in O(expected_gpus) or on the PCI
@@ -182,11 +205,18 @@ forecast:
     the lines of the plan, C(gpus) is the number of GPUs in the layout, and C(counts) has the same keys as RV(counts).
   returned: when no driver answers, in check mode
   type: dict
+  sample:
+    checked: true
+    problems: []
+    plan: ["gpu 0: enable MIG mode, create 3g.40gb@0"]
+    gpus: 1
+    counts: {create: 1, destroy: 0, keep: 0, gpus_changed: 1}
 pci_gpus:
   description: C(address) and C(device_id) of the NVIDIA GPUs on the PCI bus.
   returned: when no driver answers, in check mode
   type: list
   elements: dict
+  sample: [{address: "0000:3b:00.0", device_id: "2330"}]
 busy:
   description: >-
     The GPUs and instances that the plan would take away, with their holders. On failure, these holders are the cause. In check
@@ -201,11 +231,13 @@ reload_risk:
   description: Whether running containers would lose their GPUs when systemd reloads its units.
   returned: success, in check mode
   type: bool
+  sample: false
 ended:
   description: Processes that O(on_busy=force) ended.
   returned: when there are any
   type: list
   elements: str
+  sample: ["pid 4711 (python3 train.py, user alice, train.service)"]
 followed:
   description: >-
     A sentence for each action that followed because devices were added or removed. In check mode, the predicted actions.
@@ -219,23 +251,27 @@ reboot_required:
     because a reset was refused.
   returned: success, and when the plan failed
   type: bool
+  sample: false
 host_fault:
   description: >-
     On failure, true if the cause is the state of the host, for example the driver, an MPS daemon, a file or a blocking
     workload. False if the cause is the layout or another argument.
   returned: when the layout was not applied
   type: bool
+  sample: true
 outcome:
   description: >-
     On failure, the current layout of the host. V(old) is the previous layout. V(new) means that the layout was applied and only
     a later action failed. Otherwise V(unknown).
   returned: when the plan failed
   type: str
+  sample: old
 steps_done:
   description: On failure, the steps that were done and then rolled back.
   returned: when the plan failed
   type: list
   elements: str
+  sample: [enable MIG mode, create 3g.40gb@0]
 """
 
 from ansible.module_utils.basic import AnsibleModule

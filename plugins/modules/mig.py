@@ -58,15 +58,26 @@ plan_data:
   description: The plan as data, to pass to O(plan) later (C(docs/plans.md)).
   returned: in check mode, when a driver is present
   type: dict
+  sample:
+    schema: 4
+    driver_version: 580.65.06
+    gpus:
+      - {uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, index: 3, busy: [], kept: [],
+         steps: [{step: DestroyGpuInstance, profile: 1g.10gb, gpu_instance_id: 9, placement: {start: 4, size: 1}}]}
 counts:
   description: Number of GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed).
   returned: when a driver is present
   type: dict
+  sample: {create: 1, destroy: 1, keep: 1, gpus_changed: 1}
 gpus:
   description: C(asked), C(before), C(after) and C(changed) for each GPU of the layout, as in M(openfleet.gpu.layout).
   returned: when a driver is present
   type: list
   elements: dict
+  sample:
+    - {index: 3, uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, name: NVIDIA H100 80GB HBM3, entry: "gpu_layout[0]",
+       asked: "mig: 1x 3g.40gb, 1x 2g.20gb", before: "MIG on: 3g.40gb@0, 1g.10gb@4",
+       after: "MIG on: 3g.40gb@0, 2g.20gb@4", changed: true}
 """
 
 from ansible.module_utils.basic import AnsibleModule

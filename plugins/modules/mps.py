@@ -81,31 +81,49 @@ daemons:
   returned: when a driver is present
   type: list
   elements: dict
+  sample:
+    - {name: inference, places: [{gpu_uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, profile: null, start: null}],
+       devices: [GPU-5c89d3fa-0000-4000-8000-000000000001], clients: 4, active_thread_percentage: 25.0,
+       pinned_memory_limits_bytes: [19327352832], running: true, pid: 812, server_pids: [], silent_server_pids: [],
+       pipe_directory_limited: true, client_processes: [], problem: null}
 gpus:
   description: C(asked), C(before), C(after) and C(changed) for each GPU of the layout, as in M(openfleet.gpu.layout).
   returned: when a driver is present
   type: list
   elements: dict
+  sample:
+    - {index: 2, uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, name: NVIDIA H100 80GB HBM3, entry: "gpu_layout[0]",
+       asked: mps, before: "MIG off, compute mode exclusive_process",
+       after: "MIG off, compute mode exclusive_process, MPS inference", changed: true}
 counts:
   description: >-
     C(gpus_changed) is the number of GPUs whose daemon changes. C(create), C(destroy) and C(keep) are numbers of GPU instances.
     Only M(openfleet.gpu.layout) and M(openfleet.gpu.mig) change instances.
   returned: when a driver is present
   type: dict
+  sample: {create: 0, destroy: 0, keep: 0, gpus_changed: 1}
 plan_data:
   description: The plan as data, as in M(openfleet.gpu.layout). This module does not accept saved plans.
   returned: in check mode, when a driver is present
   type: dict
+  sample:
+    schema: 4
+    mps: {plan: ["mps inference: start (4 clients of 25 % and 18GiB) on gpu 2"], busy: [],
+       steps: [{step: StartMps, name: inference}]}
 reboot_required:
   description: V(false), because this module changes nothing that needs a reboot.
   returned: success when a driver is present, and when the plan failed
   type: bool
+  sample: false
 msg:
   description: >-
     On failure, the problem, where it is, and the fix. In check mode without a driver, why only the syntax of the layout was
     validated.
   returned: on failure, and when no driver answers, in check mode with O(state=present)
   type: str
+  sample: >-
+    this host: NVML does not start: Driver Not Loaded. Install and load the NVIDIA driver.
+    Only the form of the layout was checked.
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -53,26 +53,40 @@ gpus:
   returned: when a driver is present
   type: list
   elements: dict
+  sample:
+    - {index: 0, uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, name: NVIDIA H100 80GB HBM3, entry: "gpu_layout[0]",
+       asked: "time_slicing: long", before: "MIG off, compute mode default",
+       after: "MIG off, compute mode default, time slice long", changed: true}
 counts:
   description: >-
     C(gpus_changed) is the number of GPUs whose time slice changes. C(create), C(destroy) and C(keep) are numbers of GPU
     instances. Only M(openfleet.gpu.layout) and M(openfleet.gpu.mig) change instances.
   returned: when a driver is present
   type: dict
+  sample: {create: 0, destroy: 0, keep: 0, gpus_changed: 1}
 plan_data:
   description: The plan as data, as in M(openfleet.gpu.layout). This module does not accept saved plans.
   returned: in check mode, when a driver is present
   type: dict
+  sample:
+    schema: 4
+    gpus:
+      - {uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, index: 0, busy: [], kept: [],
+         steps: [{step: SetTimeSlice, time_slice: long}]}
 reboot_required:
   description: V(false), because this module changes nothing that needs a reboot.
   returned: success when a driver is present, and when the plan failed
   type: bool
+  sample: false
 msg:
   description: >-
     On failure, the problem, where it is, and the fix. In check mode without a driver, why only the syntax of the layout was
     validated.
   returned: on failure, and when no driver answers, in check mode
   type: str
+  sample: >-
+    this host: NVML does not start: Driver Not Loaded. Install and load the NVIDIA driver.
+    Only the form of the layout was checked.
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -89,31 +89,48 @@ tenants:
   returned: when a driver is present
   type: list
   elements: dict
+  sample:
+    - {name: notebook-a, aliases: [], memory_bytes: 8589934592, sm_percent: 30, policy: fixed, priority: 0, provider: preload,
+       group: null, oversubscribe_managed: false, processes: 0, problem: null,
+       gpus: [{uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, seat: 0, used_bytes: 0}]}
 gpus:
   description: C(asked), C(before), C(after) and C(changed) for each GPU of the layout, as in M(openfleet.gpu.layout).
   returned: when a driver is present
   type: list
   elements: dict
+  sample:
+    - {index: 6, uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, name: NVIDIA H100 80GB HBM3, entry: "gpu_layout[0]",
+       asked: vgpu, before: "MIG off, compute mode default",
+       after: "MIG off, compute mode default, vgpu notebook-a (8GiB and 30 %, fixed, by preload)", changed: true}
 counts:
   description: >-
     Number of GPU instances to C(create), C(destroy) and C(keep), which only M(openfleet.gpu.layout) and M(openfleet.gpu.mig)
     change, and C(gpus_changed), the number of GPUs whose tenants change.
   returned: when a driver is present
   type: dict
+  sample: {create: 0, destroy: 0, keep: 0, gpus_changed: 1}
 plan_data:
   description: The plan as data, as in M(openfleet.gpu.layout). This module does not accept saved plans.
   returned: in check mode, when a driver is present
   type: dict
+  sample:
+    schema: 4
+    vgpu: {plan: ["vgpu notebook-a: add (8GiB and 30 %, fixed, by preload) on gpu 6"], busy: [],
+       steps: [{step: AddTenant, name: notebook-a}]}
 reboot_required:
   description: V(false), because this module changes nothing that needs a reboot.
   returned: success when a driver is present, and when the plan failed
   type: bool
+  sample: false
 msg:
   description: >-
     On failure, the problem, its place and the fix. In check mode without a driver, the reason why only the form of the layout
     was validated.
   returned: on failure, and when no driver answers, in check mode with O(state=present)
   type: str
+  sample: >-
+    this host: NVML does not start: Driver Not Loaded. Install and load the NVIDIA driver.
+    Only the form of the layout was checked.
 """
 
 from ansible.module_utils.basic import AnsibleModule
