@@ -222,9 +222,12 @@ def sleeping(resources: dict[str, int] | None = None, **spec) -> dict:
 
 
 @contextlib.contextmanager
-def running(folder: Path, nodes: Sequence[str] = NODES) -> Iterator[Cluster]:
-    """Run a cluster with these nodes until the end of the block."""
-    plane = ControlPlane(folder, build())
+def running(folder: Path, nodes: Sequence[str] = NODES, feature_gates: str = "") -> Iterator[Cluster]:
+    """Run a cluster with these nodes until the end of the block.
+
+    `feature_gates` is the option of the control plane, such as "A=true,B=false".
+    """
+    plane = ControlPlane(folder, build(), feature_gates)
     shared = folder / "nodes"
     shared.mkdir()
     cluster = Cluster(plane, shared)

@@ -65,11 +65,12 @@ class ControlPlane:
     """Run etcd and the API server.
 
     start_controllers also runs the controller manager and the scheduler. `kubeconfig` belongs to an administrator.
-    `folder` has keys, logs (NAME.log) and data.
+    `folder` has keys, logs (NAME.log) and data. `feature_gates` is the option of all programs, such as "A=true,B=false".
     """
 
-    def __init__(self, folder: Path, programs: Path) -> None:
+    def __init__(self, folder: Path, programs: Path, feature_gates: str = "") -> None:
         self.folder, self.programs = folder, programs
+        self._gates = {"feature-gates": feature_gates} if feature_gates else {}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.address = _free_address()
         self.url = "https://%s:%d" % (self.address, API_PORT)
@@ -128,6 +129,8 @@ class ControlPlane:
                 "enable-priority-and-fairness": "false",
                 "audit-policy-file": self.folder / "audit-policy.json",
                 "audit-log-path": self.folder / "audit.log",
+                "enable-admission-plugins": "NodeRestriction",
+                **self._gates,
             },
         )
         self.wait(self.is_ready, "the API server")
@@ -139,7 +142,7 @@ class ControlPlane:
         example, the node controller would evict pods from nodes without a kubelet.
         """
         pki = self.folder / "pki"
-        common = {"kubeconfig": self.kubeconfig, "leader-elect": "false", "bind-address": self.address}
+        common = {"kubeconfig": self.kubeconfig, "leader-elect": "false", "bind-address": self.address, **self._gates}
         accounts = {
             "root-ca-file": self._authority.certificate,
             "service-account-private-key-file": pki / "service-accounts.key",
