@@ -248,7 +248,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         return
     table = [("LEASE", "ACCOUNT", "SIZE", "ENTRY", "STATE", "UNTIL")]
     for row in rows:
-        until = utc(row["ends"]) if row["state"] != "waiting" else "starts by " + utc(row["begins"])
+        ends = "its pod ends" if row["ends"] is None else utc(row["ends"])
+        until = ends if row["state"] != "waiting" else "starts by " + utc(row["begins"])
         texts = (row["number"], row["account"], _size(row), row["where"], row["state"], until)
         table.append(tuple(printable(str(text)) for text in texts))  # type: ignore[arg-type]
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parse and write the key `leases` of an entry in `gpu_layout`.
 
-The key offers the free part of the entry's GPUs to the accounts of a host. docs/leases.md describes it.
+The key offers the free part of the entry's GPUs to the accounts of a host, or to the pods of a cluster. docs/leases.md
+describes it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from .reader import Fields, Key, Node, quoted
 from .types import MOST_GPUS, MOST_INSTANCES
 
 #: Programs that can grant leases. An entry names one of them.
-HOST = "host"
-ALLOCATORS = (HOST,)
+HOST, KUBERNETES = ALLOCATORS = ("host", "kubernetes")
 #: Default and maximum values of `hours`, followed by those of `count`.
 HOURS, MOST_HOURS = 24, 8760
 COUNT, MOST_COUNT = 16, 64
@@ -33,6 +33,8 @@ KEYS = {
     "hours": Key("hours: 24"),
     "count": Key("count: 16"),
 }
+#: Keys of an entry whose leases the scheduler of Kubernetes counts. A pod has its lease until it ends.
+_KUBERNETES_KEYS = {"by": KEYS["by"], "most": KEYS["most"]}
 _MOST = {"memory": Key("memory: 40GiB"), "sm_percent": Key("sm_percent: 50")}
 
 
@@ -42,7 +44,8 @@ class Leases:
 
     Members of the Unix `groups` may take leases. A lease lasts at most `hours`. An account holds at most `count` leases,
     and at most `memory_bytes` and `sm_percent` in all of them, summed over the GPUs. None means no limit.
-    `profiles` are the MIG profiles on offer.
+    `profiles` are the MIG profiles on offer. With `by: kubernetes`, there are no groups, and `memory_bytes` and
+    `sm_percent` limit one claim on one GPU.
     """
 
     by: str
@@ -60,14 +63,17 @@ def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases 
     Returns None after reporting an error. `sharing` is None if it cannot be read. `limits` maps each sharing that can
     have leases to the key that limits them (`Form.lease_limit`).
     """
-    fields = node.fields(KEYS)
+    allocator = node.value.get("by") if isinstance(node.value, Mapping) else None
+    fields = node.fields(_KUBERNETES_KEYS if allocator == KUBERNETES else KEYS)
     if fields is None:
         return None
     if sharing is not None:
-        _check_sharing(node, fields, sharing, limits)
+        _check_sharing(node, fields, sharing, limits, allocator)
     # A value with an error is None, and the parser then discards the result.
     read: Callable[..., Any] = fields.read
-    memory_bytes, sm_percent = read("most", _most, (None, None))
+    memory_bytes, sm_percent = read(
+        "most", lambda field: _most(field, 100 if allocator == KUBERNETES else 100 * MOST_GPUS), (None, None)
+    )
     return Leases(
         read("by", lambda field: field.choice(ALLOCATORS)),
         read("groups", _groups, ()),
@@ -81,7 +87,9 @@ def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases 
 
 def to_data(leases: Leases) -> dict[str, Any]:
     """Return the leases in their canonical form."""
-    data: dict[str, Any] = {"by": leases.by, "groups": list(leases.groups)}
+    data: dict[str, Any] = {"by": leases.by}
+    if leases.by == HOST:
+        data["groups"] = list(leases.groups)
     most: dict[str, Any] = {}
     if leases.memory_bytes is not None:
         most["memory"] = format_size(leases.memory_bytes)
@@ -98,13 +106,19 @@ def to_data(leases: Leases) -> dict[str, Any]:
     return data
 
 
-def _check_sharing(node: Node, fields: Fields, sharing: str, limits: Mapping[str, str]) -> None:
+def _check_sharing(node: Node, fields: Fields, sharing: str, limits: Mapping[str, str], allocator: object) -> None:
     """Report keys that do not fit the entry's sharing."""
     own = limits.get(sharing)
     if own is None:
         node.report(
             "sharing: %s has no leases" % sharing, "Set sharing: %s, or remove leases." % " or ".join(sorted(limits))
         )
+        return
+    if allocator == KUBERNETES:
+        if own == "profiles":
+            node.report(
+                "Kubernetes cannot lease MIG instances yet", "Use sharing: vgpu, or leases of the host (by: host)."
+            )
         return
     if own == "profiles" and own not in fields:
         node.report("the key profiles is missing", "Add it, for example `%s`." % KEYS[own].example)
@@ -116,7 +130,7 @@ def _check_sharing(node: Node, fields: Fields, sharing: str, limits: Mapping[str
             )
 
 
-def _most(node: Node) -> tuple[int | None, int | None]:
+def _most(node: Node, most_percent: int) -> tuple[int | None, int | None]:
     fields = node.fields(_MOST)
     if fields is None:
         return None, None
@@ -124,7 +138,7 @@ def _most(node: Node) -> tuple[int | None, int | None]:
         node.report("it limits nothing", "Write it like `%s`, or remove it." % node.example)
     return (
         fields.read("memory", size_bytes),
-        fields.read("sm_percent", lambda field: field.integer(1, 100 * MOST_GPUS)),
+        fields.read("sm_percent", lambda field: field.integer(1, most_percent)),
     )
 
 

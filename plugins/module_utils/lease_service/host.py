@@ -30,6 +30,7 @@ from ..change.unnamed import AppliedRecord
 from ..errors import ApplyError, BusyError, FleetError, FollowError
 from ..frozen import frozen
 from ..layout.files import read_layout
+from ..layout.leases import HOST
 from ..layout.types import Entry, Layout
 from ..leases.model import Booking, Card, LeaseError, Offer, Shape, Use
 from ..leases.names import lease_of, lease_text, tenant_name
@@ -155,8 +156,8 @@ class LeaseHost:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def offers(self) -> tuple[Offer, ...]:
-        """Return the entries with leases, and a card for each of their GPUs.
+    def offers(self, allocator: str = HOST) -> tuple[Offer, ...]:
+        """Return the entries whose leases `allocator` grants, with a card for each GPU.
 
         `Offer.leases` has the groups and limits. The cards know fixed and idle instances, and the quotas of fixed tenants,
         but no leases: these are the bookings of the schedule. A GPU that is lost or does not have its layout yet has no
@@ -173,8 +174,15 @@ class LeaseHost:
         offers = [
             Offer(entry.where, entry.leases, tuple(card for where, card in cards if where == entry.where))
             for entry in ready.entries
+            if entry.leases.by == allocator
         ]
         return tuple(offer for offer in offers if offer.cards)
+
+    def tenants(self) -> tuple[VgpuTenant, ...]:
+        """Return the vGPU tenants of the layout, without those of leases."""
+        with vendor_of_host().open() as session:
+            every = VgpuHost().tenants() if applies(session.private) else []
+        return tuple(tenant for tenant in every if tenant.lease is None)
 
     def grant(self, number: int) -> Grant:
         """Return the grant of a current lease.
@@ -411,7 +419,8 @@ class LeaseHost:
         problem = vgpu.available()
         if problem is not None:
             raise LeaseError("%s: %s" % (booking.where, problem.where), problem.problem, problem.cure)
-        group = _group_of(request.account)
+        # The programs of a pod can have any user. Only its containers get the files of the quota.
+        group = None if request.claim is not None else _group_of(request.account)
         tenant = known or quotas.tenant_of(booking, entry, ready.host.gpus, ready.tenants, vgpu.dmem, group)
         try:
             vgpu.write(tenant)

@@ -6,6 +6,9 @@
 A request is one JSON object: {"op": "take", "shape": {...}, "gpus": N, "seconds": N or null, "wait": true or false,
 "number": N or null}, {"op": "list"}, {"op": "end", "number": N}, {"op": "extend", "number": N, "seconds": N} or
 {"op": "resize", "number": N, "shape": {...}}. A shape has `memory_bytes` and `sm_percent`, or `profile`.
+
+The plugin of the kubelet sends {"op": "pool"}, {"op": "claims"}, {"op": "prepare", "claim": UID, "name": "NAMESPACE/NAME",
+"shape": {...}, "uuids": [UUID, ...]} and {"op": "unprepare", "claim": UID}.
 """
 
 from __future__ import annotations
@@ -30,7 +33,20 @@ _KEYS = {
     "end": {"op", "number"},
     "extend": {"op", "number", "seconds"},
     "resize": {"op", "number", "shape"},
+    "pool": {"op"},
+    "claims": {"op"},
+    "prepare": {"op", "claim", "name", "shape", "uuids"},
+    "unprepare": {"op", "claim"},
 }
+#: Requests that only the plugin of the kubelet may send.
+OF_PODS = frozenset({"pool", "claims", "prepare", "unprepare"})
+# Names of objects: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+_NAME = "[a-z0-9][a-z0-9.-]{0,252}"
+_TEXTS = {
+    "claim": re.compile(r"[0-9a-zA-Z-]{1,64}", re.ASCII),
+    "name": re.compile("%s/%s" % (_NAME, _NAME), re.ASCII),
+}
+_UUID = re.compile(r"GPU-[0-9a-f-]{1,64}", re.ASCII)
 
 
 @frozen
@@ -38,7 +54,8 @@ class Ask:
     """A valid request.
 
     `number` is the lease. For "take", it is the place in the queue that a client had before the service restarted.
-    `seconds` is None if the request declares no duration.
+    `seconds` is None if the request declares no duration. `claim` is the UID of a ResourceClaim, `name` its namespace and
+    name, and `uuids` are its GPUs.
     """
 
     operation: str
@@ -47,6 +64,9 @@ class Ask:
     seconds: int | None = None
     wait: bool = False
     number: int | None = None
+    claim: str = ""
+    name: str = ""
+    uuids: tuple[str, ...] = ()
 
 
 def parse(line: bytes) -> Ask:
@@ -66,6 +86,9 @@ def parse(line: bytes) -> Ask:
         _integer(data, "seconds", LEAST_SECONDS, 3600 * MOST_HOURS, is_optional),
         data.get("wait") is True,
         _integer(data, "number", 1, 10**15 - 1, is_optional),
+        _text(data, "claim"),
+        _text(data, "name"),
+        _uuids(data),
     )
 
 
@@ -76,6 +99,21 @@ def _integer(data: Mapping[str, Any], name: str, least: int, most: int, is_optio
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise LeaseError("the request", "%s is not an integer from %d to %d" % (name, least, most), "Use %s." % COMMAND)
     return value
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name, "")
+    if name in data and not (isinstance(value, str) and _TEXTS[name].fullmatch(value)):
+        raise LeaseError("the request", "the %s is invalid" % name, "Send the value of the Kubernetes API.")
+    return str(value)
+
+
+def _uuids(data: Mapping[str, Any]) -> tuple[str, ...]:
+    values = data.get("uuids", [])
+    valid = isinstance(values, list) and all(isinstance(value, str) and _UUID.fullmatch(value) for value in values)
+    if not valid or len(set(values)) < len(values) or ("uuids" in data and not 1 <= len(values) <= MOST_GPUS):
+        raise LeaseError("the request", "the UUIDs are invalid", "Send each GPU once.")
+    return tuple(values)
 
 
 def _shape(data: Any) -> Shape:

@@ -24,7 +24,8 @@ from ..leases.schedule import Schedule
 from . import unit
 from .host import Grant, LeaseHost, RetryLaterError
 from .owner import account_name
-from .request import Ask, parse
+from .pods import PLUGIN_UNIT, PodLeases, is_plugin
+from .request import OF_PODS, Ask, parse
 
 _ROOT = 0
 #: Maximum number of requests of one account that wait, so that no account fills the queue of the host.
@@ -65,9 +66,11 @@ class LeaseService:
         units: Any = Units,
         clock: Callable[[], float] = time.time,
         end_holders: Callable[[Grant, str], None] | None = None,
+        is_plugin: Callable[[int, int], bool] = is_plugin,
     ) -> None:
         self._host, self._record, self._units, self._clock = host, record, units, clock
-        self._end_holders = end_holders
+        self._end_holders, self._is_plugin = end_holders, is_plugin
+        self._pods = PodLeases(host, self._write)
         self._returned_by = clock() + RETURN_SECONDS
         self._checked = 0.0
 
@@ -83,7 +86,10 @@ class LeaseService:
         bookings = self._record.read().bookings
         for each in bookings:
             number = each.request.number
-            if each.started:
+            if each.request.claim is not None:
+                # The kubelet ends it.
+                is_due = False
+            elif each.started:
                 is_due = each.ends <= now or not self._units.seems_alive(number)
             else:
                 is_due = each.begins <= now or (number not in connected and now > self._returned_by)
@@ -136,7 +142,8 @@ class LeaseService:
 
     def _recover(self, turn: _Turn) -> None:
         """Repair after a boot, a crash of the service or a reload of the driver."""
-        living = self._units.living(each.request.number for each in turn.bookings if each.started)
+        pods = {each.request.number for each in turn.bookings if each.request.claim is not None}
+        living = self._units.living(each.request.number for each in _with_units(turn.bookings)) | pods
         try:
             actions = self._host.recover(sorted(living))
         except FleetError as error:
@@ -144,7 +151,7 @@ class LeaseService:
             return
         for each in actions:
             turn.log.append(each.text)
-            if each.action == "lost":
+            if each.action == "lost" and each.number not in pods:
                 # Its programs cannot use the GPU any more.
                 self._units.stop(each.number)
 
@@ -156,7 +163,7 @@ class LeaseService:
         for each in turn.bookings:
             if not each.started and each.request.number not in turn.waiting and turn.now > self._returned_by:
                 turn.end(each)
-        started = [each for each in turn.bookings if each.started]
+        started = _with_units(turn.bookings)
         living = self._units.living(each.request.number for each in started)
         for each in started:
             number = each.request.number
@@ -201,6 +208,11 @@ class LeaseService:
             return {"leases": [to_row(each, turn.now) for each in turn.bookings]}
         if ask.operation == "take":
             return self._request(turn, ask, caller)
+        if ask.operation in OF_PODS:
+            if not self._is_plugin(caller.pid, caller.uid):
+                problem = "only %s may send it" % PLUGIN_UNIT
+                raise LeaseError("the request %s" % ask.operation, problem, "Create a pod with a claim instead.")
+            return dict(self._pods.answer(turn, ask))
         booking = turn.booking(ask.number or 0)
         if caller.uid != _ROOT and not _owns(account_name(caller.uid), booking):
             raise LeaseError(
@@ -208,6 +220,9 @@ class LeaseService:
                 "it belongs to %s" % booking.request.account,
                 "List your leases with `gpu-layout lease list`.",
             )
+        if booking.request.claim is not None:
+            problem = "it belongs to %s" % booking.request.account
+            raise LeaseError("lease %d" % booking.request.number, problem, "Delete the pods with this claim.")
         if ask.operation == "end":
             return self._end(turn, booking)
         if booking.started and booking.ends <= turn.now:
@@ -397,7 +412,7 @@ def to_row(booking: Booking, now: float) -> dict[str, Any]:
         "where": booking.where,
         "state": "waiting" if not booking.started else "active" if booking.ends > now else "ending",
         "begins": booking.begins,
-        "ends": booking.ends,
+        "ends": booking.ends if request.claim is None else None,
     }
 
 
@@ -411,6 +426,11 @@ def waiting_row(turn: _Turn, booking: Booking) -> dict[str, Any]:
 def failure(error: FleetError) -> dict[str, Any]:
     """Return the answer for a request that failed."""
     return {"error": {"where": error.where, "problem": error.problem, "cure": error.cure}}
+
+
+def _with_units(bookings: Sequence[Booking]) -> list[Booking]:
+    """Return the current leases that a unit has. Those of pods have none."""
+    return [each for each in bookings if each.started and each.request.claim is None]
 
 
 def _owns(account: str, booking: Booking) -> bool:

@@ -40,6 +40,7 @@ class Request:
     """A request for a lease.
 
     `number` is unique on the host and grows with each request. `gpus` is the number of GPUs, each with the `shape`.
+    `claim` is the UID of the ResourceClaim of a pod, or None. Such a lease has no unit, and lasts as long as its claim.
     """
 
     number: int
@@ -47,6 +48,7 @@ class Request:
     shape: Shape
     seconds: float
     gpus: int = 1
+    claim: str | None = None
 
 
 @frozen

@@ -35,6 +35,14 @@ def unit_name(number: int) -> str:
     return "openfleet-gpu-lease-%d.scope" % number
 
 
+def pod_account(name: str) -> str:
+    """Return the text in place of an account for the lease of a pod.
+
+    `name` is the namespace and name of its ResourceClaim. The text cannot be the name of an account, which has no slash.
+    """
+    return "pod:%s" % name
+
+
 def is_lease_unit(name: str) -> bool:
     """Return whether a systemd unit runs the programs of a lease.
 

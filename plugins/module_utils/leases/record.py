@@ -48,10 +48,21 @@ class BookingRecord:
         data = {
             "schema": SCHEMA,
             "next_number": recorded.next_number,
-            "bookings": [to_data(booking) for booking in recorded.bookings],
+            "bookings": [_data(booking) for booking in recorded.bookings],
         }
         if durable.read(self.path, SCHEMA) != data:
             durable.write(self.path, data)
+
+
+def _data(booking: Booking) -> dict[str, Any]:
+    """Return a booking as data.
+
+    Without a claim, it has the format of earlier releases.
+    """
+    data: dict[str, Any] = to_data(booking)
+    if booking.request.claim is None:
+        del data["request"]["claim"]
+    return data
 
 
 def _booking(data: Mapping[str, Any]) -> Booking:

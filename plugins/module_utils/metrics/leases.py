@@ -54,6 +54,8 @@ def families(
         ends += [
             Sample(booking.ends, {**labels_of(place.gpu_uuid, gpus), **own, "entry": booking.where})
             for place in booking.places
+            # The lease of a pod has no end.
+            if request.claim is None
         ]
     accounts = sorted({*running, *waiting})
     idle = Counter((each.gpu_uuid, each.profile) for each in leased if each.lease is None)

@@ -9,7 +9,6 @@ from typing import Any, Iterator
 
 from ...module_utils.errors import LayoutError
 from ...module_utils.layout.form import Form
-from ...module_utils.layout.leases import HOST
 from ...module_utils.layout.types import Layout
 from ...module_utils.techniques.forms import FORMS, parse_layout
 
@@ -24,7 +23,7 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
     `cdi`: true if it has CDI devices.
     `tenants`: names of the tenants.
     `quotas`: true if it has tenants or leases of quotas, which need the limiter.
-    `leases`: true if the host itself grants leases.
+    `leases`: true if it has leases, which a service of the host creates.
     `problems`: errors in the layout.
 
     If the layout has errors, `gpus` is true and all other needs are empty. A run can then still remove the collection from
@@ -37,7 +36,7 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
         return {"gpus": True, "cdi": False, "tenants": [], "quotas": False, "leases": False, "problems": problems}
     parts = list(_parts(layout))
     tenants = [name for form, part in parts for name in form.tenants(part)]
-    granted = [entry for entry in layout.entries if entry.leases is not None and entry.leases.by == HOST]
+    granted = [entry for entry in layout.entries if entry.leases is not None]
     limits = {form.key: form.lease_limit for form in FORMS}
     return {
         "gpus": bool(layout.entries),

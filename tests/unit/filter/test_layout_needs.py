@@ -36,6 +36,7 @@ MPS_IN_MIG = {
 MIG = {"gpus": [3], "sharing": "mig", "mig": [{"profile": "3g.40gb"}]}
 SHARED = {"gpus": [4], "sharing": "shared"}
 LEASED_MIG = {**MIG, "mig": [], "leases": {"by": "host", "groups": ["ml"], "profiles": ["1g.10gb"]}}
+BY_PODS = {"gpus": [0], "sharing": "vgpu", "vgpu": {"policy": "fixed"}, "leases": {"by": "kubernetes"}}
 LEASED_VGPU = {"gpus": [0], "sharing": "vgpu", "vgpu": {"policy": "fixed"}, "leases": {"by": "host", "groups": ["ml"]}}
 
 
@@ -55,7 +56,9 @@ def test_needs_of_a_layout(layout, gpus, cdi, tenants):
     assert layout_needs(layout) == needs
 
 
-@pytest.mark.parametrize(("entry", "cdi", "quotas"), [(LEASED_MIG, False, False), (LEASED_VGPU, True, True)])
+@pytest.mark.parametrize(
+    ("entry", "cdi", "quotas"), [(LEASED_MIG, False, False), (LEASED_VGPU, True, True), (BY_PODS, True, True)]
+)
 def test_leases_need_their_service_and_quotas_need_the_limiter(entry, cdi, quotas):
     needs = {"gpus": True, "cdi": cdi, "tenants": [], "quotas": quotas, "leases": True, "problems": []}
     assert layout_needs([entry]) == needs

@@ -196,6 +196,9 @@ def leases(draw, sharing):
     """Generate leases for an entry with the given sharing."""
     profiles = [each.profile for each in draw(st.lists(mig_instances(), min_size=1, max_size=3))]
     vgpu = sharing == "vgpu"
+    if vgpu and draw(st.booleans()):
+        most = draw(st.none() | sizes_bytes), draw(st.none() | st.integers(1, 100))
+        return layout_leases.Leases(layout_leases.KUBERNETES, (), *most)
     return layout_leases.Leases(
         layout_leases.HOST,
         tuple(draw(st.lists(st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", fullmatch=True), min_size=1, unique=True))),

@@ -18,8 +18,11 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.fit import Bin
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.lease_card import QuotaCard
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuTenant
 
 GIB = 1 << 30
+#: The process of the kubelet's plugin. No other process has this PID.
+PLUGIN_PID = 0
 #: Accounts of every machine. Each is in its own group.
 DAEMON, BIN, SYS = 1, 2, 3
 NAMES = {DAEMON: "daemon", BIN: "bin", SYS: "sys", 0: "root"}
@@ -33,6 +36,9 @@ class World:
         self.now = 1.0e9
         self.directory = str(folder)
         self.leases = Leases("host", GROUPS, **leases)
+        #: Another entry, whose leases pods have.
+        self.pod_leases = Leases("kubernetes", (), 30 * GIB, 50)
+        self.fixed: tuple[VgpuTenant, ...] = ()
         self.gpus = gpus
         self.parts: dict[int, tuple] = {}
         self.units: dict[int, Caller] = {}
@@ -49,16 +55,22 @@ class World:
         """Start the service again. All connections are lost."""
         self.waiting = {}
         record = BookingRecord(self.directory)
-        self.service = LeaseService(self, record, self, lambda: self.now, self._end_holders)
+        self.service = LeaseService(
+            self, record, self, lambda: self.now, self._end_holders, lambda pid, _uid: pid == PLUGIN_PID
+        )
         return self.service
 
     # -- LeaseHost
 
-    def offers(self):
+    def offers(self, allocator="host"):
         if self.changing:
             raise RetryLaterError("this host", "a layout change runs", "Try again.")
         cards = [QuotaCard(Bin("GPU-%d" % n, 40 * GIB, 100, 8), "gpu %d" % n, "gpu %d" % n) for n in range(self.gpus)]
-        return (Offer("gpu_layout[0]", self.leases, tuple(cards)),)
+        entries = (("gpu_layout[0]", self.leases), ("gpu_layout[1]", self.pod_leases))
+        return tuple(Offer(where, leases, tuple(cards)) for where, leases in entries if leases.by == allocator)
+
+    def tenants(self):
+        return self.fixed
 
     def take(self, booking):
         number = booking.request.number
@@ -73,7 +85,8 @@ class World:
     def grant(self, number):
         shape, places = self.parts[number]
         environment = (("OPENFLEET_QUOTA", str(shape)),)
-        return Grant(number, tuple(each.gpu_uuid for each in places), (), "lease-%d" % number, environment)
+        cdi = ("openfleet.io/vgpu=lease-%d" % number,)
+        return Grant(number, tuple(each.gpu_uuid for each in places), (), "lease-%d" % number, environment, cdi=cdi)
 
     def resize(self, number, shape):
         self.parts[number] = (shape, self.parts[number][1])
@@ -125,6 +138,14 @@ class World:
     def take_lease(self, uid, memory=10, sm=20, gpus=1, seconds=3600, wait=False, number=None):
         shape = {"memory_bytes": memory * GIB, "sm_percent": sm}
         return self.ask(uid, op="take", shape=shape, gpus=gpus, seconds=seconds, wait=wait, number=number)
+
+    def ask_as_plugin(self, **request):
+        """Send a request as the plugin of the kubelet, and return its answer."""
+        return self.service.work(self.waiting, json.dumps(request).encode(), Caller(PLUGIN_PID, 0))["answer"]
+
+    def prepare(self, claim, *uuids, memory=10, sm=20, name="research/job-gpu-x2x4q"):
+        shape = {"memory_bytes": memory * GIB, "sm_percent": sm}
+        return self.ask_as_plugin(op="prepare", claim=claim, name=name, shape=shape, uuids=list(uuids))
 
     def tick(self, recover=False):
         """Do the due work, as the server does every second.

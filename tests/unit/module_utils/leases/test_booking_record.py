@@ -17,6 +17,7 @@ BOOKINGS = (
         Request(3, "alice", Shape(profile="1g.5gb"), 3600.5), "gpu_layout[0]", (Place("GPU-a", 4),), 1.8e9 + 0.25, True
     ),
     Booking(Request(7, "bob", Shape(2**30, 30), 60.0, 2), "gpu_layout[1]", (Place("GPU-b"), Place("GPU-c")), 1.9e9),
+    Booking(Request(8, "pod:a/b", Shape(2**30, 30), 60.0, 1, "u-1"), "gpu_layout[1]", (Place("GPU-b"),), 1.9e9, True),
 )
 
 
