@@ -60,6 +60,8 @@ class Lock:
 LOCKS = (
     Lock("roles/gpu_layout/files/nvml-requirements.txt", range(8, 15)),
     Lock("roles/dcgm_exporter/files/embedded-requirements.txt", range(8, 15)),
+    # Nodes whose pods get leases have Python 3.9 or newer, because gRPC has no wheels for Python 3.8.
+    Lock("roles/gpu_kubernetes/files/dra-requirements.txt", range(9, 15)),
     Lock("requirements-locked.txt", range(11, 15), "controller", ("requirements-bundle.txt",)),
 )
 

@@ -44,6 +44,7 @@ _value:
       reason.
     - C(offered_in) is the kind of the objects that publish the node's GPUs, and C(reads) lists kinds of further objects that the
       filter P(openfleet.gpu.kubernetes_changes#filter) needs. Each has C(api_version), C(kind), C(node_field) and C(namespaced).
+    - C(leases) is true if the role installs a plugin on the host that gives leases to pods.
     - C(shares) is true if the backend has objects of the cluster that P(openfleet.gpu.kubernetes_cluster#filter) changes.
   type: dict
 """
@@ -68,6 +69,7 @@ def scheduler_backend(key: object) -> dict[str, Any]:
         "chart_values",
         "chart_config",
         "refused",
+        "leases",
     )
     return {
         **{name: to_data(getattr(backend, name)) for name in names},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Sequence
 
+from ...module_utils.layout.leases import KUBERNETES
 from ...module_utils.layout.types import Layout
 from ...module_utils.model import Gpu
 from .model import MIXED, Node, Offer, by_entry, refusal
@@ -32,10 +33,20 @@ def offer_node(
     """
     desired = node_gpus(layout, gpus)
     leasing = [group for group in by_entry(desired) if group[0].entry is not None and group[0].entry.leases is not None]
-    if leasing:
+    if leasing and not getattr(any_backend(key), "leases", False):
         problem = "it has leases, and a scheduler would offer the same parts of its GPUs"
-        cure = "Remove leases, or do not manage the host with a scheduler."
-        return Offer(key, refusals=tuple(refusal(group, problem, cure) for group in leasing))
+        cure = "Remove leases, or do not manage the host with this scheduler."
+        able = tuple(other for other in KEYS if getattr(any_backend(other), "leases", False))
+        return Offer(
+            key,
+            refusals=tuple(
+                dataclasses.replace(
+                    refusal(group, problem, cure), backends=able if group[0].entry.leases.by == KUBERNETES else ()
+                )
+                for group in leasing
+                if group[0].entry is not None and group[0].entry.leases is not None
+            ),
+        )
     offer = any_backend(key).offer(Node(desired, name, mig_strategy, version))
     if not offer.refusals:
         return offer

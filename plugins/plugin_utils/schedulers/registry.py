@@ -19,6 +19,7 @@ _CLUSTER_CLASSES = {
     "nvidia_dra": "Dra",
     "hami": "Hami",
     "volcano_vgpu": "VolcanoVgpu",
+    "openfleet_dra": "OpenfleetDra",
 }
 # The class of each other backend by key.
 _OTHER_CLASSES = {"slurm": "Slurm"}

@@ -54,6 +54,7 @@ class KubernetesBackend:
     fixed_labels  labels with the same value on each node
     early_labels  names of fixed labels that are set before the layout of the host changes
     resource      pattern of the resources that the backend offers in the node's `allocatable`
+    leases        true if the backend gives leases of entries with `by: kubernetes` to pods
     """
 
     key = ""
@@ -80,6 +81,7 @@ class KubernetesBackend:
     fixed_labels: Mapping[str, str] = WITHOUT_MIG_MANAGER
     early_labels: tuple[str, ...] = tuple(WITHOUT_MIG_MANAGER)
     resource = re.compile(r"(?!)")
+    leases = False
 
     def offer(self, node: Node) -> Offer:
         """Return the offer of the node's GPUs, or the refused entries."""

@@ -50,14 +50,15 @@ def test_each_backend_of_any_scheduler_has_its_key(key):
     assert registry.any_backend(key).key == key
 
 
-@pytest.mark.parametrize("key", registry.ALL_KEYS)
+@pytest.mark.parametrize("key", [key for key in registry.ALL_KEYS if key != "openfleet_dra"])
 @pytest.mark.parametrize(
     "entry",
     [
         {"sharing": "vgpu", "vgpu": {}, "leases": {"by": "host", "groups": ["ml"]}},
         {"sharing": "mig", "mig": [], "leases": {"by": "host", "groups": ["ml"], "profiles": ["1g.10gb"]}},
+        {"sharing": "vgpu", "vgpu": {}, "leases": {"by": "kubernetes"}},
     ],
-    ids=["vgpu", "mig"],
+    ids=["vgpu", "mig", "pods"],
 )
 def test_no_backend_offers_gpus_with_leases(key, entry):
     layout = parse_layout([{"gpus": [0], **entry}, {"gpus": [1], "sharing": "exclusive"}])
@@ -65,6 +66,7 @@ def test_no_backend_offers_gpus_with_leases(key, entry):
     (refused,) = offer.refusals
     assert (refused.where, refused.gpus, offer.resources) == ("gpu_layout[0]", (0,), {})
     assert "it has leases" in str(refused)
+    assert refused.backends == (("openfleet_dra",) if entry["leases"]["by"] == "kubernetes" else ())
 
 
 @pytest.mark.parametrize(
