@@ -1,0 +1,350 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run site.yml on a node whose pods lease quotas of GPUs.
+
+API server, scheduler, kubelet, containerd, the lease service and the plugin are real. The control plane has the feature gate
+DRAConsumableCapacity. Requires Debian 13's containerd (LAB_RELEASE=trixie).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+
+import pytest
+
+from tests.kubernetes import cdi, dra
+from tests.kubernetes import cluster as clusters
+from tests.kubernetes.control_plane import ApiError, ControlPlane
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        os.environ.get("LAB_RELEASE") != "trixie", reason="CDI wants containerd 1.7 (LAB_RELEASE=trixie)"
+    ),
+]
+
+NODE = "node1"
+KUBECONFIG = "/srv/kubernetes/system-node-node1.kubeconfig"
+API = "/apis/resource.k8s.io/v1"
+LEASED = {
+    "gpus": [0, 1],
+    "sharing": "vgpu",
+    "vgpu": {"policy": "fixed", "tenants": [{"name": "serving", "gpu": 1, "memory": "60GiB", "sm_percent": 80}]},
+    "leases": {"by": "kubernetes", "most": {"memory": "60GiB", "sm_percent": 60}},
+}
+LAYOUT = [LEASED, {"gpus": [2, 3], "sharing": "exclusive"}]
+#: Prints the quota that the pod's programs have, and their devices.
+SHOW = 'cat "/etc/openfleet-gpu/vgpu/$OPENFLEET_VGPU/quota"; ' + cdi.LIST_NODES
+#: A program that sends a request to a socket: python3 -c ASK SOCKET REQUEST.
+ASK = """
+import socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+connection.sendall(sys.argv[2].encode() + b"\\n")
+print(connection.recv(65536).decode().strip())
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("leases") / "plane"
+    with clusters.running(folder, [NODE], "DRAConsumableCapacity=true") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def site(cluster):
+    """Return a function that applies the layout with site.yml."""
+    kubeconfig = dra.role_kubeconfig(cluster)
+
+    def run(*options, layout=LAYOUT, **variables):
+        given = {
+            "gpu_layout": layout,
+            "gpu_kubernetes_backend": "openfleet_dra",
+            "gpu_kubernetes_kubeconfig": str(kubeconfig),
+            "gpu_kubernetes_kubelet_kubeconfig": KUBECONFIG,
+            "gpu_kubernetes_poll": 1,
+            "gpu_kubernetes_timeout": 100,
+            "vgpu_limiter_source": "controller",
+            **variables,
+        }
+        return cluster.play("site.yml", *options, "--limit", NODE, "--extra-vars", json.dumps(given)).stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def node(cluster, site):
+    """Apply the layout, and write the CDI devices of whole GPUs, as nvidia-ctk would."""
+    site()
+    cdi.enable(cluster, NODE)
+    gpus = cluster.module(NODE, "openfleet.gpu.gpu_info")["gpus"]
+    devices = [
+        {
+            "name": gpu["uuid"],
+            "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia%d" % gpu["index"]}, {"path": "/dev/nvidiactl"}]},
+        }
+        for gpu in gpus
+    ]
+    specification = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
+    cluster.run(NODE, "sh", "-c", "mkdir -p /etc/cdi; echo '%s' >/etc/cdi/nvidia.json" % json.dumps(specification))
+    return [gpu["uuid"] for gpu in gpus]
+
+
+def published(cluster):
+    items = cluster.plane.call("GET", API + "/resourceslices")["items"]
+    return {device["name"]: device for item in items for device in item["spec"].get("devices", [])}
+
+
+def template(name, memory=None, percent=None, device_class="lease.gpu.openfleet.io", count=1, selector=""):
+    exactly = {"deviceClassName": device_class, "count": count}
+    if memory:
+        exactly["capacity"] = {"requests": {"memory": memory, "smPercent": str(percent)}}
+    if selector:
+        exactly["selectors"] = [{"cel": {"expression": selector}}]
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": spec},
+    }
+
+
+def pod(name, claim, **spec):
+    made = {**dra.claiming(claim), **spec}
+    made["containers"][0]["command"] = ["sh", "-c", SHOW]
+    metadata = {"name": name, "namespace": "default", "labels": {"app": name}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": made}
+
+
+def start(cluster, name, *arguments, **options):
+    cluster.apply(template(name, *arguments, **options), pod(name, name))
+
+
+def quota(cluster, running):
+    """Return the lines of the quota that a pod has printed, and its device nodes."""
+    nodes = cdi.nodes_in(cluster, running)
+    lines = [line for line in nodes if line.startswith("gpu ")]
+    return lines, {line for line in nodes if line.startswith("/dev/nvidia") and line[len("/dev/nvidia") :].isdigit()}
+
+
+def leases(cluster):
+    return json.loads(cluster.run(NODE, "gpu-layout", "lease", "--json", "list"))["leases"]
+
+
+def tenants(cluster):
+    """Return the tenants of leases that the host has."""
+    return set(cluster.run(NODE, "sh", "-c", "ls /etc/openfleet-gpu/vgpu").split()) - {"serving"}
+
+
+def why_pending(cluster, name):
+    def reason():
+        conditions = (cluster.pod(name) or {}).get("status", {}).get("conditions", [])
+        return next((each["message"] for each in conditions if each.get("reason") == "Unschedulable"), "")
+
+    cluster.plane.wait(reason, "pod %s is pending" % name)
+    return reason()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster, node):
+    """Delete all pods after each test. No lease and no quota may be left."""
+    yield
+    cluster.plane.kubectl("delete", "pods,resourceclaimtemplates", "--all", "--namespace=default", "--wait=true")
+    cluster.plane.wait(lambda: not leases(cluster), "no leases: %s" % leases(cluster))
+    assert tenants(cluster) == set()
+
+
+def test_node_publishes_what_the_layout_leaves(cluster, site, node):
+    devices = published(cluster)
+    assert set(devices) == {node[0].lower(), node[1].lower(), "tenant-serving"}
+    first, second = (devices[uuid.lower()]["capacity"] for uuid in node[:2])
+    assert first["smPercent"]["value"] == "100" and second["smPercent"]["value"] == "20"
+    assert first["memory"]["requestPolicy"]["validRange"]["max"] == "60Gi"
+    again = site()
+    assert re.search(r"^node1 .*changed=0 ", again, re.MULTILINE), again[-3000:]
+
+
+def test_pods_share_a_gpu_and_a_third_pod_waits(cluster, node):
+    on_first = "device.attributes['gpu.openfleet.io'].uuid == '%s'" % node[0]
+    start(cluster, "first", "50Gi", 50, selector=on_first)
+    start(cluster, "second", "20Gi", 30, selector=on_first)
+    lines = {name: quota(cluster, cluster.runs(name)) for name in ("first", "second")}
+    [first], [second] = lines["first"][0], lines["second"][0]
+    assert first.startswith("gpu %s memory %d sm 50 " % (node[0], 50 << 30))
+    assert second.startswith("gpu %s memory %d sm 30 " % (node[0], 20 << 30))
+    assert lines["first"][1] == lines["second"][1] == {"/dev/nvidia0"}
+    start(cluster, "third", "20Gi", 10, selector=on_first)
+    assert "cannot allocate all claims" in why_pending(cluster, "third")
+    # The third pod gets its lease when the second one gives back its own.
+    cluster.plane.kubectl("delete", "pod", "second", "--wait=true")
+    cluster.runs("third")
+    assert [row["size"] for row in leases(cluster)] == ["50GiB and 50 %", "20GiB and 10 %"]
+
+
+def test_pod_gets_a_fixed_tenant_or_two_gpus(cluster, node):
+    start(cluster, "tenant", device_class="tenant.gpu.openfleet.io")
+    [line], nodes = quota(cluster, cluster.runs("tenant"))
+    assert line.startswith("gpu %s memory %d sm 80 " % (node[1], 60 << 30)) and nodes == {"/dev/nvidia1"}
+    start(cluster, "pair", "10Gi", 10, count=2)
+    lines, nodes = quota(cluster, cluster.runs("pair"))
+    assert len(lines) == 2 and nodes == {"/dev/nvidia0", "/dev/nvidia1"}
+    assert len(leases(cluster)) == 1
+
+
+def state(running):
+    return running["metadata"]["uid"], [each["restartCount"] for each in running["status"]["containerStatuses"]]
+
+
+def test_restarts_leave_pods_and_leases_alone(cluster):
+    start(cluster, "steady", "10Gi", 10)
+    before, rows = state(cluster.runs("steady")), leases(cluster)
+    for unit in ("openfleet-gpu-dra", "kubelet", "gpu-layout-lease", "openfleet-gpu-dra"):
+        cluster.run(NODE, "systemctl", "kill", "--signal=KILL", "--kill-whom=main", unit, check=False)
+        cluster.run(NODE, "systemctl", "restart", unit)
+    # A pod that starts afterwards shows that the plugin is registered again.
+    start(cluster, "later", "10Gi", 10)
+    cluster.runs("later")
+    assert state(cluster.runs("steady")) == before
+    assert rows[0] in leases(cluster) and len(leases(cluster)) == 2
+
+
+def test_force_deleted_pod_leaks_nothing(cluster):
+    """Delete a pod from the API while its node is down."""
+    start(cluster, "lost", "10Gi", 10)
+    cluster.runs("lost")
+    assert len(tenants(cluster)) == 1
+    cluster.run(NODE, "systemctl", "stop", "kubelet")
+    cluster.plane.kubectl("delete", "pod", "lost", "--grace-period=0", "--force")
+    cluster.run(NODE, "systemctl", "start", "kubelet")
+    cluster.plane.wait(lambda: not tenants(cluster), "the lease ends")
+
+
+def test_lease_of_a_claim_that_the_kubelet_forgot_is_given_back(cluster):
+    start(cluster, "forgotten", "10Gi", 10)
+    cluster.runs("forgotten")
+    cluster.run(NODE, "systemctl", "stop", "kubelet")
+    cluster.plane.kubectl("delete", "pod", "forgotten", "--grace-period=0", "--force")
+    remove = "ctr -n k8s.io tasks ls -q | xargs -r -n 1 ctr -n k8s.io tasks kill -s KILL; "
+    cluster.run(NODE, "sh", "-c", remove + "rm -f /var/lib/kubelet/dra_manager_state")
+    cluster.run(NODE, "systemctl", "start", "kubelet")
+    cluster.plane.wait(lambda: not tenants(cluster), "the plugin gives the lease back")
+
+
+def test_claim_beyond_the_limit_waits(cluster):
+    start(cluster, "large", "61Gi", 10)
+    why_pending(cluster, "large")
+    start(cluster, "wide", "1Gi", 61)
+    why_pending(cluster, "wide")
+
+
+# -- Attacks -----------------------------------------------------------------------------------------------------------
+
+
+def refused(plane: ControlPlane, kubeconfig, *arguments, text=None):
+    command = [str(plane.programs / "kubectl"), "--kubeconfig", str(kubeconfig), *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def test_owner_of_a_pod_cannot_take_more(cluster, node):
+    """Act as a user who may edit all objects of a namespace, and as root in a container."""
+    plane = cluster.plane
+    owner = plane.kubeconfig_of("mallory")
+    plane.kubectl("create", "rolebinding", "mallory", "--clusterrole=edit", "--user=mallory", "--namespace=default")
+    start(cluster, "victim", "10Gi", 10)
+    [victim] = leases(cluster) if cluster.runs("victim") else []
+    [claim] = plane.call("GET", API + "/namespaces/default/resourceclaims")["items"]
+    # The allocation in the status decides about the quota, and only the scheduler may write it.
+    device = claim["status"]["allocation"]["devices"]["results"][0]
+    device["consumedCapacity"]["memory"] = "60Gi"
+    change = {"status": {"allocation": claim["status"]["allocation"]}}
+    with pytest.raises((ApiError, AssertionError)):
+        plane.call(
+            "PATCH",
+            "%s/namespaces/default/resourceclaims/%s/status" % (API, claim["metadata"]["name"]),
+            change,
+            "application/merge-patch+json",
+        )
+    forged = json.dumps({**claim, "metadata": {**claim["metadata"], "resourceVersion": ""}})
+    assert "orbidden" in refused(plane, owner, "replace", "--subresource=status", "--filename=-", text=forged)
+    assert "orbidden" in refused(plane, owner, "get", "resourceslices")
+    # A container with the socket of the lease service, as root, is not the plugin.
+    attacker = dra.claiming("victim")
+    attacker["volumes"].append({"name": "run", "hostPath": {"path": "/run"}})
+    main = attacker["containers"][0]
+    main["volumeMounts"].append({"name": "run", "mountPath": "/host-run"})
+    requests = [
+        {"op": "unprepare", "claim": claim["metadata"]["uid"]},
+        {"op": "claims"},
+        {"op": "end", "number": victim["number"]},
+        {
+            "op": "prepare",
+            "claim": "0",
+            "name": "a/b",
+            "shape": {"memory_bytes": 1 << 30, "sm_percent": 1},
+            "uuids": [node[0]],
+        },
+    ]
+    calls = "; ".join(
+        "/usr/bin/python3 -c \"$CODE\" /host-run/openfleet-gpu-lease.sock '%s'" % json.dumps(request)
+        for request in requests
+    )
+    main["command"] = ["sh", "-c", "%s; %s" % (calls, cdi.LIST_NODES)]
+    main["env"] = [{"name": "CODE", "value": ASK}]
+    metadata = {"name": "attacker", "namespace": "default"}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": attacker})
+    answers = [json.loads(line) for line in cdi.nodes_in(cluster, cluster.runs("attacker")) if line.startswith("{")]
+    problems = sorted(answer["error"]["problem"] for answer in answers)
+    # The answers of three requests are equal.
+    assert set(problems) == {
+        "only openfleet-gpu-dra.service may send it",
+        "it belongs to pod:default/%s" % claim["metadata"]["name"],
+    }
+    assert victim in leases(cluster)
+
+
+def test_node_writes_only_its_own_slices(cluster):
+    plane = cluster.plane
+    kubelet = plane.kubeconfig_of("system:node:%s" % NODE, ["system:nodes"])
+    [own] = plane.call("GET", API + "/resourceslices")["items"]
+    spec = {**own["spec"], "nodeName": "node2", "pool": {**own["spec"]["pool"], "name": "node2"}}
+    other = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "other"}, "spec": spec}
+    assert "orbidden" in refused(plane, kubelet, "create", "--filename=-", text=json.dumps(other))
+    plane.call("POST", API + "/resourceslices", {"metadata": {"name": "other"}, "spec": spec})
+    try:
+        assert "orbidden" in refused(plane, kubelet, "delete", "resourceslice", "other")
+    finally:
+        plane.call("DELETE", API + "/resourceslices/other")
+
+
+# -- Many pods ---------------------------------------------------------------------------------------------------------
+
+
+def test_random_pods_with_kills_leak_and_disturb_nothing(cluster):
+    """Start and delete random pods while the plugin, the kubelet and the lease service are killed."""
+    draw = random.Random(45)
+    number = int(os.environ.get("OPENFLEET_LEASE_PODS", "40"))
+    running: dict[str, tuple] = {}
+    disturbed = 0
+    for count in range(number):
+        name = "pod-%d" % count
+        start(cluster, name, "%dGi" % draw.randint(1, 12), draw.randint(1, 12))
+        running[name] = state(cluster.runs(name))
+        if draw.random() < 0.3:
+            unit = draw.choice(("openfleet-gpu-dra", "kubelet", "gpu-layout-lease"))
+            cluster.run(NODE, "systemctl", "kill", "--signal=KILL", "--kill-whom=main", unit, check=False)
+        if len(running) > 4:
+            victim = draw.choice(sorted(running))
+            options = ("--grace-period=0", "--force") if draw.random() < 0.5 else ("--grace-period=1",)
+            cluster.plane.kubectl("delete", "pod", victim, *options)
+            del running[victim]
+        disturbed += sum(state(cluster.pod(each)) != seen for each, seen in running.items())
+    print("lease_disturbed", disturbed, "after", number, "pods")
+    assert disturbed == 0
