@@ -342,7 +342,7 @@ def test_random_pods_with_kills_leak_and_disturb_nothing(cluster):
             cluster.run(NODE, "systemctl", "kill", "--signal=KILL", "--kill-whom=main", unit, check=False)
         if len(running) > 4:
             victim = draw.choice(sorted(running))
-            options = ("--grace-period=0", "--force") if draw.random() < 0.5 else ("--grace-period=1",)
+            options = ("--grace-period=0", "--force") if draw.random() < 0.5 else ("--wait=true",)
             cluster.plane.kubectl("delete", "pod", victim, *options)
             del running[victim]
         disturbed += sum(state(cluster.pod(each)) != seen for each, seen in running.items())

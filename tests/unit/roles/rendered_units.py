@@ -41,6 +41,7 @@ TEMPLATES: dict[tuple[str, str], tuple[str, str, dict[str, Any]]] = {
     ("gpu-layout-lease.service", ""): ("gpu_layout", "gpu-layout-lease.service.j2", {"gpu_layout": SHARED}),
     ("gpu-layout-lease.service", "vgpu"): ("gpu_layout", "gpu-layout-lease.service.j2", {"gpu_layout": VGPU}),
     ("openfleet-slurm-devices.service", ""): ("gpu_slurm", "openfleet-slurm-devices.service.j2", {}),
+    ("openfleet-gpu-dra.service", ""): ("gpu_kubernetes", "openfleet-gpu-dra.service.j2", {}),
     ("openfleet-vgpu-agent.service", ""): ("gpu_layout", "openfleet-vgpu-agent.service.j2", {"gpu_layout": VGPU}),
     ("gpu-audit.service", ""): ("gpu_audit", "gpu-audit.service.j2", AUDIT),
     ("dcgm-exporter.service", "embedded"): ("dcgm_exporter", "embedded.service.j2", {"dcgm_exporter_source": "embedded"}),

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,11 +33,20 @@ from openfleet_dra.plugin import Plugin
 from openfleet_dra.server import serving
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
+from ansible_collections.openfleet.gpu.plugins.plugin_utils import python_pins
 from tests.unit.module_utils.leases.lease_socket import LeaseSocket
 from tests.unit.module_utils.leases.lease_world import GIB, World
 
 NODE = "node1"
 UID = "01234567-89ab-cdef-0123-456789abcdef"
+
+
+def test_tests_use_the_versions_of_hosts():
+    hosts = python_pins.read((FILES / "dra-requirements.txt").read_text())
+    groups = tomllib.loads((FILES.parents[2] / "pyproject.toml").read_text())["dependency-groups"]
+    assert {"%s==%s" % (pin.name, pin.version) for pin in hosts if pin.name in ("grpcio", "pyyaml")} <= {
+        each.lower() for each in groups["unit"] if isinstance(each, str)
+    }
 
 
 # -- Messages ----------------------------------------------------------------------------------------------------------
