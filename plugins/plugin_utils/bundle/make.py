@@ -24,6 +24,8 @@ from .wants import collect
 
 #: Folders that contain only files of the bundle. If a file in them is not needed, an earlier run left it behind.
 FOLDERS = ("repositories", "files", "python", "collection")
+#: Requirements of the plugin that gives leases to pods, in the collection, and minor versions of Python 3 that it supports.
+LEASE_REQUIREMENTS, LEASE_PYTHONS = "roles/gpu_kubernetes/files/dra-requirements.txt", range(9, 15)
 _PARTIAL, _LOCK = ".partial", ".lock"
 # Disk space in bytes that must stay free.
 _SPARE_BYTES = 64 << 20
@@ -161,6 +163,18 @@ class _Making:
             name = "%s %s" % (pin.name, pin.version)
             question = local.Question("%s==%s" % (pin.name, pin.version), str(pin), options, frozenset(hosts))
             self._wheels(name, question, "")
+        for architecture, hosts in sorted(self.wants.leases.items()):
+            requirements = (self.order.root / LEASE_REQUIREMENTS).read_text(encoding="utf-8")
+            for minor in LEASE_PYTHONS:
+                name = "plugin for leases, Python 3.%d on %s" % (minor, architecture)
+                chosen = ("--implementation=cp", "--python-version=3.%d" % minor)
+                question = local.Question(
+                    "the packages of the " + name,
+                    requirements,
+                    (*options, *chosen, "--platform=manylinux2014_%s" % architecture),
+                    frozenset(hosts),
+                )
+                self._wheels(name, question, "")
 
     def _wheels(self, name: str, question: local.Question, requirements: str) -> None:
         """Fetch wheels with pip, unless an earlier run fetched all of them.

@@ -142,6 +142,8 @@ class Wants:
     files: dict[tuple[str, tuple[str, ...], str], set[str]] = field(default_factory=dict)
     #: Mapping from a version of nvidia-ml-py, with the hashes of its wheels, to the hosts.
     nvml: dict[Pin, set[str]] = field(default_factory=dict)
+    #: Mapping from the architecture of hosts whose pods lease GPUs to the hosts.
+    leases: dict[str, set[str]] = field(default_factory=dict)
     named: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def name(self, what: str, platform: str, hosts: set[str]) -> None:

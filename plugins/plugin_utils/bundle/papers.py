@@ -120,6 +120,8 @@ def variables(path: str, url: str, wants: Wants, items: Iterable[Item], nvml: st
             _line("gpu_layout_nvml_source", "wheel"),
             _line("gpu_layout_nvml_wheel", "{{ gpu_bundle_path }}/%s" % nvml),
         ]
+    if wants.leases:
+        lines.append(_line("gpu_kubernetes_lease_wheels", "{{ gpu_bundle_path }}/python"))
     return "\n".join(lines).rstrip() + "\n"
 
 

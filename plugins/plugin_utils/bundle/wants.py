@@ -52,9 +52,11 @@ VARIABLES = (
     "gpu_kubernetes_plugin_manifest",
     "gpu_kubernetes_plugin_chart",
     "gpu_kubernetes_plugin_sha256",
+    "gpu_kubernetes_lease_wheels",
 )
-#: Variables that only the bundle uses (docs/air-gapped.md).
-OWN_VARIABLES = ("gpu_bundle_platforms", "gpu_bundle_nvidia_driver_versions", "gpu_bundle_container_toolkit_versions")
+#: Variables without a default: of the bundle (docs/air-gapped.md), and the backend for Kubernetes.
+OWN_VARIABLES = (
+    "gpu_kubernetes_backend","gpu_bundle_platforms", "gpu_bundle_nvidia_driver_versions", "gpu_bundle_container_toolkit_versions")
 
 PARTS = ("driver", "container_toolkit", "nvml", "kubernetes", "collection", "controller")
 #: Variables that name files for Kubernetes, by the description of each file.
@@ -62,6 +64,8 @@ KUBERNETES = {
     "manifest of the device plugin": "gpu_kubernetes_plugin_manifest",
     "chart of the device plugin": "gpu_kubernetes_plugin_chart",
 }
+#: The backend whose plugin on the host has Python packages.
+_LEASES = "openfleet_dra"
 #: Placeholder for the kernel release of a host. Only the host knows the actual release.
 KERNEL = "KERNEL"
 #: Example PCI device ids of two GPUs: one older than Turing, and one newer (module_utils/driver/rules.py).
@@ -99,6 +103,9 @@ def collect(
             _nvml(wants, host, values, shipped)
         if "kubernetes" in parts:
             _kubernetes(wants, host, values)
+            if values.get("gpu_kubernetes_backend") == _LEASES and not values["gpu_kubernetes_lease_wheels"]:
+                for platform in platforms(host, values, catalogue):
+                    wants.leases.setdefault(platform.architecture, set()).add(host)
     _check_folders(wants)
     return wants
 

@@ -222,6 +222,11 @@ def test_variables_of_a_bundle_are_yaml_without_fingerprints():
     assert not [name for name in values if "fingerprint" in name or name.endswith("_key")]
 
 
+def test_wheels_of_the_plugin_for_leases_are_in_the_bundle():
+    values = yaml.safe_load(papers.variables("/srv/b", "", Wants(leases={"x86_64": {"h"}}), [], ""))
+    assert values["gpu_kubernetes_lease_wheels"] == "{{ gpu_bundle_path }}/python"
+
+
 def test_values_that_differ_between_hosts_are_comments():
     items = [
         Item("files/a.run", "NVIDIA's installer", "ab", 1, hosts={"h"}),

@@ -158,6 +158,19 @@ def test_the_device_plugin_that_the_role_installs():
         collect({"a": host(gpu_kubernetes_plugin_manifest="/srv/plugin.yml")}, DISTRIBUTIONS)
 
 
+def test_nodes_whose_pods_lease_gpus_need_wheels_of_their_architecture():
+    leased = {"gpu_kubernetes_backend": "openfleet_dra"}
+    hosts = {
+        "a": host(**leased),
+        "b": host("ubuntu-24.04", {"architecture": "aarch64"}, **leased),
+        "c": host(gpu_kubernetes_backend="nvidia_dra"),
+        "d": host(gpu_kubernetes_lease_wheels="/srv/wheels", **leased),
+        "e": host(),
+    }
+    assert collect(hosts, DISTRIBUTIONS).leases == {"x86_64": {"a"}, "aarch64": {"b"}}
+    assert collect(hosts, DISTRIBUTIONS, ["nvml"]).leases == {}
+
+
 def test_a_version_of_pynvml_without_a_hash_is_not_fetched():
     entry = host(gpu_layout_nvml_source="index", gpu_layout_nvml_version="13.1")
     with pytest.raises(BundleError) as caught:
