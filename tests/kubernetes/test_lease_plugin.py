@@ -35,7 +35,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory):
-    """Start a control plane with the feature gate. No kubelet reports the state of its nodes."""
+    """Start a control plane with the feature gate, for nodes without a kubelet."""
     plane = ControlPlane(tmp_path_factory.mktemp("shares") / "plane", build(), "DRAConsumableCapacity=true")
     try:
         plane.start()

@@ -254,7 +254,7 @@ def refused(plane: ControlPlane, kubeconfig, *arguments, text=None):
 
 
 def test_owner_of_a_pod_cannot_take_more(cluster, node):
-    """Act as a user who may edit all objects of a namespace, and as root in a container."""
+    """Act as an editor of a namespace, and as root in a container."""
     plane = cluster.plane
     owner = plane.kubeconfig_of("mallory")
     plane.kubectl("create", "rolebinding", "mallory", "--clusterrole=edit", "--user=mallory", "--namespace=default")
@@ -328,7 +328,7 @@ def test_node_writes_only_its_own_slices(cluster):
 
 
 def test_random_pods_with_kills_leak_and_disturb_nothing(cluster):
-    """Start and delete random pods while the plugin, the kubelet and the lease service are killed."""
+    """Start and delete random pods while programs of the node are killed."""
     draw = random.Random(45)
     number = int(os.environ.get("OPENFLEET_LEASE_PODS", "40"))
     running: dict[str, tuple] = {}

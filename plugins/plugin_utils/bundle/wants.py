@@ -56,7 +56,11 @@ VARIABLES = (
 )
 #: Variables without a default: of the bundle (docs/air-gapped.md), and the backend for Kubernetes.
 OWN_VARIABLES = (
-    "gpu_kubernetes_backend","gpu_bundle_platforms", "gpu_bundle_nvidia_driver_versions", "gpu_bundle_container_toolkit_versions")
+    "gpu_kubernetes_backend",
+    "gpu_bundle_platforms",
+    "gpu_bundle_nvidia_driver_versions",
+    "gpu_bundle_container_toolkit_versions",
+)
 
 PARTS = ("driver", "container_toolkit", "nvml", "kubernetes", "collection", "controller")
 #: Variables that name files for Kubernetes, by the description of each file.

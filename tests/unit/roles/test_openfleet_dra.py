@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the plugin that gives leases to pods: its messages, its devices and its calls.
+"""Test messages, devices and calls of the plugin that gives leases to pods.
 
 The gRPC client is real, and so is the lease service behind its socket. Only the GPUs, units and the API server are in
 memory. tests/kubernetes/test_openfleet_dra.py uses a real API server and kubelet.
