@@ -9,10 +9,17 @@ import time
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import report_html
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings import HostState
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.jobs import jobs_of
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order, make
 from tests.lab.host_modules import run_module
 
 WAIT_SECONDS = 120
+DATABASE = "mysql slurm_acct_db --execute"
+# Number of the first copy of a record.
+FIRST_COPY = 100000
+MODEL = "NVIDIA H100 80GB HBM3"
 #: A job name that looks like records of squeue and sacct.
 HOSTILE = "x|y\n9999|9999|root|root|RUNNING|1|Unknown||gres/gpu=8|gpu-a|\n"
 
@@ -92,16 +99,63 @@ def test_current_jobs_are_known_without_slurmdbd(host, ran, stop, start, words):
     wait_until(host, "sacct -X -n >/dev/null 2>&1")
 
 
+YEAR_SECONDS = 365 * 86400
+RECORDS = 1000
+
+
+@pytest.fixture
+def year(host, ran):
+    """Copy the record of an ended job 1,000 times, over the last year."""
+    first = int(time.time()) - YEAR_SECONDS + 86400
+    step = (YEAR_SECONDS - 2 * 86400) // RECORDS
+    host.check_output(
+        f'{DATABASE} "create temporary table copies with recursive numbers(number) as '
+        f"(select 0 union all select number + 1 from numbers where number < {RECORDS - 1}) "
+        f"select jobs.*, number from lab_job_table jobs, numbers where id_job = {ran['done']}; "
+        f"update copies set id_job = {FIRST_COPY} + number, job_db_inx = {FIRST_COPY} + number, "
+        f"time_submit = {first} + number * {step}, time_eligible = time_submit, time_start = time_submit, "
+        f"time_end = time_start + 18000, id_user = number % 40; "
+        f'alter table copies drop column number; insert into lab_job_table select * from copies"'
+    )
+    yield
+    host.check_output(f'{DATABASE} "delete from lab_job_table where id_job >= {FIRST_COPY}"')
+
+
+def test_a_year_of_records_is_in_the_report(host, ran, year, tmp_path):
+    now = time.time()
+    result = run_module("one", "slurm_jobs", start_seconds=now - YEAR_SECONDS, end_seconds=now)
+    assert (result["source"], result["problem"]) == ("sacct", ""), result
+    copies = [row for row in result["jobs"] if row["id"].isdigit() and int(row["id"]) >= FIRST_COPY]
+    assert len(copies) == RECORDS
+    gpus = [
+        {
+            "uuid": f"GPU-{n}",
+            "index": n,
+            "name": "NVIDIA H100 80GB HBM3",
+            "holders": [],
+            "processes": [],
+            "mig": {"instances": []},
+        }
+        for n in range(4)
+    ]
+    asked = {"hosts": {"gpu-a": HostState(gpus)}, "hosts_asked": ["gpu-a"], "nodes": {"gpu-a": "gpu-a"}}
+    audit = make(Order(YEAR_SECONDS, jobs={"login": result}, **asked), now)
+    assert audit.usage.job_count >= RECORDS
+    # Each copy held one GPU for five hours.
+    held = sum(job.held_gpu_seconds for job in audit.usage.jobs if job.name.isdigit() and int(job.name) >= FIRST_COPY)
+    assert held == RECORDS * 18000
+    assert f"{audit.usage.job_count} jobs with GPUs" in report_html.to_text(audit)
+
+
 def test_job_that_slurmctld_lost_is_reported(host, ran):
     """Check a job whose end slurmdbd misses."""
-    database = "mysql slurm_acct_db --execute"
     host.check_output(
-        f'{database} "create temporary table copy select * from lab_job_table where id_job = {ran["running"]}; '
+        f'{DATABASE} "create temporary table copy select * from lab_job_table where id_job = {ran["running"]}; '
         f'update copy set id_job = 999999, job_db_inx = 999999; insert into lab_job_table select * from copy"'
     )
     try:
         _result, jobs = read(host)
     finally:
-        host.check_output(f'{database} "delete from lab_job_table where id_job = 999999"')
+        host.check_output(f'{DATABASE} "delete from lab_job_table where id_job = 999999"')
     assert "999999" not in {job.id for job in jobs.jobs}
     assert any("sacctmgr show runawayjobs" in note for note in jobs.notes)
