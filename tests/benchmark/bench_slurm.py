@@ -117,7 +117,8 @@ def measured(host, rng, transitions):
         for one in ended:
             print(f"bench: transition {transition} lost job {one}: {planned['plan'][0]}", file=sys.stderr)
             jobs.pop(one)
-        print(f"bench: transition {transition}: {seconds[-1]:.1f} s, {planned['plan'][0]}", file=sys.stderr)
+        progress = f"bench: {transition + 1} transitions, {lost} lost, {needless} needless, {seconds[-1]:.1f} s"
+        print(f"{progress}: {planned['plan'][0]}", file=sys.stderr, flush=True)
         jobs[job] = uuids_of(environment, found["devices"])
         end_jobs(host, jobs, rng.sample(sorted(jobs), rng.randint(0, len(jobs) - 1)))
     return lost, needless, seconds
