@@ -194,7 +194,13 @@ def test_example_of_the_readme_shares_a_gpu_with_limits(cluster, site):
     assert re.search(r"Cmd:set_default_device_pinned_mem_limit GPU-\S+ 16384M", log)
 
 
-def test_removal_leaves_no_object_of_the_role(cluster, site):
+def test_removal_waits_for_claims_and_leaves_no_object_of_the_role(cluster, site):
+    pod = pod_of(cluster, "whole")
+    refused = " ".join(site(CHANGED, fails=True, gpu_kubernetes_state="absent").split())
+    assert "these pods have claims of its GPUs: " in refused, refused[-3000:]
+    assert "default/%s" % pod["metadata"]["name"] in refused
+    assert state(pod_of(cluster, "whole")) == state(pod)
+    cluster.plane.kubectl("delete", "deployments,pods", "--all", "--namespace=default", "--wait=true")
     site(CHANGED, gpu_kubernetes_state="absent")
     found = cluster.plane.kubectl(
         "get",
@@ -206,8 +212,6 @@ def test_removal_leaves_no_object_of_the_role(cluster, site):
     assert found == ""
     labels = cluster.node(NODE)["metadata"]["labels"]
     assert not {"openfleet.gpu/backend", "nvidia.com/gpu.deploy.mig-manager"} & set(labels)
-    # Running pods keep their devices.
-    pod_of(cluster, "whole")
 
 
 def section(title):

@@ -111,11 +111,19 @@ class Dra(KubernetesBackend):
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        A DeviceClass is kept while another node publishes an instance of its profile.
+        A DeviceClass is kept while another node publishes an instance of its profile. The removal ends the driver on the node, so
+        it is refused while pods of the node have claims.
         """
         removal = super().removal(name, nodes, config_map, objects)
         if removal.problems:
             return removal
+        pods = [pod for _uid, pod in _names(api.claiming_pods(objects, name))]
+        if pods:
+            problem = (
+                "node %s: these pods have claims of its GPUs: %s. Without the DRA driver, the kubelet could not end them. Wait "
+                "for or delete these pods, and run again. Nothing was changed."
+            )
+            return Removal(problems=(problem % (name, ", ".join(sorted(pods))),))
         published = api.published(objects)
         used = {resource for node, devices in published.items() if node != name for resource in devices.values()}
         classes = {api.class_name(resource.partition("/")[2]) for resource in used if "/" in resource}

@@ -12,7 +12,7 @@ Objects of the cluster are untrusted. An object that does not have the format of
 from __future__ import annotations
 
 import re
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ..kubernetes.api_objects import OWNED, annotations_of, is_owned, labels_of, name_of, of_kind, texts
 
@@ -104,11 +104,27 @@ def lost_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
         if spec.get("nodeName") == node
         for device in _mappings(spec.get("devices"))
     }
+    return _pods_with_claims(objects, node, lambda device: device not in names)
+
+
+def claiming_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
+    """Return the active pods with a claim of a device of the node.
+
+    `objects` contains only pods of the node. The kubelet cannot end such a pod while the driver does not run on the node.
+    """
+    return _pods_with_claims(objects, node, lambda _device: True)
+
+
+def _pods_with_claims(objects: Sequence[Any], node: str, selected: Callable[[Any], bool]) -> list[Mapping[str, Any]]:
+    """Return the active pods with a claim of a selected device.
+
+    `selected` gets the name of a device of the node.
+    """
     claims = {
         _names(item)
         for item in of_kind(objects, "ResourceClaim")
         for result in _mappings(_mapping(_mapping(_mapping(item, "status"), "allocation"), "devices").get("results"))
-        if (result.get("driver"), result.get("pool")) == (DRIVER, node) and result.get("device") not in names
+        if (result.get("driver"), result.get("pool")) == (DRIVER, node) and selected(result.get("device"))
     }
     return [pod for pod in of_kind(objects, "Pod") if _is_active(pod) and claims & set(_claims(pod))]
 

@@ -360,3 +360,16 @@ def test_removal_deletes_the_objects_of_the_node_and_unused_classes():
         *("ResourceClaimTemplate n1-%d" % number for number in range(5)),
         "DeviceClass mig-3g.40gb.openfleet.gpu",
     ]
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+def test_removal_is_refused_while_pods_have_claims(phase):
+    # The kubelet asks the driver to release a claim, and keeps the pod until the driver has answered.
+    ready, objects = follows(mapping(instances=NOW))
+    pods = [*objects, claim("device-1"), pod_with(phase=phase)]
+    found = kubernetes_removal("n1", [ready], backend="nvidia_dra", objects=pods)
+    (problem,) = found["problems"]
+    assert problem.startswith("node n1: these pods have claims of its GPUs: team/train. Without the DRA driver")
+    assert (found["labels"], found["annotations"], found["delete"]) == ({}, {}, [])
+    for others in ([claim("device-1"), pod_with(phase="Succeeded")], [claim("device-1", node="n2"), pod_with()]):
+        assert not kubernetes_removal("n1", [ready], backend="nvidia_dra", objects=[*objects, *others])["problems"]
