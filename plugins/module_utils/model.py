@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Mapping, Protocol, Sequence
+from typing import Any, ClassVar, Mapping, Protocol, Sequence, Tuple
 
 from .frozen import frozen
 
+#: (GPU UUID, GPU instance id). The id is None for the whole GPU.
+Place = Tuple[str, "int | None"]
 #: Marks fields that only the planner uses. `to_data` omits them.
 INTERNAL = {"internal": True}
 #: Program names of MPS: the daemon, and the servers that the daemon starts.
@@ -434,6 +436,28 @@ class LostGpu:
 
     def __str__(self) -> str:
         return "%s %s: %s" % (self.label, self.state, self.problem)
+
+
+@frozen
+class Work:
+    """The measured work of a GPU or a GPU instance.
+
+    Values that are not measured are None. Utilization, power and traffic are those of the whole GPU. With MIG, the
+    utilization is None.
+    """
+
+    index: int
+    seconds: float
+    #: The highest sample of kernels and of the engines for video, JPEG and optical flow.
+    utilization_percent: int | None = None
+    #: The share of the time with kernels, including kernels between samples.
+    kernels_ratio: float | None = None
+    #: The highest share of an engine. None if the engines for JPEG or optical flow are not measured.
+    engines_ratio: float | None = None
+    bandwidth_ratio: float | None = None
+    pcie_bytes_per_second: float | None = None
+    nvlink_bytes_per_second: float | None = None
+    watts: float | None = None
 
 
 @frozen

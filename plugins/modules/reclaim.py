@@ -66,6 +66,12 @@ options:
           For how many seconds the holder must be idle before it is stopped. It is announced earlier, because it may only be
           paused.
         type: float
+      rest_watts:
+        description: >-
+          Power in watts of GPUs at rest, by UUID. A GPU of an earlier generation than Hopper with MIG that draws more may run
+          kernels, so its holders are spared.
+        type: dict
+        default: {}
       stop:
         description: Whether the holder may be stopped. With V(false), it is only announced.
         type: bool
@@ -96,9 +102,10 @@ options:
     default: 172800
   look_seconds:
     description:
-      - Time in seconds to watch the GPUs of all O(items) right before a stop, with one sample a second.
-      - A holder is spared if a sample shows activity, if a TCP client connects, or if the holder's processes use a tenth of a
-        core. For MIG instances only the last two rules apply, because NVML does not report their utilization.
+      - Time in seconds to watch the GPUs and MIG instances of all O(items) right before a stop.
+      - A holder is spared if they work, if a TCP client connects, or if the holder's processes use a tenth of a core. Kernels
+        are counted on Hopper and later. Elsewhere, utilization is sampled once a second.
+      - A holder is also spared if it may do work that its GPU does not measure. Its announcement stays valid.
     type: float
     default: 300
   notice_seconds:
@@ -226,6 +233,7 @@ from ..module_utils.keep.server import SOCKET
 from ..module_utils.plan.transaction import looking
 from ..module_utils.reclaim.stop import Policy, Tools, reclaim
 from ..module_utils.runner import run
+from ..module_utils.vendors.nvidia.nvml import work
 from ..module_utils.vendors.nvidia.nvml.bounded_session import BoundedSession
 from ..module_utils.vendors.nvidia.nvml.calls import respawn_with_pynvml
 
@@ -248,6 +256,7 @@ def argspec():
                 quiet_seconds={"type": "float"},
                 idle_after_seconds={"type": "float"},
                 stop_quiet_seconds={"type": "float"},
+                rest_watts={"type": "dict", "default": {}},
                 stop={"type": "bool", "default": True},
             ),
         },
@@ -289,9 +298,9 @@ def look(directory):
     return host, find_holders(host, sockets=True)
 
 
-def sample(directory):
+def measure(directory, places, seconds):
     with session(directory) as opened:
-        return opened.utilizations()
+        return opened.perform(work.measure, places, seconds)
 
 
 def bring_about(params, check_mode):
@@ -326,7 +335,11 @@ def bring_about(params, check_mode):
             can_keep=os.path.exists(SOCKET),  # noqa: PTH110
             keep_url=params["keep_url"],
         )
-        tools = Tools(lambda: look(directory), lambda: sample(directory), lambda: keeps.read(directory, time.time()))
+        tools = Tools(
+            lambda: look(directory),
+            lambda places, seconds: measure(directory, places, seconds),
+            lambda: keeps.read(directory, time.time()),
+        )
         done = reclaim(params["items"], tools, policy)
     return dict(done, changed=bool(done["stopped"] or done["noticed"]))
 

@@ -221,7 +221,8 @@ layouts:
 reclaim:
   description: >-
     Idle workloads, each with C(host), C(kind), C(name), C(runtime), C(gpus), C(quiet_seconds), C(holders), C(waste_per_month),
-    C(idle_after_seconds), C(stop_quiet_seconds) and C(spared). If the workload must not be stopped, C(spared) has the reason.
+    C(idle_after_seconds), C(stop_quiet_seconds), C(rest_watts) and C(spared). If the workload must not be stopped, C(spared)
+    has the reason.
   returned: success
   type: list
   elements: dict

@@ -40,7 +40,7 @@ def audit_of(states, words=None, quiet_hours=96.0, idle_after_hours=48.0):
         word = (words or {}).get((host, row["index"], instance or name), "oversized_memory" if held else "free")
         subject = Subject(kind, host, row["uuid"], str(row["index"]), row["name"], mig_instance=instance, name=name)
         holders = None if held is None else (Holder("process", "x"),) if held else ()
-        quiet = Quiet(quiet_hours * 3600) if word in ("idle", "held_without_process", "free") else None
+        quiet = Quiet(quiet_hours * 3600, rest_watts=75.0) if word in ("idle", "held_without_process", "free") else None
         holding = Holding(subject, holders=holders, memory=PEAK, quiet=quiet)
         made.append(
             Finding(

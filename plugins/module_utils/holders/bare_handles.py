@@ -75,6 +75,20 @@ def has_open(pid: int) -> bool:
         return not isinstance(error, (FileNotFoundError, ProcessLookupError))
 
 
+def has_rdma_open(pid: int) -> bool:
+    """Return whether a process has an RDMA device open.
+
+    Other hosts may then write to its GPU memory. Returns True if the check takes too long.
+    """
+    try:
+        majors = sorted(_majors("infiniband_verbs"))
+        return bool(majors) and bool(ask(account_of("/proc/%d" % pid), _has_open, pid, majors))
+    except NoAnswerError:
+        return True
+    except OSError as error:
+        return not isinstance(error, (FileNotFoundError, ProcessLookupError))
+
+
 @task
 def _has_open(pid: int, majors: list[int]) -> bool:
     """Implement `has_open` in a child process, because it may hang or take long.
@@ -108,8 +122,8 @@ def _is_node(path: str, majors: list[int]) -> bool:
     return bool(_GPU_NODE.search(target))
 
 
-def _majors() -> set[int]:
-    return {int(number) for number in re.findall(r"^\s*(\d+) nvidia", read("/proc/devices"), re.MULTILINE)}
+def _majors(driver: str = "nvidia") -> set[int]:
+    return {int(number) for number in re.findall(r"^\s*(\d+) %s" % driver, read("/proc/devices"), re.MULTILINE)}
 
 
 def _is_of_system(holder: Holder) -> bool:

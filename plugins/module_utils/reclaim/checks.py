@@ -9,17 +9,24 @@ The decision uses one scan of the host. All functions are pure, except for the c
 from __future__ import annotations
 
 import time
-from typing import Any, Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, Sequence
 
+from ..holders.bare_handles import has_rdma_open
 from ..holders.essential_units import is_essential
 from ..holders.model import DEVICE_HANDLE
-from ..model import Gpu, Holder, Host
+from ..model import Gpu, Holder, Host, Place
 
 #: Average number of busy cores between two scans that counts as work. The audit uses the same value.
 WORKING_CORES = 0.1
+#: Average number of busy cores from which on a process may start short kernels. The audit uses the same value.
+STARTING_CORES = 0.003
 
-#: (GPU UUID, GPU instance id). The id is None for the whole GPU.
-Place = Tuple[str, "int | None"]
+#: Kinds of work that a GPU may not measure: kernels of a few milliseconds, kernels that run for longer, JPEG and optical
+#: flow, and transfers that other devices start.
+SHORT_KERNELS = "short kernels"
+LONG_KERNELS = "long kernels"
+ENGINES = "JPEG and optical flow"
+TRANSFERS = "transfers"
 
 
 def held_by(item: Mapping[str, Any], holders: Sequence[Holder]) -> list[Holder]:
@@ -64,7 +71,7 @@ def spared(
         gpu = gpus[uuid]
         if any(one.kind == "unknown" and one.blocks(instance) for one in holders if one.gpu_uuid == uuid):
             return "the holders of gpu %d are not known" % gpu.index
-        # NVML reports no utilization for an instance, so only its history counts.
+        # NVML reports no utilization for an instance. `watch` measures it.
         if instance is None and not parts:
             reason = working(gpu.index, gpu.telemetry.gpu_utilization_percent if gpu.telemetry else None)
             if reason:
@@ -98,11 +105,51 @@ def young(mine: Sequence[Holder], quiet_seconds: float) -> str:
 def worked(before: Sequence[Holder], after: Sequence[Holder], seconds: float) -> str:
     """Return why work between two scans forbids a stop, or "" if there was none.
 
-    The scans are `seconds` apart. For an instance, they are the only evidence, because NVML reports no utilization for
-    it.
+    The scans are `seconds` apart.
     """
     if max((one.clients or 0 for one in after), default=0) > max((one.clients or 0 for one in before), default=0):
         return "a new client has connected"
+    total = sum(_spent(before, after).values())
+    if seconds > 0 and total >= WORKING_CORES * seconds:
+        return "its processes used %.0f s of CPU time within %.0f s" % (total, seconds)
+    return ""
+
+
+def cannot_tell(
+    unmeasured: Sequence[str],
+    before: Sequence[Holder],
+    after: Sequence[Holder],
+    seconds: float,
+    has_rdma: Callable[[int], bool] = has_rdma_open,
+) -> str:
+    """Return why the holder may have worked unnoticed between two scans, or "".
+
+    `unmeasured` has kinds of work that the GPU does not show (watch.py). To start kernels or to decode images, a process
+    needs CPU time. A long kernel, and transfers from other hosts, need none.
+    """
+    pids = {one.pid for one in after if one.pid is not None}
+    if not pids:
+        return ""
+    if LONG_KERNELS in unmeasured:
+        return "cannot tell whether it works: NVML does not measure its instance, and the GPU is not at rest"
+    if TRANSFERS in unmeasured and any(has_rdma(pid) for pid in sorted(pids)):
+        return "cannot tell whether it works: it may receive data by RDMA, which its GPU does not measure"
+    blind = [kind for kind in (SHORT_KERNELS, ENGINES) if kind in unmeasured]
+    if not blind:
+        return ""
+    spent = _spent(before, after)
+    if set(spent) != pids:
+        return "cannot tell whether it works: its CPU time is not known, and its GPU does not measure %s" % blind[0]
+    if sum(spent.values()) >= STARTING_CORES * seconds > 0:
+        return "cannot tell whether it works: it used CPU time, and its GPU does not measure %s" % blind[0]
+    return ""
+
+
+def _spent(before: Sequence[Holder], after: Sequence[Holder]) -> dict[int, float]:
+    """Return the CPU time in seconds between two scans, by PID.
+
+    Processes without known times are left out.
+    """
     # If a PID is reused, the start time distinguishes the two processes.
     earlier = {(one.pid, one.started_ticks): one.cpu_seconds for one in before}
     spent = {}
@@ -110,10 +157,7 @@ def worked(before: Sequence[Holder], after: Sequence[Holder], seconds: float) ->
         first = earlier.get((one.pid, one.started_ticks))
         if one.pid is not None and first is not None and one.cpu_seconds is not None:
             spent[one.pid] = max(0.0, one.cpu_seconds - first)
-    total = sum(spent.values())
-    if seconds > 0 and total >= WORKING_CORES * seconds:
-        return "its processes used %.0f s of CPU time within %.0f s" % (total, seconds)
-    return ""
+    return spent
 
 
 def place(text: str) -> Place:

@@ -28,8 +28,8 @@ from ..model import Holder, Host
 from ..processes.command import FAILURES, run_tool
 from ..processes.peer import Owner, PeerError
 from . import jobs, jupyter, tell, wording
-from .checks import held_by, in_words, spared, using, worked, young
-from .watch import Sample, watch
+from .checks import cannot_tell, held_by, in_words, spared, using, worked, young
+from .watch import Measure, Watched, watch
 
 #: A function that returns the host with telemetry, and all holders.
 Look = Callable[[], Tuple[Host, Sequence[Holder]]]
@@ -79,8 +79,8 @@ class Tools:
     """Functions that read and change the host."""
 
     look: Look
-    #: Returns the current utilization of all GPUs.
-    sample: Sample
+    #: Measures the work of GPUs and instances for some seconds.
+    measure: Measure
     #: Returns the current keeps.
     keeps: Callable[[], Sequence[Keep]] = tuple
     stop: Callable[[Mapping[str, Any]], None] | None = None
@@ -138,12 +138,12 @@ def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) ->
         policy.record.keep_only(items)
         if done.noticed and policy.records:
             policy.record.add(done.noticed, run.now)
-    # All items are watched at the same time, because watching takes a minute.
+    # All items are watched at the same time, because watching takes minutes.
     whole = [item for item in due if not run.is_jupyter(item)]
-    busy = dict(zip(map(id, whole), watch(whole, tools.sample, policy.look_seconds)))
-    run.not_idle += [item for item in whole if busy[id(item)]]
+    watched = dict(zip(map(id, whole), watch(whole, tools.measure, policy.look_seconds)))
+    run.not_idle += [item for item in whole if watched[id(item)].why]
     for item in due:
-        run.end(item, busy.get(id(item), ""), done)
+        run.end(item, watched.get(id(item), Watched()), done)
     if policy.record is not None and not policy.dry:
         for item in run.not_idle:
             policy.record.remove(item)
@@ -161,6 +161,8 @@ class _Run:
         self.not_idle: list[Mapping[str, Any]] = []
         #: The holders of each item at its last check, for comparison.
         self._seen: dict[int, Sequence[Holder]] = {}
+        #: The holders of each item at the check before.
+        self._before: dict[int, Sequence[Holder]] = {}
 
     def is_jupyter(self, item: Mapping[str, Any]) -> bool:
         return _plain(item["name"]) in self._servers
@@ -180,6 +182,7 @@ class _Run:
             why = spared(item, host, holders, count, server is not None)
             if not why and server is None and id(item) in self._seen:
                 why = worked(self._seen[id(item)], count, self._policy.look_seconds)
+                self._before[id(item)] = self._seen[id(item)]
             self._seen[id(item)] = count
             if not why and server is None:
                 least = max(self._policy.grace_seconds, item.get("idle_after_seconds") or 0.0)
@@ -228,9 +231,13 @@ class _Run:
             self._tell(row, uid, wording.notice(policy.host, row, policy.keep_url))
         return row
 
-    def end(self, item: Mapping[str, Any], busy: str, done: _Done) -> None:
+    def end(self, item: Mapping[str, Any], watched: Watched, done: _Done) -> None:
         """Check an item again and stop it. In a dry run, only report the stop."""
-        why, found = (busy, {}) if busy else self.checked(item)
+        why, found = (watched.why, {}) if watched.why else self.checked(item)
+        if not why and id(item) in self._before:
+            # This is no evidence of work, so the notice does not lapse.
+            before, after = self._before[id(item)], self._seen[id(item)]
+            why = cannot_tell(watched.unmeasured, before, after, self._policy.look_seconds)
         uid = None if why else tell.owner_of(item)
         try:
             if not why and not self._policy.dry:

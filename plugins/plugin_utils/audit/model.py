@@ -183,7 +183,7 @@ class Quiet:
     current holder. `held_seconds` is the time since the subject was last free. `signals` lists the measured signs of work.
     `kernel_hours_ratio` is the share of hours of the last week in which kernels ran, but too briefly for a sign of work.
     `cpu_cores` is the average number of cores that the processes used in the grace period. It is
-    None if it is unknown.
+    None if it is unknown. `rest_watts` is the power of the whole GPU in its lowest hour of the week.
     """
 
     seconds: float
@@ -193,6 +193,7 @@ class Quiet:
     signals: tuple[str, ...] = ()
     kernel_hours_ratio: float = 0.0
     cpu_cores: float | None = None
+    rest_watts: float | None = None
 
 
 @dataclass(frozen=True)

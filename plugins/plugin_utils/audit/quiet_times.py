@@ -9,6 +9,7 @@ in steps of one hour. It contains only the hours in which something changed, so 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Collection, Mapping, Sequence
@@ -134,7 +135,8 @@ def _quiet_by(
     signals = _signals(asking, uuids) if series in (ACTIVITY, DEVICE_ACTIVITY) else {}
     kernel_hours = _kernel_hours(asking, uuids)
     cores = _cpu_cores(asking, question.grace_seconds, uuids)
-    return {
+    watts = _rest_watts(asking, uuids)
+    quiets = {
         key: _quiet(
             events.get(key) or events.get(_anywhere(key), {}),
             asking.end_seconds,
@@ -145,6 +147,7 @@ def _quiet_by(
         )
         for key in keys
     }
+    return {key: replace(quiet, rest_watts=watts.get(key[:2])) for key, quiet in quiets.items()}
 
 
 def _known(series: str, ago: str, by: str = BY) -> str:
@@ -255,6 +258,13 @@ def _cpu_cores(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dic
     """
     expression = "max by (%s) (rate(gpu:process_cpu_seconds_total{%%(where)s}[%ds])) >= 0" % (BY, span_seconds)
     return {key_of(sample.labels): sample.value for sample in asking.ask_of(expression, uuids)}
+
+
+def _rest_watts(asking: Asking, uuids: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Return the power of GPUs in their lowest hour of the week, by host and UUID."""
+    expression = "max by (host, gpu_uuid) (last_over_time(gpu:power_watts:min7d{%(where)s}[2h])) > 0"
+    found = {key_of(sample.labels)[:2]: sample.value for sample in asking.ask_of(expression, uuids)}
+    return {place: watts for place, watts in found.items() if math.isfinite(watts)}
 
 
 def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:

@@ -206,6 +206,8 @@ class Reclaimable:
     #: Quiet time before which it is not stopped. Its owner is notified earlier.
     stop_quiet_seconds: float = 0.0
     stop: bool = True
+    #: Power of GPUs with held instances in their lowest hour of the week, by UUID.
+    rest_watts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_second
         idle_after_seconds=max((one.verdict.idle_after_seconds or 0.0 for one in findings if one), default=0.0),
         stop_quiet_seconds=max(map(_stop_seconds, findings), default=0.0) if bounds.grace_seconds is None else 0.0,
         stop=not job or bounds.jobs == "cancel",
+        rest_watts=_rest_watts([one for one in findings if one]),
     )
     starts = [row["started_seconds"] for _one, row, _where in used if row.get("started_seconds") is not None]
     began = max(starts, default=None)
@@ -150,6 +151,16 @@ def _stop_seconds(finding: Finding | None) -> float:
     if finding is None or finding.holding.quiet is None or runs_processes(finding.holding) is False:
         return 0.0
     return stop_seconds(Policy(), longest_seconds=finding.holding.quiet.longest_seconds)
+
+
+def _rest_watts(findings: Sequence[Finding]) -> dict[str, float]:
+    """Return the power at rest of the GPUs whose instances are held, by UUID."""
+    quiets = {
+        one.holding.subject.gpu_uuid: one.holding.quiet
+        for one in findings
+        if one.holding.subject.kind == "mig_instance"
+    }
+    return {uuid: quiet.rest_watts for uuid, quiet in quiets.items() if quiet and quiet.rest_watts is not None}
 
 
 def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | None) -> str:

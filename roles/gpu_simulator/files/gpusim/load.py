@@ -74,7 +74,7 @@ def samples_text(path: str, interval: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _samples(path: str) -> Iterator[tuple[int, int, int]]:
+def _samples(path: str) -> Iterator[tuple[int | float, int, int]]:
     """Yield (percent, MiB, milliwatts) of each line."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def _samples(path: str) -> Iterator[tuple[int, int, int]]:
         try:
             power = row.get(POWER)
             yield (
-                round(float(row[UTILIZATION])),
+                _plain(float(row[UTILIZATION])),
                 round(float(row.get(MEMORY) or 0)),
                 round(float(power) * 1000) if power else POWER_FOLLOWS,
             )
@@ -98,13 +98,13 @@ def _samples(path: str) -> Iterator[tuple[int, int, int]]:
             raise LoadError(f"{path}:{reader.line_num}", "is not a line of numbers", "Fix the file") from error
 
 
-def _bounds(option: str, text: str) -> tuple[int | None, int]:
+def _bounds(option: str, text: str) -> tuple[int | float | None, int | float]:
     """Return (low or None, high) in the library's unit: percent, MiB or milliwatts."""
     low, dots, high = text.rpartition("..")
     return (_number(option, low) if dots else None), _number(option, high)
 
 
-def _number(option: str, text: str) -> int:
+def _number(option: str, text: str) -> int | float:
     if option == "--memory":
         return memory_bytes(text) // BYTES_PER_UNIT["MiB"]
     try:
@@ -114,7 +114,12 @@ def _number(option: str, text: str) -> int:
     except ValueError:
         unit = "percent, 0 to 100" if option == "--utilization" else "watts"
         raise LoadError(option, f"{text!r} is not a number of {unit}", "Give VALUE or LOW..HIGH") from None
-    return round(number * 1000) if option == "--power" else round(number)
+    return round(number * 1000) if option == "--power" else _plain(number)
+
+
+def _plain(number: float) -> int | float:
+    """Return a whole number as int, to write it without decimals."""
+    return int(number) if number.is_integer() else number
 
 
 def memory_bytes(text: str) -> int:

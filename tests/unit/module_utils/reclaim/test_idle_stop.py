@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.drain.units import Unit
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
-from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry
+from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Holder, Host, Mig, Telemetry, Work
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import stop
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
 
@@ -53,14 +53,29 @@ class Stops:
         self.names.append(item["name"])
 
 
-def at_rest(used=0):
-    """Return a sample in which no GPU is in use."""
-    return lambda: {"GPU-%d" % index: (index, used) for index in range(2)}
+#: The values of a place at rest that is measured completely, as GPM on Hopper does.
+REST = {"kernels_ratio": 0.0, "engines_ratio": 0.0, "bandwidth_ratio": 0.0, "pcie_bytes_per_second": 2e4, "watts": 75.0}
 
 
-def stop_idle(items, look, stops, sample=None, **policy):
+def work_of(where, seconds, **values):
+    """Return the work of a place. NVML reports no utilization of an instance."""
+    used = values.pop("used", None if where[1] else 0)
+    return Work(int(where[0][-1]), max(seconds, 0.1), used, **{**REST, **values})
+
+
+def at_rest(**values):
+    """Return a measurement of GPUs that are idle, except for these values."""
+
+    def measure(places, seconds):
+        time.sleep(seconds)
+        return {where: work_of(where, seconds, **values) for where in places}
+
+    return measure
+
+
+def stop_idle(items, look, stops, measure=None, **policy):
     """Stop units without a notice. Other tests cover the steps before the stop."""
-    return reclaim(items, Tools(look, sample or at_rest(), stop=stops.stop, closure=stops.closure), Policy(**policy))
+    return reclaim(items, Tools(look, measure or at_rest(), stop=stops.stop, closure=stops.closure), Policy(**policy))
 
 
 def run(items, seen, holders, stops=None, dry=False):

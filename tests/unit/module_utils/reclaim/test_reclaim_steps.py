@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -14,9 +13,16 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep import notices
 from ansible_collections.openfleet.gpu.plugins.module_utils.keep.keeps import Keep
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim import stop, tell, wording
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.checks import (
+    ENGINES,
+    LONG_KERNELS,
+    SHORT_KERNELS,
+    TRANSFERS,
+    cannot_tell,
+)
 from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.stop import Policy, Tools, reclaim
-from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.watch import watch
-from tests.unit.module_utils.reclaim.test_idle_stop import CONTAINER, IN_MIG, UNIT, Stops, at_rest, held, host
+from ansible_collections.openfleet.gpu.plugins.module_utils.reclaim.watch import Watched, watch
+from tests.unit.module_utils.reclaim.test_idle_stop import CONTAINER, IN_MIG, UNIT, Stops, at_rest, held, host, work_of
 
 DAY = 86400.0
 OTHER = {**UNIT, "name": "y.service", "gpus": ["GPU-1"]}
@@ -31,14 +37,14 @@ class Machine:
 
     def __init__(self, folder, monkeypatch) -> None:
         self.folder, self.now, self.kept, self.told = str(folder), 1.8e9, [], []
-        self.stops, self.seen, self.holders, self.sample = Stops(), host(), list(HOLDERS), at_rest()
+        self.stops, self.seen, self.holders, self.measure = Stops(), host(), list(HOLDERS), at_rest()
         monkeypatch.setattr(stop.time, "time", lambda: self.now)
         monkeypatch.setattr(tell, "owner_of", lambda item: None)
         monkeypatch.setattr(tell, "tell", lambda way, row, uid, text: self.told.append((way, text)))
 
     def run(self, *items, **policy):
         tools = Tools(
-            lambda: (self.seen, self.holders), self.sample, lambda: self.kept, self.stops.stop, self.stops.closure
+            lambda: (self.seen, self.holders), self.measure, lambda: self.kept, self.stops.stop, self.stops.closure
         )
         with notices.opened(self.folder, DAY, policy.get("dry", False)) as record:
             return reclaim(items, tools, Policy(record=record, host="ada", ways=["wall"], **policy))
@@ -199,11 +205,11 @@ def test_keep_during_the_observation_counts(machine):
     machine.run(UNIT)
     machine.now += DAY
 
-    def sample():
+    def measure(places, seconds):
         machine.kept = [keep_of(machine, machine.now + 60)]
-        return at_rest()()
+        return at_rest()(places, seconds)
 
-    machine.sample = sample
+    machine.measure = measure
     done = machine.run(UNIT)
     assert machine.stops.names == [] and "kept until" in done["spared"][0]["why"]
 
@@ -255,7 +261,7 @@ def test_concurrent_runs_do_not_share_a_record(machine):
 
 
 class Clock:
-    """A clock that only advances when something sleeps."""
+    """A clock that only advances when something is measured."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -263,56 +269,152 @@ class Clock:
     def now(self) -> float:
         return self.seconds
 
-    def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
 
+def watched(items, values, seconds=60.0):
+    """Return (result for each unit, duration in seconds, number of measurements).
 
-def watched(items, samples, seconds=60.0):
-    """Return (reason to spare each unit, duration in seconds, number of samples)."""
+    `values` returns the values of a place in the measurement that starts at a second, or None if the GPU fails.
+    """
     clock, taken = Clock(), []
 
-    def sample():
-        taken.append(samples(int(clock.seconds)))
-        if isinstance(taken[-1], Exception):
-            raise taken[-1]
-        return taken[-1]
+    def measure(places, length):
+        began, clock.seconds = clock.seconds, clock.seconds + length
+        made = {where: values(where, began) for where in places}
+        taken.append(length)
+        if any(isinstance(one, Exception) for one in made.values()):
+            raise next(one for one in made.values() if isinstance(one, Exception))
+        return {where: work_of(where, length, **one) for where, one in made.items() if one is not None}
 
-    found = watch(items, sample, seconds, clock.now, clock.sleep)
+    found = watch(items, measure, seconds, clock.now)
     return found, clock.seconds, len(taken)
 
 
-def rates(first, second=0):
-    return {"GPU-0": (0, first), "GPU-1": (1, second)}
+def reasons(*given, **options):
+    return [one.why for one in watched(*given, **options)[0]]
 
 
-def test_all_gpus_are_observed_together_once_a_second():
-    assert watched([UNIT, OTHER, UNIT], lambda _now: rates(0)) == (["", "", ""], 60.0, 61)
+GPU_0, GPU_1, INSTANCE = ("GPU-0", None), ("GPU-1", None), ("GPU-0", 1)
+PARTS = {**UNIT, "gpus": ["GPU-0 1", "GPU-1"]}
 
 
-@pytest.mark.parametrize("second", [0, 1, 37, 60])
+def test_all_gpus_are_observed_together():
+    assert watched([UNIT, OTHER, UNIT, IN_MIG], lambda _where, _now: {}) == ([Watched()] * 4, 60.0, 6)
+
+
+@pytest.mark.parametrize("second", [0, 10, 50])
 def test_activity_spares_a_gpu_and_others_are_observed_further(second):
-    found, took, _count = watched([UNIT, OTHER], lambda now: rates(3 if now == second else 0))
-    assert found == ["gpu 0 is in use now (3 %)", ""] and took == 60.0
+    found, took, _count = watched(
+        [UNIT, OTHER], lambda where, now: {"used": 3} if (where, now) == (GPU_0, second) else {}
+    )
+    assert found == [Watched("gpu 0 is in use now (3 %)"), Watched()] and took == 60.0
 
 
 def test_observation_ends_if_no_gpu_is_left():
-    found, took, count = watched([UNIT, OTHER], lambda now: rates(int(now == 5), int(now == 7)))
-    assert all(found) and (took, count) == (7.0, 8)
+    found, took, count = watched([UNIT, OTHER], lambda where, now: {"used": int(now == (10 if where == GPU_0 else 20))})
+    assert all(one.why for one in found) and (took, count) == (30.0, 3)
+
+
+@pytest.mark.parametrize(("item", "where"), [(UNIT, GPU_0), (IN_MIG, INSTANCE)])
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"engines_ratio": 0.01}, "an engine for video, JPEG or optical flow of gpu 0 is in use"),
+        ({"bandwidth_ratio": 0.012}, "the memory of gpu 0 is in use"),
+        ({"pcie_bytes_per_second": 1.2e7}, "gpu 0 transfers 12 MB/s over PCIe"),
+        ({"nvlink_bytes_per_second": 2e6}, "gpu 0 transfers 2 MB/s over NVLink"),
+        ({"engines_ratio": 0.009, "bandwidth_ratio": 0.009, "pcie_bytes_per_second": 9e6, "nvlink_bytes_per_second": 9e5}, ""),
+    ],
+)  # fmt: skip
+def test_each_sign_of_work_spares_gpus_and_instances(item, where, values, why):
+    assert reasons([item], lambda at, now: values if (at, now) == (where, 30.0) else {}) == [why]
+
+
+@pytest.mark.parametrize("item", [UNIT, IN_MIG])
+@pytest.mark.parametrize(("kernels_each_minute", "works"), [(0.075, True), (0.24, True), (0.05, False), (0.0, False)])
+def test_kernels_are_added_up_over_minutes(item, kernels_each_minute, works):
+    """Spare a queue consumer that runs 75 ms of kernels a minute."""
+
+    def values(_where, now):
+        return {"kernels_ratio": kernels_each_minute / 10 if now % 60 == 20 else 0.0}
+
+    (why,) = reasons([item], values, seconds=300.0)
+    assert why.startswith("gpu 0 ran kernels for") == works and bool(why) == works
+
+
+def test_only_the_instance_that_works_is_spared():
+    other = {**IN_MIG, "name": "y.service", "gpus": ["GPU-0 2"]}
+    assert reasons([IN_MIG, other, PARTS], lambda where, _now: {"kernels_ratio": float(where == ("GPU-0", 2))}) == [
+        "",
+        "gpu 0 ran kernels for 10 s",
+        "",
+    ]
 
 
 def test_unreadable_gpu_is_spared():
-    assert watched([UNIT], lambda _now: {})[0] == ["GPU-0 no longer answers"]
-    assert watched([UNIT], lambda _now: rates(None))[0] == ["the utilization of gpu 0 is not known"]
-    found, took, _count = watched([UNIT, OTHER], lambda now: FleetError("NVML", "it is gone") if now else rates(0))
-    assert took == 1.0 and all("the utilization of its GPU is not known: NVML: it is gone" in why for why in found)
+    assert reasons([UNIT], lambda _where, _now: None) == ["GPU-0 no longer answers"]
+    assert reasons([PARTS], lambda where, _now: None if where == GPU_1 else {}) == ["GPU-1 no longer answers"]
+    found, took, _count = watched(
+        [UNIT, OTHER, IN_MIG], lambda _where, now: FleetError("NVML", "it is gone") if now else {}
+    )
+    assert took == 20.0
+    assert all("the utilization of its GPU is not known: NVML: it is gone" in one.why for one in found)
 
 
-def test_instances_are_not_sampled_but_wait():
-    assert watched([IN_MIG], lambda _now: rates(100)) == ([""], 60.0, 0)
-    assert watched([{**UNIT, "gpus": ["GPU-0 1", "GPU-1"]}], lambda _now: rates(100, 0))[0] == [""]
-    # If the driver reports nothing, an instance does not count as active.
-    found, took, _count = watched([UNIT, IN_MIG], lambda _now: FleetError("NVML", "it is gone"))
-    assert found[0] and found[1] == "" and took == 60.0
+@pytest.mark.parametrize(
+    ("item", "values", "unmeasured"),
+    [
+        # Before Hopper, utilization is a whole percent.
+        (UNIT, {"kernels_ratio": None}, {SHORT_KERNELS}),
+        (UNIT, {"engines_ratio": None, "pcie_bytes_per_second": None}, {ENGINES, TRANSFERS}),
+        (IN_MIG, {"kernels_ratio": None, "watts": None}, {SHORT_KERNELS, LONG_KERNELS}),
+        ({**IN_MIG, "rest_watts": {"GPU-0": 70.0}}, {"kernels_ratio": None}, {SHORT_KERNELS}),
+        ({**IN_MIG, "rest_watts": {"GPU-0": 70.0}}, {"kernels_ratio": None, "watts": 78.0}, {SHORT_KERNELS, LONG_KERNELS}),
+        ({**IN_MIG, "rest_watts": {"GPU-0": 20.0}}, {"kernels_ratio": None, "watts": 24.9}, {SHORT_KERNELS}),
+        ({**IN_MIG, "rest_watts": {"GPU-1": 70.0}}, {"kernels_ratio": None}, {SHORT_KERNELS, LONG_KERNELS}),
+        ({**IN_MIG, "rest_watts": {"GPU-0": 70.0}}, {"kernels_ratio": None, "watts": None}, {SHORT_KERNELS, LONG_KERNELS}),
+    ],
+)  # fmt: skip
+def test_unmeasured_work_is_known_from_any_measurement(item, values, unmeasured):
+    ((found,), _took, _count) = watched([item], lambda _where, now: values if now == 20.0 else {})
+    assert (found.why, set(found.unmeasured)) == ("", unmeasured)
+
+
+def process(pid=7, cpu=100.0, **more):
+    return held(instance=1, pid=pid, started_seconds=1.0, started_ticks=5, clients=0, cpu_seconds=cpu, **more)
+
+
+@pytest.mark.parametrize(
+    ("unmeasured", "cpu", "rdma", "why"),
+    [
+        ((), 110.0, True, ""),
+        ((SHORT_KERNELS,), 100.8, False, ""),
+        # A process that starts a kernel of 4 ms each second.
+        ((SHORT_KERNELS,), 101.0, False, "used CPU time, and its GPU does not measure short kernels"),
+        ((ENGINES,), 101.0, False, "used CPU time, and its GPU does not measure JPEG and optical flow"),
+        ((SHORT_KERNELS,), None, False, "its CPU time is not known"),
+        ((LONG_KERNELS, SHORT_KERNELS), 100.0, False, "NVML does not measure its instance, and the GPU is not at rest"),
+        ((TRANSFERS,), 100.0, True, "it may receive data by RDMA"),
+        ((TRANSFERS,), 100.0, False, ""),
+    ],
+)  # fmt: skip
+def test_unmeasured_work_prevents_a_stop_if_the_process_may_do_it(unmeasured, cpu, rdma, why):
+    found = cannot_tell(unmeasured, [process()], [process(cpu=cpu)], 300.0, lambda _pid: rdma)
+    assert (found.startswith("cannot tell whether it works: ") and why in found) if why else found == ""
+    # Without a process, nothing can work.
+    assert cannot_tell(unmeasured, [], [held(instance=1)], 300.0, lambda _pid: rdma) == ""
+
+
+def test_doubt_does_not_withdraw_the_notice(machine):
+    machine.seen, machine.holders = host(mig=True), [process()]
+    machine.run(IN_MIG)
+    machine.now += DAY
+    machine.measure = at_rest(kernels_ratio=None)
+    for _again in range(2):
+        done = machine.run(IN_MIG)
+        assert done["noticed"] == [] and done["spared"][0]["why"].startswith("cannot tell whether it works")
+    assert machine.stops.names == []
+    machine.measure = at_rest()
+    assert names(machine.run(IN_MIG)["stopped"]) == ["x.service"]
 
 
 @pytest.mark.parametrize(
@@ -344,21 +446,13 @@ def test_activity_of_processes_spares_them_on_instances(machine, changes, why):
 def test_working_finding_is_spared_and_announced_again_when_idle(machine):
     machine.run(UNIT, OTHER)
     machine.now += DAY
-    machine.sample = lambda: rates(80)
+    machine.measure = lambda places, seconds: {
+        where: work_of(where, seconds, used=80 if where == GPU_0 else 0) for where in places
+    }
     done = machine.run(UNIT, OTHER)
     assert machine.stops.names == ["y.service"] and done["spared"][0]["why"] == "gpu 0 is in use now (80 %)"
-    machine.sample, machine.now = at_rest(), machine.now + 2 * DAY
+    machine.measure, machine.now = at_rest(), machine.now + 2 * DAY
     assert names(machine.run(UNIT)["noticed"]) == ["x.service"]
-
-
-def test_observation_has_the_requested_length(machine):
-    """Measure the length by samples, which must be at least one second apart."""
-    machine.run(UNIT)
-    machine.now += DAY
-    taken = []
-    machine.sample = lambda: taken.append(time.monotonic()) or rates(0)
-    machine.run(UNIT, look_seconds=1.0)
-    assert len(taken) >= 2 and machine.stops.names == ["x.service"]
 
 
 # -- The text ----------------------------------------------------------------------------------------------------------

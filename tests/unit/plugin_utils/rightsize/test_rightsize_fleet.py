@@ -514,6 +514,8 @@ def test_containers_and_instances_are_listed():
     assert set(found) == {"notebook", "x.service"}
     assert (found["notebook"].kind, found["notebook"].runtime) == ("container", "podman")
     assert found["x.service"].gpus == ("GPU-a-1 1",) and not found["x.service"].spared
+    # The power of the whole GPU at rest helps to judge its instances.
+    assert (found["notebook"].rest_watts, found["x.service"].rest_watts) == ({}, {"GPU-a-1": 75.0})
 
 
 def test_working_or_unknown_holders_are_not_listed():

@@ -157,7 +157,6 @@ class BoundedSession:
 
     give_up = _forwarded(Session.give_up)
     memory_by_process = _forwarded(Session.memory_by_process)
-    utilizations = _forwarded(Session.utilizations)
     mig_mode = _forwarded(Session.mig_mode)
     set_mig_mode = _forwarded(Session.set_mig_mode)
     set_compute_mode = _forwarded(Session.set_compute_mode)
@@ -232,6 +231,10 @@ class BoundedSession:
         # Reset the number, because the child may end before the first change.
         self._note.completed = 0
         self._ask("change", changes)
+
+    def perform(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in the child, with its session and these arguments."""
+        return self._ask("perform", function, *args)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -375,6 +378,10 @@ class _ChildSession(Session):
         self._noted("nvmlInit")
         self.__enter__()
         return self.simulated
+
+    def perform(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function with this session."""
+        return function(self, *args)
 
     def suspend(self) -> None:
         """Shut NVML down until `resume`."""

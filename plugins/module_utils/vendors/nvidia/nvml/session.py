@@ -38,8 +38,6 @@ _ARCHITECTURES = {5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper", 1
 _VGPU_GUEST = 2
 # Device node of the GPUs in the Windows Subsystem for Linux.
 WSL_DEVICE = "/dev/dxg"
-# Engines that run without kernels, as NVML names them.
-_ENGINES = ("Encoder", "Decoder", "Jpg", "Ofa")
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
 # Number of longs in a bitmap of NUMA nodes. Linux has at most 1024 nodes (CONFIG_NODES_SHIFT).
 NUMA_NODE_WORDS = 16
@@ -128,23 +126,6 @@ class Session(Calls):
         NVML can read the GPU, but a change of the GPU failed.
         """
         self._given_up[gpu] = error
-
-    def utilizations(self) -> dict[str, tuple[int, int | None]]:
-        """Return (index, utilization in percent) of each GPU, by UUID.
-
-        The utilization is that of the last second: the highest of kernels, video, JPEG and optical flow engines. It is None in
-        MIG mode. GPUs that fail are left out.
-        """
-        utilizations = {}
-        for index in range(self._call("nvmlDeviceGetCount")):
-            with contextlib.suppress(NvmlError):
-                handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=str(index))
-                rates = self._optional("nvmlDeviceGetUtilizationRates", handle)
-                uuid = self._call("nvmlDeviceGetUUID", handle, gpu=str(index))
-                engines = [self._best_effort("nvmlDeviceGet%sUtilization" % name, handle) for name in _ENGINES]
-                used = [int(engine[0]) for engine in engines if engine is not None]
-                utilizations[uuid] = (index, None if rates is None else max([int(rates.gpu), *used]))
-        return utilizations
 
     def memory_by_process(self, gpu: str) -> dict[int, int]:
         """Return the memory of each process on a GPU in bytes, by PID.
