@@ -108,7 +108,7 @@ RULES_LABELS = (
     *("die", "driver", "driver_version", "engine", "exported_Hostname", "exported_container", "exported_hostname"),
     *("exported_namespace", "exported_node", "exported_pod", "gpu", "gpu_compute_partition_type", "gpu_id"),
     *("gpu_index", "gpu_partition_id", "gpu_type", "gpu_uuid", "host", "hostname", "hpc_job", "id", "instance"),
-    *("job", "job_id", "kind", "lease", "link_index", "metaxlink", "mig_instance", "mig_profile", "minor_number"),
+    *("job", "job_id", "kind", "le", "lease", "link_index", "metaxlink", "mig_instance", "mig_profile", "minor_number"),
     *("mlu", "model", "modelName", "model_name", "name", "namespace", "node", "node_name", "on_host", "pci_bus_id"),
     *("pcie_bw_type", "pod", "pod_name", "reason", "serial_number", "series", "severity", "tenant", "type"),
     *("used_by", "uuid", "vdevice_index", "vdie_id", "vendor", "version", "vf", "workload", "xid"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.counters import read as read_counters
+from tests.limiter.agent_lab import make_tenant, wait_until
 from tests.limiter.colocation import MS, REQUEST_NS, WATERLINE, Colocation
 from tests.limiter.limiter_lab import OUT
 
@@ -132,6 +134,33 @@ def test_two_online_tenants_share_the_gpu_and_offline_work_waits_for_both(gpu):
     # Each request takes its own time, at most the same time of the other tenant, and the rest of an offline kernel.
     for online in shared.online:
         assert online.latency_ns(50) <= 3 * REQUEST_NS
+
+
+def test_the_agent_shows_waits_shares_and_turns_given_up(gpu, agent):
+    """Compare the counters in the tenants' pages with what the programs measured."""
+    world = gpu()
+    online, offline = world.online(30, LENGTH), world.offline(5 * MS, LENGTH)
+    for tenant in (online, offline):
+        make_tenant(tenant)
+    agent.root = online.root
+    agent.start()
+    shared = world.run(LENGTH)
+    uuid, bursts, requests = world.card.uuid(), shared.online[0].bursts(), shared.online[0].requests
+
+    def found():
+        counters = read_counters(online.root)
+        return counters if counters and counters[(uuid, 0)].starts >= len(bursts) else None
+
+    wait_until(found, "the agent shows the last values")
+    served, trained = found()[(uuid, 0)], found()[(uuid, 1)]
+    assert served.used_ns == pytest.approx(shared.online[0].busy_ns, rel=TOLERANCE)
+    assert trained.used_ns == pytest.approx(shared.offline[0].busy_ns, rel=TOLERANCE)
+    assert 0 < trained.gave_way <= len(bursts)
+    # A request that follows another one at once finds work in flight. Other requests wait for at most one kernel of 5 ms.
+    waited = dict(served.waited_more)
+    assert len(requests) >= served.starts >= waited[0.001] >= waited[0.002] > 0
+    assert waited[0.01] == waited[0.02] == waited[0.05] == 0
+    assert 0 < served.waits_ns <= len(requests) * 6 * MS
 
 
 def test_offline_memory_is_refused_above_the_waterline(gpu, built):

@@ -204,6 +204,16 @@ def _sharing(labels):
         yield "gpu:tenant_memory_limit_bytes", of, 8 * GIB
         yield "gpu:tenant_sm_limit_ratio", of, 0.3
         yield "gpu:tenant_denied_total", of, lambda seconds: seconds // 300
+    online, offline = (
+        {**labels, "tenant": name, "latency": word} for name, word in (("a", "online"), ("b", "offline"))
+    )
+    yield "gpu:tenant_gpu_seconds_total", online, lambda seconds: seconds * 0.25
+    yield "gpu:tenant_gpu_seconds_total", offline, lambda seconds: seconds * 0.5
+    yield "gpu:tenant_gave_way_total", offline, lambda seconds: seconds // 30
+    # Ten launches a second. All wait for less than 20 ms, and nine of ten for less than 10 ms.
+    for le, each_second in (("0.01", 9), ("0.02", 10), ("+Inf", 10)):
+        bucket = {**online, "le": le}
+        yield "gpu:tenant_wait_seconds_bucket", bucket, lambda seconds, each_second=each_second: seconds * each_second
     for account, running, waiting in (("carol", 1, 0), ("dave", 0, 1)):
         of = {name: labels[name] for name in ("job", "instance", "host", "vendor")}
         of["account"] = account

@@ -293,6 +293,18 @@ def test_those_who_share_a_gpu_share_its_price(prometheus):
     assert found == pytest.approx({"train": 4.8, "serve": 0.25, "web-1": 1.2, "web-2": 1.2})
 
 
+def test_waits_and_shares_of_colocated_tenants(prometheus):
+    def now(title):
+        (panel,) = (each for each in panels(BOARDS["openfleet-gpu-4-tenant"]) if each["title"] == title)
+        found = prometheus.now(put_in(BOARDS["openfleet-gpu-4-tenant"], panel["targets"][0]["expr"]))
+        return {one["metric"]["tenant"]: float(one["value"][1]) for one in found}
+
+    assert now("GPU time") == pytest.approx({"a": 0.25, "b": 0.5}, rel=0.1)
+    # The 99th percentile is nine tenths between the bounds of 10 and 20 ms.
+    assert now("Online wait") == pytest.approx({"a": 0.019}, rel=0.01)
+    assert now("Turns given up per minute") == pytest.approx({"b": 2}, rel=0.2)
+
+
 def test_a_second_exporter_doubles_no_tenant_and_no_holder(prometheus):
     board = "openfleet-gpu-4-tenant"
     assert figure(prometheus, board, "Tenants") == 2

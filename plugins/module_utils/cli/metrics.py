@@ -100,7 +100,12 @@ def _data(seen: Snapshot) -> dict[str, Any]:
         ],
         "unmanaged": [to_data(each) for each in seen.unmanaged],
         "metrics": [
-            {"name": family.name, "type": family.kind, "labels": dict(sample.labels), "value": sample.value}
+            {
+                "name": family.name + sample.suffix,
+                "type": family.kind,
+                "labels": dict(sample.labels),
+                "value": sample.value,
+            }
             for family in families(seen)
             for sample in family.samples
         ],

@@ -55,7 +55,10 @@ def render(families: Iterable[Family]) -> str:
         if family.samples:
             lines.append("# HELP %s %s" % (family.name, _escaped(family.help)))
             lines.append("# TYPE %s %s" % (family.name, family.kind))
-            lines += ["%s%s %s" % (family.name, _labels(each.labels), _number(each.value)) for each in family.samples]
+            lines += [
+                "%s%s%s %s" % (family.name, each.suffix, _labels(each.labels), _number(each.value))
+                for each in family.samples
+            ]
     return "".join(line + "\n" for line in lines)
 
 

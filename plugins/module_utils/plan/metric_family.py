@@ -11,13 +11,15 @@ from typing import Mapping
 from ..frozen import frozen
 from ..model import Gpu
 
-GAUGE, COUNTER = "gauge", "counter"
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 
 
 @frozen
 class Sample:
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
+    #: With HISTOGRAM, "_bucket", "_sum" or "_count".
+    suffix: str = ""
 
 
 @frozen

@@ -97,6 +97,36 @@ def tenants():
                 "none",
                 [(f"60 * max by ({by}) (rate(gpu:tenant_denied_total{{{where}}}[$__rate_interval]))", legend)],
             ),
+            section("Online and offline tenants"),
+            lines(
+                "Online wait",
+                "99th percentile of the time that online work waits for an offline kernel when it begins (policy: colocate).",
+                "s",
+                [
+                    (
+                        f"histogram_quantile(0.99, max by ({by}, le) "
+                        f"(rate(gpu:tenant_wait_seconds_bucket{{{where}}}[$__rate_interval])))",
+                        legend,
+                    )
+                ],
+            ),
+            lines(
+                "GPU time",
+                "Share of the GPU's time that each tenant's kernels use, as the tenants count it.",
+                "percentunit",
+                [
+                    (
+                        f"max by ({by}, latency) (rate(gpu:tenant_gpu_seconds_total{{{where}}}[$__rate_interval]))",
+                        legend + " {{latency}}",
+                    )
+                ],
+            ),
+            lines(
+                "Turns given up per minute",
+                "How often offline tenants begin to wait for online work.",
+                "none",
+                [(f"60 * max by ({by}) (rate(gpu:tenant_gave_way_total{{{where}}}[$__rate_interval]))", legend)],
+            ),
             section("Leases"),
             number(
                 "Leases",

@@ -66,7 +66,7 @@ def test_waterline_changes_under_running_programs(ada, layout):
         assert train("alloc 10000") == [0]
         changed = copy.deepcopy(layout)
         changed[0]["vgpu"]["waterline_percent"] = 80
-        ada.play("site.yml", "--tags", "gpu_layout", gpu_layout=changed)
+        ada.play("site.yml", "--tags", "gpu_layout", gpu_layout=changed, vgpu_limiter_services={})
         train.until("alloc 12000", [0])
         assert train(f"alloc {most - 24000}") == [OUT_OF_MEMORY]
         ada.apply(layout)

@@ -10,8 +10,9 @@ from typing import Mapping, Sequence
 from ...layout.types import Layout
 from ...model import Gpu, Host
 from ...plan.gpu_plan import Plan
-from ...plan.metric_family import COUNTER, GAUGE, Family, Sample, labels_of
-from .model import MPS, VgpuSeen
+from ...plan.metric_family import COUNTER, GAUGE, HISTOGRAM, Family, Sample, labels_of
+from .counters import Counters
+from .model import MPS, OFFLINE, ONLINE, VgpuSeen, VgpuTenant
 from .plan import plan, rooms_of_leases, wanted
 from .steps import AddTenant, RemoveTenant
 
@@ -37,8 +38,13 @@ def drift(
     return differences
 
 
-def families(tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu]) -> list[Family]:
-    """Return the metrics of the tenants. `gpus` maps UUIDs to GPUs."""
+def families(
+    tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu], counters: Mapping[tuple[str, int], Counters]
+) -> list[Family]:
+    """Return the metrics of the tenants.
+
+    `gpus` maps UUIDs to GPUs, and `counters` UUIDs and seats to the counters of tenants.
+    """
     limits, shares, used, denied = [], [], [], []
     for seen in tenants:
         uses = {use.gpu_uuid: use for use in seen.usage.gpus} if seen.usage is not None else {}
@@ -71,4 +77,54 @@ def families(tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu]) -> list[Famil
             "Allocations that were refused because of the tenant's quota, since the host started.",
             tuple(denied),
         ),
+        *_throttle_families([seen.tenant for seen in tenants], gpus, counters),
+    ]
+
+
+def _throttle_families(
+    tenants: Sequence[VgpuTenant], gpus: Mapping[str, Gpu], counters: Mapping[tuple[str, int], Counters]
+) -> list[Family]:
+    """Return the metrics of the tenants' GPU time and of colocation."""
+    seconds, gave_way, waits = [], [], []
+    for tenant in tenants:
+        for seat in tenant.seats:
+            own = counters.get((seat.gpu_uuid, seat.seat))
+            if own is None:
+                continue
+            labels = dict(labels_of(seat.gpu_uuid, gpus), tenant=tenant.name, latency=tenant.latency or "")
+            if tenant.latency is not None or tenant.sm_percent < 100:
+                seconds.append(Sample(own.used_ns / 1e9, labels))
+            if tenant.latency == OFFLINE:
+                gave_way.append(Sample(own.gave_way, labels))
+            if tenant.latency == ONLINE:
+                waits += _histogram(own, labels)
+    return [
+        Family(
+            "openfleet_tenant_gpu_seconds_total",
+            COUNTER,
+            "GPU time of the tenant's kernels, as the tenant's programs count it.",
+            tuple(seconds),
+        ),
+        Family(
+            "openfleet_tenant_gave_way_total",
+            COUNTER,
+            "How often an offline tenant began to wait for online work, as its programs count it.",
+            tuple(gave_way),
+        ),
+        Family(
+            "openfleet_tenant_wait_seconds",
+            HISTOGRAM,
+            "Time for which online work waits for an offline kernel when it begins, as its programs estimate it.",
+            tuple(waits),
+        ),
+    ]
+
+
+def _histogram(own: Counters, labels: Mapping[str, str]) -> list[Sample]:
+    """Return the samples of an online tenant's waits."""
+    bounds = [("%g" % seconds, own.starts - more) for seconds, more in own.waited_more]
+    return [
+        *(Sample(max(0, count), dict(labels, le=le), "_bucket") for le, count in [*bounds, ("+Inf", own.starts)]),
+        Sample(own.waits_ns / 1e9, labels, "_sum"),
+        Sample(own.starts, labels, "_count"),
     ]

@@ -15,7 +15,7 @@ from ...plan.gpu_plan import Plan
 from ...plan.metric_family import Family
 from ...plan.services import Asked, Change, Clear, Look, PartRequest, Pids
 from .host import VgpuHost
-from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, applies
+from .model import KEY, MPS, NAME, NOT_ISOLATED, READ_ONLY, SEALED, VgpuSeen, applies, root_of_files
 from .plan import WantedTenant, plan, rooms_of_leases, wanted
 from .steps import VgpuPlan, also, caps, size
 
@@ -94,9 +94,9 @@ class VgpuService:
 
     def families(self, gpus: Mapping[str, Gpu]) -> list[Family]:
         """Return the metrics of the tenants."""
-        from . import metrics
+        from . import counters, metrics
 
-        return metrics.families(self.seen, gpus)
+        return metrics.families(self.seen, gpus, counters.read(root_of_files()))
 
     def describe(self, host: Host) -> list[str]:
         """Return one line of text per tenant."""

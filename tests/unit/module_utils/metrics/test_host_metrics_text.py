@@ -24,6 +24,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps import metrics as mps_metrics
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.mps.model import MpsDaemon, MpsPlace, MpsSeen
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import metrics as vgpu_metrics
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.counters import Counters
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import (
     VgpuSeat,
     VgpuSeen,
@@ -45,11 +46,14 @@ def told(**seen):
     Labels are a sorted tuple. Labels with an empty value are left out.
     """
     daemons, tenants, deaths = seen.pop("daemons", ()), seen.pop("tenants", ()), seen.pop("deaths", {})
-    gpus = {gpu.uuid: gpu for gpu in seen.get("gpus", ())}
-    seen["service_families"] = (*mps_metrics.families(daemons, gpus, deaths), *vgpu_metrics.families(tenants, gpus))
+    gpus, counters = {gpu.uuid: gpu for gpu in seen.get("gpus", ())}, seen.pop("counters", {})
+    seen["service_families"] = (
+        *mps_metrics.families(daemons, gpus, deaths),
+        *vgpu_metrics.families(tenants, gpus, counters),
+    )
     found = {}
     for family in text_string_to_metric_families(render(families(Snapshot(1795000000.25, **seen)))):
-        assert family.documentation and family.type in ("gauge", "counter"), family
+        assert family.documentation and family.type in ("gauge", "counter", "histogram"), family
         for sample in family.samples:
             labels = tuple(sorted((k, v) for k, v in sample.labels.items() if v))
             values = found.setdefault(sample.name, {})
@@ -179,6 +183,29 @@ def test_tenant_has_quota_and_usage():
     # The driver does not report the memory use of MPS tenants.
     assert found["openfleet_tenant_memory_used_bytes"] == {here: 3 * GIB, there: 0}
     assert found["openfleet_tenant_denied_total"] == {here: 17, there: 0}
+
+
+def test_colocated_tenants_have_waits_and_gpu_time():
+    def colocated(name, priority, seat):
+        return VgpuSeen(VgpuTenant(name, GIB, 100, (VgpuSeat(WHOLE.uuid, seat),), "colocate", priority))
+
+    more = ((0.001, 40), (0.002, 30), (0.005, 20), (0.01, 10), (0.02, 5), (0.05, 0))
+    counters = {
+        (WHOLE.uuid, 0): Counters(4 * 10**9, 0, 0, 100, 1500 * 10**6, more),
+        (WHOLE.uuid, 1): Counters(7 * 10**9, 0, 12, 0, 0, tuple((seconds, 0) for seconds, _ in more)),
+        # A tenant with a share of 100 percent is not measured. Another tenant never ran with the agent.
+        (WHOLE.uuid, 2): Counters(0, 0, 0, 0, 0, ()),
+    }
+    full = VgpuSeen(VgpuTenant("full", GIB, 100, (VgpuSeat(WHOLE.uuid, 2),)))
+    late = colocated("late", 1, 3)
+    found = told(gpus=GPUS, tenants=(colocated("on", 0, 0), colocated("off", 1, 1), full, late), counters=counters)
+    online, offline = (labels(WHOLE, tenant=name, latency=f"{name}line") for name in ("on", "off"))
+    assert found["openfleet_tenant_gpu_seconds_total"] == {online: 4, offline: 7}
+    assert found["openfleet_tenant_gave_way_total"] == {offline: 12}
+    assert found["openfleet_tenant_wait_seconds_count"] == {online: 100}
+    assert found["openfleet_tenant_wait_seconds_sum"] == {online: 1.5}
+    buckets = {dict(key)["le"]: value for key, value in found["openfleet_tenant_wait_seconds_bucket"].items()}
+    assert buckets == {"0.001": 60, "0.002": 70, "0.005": 80, "0.01": 90, "0.02": 95, "0.05": 100, "+Inf": 100}
 
 
 @pytest.mark.parametrize("text", ['a "b"', "a\\b", "a\\nb", "a\nb", 'end\\"', "größer", "{}=,#"])

@@ -53,6 +53,16 @@ struct seat {
 	_Atomic uint64_t late;         /* and how many of them waited longer than 20 ms */
 };
 
+enum { TURNSTILE_BOUNDS = 5 };
+
+/* The agent's page of a tenant. The counters after the seat are for metrics. Files of turnstiles do not have them. */
+struct seat_page {
+	struct seat seat;
+	/* with POLICY_COLOCATE only, online */
+	_Atomic uint64_t starts;                   /* launches without other work of the program in flight */
+	_Atomic uint64_t longer[TURNSTILE_BOUNDS]; /* how many of them waited longer than 1, 2, 5, 10 and 50 ms */
+};
+
 /* Format of the file. Earlier releases store the lease in the bytes that are unused here. The seats, and so the
  * credit, are shared with earlier releases. */
 struct turnstile_file {

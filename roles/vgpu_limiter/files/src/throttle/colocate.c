@@ -90,6 +90,25 @@ uint64_t colocate_shared_ns(const struct throttle_gpu *g)
 	return sum;
 }
 
+/* Count an online launch without other work in flight, which waits this long for an offline kernel. */
+static void count_wait(struct throttle_gpu *g, int64_t ns)
+{
+	static const int64_t bounds[TURNSTILE_BOUNDS] = { NS_PER_MS, 2 * NS_PER_MS, 5 * NS_PER_MS, 10 * NS_PER_MS, 50 * NS_PER_MS };
+	struct seat *s = seat_of(g);
+	if (ns > 0) {
+		atomic_fetch_add(&s->waits, 1);
+		atomic_fetch_add(&s->waits_ns, (uint64_t)ns);
+	}
+	if (ns > PROMISED_NS)
+		atomic_fetch_add(&s->late, 1);
+	if (s != g->pages.own)
+		return;
+	struct seat_page *page = (struct seat_page *)s;
+	atomic_fetch_add(&page->starts, 1);
+	for (int i = 0; i < TURNSTILE_BOUNDS && ns > bounds[i]; i++)
+		atomic_fetch_add(&page->longer[i], 1);
+}
+
 void colocate_found(struct throttle_gpu *g, int64_t now)
 {
 	int64_t due = now;
@@ -104,10 +123,5 @@ void colocate_found(struct throttle_gpu *g, int64_t now)
 	/* The kernels of both run at the same time and take longer than usual. */
 	if (g->shared)
 		atomic_fetch_add(&seat_of(g)->passes, 1);
-	if (due == now)
-		return;
-	atomic_fetch_add(&seat_of(g)->waits, 1);
-	atomic_fetch_add(&seat_of(g)->waits_ns, (uint64_t)(due - now));
-	if (due - now > PROMISED_NS)
-		atomic_fetch_add(&seat_of(g)->late, 1);
+	count_wait(g, due - now);
 }

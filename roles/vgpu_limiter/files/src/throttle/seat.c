@@ -23,6 +23,7 @@
 #include "throttle/words.h"
 
 static_assert((int)TURNSTILE_TENANT == (int)TENANT_NAME, "a seat has room for the name");
+static_assert(sizeof(struct seat_page) <= 256, "the agent shows the first 256 bytes of a page");
 
 /* Take a process number. Its byte stays locked as long as the mapping exists. */
 static unsigned take_number(int descriptor)
@@ -187,6 +188,10 @@ void seat_take(struct throttle_gpu *g, const struct quota *quota, const struct q
 		atomic_store(&seat->lead, 0);
 		atomic_store(&seat->launches, 0);
 		atomic_store(&seat->lease, 0);
+		atomic_store(&seat->gave_way, 0);
+		atomic_store(&seat->waits, 0);
+		atomic_store(&seat->waits_ns, 0);
+		atomic_store(&seat->late, 0);
 		memcpy(seat->tenant, quota->counted_as, sizeof seat->tenant);
 	}
 	g->terms = (struct terms){ (uint32_t)gpu->sm_percent, (uint32_t)quota->policy, quota->priority };
