@@ -16,7 +16,7 @@ from ...leases.model import Booking, Shape, Use
 from ...leases.names import lease_text, tenant_name
 from ...model import Gpu
 from .lease_card import QuotaCard
-from .model import COLOCATE, OFFLINE, VgpuTenant, priority_of
+from .model import COLOCATE, OFFLINE, ONLINE, VgpuTenant, priority_of
 from .part import Vgpu
 from .plan import capacity, free_seats, provider_of, remaining, taken_seats
 
@@ -65,13 +65,19 @@ def tenant_of(
         request.shape.sm_percent,
         free_seats(uuids, taken, None),
         vgpu.policy,
-        # Leases are offline if the entry has online and offline tenants.
-        priority_of(0, OFFLINE if vgpu.policy == COLOCATE else None),
+        priority_of(0, _latency(vgpu)),
         provider,
         group=group,
         lease=lease_text(request.number, request.account),
         waterline_percent=vgpu.waterline_percent,
     )
+
+
+def _latency(vgpu: Vgpu) -> str | None:
+    """Return the latency of the entry's leases, or None without the policy colocate."""
+    if vgpu.policy != COLOCATE:
+        return None
+    return ONLINE if vgpu.online_leases else OFFLINE
 
 
 def resized(tenant: VgpuTenant, shape: Shape) -> VgpuTenant:

@@ -182,13 +182,13 @@ def vgpus(draw, chosen):
         tenants.append(vgpu_part.Tenant(name, draw(sizes_bytes), percent, draw(st.integers(0, 3)), gpus, pin))
     ratios = st.floats(1.0, 8.0)
     policy, provider = draw(st.sampled_from(vgpu_model.POLICIES)), draw(st.sampled_from(vgpu_model.PROVIDERS))
-    waterline = None
+    waterline, online_leases = None, False
     if policy == vgpu_model.COLOCATE:
         latencies = st.sampled_from(vgpu_model.LATENCIES)
         tenants = [dataclasses.replace(tenant, priority=0, latency=draw(latencies)) for tenant in tenants]
-        waterline = draw(st.integers(1, 100))
+        waterline, online_leases = draw(st.integers(1, 100)), draw(st.booleans())
         provider = vgpu_model.AUTO if provider == vgpu_model.MPS else provider
-    return vgpu_part.Vgpu(tuple(tenants), policy, draw(ratios), draw(ratios), provider, waterline)
+    return vgpu_part.Vgpu(tuple(tenants), policy, draw(ratios), draw(ratios), provider, waterline, online_leases)
 
 
 @st.composite

@@ -11,11 +11,13 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.change import planner
 from ansible_collections.openfleet.gpu.plugins.module_utils.change.targets import targets
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import PlanError
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import Booking, Place, Request, Shape
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder, Host
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.assumed import assumed_gpus
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.forms import parse_layout
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu import plan as vgpu_plan
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.files import files
+from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.leases import tenant_of
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import (
     VgpuName,
     VgpuSeat,
@@ -517,6 +519,31 @@ def test_oversubscription_counts_for_leases():
     layout = [leasing([0], tenant("a", 30, 90), oversubscribe={"sm": 1.5, "memory": 1.5})]
     assert not planned(layout, seen=(lease(1, 30, 60),))[1].disturbs
     assert planned(layout, seen=(lease(1, 30, 61),))[1].disturbs
+
+
+@pytest.mark.parametrize(
+    ("settings", "latency"),
+    [
+        ({"policy": "colocate"}, "offline"),
+        ({"policy": "colocate", "lease_latency": "offline"}, "offline"),
+        ({"policy": "colocate", "lease_latency": "online"}, "online"),
+        ({"policy": "burst"}, None),
+    ],
+)
+def test_leases_have_the_latency_of_the_entry(settings, latency):
+    (leases,) = parse_layout([leasing([0], **settings)]).entries
+    booking = Booking(Request(7, "alice", Shape(8 * GIB, 30), 3600.0), leases.where, (Place(UUIDS[0]),), 0.0)
+    granted = tenant_of(booking, leases, GPUS, (), frozenset(), None)
+    assert (granted.policy, granted.latency) == (settings["policy"], latency)
+    assert granted.waterline_percent == (80 if latency else None)
+
+
+def test_leases_keep_their_latency_and_waterline():
+    running = lease(1)
+    terms = dataclasses.replace(running.tenant, policy="colocate", priority=1, waterline_percent=80)
+    layout = [leasing([0], policy="colocate", waterline_percent=40, lease_latency="online")]
+    plan = planned(layout, seen=(dataclasses.replace(running, tenant=terms),))[1]
+    assert not plan.steps and not plan.disturbs
 
 
 def test_spec_of_a_lease_is_read_back():
