@@ -19,6 +19,7 @@ from ..plugin_utils.audit.jobs import slurm_of
 from ..plugin_utils.audit.make import Order, make
 from ..plugin_utils.audit.model import Audit
 from ..plugin_utils.audit.options import OptionError, access, holidays, prices, seconds, thresholds
+from ..plugin_utils.audit.owners import owners
 from ..plugin_utils.audit.report_json import read_former, summary
 from ..plugin_utils.audit.tell import Notice, NotifyError, tell
 from ..plugin_utils.controller_action import ControllerAction
@@ -58,6 +59,7 @@ class ActionModule(ControllerAction):
             former=_former(args["previous"], args["directory"], args["keep"]),
             jobs=jobs,
             nodes=nodes,
+            owners=owners(args["owners"]),
         )
         notices = [Notice.of(row) for row in args["notify"]]
         audit = make(order, time.time(), lambda line: display.display("audit: %s" % line))

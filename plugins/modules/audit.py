@@ -23,8 +23,8 @@ author:
 options:
   directory:
     description:
-      - Directory for C(audit.json), C(audit.csv), C(audit-hours.csv), C(audit.prom) and C(audit.html). Each file is replaced
-        atomically. Without this option, nothing is written.
+      - Directory for C(audit.json), C(audit.csv), C(audit-hours.csv), C(audit-owners.csv), C(audit.prom) and C(audit.html). Each
+        file is replaced atomically. Without this option, nothing is written.
     type: path
   keep:
     description:
@@ -81,6 +81,14 @@ options:
       - The report then has GPU hours and use by job, user and account. RV(missing) says if the accounting does not answer.
     type: dict
     default: {}
+  owners:
+    description:
+      - Teams of workloads. Each entry has C(team), optionally C(contact), and globs in C(accounts) (Unix accounts, users and
+        accounts of Slurm), C(namespaces) (of Kubernetes) or C(units) (units with or without V(.service), containers and tenants).
+      - The first matching entry applies.
+    type: list
+    elements: dict
+    default: []
   prices:
     description:
       - Prices of GPUs. C(model) is a glob that is matched against NVML's name without "NVIDIA ". C(price) is the price of one

@@ -32,7 +32,7 @@ from tests.integration.warm_ansible import interpreter
 
 SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs" / "audit.schema.json").read_text()))
 HOURS = 50
-FILES = ["audit-hours.csv", "audit.csv", "audit.html", "audit.json", "audit.prom"]
+FILES = ["audit-hours.csv", "audit-owners.csv", "audit.csv", "audit.html", "audit.json", "audit.prom"]
 HELD = {("gpu:held", "kind", "container"): steady(1)}
 CLEAR = dict.fromkeys(HELD, steady(0))
 NOBODY = {"gpu:processes": steady(0), "gpu:processes:max5m": steady(0)}

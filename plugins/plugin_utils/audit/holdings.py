@@ -208,6 +208,9 @@ def _holder(row: Mapping[str, Any], pods: Mapping[str, Pod]) -> Holder:
         clients=None if clients is None else int(clients),
         pid=None if pid is None else int(pid),
         pod=pods.get(str(row.get("job"))),
+        user=str(row.get("user") or ""),
+        unit=str(row.get("unit_or_container") or ""),
+        job=str(row.get("job") or ""),
     )
 
 

@@ -19,6 +19,8 @@ from typing import Iterable, Mapping, Sequence
 from .ledger_model import (
     CLASSES,
     FREE,
+    GPU_UNITS,
+    HOUR_UNITS,
     IDLE,
     IN_USE,
     NOT_ASSIGNED,
@@ -35,8 +37,6 @@ from .ledger_model import (
 from .model import Finding
 
 HOURS_PER_MONTH = 730.5
-#: Units of a GPU and of an hour in rows.
-_GPU_UNITS, _HOUR_UNITS = 10000, 100
 #: Smaller remainders of a GPU are errors of rounding.
 _LEAST_REMAINDER = 0.001
 
@@ -231,8 +231,8 @@ def _rows(first: Finding, parts: Sequence[_Part], price: float | None, window_se
     cells = [(number, word) for number, part in enumerate(parts) for word in CLASSES if word in {*part.now, *part.past}]
     now = [parts[number].size * parts[number].now.get(word, 0.0) for number, word in cells]
     past = [parts[number].size * parts[number].past.get(word, 0.0) for number, word in cells]
-    gpus = apportion(_GPU_UNITS, now)
-    hours = apportion(round(window_seconds / 3600 * _HOUR_UNITS), past)
+    gpus = apportion(GPU_UNITS, now)
+    hours = apportion(round(window_seconds / 3600 * HOUR_UNITS), past)
     costs: Sequence[float | None] = [None] * len(cells)
     if price is not None:
         costs = [float(cost) for cost in apportion(round(price * HOURS_PER_MONTH), now)]
@@ -249,8 +249,8 @@ def _rows(first: Finding, parts: Sequence[_Part], price: float | None, window_se
                     part.finding.holding.subject.name if part.finding else "",
                     part.finding.id if part.finding else "",
                     word,
-                    gpu_units / _GPU_UNITS,
-                    hour_units / _HOUR_UNITS,
+                    gpu_units / GPU_UNITS,
+                    hour_units / HOUR_UNITS,
                     cost,
                 )
             )

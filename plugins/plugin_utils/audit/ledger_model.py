@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Iterable
 
+from .workload_model import Workload
+
 IN_USE, RESIZABLE, IDLE, STANDBY, STALLED = "in_use", "resizable", "idle", "standby", "stalled"
 FREE, UNASSIGNED, UNHEALTHY, UNKNOWN = "free", "unassigned", "unhealthy", "unknown"
 #: All classes, in the order of reports.
@@ -30,13 +32,18 @@ CLASS_MEANINGS = {
 }
 
 
+#: Units of GPUs and of GPU hours in rows, as parts of one. Whole numbers of units add up without errors.
+GPU_UNITS, HOUR_UNITS = 10000, 100
+
+
 @dataclass(frozen=True)
 class Row:
     """One class of one part of a GPU.
 
     `finding` is the ID of the finding about the part. It is empty for the remainder of a GPU.
     `gpus` describes the current state, and `gpu_hours` the window. `cost_per_month` is the price of `gpus` for a month. It is
-    None if the price is unknown.
+    None if the price is unknown. `owner` is the workload that holds the part, or held it in the window. It is None if no
+    workload is known.
     """
 
     host: str
@@ -49,6 +56,7 @@ class Row:
     gpus: float
     gpu_hours: float
     cost_per_month: float | None
+    owner: Workload | None = None
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,13 @@ from .lease_model import Leases
 from .leases import leases
 from .ledger import booked
 from .model import Audit, Sources, Subject, Window
+from .owners import Owner
+from .owning import Known, KnownJobs, owned
 from .prometheus import Access, Prometheus, PrometheusError
 from .quiet_times import QuietQuestion
 from .signals import Question, read
 from .together import together
 from .usage import Joined
-from .usage_model import Usage
 from .verdict import Thresholds, judge
 
 
@@ -44,6 +45,7 @@ class Order:
     `exempt` has the names of hosts and tenants, and the UUIDs of GPUs, to leave out.
     `holidays` are time spans that do not count as quiet.
     `jobs` has the results of slurm_jobs by host, and `nodes` Slurm's names of hosts, if the inventory has them.
+    `owners` has the entries of `gpu_owners`.
     """
 
     window_seconds: float
@@ -62,6 +64,7 @@ class Order:
     former: Mapping[str, Former] = field(default_factory=dict)
     jobs: Mapping[str, Any] = field(default_factory=dict)
     nodes: Mapping[str, str] = field(default_factory=dict)
+    owners: Sequence[Owner] = ()
 
 
 #: Maximum number of reasons that the report lists for hosts without an answer.
@@ -99,7 +102,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
     window = history.window if history else Window(now_seconds, now_seconds)
     say("judging")
     held = holdings(history, order.hosts, order.prices)
-    usage, unknown = _usage(order, window, [holding.subject for holding in held], say)
+    jobs = _jobs(order, window, [holding.subject for holding in held], say)
     leased, silence = _leases(order, window, say) if history else (None, [])
     judged = [
         (holding, judge(holding, order.thresholds, seconds=window.seconds if history else None))
@@ -107,6 +110,9 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         if not _named(holding.subject) & set(order.exempt)
     ]
     found, book = booked(findings(judged, order.former, now_seconds), window.seconds if history else 0.0)
+    book, owners, without = owned(
+        book, found, Known(window, bool(history), order.owners, jobs), _asking(order, window) if history else None
+    )
     exempt = set(order.exempt)
     away, hidden = gone(
         found,
@@ -124,7 +130,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
             prometheus=Prometheus(order.access).name if order.access else "",
             hosts_asked=tuple(sorted(order.hosts_asked)),
             hosts_answered=tuple(sorted(order.hosts)),
-            missing=(*missing, *unknown, *silence, *(history.notes if history else ())),
+            missing=(*missing, *jobs.notes, *without, *silence, *(history.notes if history else ())),
         ),
         findings=found,
         gone=away,
@@ -132,9 +138,10 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         history=history.days if history else (),
         settings=_settings(order),
         currency=order.currency,
-        usage=usage,
+        usage=jobs.usage,
         ledger=book,
         leases=leased,
+        owners=owners,
     )
 
 
@@ -175,26 +182,30 @@ def _leases(order: Order, window: Window, say: Callable[[str], None]) -> tuple[L
         return None, ["The leases are unknown. %s" % error]
 
 
-def _usage(
-    order: Order, window: Window, subjects: Sequence[Subject], say: Callable[[str], None]
-) -> tuple[Usage | None, list[str]]:
-    """Return the use by jobs of Slurm, and sentences about missing data.
+def _asking(order: Order, window: Window, notes: list[str] | None = None) -> Asking | None:
+    if order.access is None:
+        return None
+    return Asking(Prometheus(order.access), window.end_seconds, order.selector, [] if notes is None else notes)
+
+
+def _jobs(order: Order, window: Window, subjects: Sequence[Subject], say: Callable[[str], None]) -> KnownJobs:
+    """Return the jobs of Slurm with their use, and sentences about missing data.
 
     The use is None if no host was asked for jobs, or if none answered.
     """
     if not order.jobs:
-        return None, []
+        return KnownJobs()
     end = window.end_seconds
     start = end - order.window_seconds
     jobs = jobs_of(order.jobs, start, end)
     notes = list(jobs.notes)
     if not jobs.sources:
-        return None, notes
+        return KnownJobs(notes=tuple(notes))
     say("reading the use by jobs")
     names = {subject.host for subject in subjects} | set(order.hosts_asked)
     parts = [subject for subject in subjects if subject.kind in ("gpu", "mig_instance")]
     span, by_job, use = round(order.window_seconds), {}, DeviceUse(1.0)
-    asking = Asking(Prometheus(order.access), end, order.selector, notes) if order.access else None
+    asking = _asking(order, window, notes)
     try:
         by_job = labelled(asking, span) if asking else {}
     except PrometheusError as error:
@@ -210,7 +221,7 @@ def _usage(
     boards = {board.name: model for model in load_models().values() for board in model.boards}
     models = {str(one): boards[one.model] for one in parts if one.kind == "gpu" and one.model in boards}
     usage = joined.usage(start, use, lambda device: shown.get(device, " ".join(filter(None, device))), models)
-    return usage, list(dict.fromkeys(notes))
+    return KnownJobs(jobs.jobs, joined.ended(start), usage, tuple(dict.fromkeys(notes)))
 
 
 def _settings(order: Order) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ...module_utils.holders.model import KUBELET
 from .lease_model import Leases
 from .ledger_model import NOT_ASSIGNED, RESERVED_UNUSED, Ledger
 from .usage_model import Usage
+from .workload_model import OwnerTotals
 
 #: Version of the JSON report. Keys may be added within a version. Readers must ignore unknown keys.
 SCHEMA_VERSION = 1
@@ -156,6 +157,7 @@ class Holder:
     clients. Both are None if the host did not check sockets.
     `pid` is None if the holder has no process, or is known from metrics only.
     `pod` is None outside Kubernetes, or if the Kubernetes API was not queried or does not know the pod.
+    `user`, `unit` (or container) and `job` (ID of a Slurm job or UID of a pod) are empty if they are unknown.
     """
 
     kind: str
@@ -165,6 +167,9 @@ class Holder:
     clients: int | None = None
     pid: int | None = None
     pod: Pod | None = None
+    user: str = ""
+    unit: str = ""
+    job: str = ""
 
     def __str__(self) -> str:
         if self.pod and self.kind == KUBELET:
@@ -336,6 +341,7 @@ class Audit:
     ledger: Ledger = field(default_factory=Ledger)
     #: None if no entry offers leases.
     leases: Leases | None = None
+    owners: OwnerTotals = field(default_factory=OwnerTotals)
     schema_version: int = SCHEMA_VERSION
 
     def count(self, word: str) -> int:

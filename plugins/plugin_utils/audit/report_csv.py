@@ -8,7 +8,6 @@ One table has the findings, and one the GPU hours. Unknown values are empty cell
 from __future__ import annotations
 
 import csv
-import dataclasses
 import datetime
 import io
 import unicodedata
@@ -16,6 +15,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from ...module_utils.printable import printable
 from .model import Audit, Finding, Stat
+from .workload_model import Workload
 
 _GIB = float(1 << 30)
 _FIGURES = ("p50", "p95", "p99", "max")
@@ -34,7 +34,13 @@ COLUMNS = (
 #: Columns of audit-hours.csv.
 HOURS_COLUMNS = (
     "host", "gpu_index", "gpu_uuid", "mig_instance", "name", "class", "finding_id", "gpus", "gpu_hours", "cost_per_month",
-    "currency",
+    "currency", "workload_kind", "workload", "user", "team", "contact",
+)  # fmt: skip
+
+#: Columns of audit-owners.csv.
+OWNERS_COLUMNS = (
+    "rank", "workload", "user", "team", "contact", "gpus", "gpu_hours_held", "unused_gpus", "unused_gpu_hours",
+    "unused_per_month", "currency", "gpu_hours_measured", "gpu_hours_used", "efficiency_percent", "memory_max_gib",
 )  # fmt: skip
 
 
@@ -52,22 +58,69 @@ def hours_text(audit: Audit) -> str:
 
     They add up to the sums of the ledger.
     """
-    rows = (dataclasses.asdict(row) for row in audit.ledger.rows)
     return table(
         HOURS_COLUMNS,
         (
             {
-                **{name: row[name] for name in ("host", "gpu_index", "gpu_uuid", "mig_instance", "name", "gpu_hours")},
-                "class": row["word"],
-                "finding_id": row["finding"],
+                "host": row.host,
+                "gpu_index": row.gpu_index,
+                "gpu_uuid": row.gpu_uuid,
+                "mig_instance": row.mig_instance,
+                "name": row.name,
+                "class": row.word,
+                "finding_id": row.finding,
                 # Two decimals are not enough for a part of a GPU.
-                "gpus": "%.4f" % row["gpus"],
-                "cost_per_month": row["cost_per_month"],
-                "currency": audit.currency if row["cost_per_month"] is not None else None,
+                "gpus": "%.4f" % row.gpus,
+                "gpu_hours": row.gpu_hours,
+                "cost_per_month": row.cost_per_month,
+                "currency": audit.currency if row.cost_per_month is not None else None,
+                **_owner_cells(row.owner),
             }
-            for row in rows
+            for row in audit.ledger.rows
         ),
     )
+
+
+def owners_text(audit: Audit) -> str:
+    """Return the totals by workload as comma-separated values.
+
+    They add up to the sums of the ledger.
+    """
+    return table(
+        OWNERS_COLUMNS,
+        (
+            {
+                "rank": one.rank,
+                "workload": one.name,
+                "user": one.user,
+                "team": one.team,
+                "contact": one.contact,
+                "gpus": "%.4f" % one.gpus,
+                "gpu_hours_held": one.held_gpu_hours,
+                "unused_gpus": "%.4f" % one.unused_gpus,
+                "unused_gpu_hours": one.unused_gpu_hours,
+                "unused_per_month": one.unused_per_month,
+                "currency": audit.currency if one.unused_per_month is not None else None,
+                "gpu_hours_measured": one.measured_gpu_hours,
+                "gpu_hours_used": one.used_gpu_hours,
+                "efficiency_percent": None if one.efficiency_ratio is None else 100 * one.efficiency_ratio,
+                "memory_max_gib": None if one.memory_max_bytes is None else one.memory_max_bytes / _GIB,
+            }
+            for one in audit.owners.workloads
+        ),
+    )
+
+
+def _owner_cells(owner: Workload | None) -> dict[str, Any]:
+    if owner is None:
+        return {}
+    return {
+        "workload_kind": owner.kind,
+        "workload": str(owner),
+        "user": owner.owner,
+        "team": owner.team,
+        "contact": owner.contact,
+    }
 
 
 def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -20,6 +21,7 @@ from ..counted import counted
 from .ledger_model import CLASS_MEANINGS, NOT_ASSIGNED, RESERVED_UNUSED, Ledger, Row, Sum, sum_of
 from .model import ASKING, MEANINGS, WORDS, Audit, Day, Finding, Stat
 from .report_json import summary, sums
+from .workload_model import OwnerTotal, OwnerTotals
 from .write_line import gpus, line, money
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -28,6 +30,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TOP = 100
 #: Maximum number of accounts, of users and of jobs on the page. The JSON file has more.
 _ROWS_OF_USE = 50
+#: Maximum number of teams, of users and of workloads on the page. The CSV file has all workloads.
+_ROWS_OF_OWNERS = 20
 #: Maximum number of hosts in the table of GPUs that are not assigned.
 _HOSTS_OF_FREE = 20
 
@@ -81,6 +85,8 @@ def to_text(audit: Audit) -> str:
             class_meanings=CLASS_MEANINGS,
             not_assigned=(by_host := _not_assigned(audit.ledger)),
             more_free=_more_free(by_host[_HOSTS_OF_FREE:]),
+            owners=_owners(audit.owners),
+            owner_sum=_owner_sum,
             gpus=gpus,
             most_hosts=_HOSTS_OF_FREE,
             hosts=hosts,
@@ -93,12 +99,50 @@ def to_text(audit: Audit) -> str:
     )
 
 
-def _reserved(book: Ledger) -> dict[str, Row]:
-    """Return the reserved and unused row of each finding. A finding has at most one."""
-    return {row.finding: row for row in book.rows if row.finding and row.gpus and row.word in RESERVED_UNUSED}
+def _reserved(book: Ledger) -> dict[str, Sum]:
+    """Return the reserved and unused part of each finding."""
+    rows: dict[str, list[Row]] = {}
+    for row in book.rows:
+        if row.finding and row.gpus and row.word in RESERVED_UNUSED:
+            rows.setdefault(row.finding, []).append(row)
+    return {name: sum_of(of_finding) for name, of_finding in rows.items()}
 
 
-def _dearest(found: Finding, reserved: Mapping[str, Row]) -> tuple[float, float, int]:
+def _owners(totals: OwnerTotals) -> list[dict[str, Any]]:
+    """Return the tables of owners: the first rows, and the sum of the others."""
+    tables = []
+    for title, rows in (("team", totals.teams), ("user", totals.users), ("workload", totals.workloads)):
+        if title == "team" and not any(one.team for one in rows):
+            continue
+        ranked = [one for one in rows if one.rank is not None]
+        tables.append(
+            {
+                "title": title,
+                "rows": ranked[:_ROWS_OF_OWNERS],
+                "more": ranked[_ROWS_OF_OWNERS:],
+                "rest": [one for one in rows if one.rank is None],
+                "all": rows,
+            }
+        )
+    return tables
+
+
+def _owner_sum(rows: Sequence[OwnerTotal]) -> OwnerTotal:
+    """Return the sum of rows of one table."""
+    costs = [one.unused_per_month for one in rows if one.unused_per_month is not None]
+    return OwnerTotal(
+        "",
+        "",
+        None,
+        gpus=round(math.fsum(one.gpus for one in rows), 4),
+        held_gpu_hours=round(math.fsum(one.held_gpu_hours for one in rows), 2),
+        unused_gpus=round(math.fsum(one.unused_gpus for one in rows), 4),
+        unused_gpu_hours=round(math.fsum(one.unused_gpu_hours for one in rows), 2),
+        unused_per_month=math.fsum(costs) if costs else None,
+    )
+
+
+def _dearest(found: Finding, reserved: Mapping[str, Sum]) -> tuple[float, float, int]:
     row = reserved.get(found.id)
     cost, part = (row.cost_per_month or 0.0, row.gpus) if row else (0.0, 0.0)
     return (-cost, -part, WORDS.index(found.verdict.word))

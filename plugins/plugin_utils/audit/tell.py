@@ -8,6 +8,7 @@ A message is short enough for one screen.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import urllib.error
@@ -21,7 +22,8 @@ from ..counted import counted
 from . import mail
 from .model import CALM, Audit
 from .report_json import summary
-from .write_line import line
+from .workload_model import OwnerTotal
+from .write_line import gpus, line, money
 
 _TIMEOUT_SECONDS = 30
 #: Slack cuts longer messages.
@@ -29,6 +31,8 @@ _SLACK_CHARACTERS = 40000
 #: Replacements for bold, italic, struck and code text of Slack.
 _SLACK_FORMATTING = str.maketrans({"*": "\u2217", "_": "\uff3f", "~": "\u223c", "`": "\u02cb"})
 _SHOWN = 20
+#: Maximum number of teams, of users and of workloads in a message.
+_OWNERS = 5
 #: Replacements for characters of chat markup: mentions (`<!channel>`, `@everyone`), links (`<url|text>`, `[text](url)`) and
 #: images.
 _MARKUP = str.maketrans({"<": "\u2039", ">": "\u203a", "@": "\uff20", "[": "(", "]": ")"})
@@ -129,7 +133,11 @@ def tell(notice: Notice, audit: Audit) -> str:
 
     Returns the receiver's address without secrets. Raises NotifyError.
     """
-    return send(notice, Message("GPU audit: %s" % line(audit), text_of(audit), {"summary": summary(audit)}))
+    owners = {kind: [dataclasses.asdict(one) for one in rows] for kind, rows in _wasteful(audit).items()}
+    return send(
+        notice,
+        Message("GPU audit: %s" % line(audit), text_of(audit), {"summary": summary(audit), "owners": owners}),
+    )
 
 
 def send(notice: Notice, message: Message) -> str:
@@ -197,9 +205,9 @@ def without_markup(text: str) -> str:
 
 
 def text_of(audit: Audit) -> str:
-    """Return the summary and the first new findings."""
+    """Return the summary, the most wasteful owners and the first new findings."""
     news = [found for found in audit.findings if found.state == "new" and found.verdict.word not in CALM]
-    lines = [line(audit)]
+    lines = [line(audit), *_owner_lines(audit)]
     lines += [
         "%s: %s. %s" % (f.holding.subject, f.verdict.word.replace("_", " "), f.verdict.reason) for f in news[:_SHOWN]
     ]
@@ -207,3 +215,40 @@ def text_of(audit: Audit) -> str:
         lines.append("… and %s" % counted(len(news) - _SHOWN, "more new finding"))
     lines += ["Missing data: %s" % text for text in audit.sources.missing]
     return "\n".join(lines) + "\n"
+
+
+def _wasteful(audit: Audit) -> dict[str, list[OwnerTotal]]:
+    """Return the first teams, users and workloads with unused GPU hours."""
+    rows = {"teams": audit.owners.teams, "users": audit.owners.users, "workloads": audit.owners.workloads}
+    return {
+        kind: [one for one in of_kind if one.rank is not None and (one.unused_gpu_hours or one.unused_gpus)][:_OWNERS]
+        for kind, of_kind in rows.items()
+        if kind != "teams" or any(one.team for one in of_kind)
+    }
+
+
+def _owner_lines(audit: Audit) -> list[str]:
+    lines = []
+    for kind, rows in _wasteful(audit).items():
+        lines += ["", "Most unused GPU hours by %s:" % kind[:-1]] if rows else []
+        lines += [_owner_line(one, audit.currency) for one in rows]
+    return [*lines, ""] if lines else []
+
+
+def _owner_line(one: OwnerTotal, currency: str) -> str:
+    who = [
+        text for text in (one.user if one.user != one.name else "", one.team, one.contact) if text and text != one.name
+    ]
+    text = "%d. %s%s: %s of %s GPU hours unused" % (
+        one.rank or 0,
+        one.name,
+        " (%s)" % ", ".join(who) if who else "",
+        format(one.unused_gpu_hours, ",.0f"),
+        format(one.held_gpu_hours, ",.0f"),
+    )
+    if one.efficiency_ratio is not None:
+        text += ", efficiency %.0f %%" % (100 * one.efficiency_ratio)
+    if one.unused_gpus:
+        text += "; now %s reserved and unused" % gpus(one.unused_gpus)
+        text += "" if one.unused_per_month is None else " (%s/month)" % money(one.unused_per_month, currency)
+    return text

@@ -57,6 +57,14 @@ class Joined:
         """Return all devices whose use is needed."""
         return frozenset(device for placed in self._placed for device in placed.devices)
 
+    def ended(self, start_seconds: float) -> dict[Device, list[tuple[Job, float]]]:
+        """Return the ended jobs of each device, with their seconds since `start_seconds`."""
+        found: dict[Device, list[tuple[Job, float]]] = defaultdict(list)
+        for placed in self._placed:
+            for device in placed.devices if placed.job.end_seconds is not None else ():
+                found[device].append((placed.job, placed.job.seconds_in(start_seconds, self._end)))
+        return found
+
     def usage(
         self,
         start_seconds: float,

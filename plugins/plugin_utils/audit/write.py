@@ -13,8 +13,8 @@ from .model import Audit
 from .report_json import ReportError
 
 JSON, CSV, HTML = "audit.json", "audit.csv", "audit.html"
-HOURS, METRICS, LEASES = "audit-hours.csv", "audit.prom", "leases.html"
-FILES = (JSON, CSV, HTML, HOURS, METRICS, LEASES)
+HOURS, OWNERS, METRICS, LEASES = "audit-hours.csv", "audit-owners.csv", "audit.prom", "leases.html"
+FILES = (JSON, CSV, HTML, HOURS, OWNERS, METRICS, LEASES)
 
 
 def all_of(audit: Audit, directory: Path) -> list[Path]:
@@ -27,6 +27,7 @@ def all_of(audit: Audit, directory: Path) -> list[Path]:
         CSV: report_csv.to_text(audit),
         HTML: report_html.to_text(audit),
         HOURS: report_csv.hours_text(audit),
+        OWNERS: report_csv.owners_text(audit),
         METRICS: report_prom.to_text(audit),
     }
     if audit.leases is not None:

@@ -209,6 +209,7 @@ RULES: dict[str, Callable[[Any, str], None]] = {
     "gpu_kubernetes_volcano_config_map": _form(
         r"[a-z0-9-]+/[a-z0-9.-]+", "a namespace and a name", "volcano-system/name"
     ),
+    "gpu_owners": _by_parser("..audit.owners", "owners"),
     "gpu_monitoring_scrape_interval": _spans,
     "gpu_monitoring_scrape_timeout": _spans,
     "gpu_monitoring_evaluation_interval": _spans,

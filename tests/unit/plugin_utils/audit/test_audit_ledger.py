@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 import random
 import re
 from decimal import Decimal
@@ -21,6 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import (
     report_prom,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.compare import findings
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.jobs import Job
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.ledger import apportion, booked
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.ledger_model import (
     CLASSES,
@@ -30,6 +32,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.ledger_model i
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     WORDS,
     Audit,
+    Holder,
     Holding,
     Quiet,
     Sources,
@@ -38,6 +41,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Verdict,
     Window,
 )
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.owners import owners
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.owning import Known, KnownJobs, owned
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.write_line import line
 
 NOW, GIB, HOUR = 1700000000.0, float(1 << 30), 3600.0
@@ -138,6 +143,22 @@ def random_audit(seed):
             quiet=chance.choice([None, Quiet(chance.uniform(0, 500) * HOUR)]),
             **{**more, "price_per_hour": None if price is None or ratio is None else price * ratio},
         )
+        if chance.random() < 0.7:
+            names = [
+                chance.choice(["a.service", "b.service", "x container y", ""]) for _ in range(chance.randint(0, 3))
+            ]
+            holders = tuple(
+                Holder(
+                    "process",
+                    "pid 1",
+                    chance.choice([None, NOW - chance.uniform(0, 500) * HOUR]),
+                    user=chance.choice(["", "alice", "bob"]),
+                    unit=name,
+                    job=chance.choice(["", "", "17"]),
+                )
+                for name in names
+            )
+            made = dataclasses.replace(made, holders=holders)
         waste = chance.random()
         judged.append((made, Verdict(chance.choice(WORDS), "Why.", waste_ratio=waste)))
 
@@ -154,7 +175,12 @@ def random_audit(seed):
                 named = dataclasses.replace(base, kind="tenant", name="t%d" % tenant)
                 judge_some(subject=named, gpu_ratio=None, memory_total_bytes=quota)
     found, book = booked(findings(judged, {}, NOW), window)
-    return Audit(NOW, Window(NOW - window, NOW), Sources(), found, currency="EUR", ledger=book)
+    jobs = [Job("9", "9", "carol", "hpc", "COMPLETED", NOW - 200 * HOUR, NOW - 100 * HOUR, (("", 1),), ("n",))]
+    ended = {one.holding.subject.place: [(jobs[0], chance.uniform(0, 2) * HOUR * 100)] for one in found[::3]}
+    teams = owners([{"team": "a", "accounts": ["alice"], "units": ["y"]}])
+    known = Known(Window(NOW - window, NOW), window > 0, teams, KnownJobs(tuple(jobs), ended))
+    book, totals, _notes = owned(book, found, known, None)
+    return Audit(NOW, Window(NOW - window, NOW), Sources(), found, currency="EUR", ledger=book, owners=totals)
 
 
 def number(text):
@@ -203,6 +229,19 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
         assert {word: Decimal(value) for word, value in series.items() if Decimal(value)} == {
             word: value for word, value in by_class.items() if value
         }
+    # Owners: the rows of audit-owners.csv, and each list of totals, add up to the ledger.
+    by_workload = list(csv.DictReader(io.StringIO(report_csv.owners_text(audit))))
+    for column, key, part in (
+        ("gpus", "gpus", "total"),
+        ("gpu_hours_held", "gpu_hours", "total"),
+        ("unused_gpus", "gpus", "reserved_unused"),
+        ("unused_gpu_hours", "gpu_hours", "reserved_unused"),
+        ("unused_per_month", "cost_per_month", "reserved_unused"),
+    ):
+        assert sum(number(row[column]) for row in by_workload) == Decimal(str(sums[part][key] or 0)), column
+    for of_kind in (audit.owners.teams, audit.owners.users, audit.owners.workloads):
+        assert round(math.fsum(one.held_gpu_hours for one in of_kind), 2) == sums["total"]["gpu_hours"]
+        assert round(math.fsum(one.unused_gpus for one in of_kind), 4) == sums["reserved_unused"]["gpus"]
     # Page: the rows of each table add up to its last row.
     page = report_html.to_text(audit)
     found = list(tables(page))

@@ -171,7 +171,7 @@ def test_schema_requires_every_written_key(audit):
         "sources",
         "usage",
     }
-    assert kinds >= {"jobs[]", "users[]", "accounts[]"}
+    assert kinds >= {"jobs[]", "users[]", "accounts[]", "teams[]", "workloads[]"}
 
 
 def test_schema_has_all_verdicts_and_thresholds():
