@@ -31,7 +31,7 @@ DAY = 86400.0
 # 2026-11-22 06:00:00 UTC
 NOW = 1795327200.0
 NAMES = ["2026-11-22T060000Z", "2026-11-23T060000Z", "2026-11-24T060000Z", "2026-11-25T060000Z"]
-FILES = {"audit.html", "audit.csv", "audit-hours.csv", "audit.prom", "audit.json", "summary.json"}
+FILES = {"audit.html", "audit.csv", "audit-hours.csv", "audit-owners.csv", "audit.prom", "audit.json", "summary.json"}
 
 
 def audit(day, idle=1):
