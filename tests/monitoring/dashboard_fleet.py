@@ -120,6 +120,9 @@ def series():
     yield "ALERTS", {"alertname": "GpuLayoutDrift", "host": "node-1", "gpu_index": "2", **firing}, 1
     yield "ALERTS", {"alertname": "GpuHot", "host": "node-1", "gpu_index": "0", "alertstate": "pending"}, 1
     yield "ALERTS", {"alertname": "DiskFull", "host": "node-1", **firing}, 1
+    for word, gpus in (("in_use", 5.5), ("idle", 2), ("free", 0.5)):
+        yield "gpu:audit_gpus", {"class": word}, gpus
+        yield "gpu:audit_cost_per_month", {"class": word}, 1461 * gpus
     for device in DEVICES:
         yield from _device(device)
         labels = _gpu(device.host, device.index, device.model)

@@ -103,6 +103,20 @@ def cost():
                 height=9,
             ),
             lines(
+                "GPUs by class, last audit",
+                "GPUs by class of the last audit. Serve audit.prom with node_exporter (docs/audit.md).",
+                "none",
+                [("gpu:audit_gpus", "{{class}}")],
+                stacked=True,
+            ),
+            lines(
+                "Cost per month by class, last audit",
+                "Cost per month by class of the last audit. It needs gpu_audit_prices or gpu_monitoring_prices.",
+                MONEY,
+                [("gpu:audit_cost_per_month", "{{class}}")],
+                stacked=True,
+            ),
+            lines(
                 "Cost by model per hour",
                 "Cost of the GPUs of each model.",
                 MONEY,
