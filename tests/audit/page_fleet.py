@@ -25,6 +25,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Subject,
     Window,
 )
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.owners import owners
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.owning import Known, owned
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import judge
 
 GIB = float(1 << 30)
@@ -39,7 +41,15 @@ def stat(p50, p95, p99, most):
 def well(subject, **more):
     base = Holding(
         subject,
-        holders=(Holder("process", "pid 4711 (python3 train.py, user alice, train.service)"),),
+        holders=(
+            Holder(
+                "process",
+                "pid 4711 (python3 train.py, user alice, train.service)",
+                NOW - 2 * SECONDS,
+                user="alice",
+                unit="train.service",
+            ),
+        ),
         memory=stat(50 * GIB, 60 * GIB, 62 * GIB, 64 * GIB),
         memory_total_bytes=80 * GIB,
         busy=stat(0.7, 0.8, 0.85, 0.9),
@@ -54,8 +64,19 @@ def well(subject, **more):
 
 
 REST = {"busy": stat(0, 0, 0, 0), "compute": stat(0, 0, 0, 0), "quiet": Quiet(SECONDS, True), "held_seconds": SECONDS}
-SERVER = (Holder("process", "pid 12 (vllm serve)", listens=True, clients=0),)
-JOB = (Holder("container", "jupyter-alice (docker, user alice)"), Holder("device_handle", "pid 9 (jupyter-lab)"))
+SERVER = (
+    Holder("process", "pid 12 (vllm serve)", NOW - SECONDS, listens=True, clients=0, unit="llm.service", user="llm"),
+)
+JOB = (
+    Holder(
+        "container", "jupyter-bob (docker, user bob)", NOW - SECONDS, user="bob", unit="docker container jupyter-bob"
+    ),
+    Holder("device_handle", "pid 9 (jupyter-lab)"),
+)
+OWNERS = [
+    {"team": "vision", "contact": "vision@example.org", "accounts": ["alice"]},
+    {"team": "notebooks", "contact": "#notebooks", "units": ["jupyter-*", "notebooks"]},
+]
 
 
 def gpus(host):
@@ -113,6 +134,7 @@ def audit(hosts, *, name="gpu-%04d.example.org", further=()):
     holdings = [holding for number in range(hosts) for holding in gpus(name % number)] + list(further)
     judged = [(holding, judge(holding, seconds=SECONDS)) for holding in holdings]
     found, book = booked(findings(judged, {}, NOW), SECONDS)
+    book, totals, _notes = owned(book, found, Known(Window(NOW - SECONDS, NOW), True, owners(OWNERS)), None)
     idle = [one for one in found if one.verdict.word == "idle"]
     gone = tuple(dataclasses.replace(one, state="gone") for one in idle[:3])
     unseen = tuple(dataclasses.replace(one, state="unseen", first_found_seconds=NOW - 30 * 86400) for one in idle[3:5])
@@ -123,6 +145,7 @@ def audit(hosts, *, name="gpu-%04d.example.org", further=()):
     return Audit(
         made_at_seconds=NOW,
         ledger=book,
+        owners=totals,
         window=Window(NOW - SECONDS, NOW),
         sources=Sources(
             "https://prometheus.example.org",
