@@ -30,11 +30,23 @@ def test_each_host_is_shown_before_and_after(show):
     assert rows(page, "train-01") == {
         "gpu 0": [["chat"], ["free"]],
         "gpu 1": [["search"], ["free"]],
-        "gpu 2": [["train"], ["train"]],
-        "gpu 3": [["jupyter"], ["jupyter"]],
-        "gpu 4": [["train-01-gpu4"], ["train-01-gpu4"]],
         "gpu 5": [["free"], ["chat", "search"]],
+        # Folded, because they do not change.
+        "gpu 2": [["train"]],
+        "gpu 3": [["jupyter"]],
+        "gpu 4": [["train-01-gpu4"]],
     }
+    assert "gpu 2" not in shown(page, ".gpu > span")
+    page.locator("summary", has_text="3 GPUs unchanged").click()
+    assert "gpu 2" in shown(page, ".gpu > span")
+
+
+def test_steps_have_their_commands_in_order(show):
+    page = show(page_proposal.usual())
+    steps = shown(page, "#steps li")
+    of_host = [text.partition("\n")[0] for text in steps if "parts-01" in text]
+    assert [text.split()[0] for text in of_host] == ["Stop", "Apply", "Give"]
+    assert "--limit parts-01" in "".join(shown(page, "#steps pre"))
 
 
 def test_what_frees_gpus_and_what_is_risked_is_told_apart(show):
@@ -58,9 +70,9 @@ def test_headings_are_plain_and_small_numbers_have_singular_nouns(show):
 
 def test_the_plan_is_folded_away_and_there(show):
     page = show(page_proposal.usual())
-    assert shown(page, "pre") == []
+    assert shown(page, "details pre") == []
     page.locator("summary", has_text="Plan: ").last.click()
-    assert shown(page, "pre") == ["gpu 5: enable MIG mode, create 2g.20gb@4, create 1g.20gb@6"]
+    assert shown(page, "details pre") == ["gpu 5: enable MIG mode, create 2g.20gb@4, create 1g.20gb@6"]
 
 
 def test_what_may_be_stopped_and_what_may_not(show):

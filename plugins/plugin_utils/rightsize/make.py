@@ -11,6 +11,7 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 from ...module_utils.model import Gpu
 from ...module_utils.plan.gpu_plan import gpu_line
+from ..audit.ledger import HOURS_PER_MONTH
 from ..audit.make import Order
 from ..audit.make import make as make_audit
 from ..audit.model import Audit
@@ -21,6 +22,8 @@ from ..packing.model import Shape, Standing
 from ..sizing.demand import fleet_margin
 from ..sizing.margin import Margin
 from ..sizing.model import Fleet, Policy
+from .after import after
+from .larger import remedy
 from .mode import decide, shrink
 from .model import Decision, GpuToday, HostChange, LeasePool, Need, Occupant, Outcome, Proposal, Wish
 from .observed import hosts_today
@@ -30,10 +33,10 @@ from .rearrange import Arrangement, Limits, rearrange, smaller
 from .reclaim import Bounds, reclaimable
 from .risk import risk
 from .series import fleet_of, histories, need_of_tenant, needs, with_wish
+from .steps import steps
 from .teams import teams
 from .today import fleet_today
 
-_HOURS_PER_MONTH = 730.5
 #: Verdicts of workloads that have more than they need. The histories of these workloads are read.
 _CANDIDATES = ("idle", "oversized_memory", "oversized_compute")
 
@@ -106,8 +109,15 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         for one in gpu.occupants
     )
     used_then = _used_then(gpus, then)
+    changed = {gpu.key for gpu in gpus for one in gpu.occupants if _moves(one, then)}
+    changed |= {each.key for gpu in gpus for one in gpu.occupants if _moves(one, then) for each in then[one.name]}
+    occupants = {one.name: one for gpu in gpus for one in gpu.occupants}
+    outcomes = tuple(
+        _with_remedy(outcome, remedy(occupants[outcome.name], by_key[occupants[outcome.name].key], gpus, used_then))
+        for outcome in outcomes
+    )
     changes = tuple(
-        _host_change(name, change(arrangement, name), [g for g in gpus if g.host == name], used_then)
+        _host_change(name, change(arrangement, name), [g for g in gpus if g.host == name], used_then, then)
         for name in sorted(arrangement.hosts())
     )
     return Proposal(
@@ -134,6 +144,9 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         moved=sum(outcome.change in ("moved", "resized") for outcome in outcomes),
         destroyed=sum(change.destroyed for change in changes),
         notes=tuple(dict.fromkeys(notes)),
+        steps=steps(changes, outcomes, occupants),
+        ledger_today=audit.ledger.by_class(),
+        ledger_then=after(audit.ledger, gpus, then, changed).by_class(),
         promise=" ".join(filter(None, (margin.promise, together.promise))) if margin and arrangement.answers else "",
         settings=_settings(request),
         lease_pools=lease_pools,
@@ -301,6 +314,19 @@ def why_unchanged(
     return "It could be %s, %s %s" % (could, why, decision.reason)
 
 
+def _moves(one: Occupant, then: Mapping[str, Sequence[Standing]]) -> bool:
+    """Return whether the place or the share of a workload changes."""
+    place = then[one.name][0] if then.get(one.name) else None
+    return place is not None and (place.key, place.shape, place.start) != (one.key, one.shape, one.start)
+
+
+def _with_remedy(outcome: Outcome, text: str) -> Outcome:
+    """Return the outcome with a remedy for a saturated workload that does not change."""
+    if not text or outcome.change in ("moved", "resized"):
+        return outcome
+    return dataclasses.replace(outcome, reason=("%s %s" % (outcome.reason, text)).strip())
+
+
 def _mode(kind: str) -> str:
     return "exclusive" if kind == "whole" else kind
 
@@ -326,12 +352,20 @@ def _saved(gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> float |
     """
     changed = [gpu for gpu in gpus if gpu.used != (gpu.key in used_then)]
     known = [(gpu.price_per_hour, 1 if gpu.used else -1) for gpu in changed if gpu.price_per_hour is not None]
-    return round(sum(price * sign for price, sign in known) * _HOURS_PER_MONTH, 2) if known else None
+    # Each GPU is rounded, as in the ledger, so that hosts add up to the fleet.
+    return float(sum(sign * round(price * HOURS_PER_MONTH) for price, sign in known)) if known else None
 
 
-def _host_change(name: str, change, gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> HostChange:
+def _host_change(
+    name: str,
+    change,
+    gpus: Sequence[GpuToday],
+    used_then: set[tuple[str, int]],
+    then: Mapping[str, Sequence[Standing]],
+) -> HostChange:
     layout, changes_layout, plan, beside = change
     freed = tuple(gpu.gpu.index for gpu in gpus if gpu.used and gpu.key not in used_then)
+    left = sum(one.shape.kind == "mig" and _moves(one, then) for gpu in gpus for one in gpu.occupants)
     known: dict[int, Gpu] = {gpu.gpu.index: gpu.gpu for gpu in gpus}
     counts = plan.counts()
     return HostChange(
@@ -347,6 +381,8 @@ def _host_change(name: str, change, gpus: Sequence[GpuToday], used_then: set[tup
         disturbs=tuple(found.to_data() for found in plan.disturbs),
         freed_gpus=freed,
         saved_per_month=_saved(gpus, used_then),
+        destroyed_in_use=min(left, counts["destroy"]),
+        taken_gpus=tuple(gpu.gpu.index for gpu in gpus if not gpu.used and gpu.key in used_then),
     )
 
 

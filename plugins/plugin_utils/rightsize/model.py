@@ -10,6 +10,7 @@ from typing import Any, Mapping
 
 from ...module_utils.errors import FleetError
 from ...module_utils.model import Gpu
+from ..audit.ledger_model import Sum
 from ..audit.model import Finding, Window
 from ..packing.model import SHARES, Shape, Standing
 
@@ -182,6 +183,23 @@ class HostChange:
     disturbs: tuple[Mapping[str, Any], ...]
     freed_gpus: tuple[int, ...]
     saved_per_month: float | None
+    #: Number of destroyed instances that a workload has today. The others are free.
+    destroyed_in_use: int = 0
+    #: GPUs that are free today and used with the proposal.
+    taken_gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of applying the proposal: "stop", "apply" or "start".
+
+    `command` runs on the controller. It has a line for each command, or is empty if no command is known.
+    """
+
+    host: str
+    kind: str
+    text: str
+    command: str
 
 
 @dataclass(frozen=True)
@@ -254,6 +272,11 @@ class Proposal:
     moved: int
     destroyed: int
     notes: tuple[str, ...] = ()
+    #: Steps that apply the proposal, in order.
+    steps: tuple[Step, ...] = ()
+    #: Sums of the ledger by class, today and with the proposal. GPU hours are those of the window, and 0 with the proposal.
+    ledger_today: Mapping[str, Sum] = field(default_factory=dict)
+    ledger_then: Mapping[str, Sum] = field(default_factory=dict)
     #: How often a resized workload may exceed its memory, as a sentence. Empty if no workload is sized.
     promise: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)

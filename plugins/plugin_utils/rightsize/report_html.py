@@ -8,9 +8,11 @@ It has no scripts and loads no fonts or images.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping, Sequence
 
+from ..audit.ledger_model import CLASS_MEANINGS, CLASSES, Sum
 from ..audit.model import WORDS
 from ..audit.report_html import environment
 from ..audit.write_line import money
@@ -41,6 +43,10 @@ def to_text(proposal: Proposal) -> str:
             left=[one for one in proposal.workloads if one.change == "left"],
             staying=[one for one in proposal.workloads if one.change == "stays"],
             hosts=_hosts(proposal),
+            ledger=_ledger(proposal),
+            savings=_savings(proposal),
+            class_meanings=CLASS_MEANINGS,
+            in_use_destroyed=sum(change.destroyed_in_use for change in proposal.hosts),
             money=lambda amount: money(amount, proposal.currency),
             to_change=to_change,
             top=_TOP,
@@ -58,8 +64,49 @@ def _hosts(proposal: Proposal) -> list[dict[str, Any]]:
         was, will = before.get(change.host, {}), after.get(change.host, {})
         indices = sorted({*was, *will, *change.freed_gpus})
         gpus = [{"index": index, "before": was.get(index, []), "after": will.get(index, [])} for index in indices]
-        found.append({"id": "host-%d" % number, "change": change, "gpus": gpus})
+        found.append(
+            {
+                "id": "host-%d" % number,
+                "change": change,
+                "gpus": [gpu for gpu in gpus if _changes(gpu)],
+                "same": [gpu for gpu in gpus if not _changes(gpu)],
+            }
+        )
     return found
+
+
+def _changes(gpu: Mapping[str, Any]) -> bool:
+    """Return whether a workload of the GPU changes."""
+    return any(one.change in ("moved", "resized") for _text, one in (*gpu["before"], *gpu["after"]))
+
+
+def _ledger(proposal: Proposal) -> list[tuple[str, Sum, Sum]]:
+    """Return (class, sum today, sum with the proposal), and the totals last."""
+    if not proposal.ledger_today:
+        return []
+    rows = [(word, proposal.ledger_today[word], proposal.ledger_then[word]) for word in CLASSES]
+    rows = [row for row in rows if row[1].gpus or row[2].gpus]
+    return [*rows, ("Total", _sum([row[1] for row in rows]), _sum([row[2] for row in rows]))]
+
+
+def _sum(rows: Sequence[Sum]) -> Sum:
+    costs = [row.cost_per_month for row in rows if row.cost_per_month is not None]
+    return Sum(
+        round(math.fsum(row.gpus for row in rows), 4),
+        round(math.fsum(row.gpu_hours for row in rows), 2),
+        math.fsum(costs) if costs else None,
+    )
+
+
+def _savings(proposal: Proposal) -> dict[str, Any]:
+    """Return the hosts that free or take GPUs, the largest saving first.
+
+    `more` is the number of omitted hosts, and `rest` their sum.
+    """
+    rows = [change for change in proposal.hosts if change.freed_gpus or change.taken_gpus]
+    rows.sort(key=lambda change: (-(change.saved_per_month or 0.0), change.host))
+    more = rows[_TOP:]
+    return {"rows": rows[:_TOP], "more": len(more), "rest": sum(change.saved_per_month or 0.0 for change in more)}
 
 
 def _by_gpu(rows: list[tuple[str, int, str, Outcome]]) -> dict[str, dict[int, list[tuple[str, Outcome]]]]:
