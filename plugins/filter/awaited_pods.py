@@ -49,6 +49,7 @@ _value:
   description: The pods as C(namespace/name).
   type: list
   elements: str
+  sample: [team-a/train-7x2kd]
 """
 
 #: https://kubernetes.io/docs/reference/labels-annotations-taints/#kubernetes-io-config-mirror

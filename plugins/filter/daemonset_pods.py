@@ -32,6 +32,7 @@ _value:
   description: Names of the pods.
   type: list
   elements: str
+  sample: [nvidia-device-plugin-x7k2p]
 """
 
 

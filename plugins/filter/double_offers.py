@@ -44,6 +44,10 @@ _value:
   description: The messages.
   type: list
   elements: str
+  sample:
+    - 'node h100-01: Kubernetes (gpu_kubernetes_backend) and Slurm (gpu_slurm_state) would offer the same GPUs:
+      gpu_layout[0] gpu 0 (GPU-5c89d3fa-0000-4000-8000-000000000001). Set only one of the two variables for the
+      host. Nothing was changed.'
 """
 
 

@@ -48,6 +48,20 @@ _value:
     C(operations) are the operations of the patch. The list is empty if nothing has to change. C(paused) lists labels that keep
     their value of the drain, because their previous value is not recorded.
   type: dict
+  sample:
+    operations:
+      - {op: test, path: /metadata/annotations, value: null}
+      - {op: add, path: /metadata/annotations, value: {}}
+      - {op: test, path: /spec/unschedulable, value: null}
+      - {op: add, path: /metadata/annotations/openfleet.gpu~1cordoned-for-drain, value: h100-01}
+      - {op: add, path: /spec/unschedulable, value: true}
+      - {op: test, path: /metadata/annotations/openfleet.gpu~1labels-before-drain, value: null}
+      - op: add
+        path: /metadata/annotations/openfleet.gpu~1labels-before-drain
+        value: '{"nvidia.com/gpu.deploy.device-plugin": "true"}'
+      - {op: test, path: /metadata/labels/nvidia.com~1gpu.deploy.device-plugin, value: 'true'}
+      - {op: add, path: /metadata/labels/nvidia.com~1gpu.deploy.device-plugin, value: paused}
+    paused: []
 """
 
 

@@ -42,6 +42,7 @@ RETURN = r"""
 _value:
   description: The HTML page.
   type: str
+  sample: <!doctype html>...
 """
 
 from ansible.errors import AnsibleFilterError

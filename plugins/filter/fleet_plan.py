@@ -36,6 +36,21 @@ RETURN = r"""
 _value:
   description: C(schema) is the version of the format. C(hosts) has the plan of each host by name.
   type: dict
+  sample:
+    schema: 4
+    hosts:
+      h100-01:
+        schema: 4
+        driver_version: 580.105.08
+        gpus:
+          - uuid: GPU-5c89d3fa-0000-4000-8000-000000000001
+            index: 0
+            plan: 'gpu 0: enable MIG mode, create 3g.40gb@0, create 3g.40gb@4'
+            busy: []
+            kept: []
+            steps: [{enabled: true, step: SetMigMode}]
+        mps: {plan: [], busy: [], steps: []}
+        vgpu: {plan: [], busy: [], steps: []}
 """
 
 from collections.abc import Mapping

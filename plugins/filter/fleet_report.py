@@ -51,6 +51,40 @@ _value:
     - C(totals) has C(hosts), C(hosts_changed), C(hosts_left_out), C(gpus), C(gpus_changed), C(instances), C(create),
       C(destroy) and C(keep).
   type: dict
+  sample:
+    schema: 1
+    hosts:
+      - name: h100-01
+        gpus:
+          - index: 0
+            uuid: GPU-5c89d3fa-0000-4000-8000-000000000001
+            name: NVIDIA H100 80GB HBM3
+            entry: gpu_layout[0]
+            asked: 'mig: 1x 3g.40gb'
+            before: MIG off, compute mode default
+            after: 'MIG on: 3g.40gb@4'
+            changed: true
+            placement_units: 8
+            instances:
+              - profile: 3g.40gb
+                placement: {start: 4, size: 4}
+                mig_uuids: [MIG-19133713-a6c7-5679-b344-e85e51f7a482]
+        gpus_expected: 0
+        counts: {create: 1, destroy: 0, keep: 0, gpus_changed: 1}
+        note: ''
+        warnings: []
+        unmanaged: []
+    totals:
+      create: 1
+      destroy: 0
+      keep: 0
+      gpus_changed: 1
+      hosts: 1
+      hosts_left_out: 0
+      hosts_changed: 1
+      gpus: 1
+      instances: 1
+    summary: '1 GPU on 1 host, 1 MIG instance: 1 created, 0 destroyed, 0 kept; 1 GPU changed; 1 of 1 host changed'
 """
 
 from collections.abc import Mapping

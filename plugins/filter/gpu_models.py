@@ -33,6 +33,7 @@ _value:
   description: One catalogue key per GPU.
   type: list
   elements: str
+  sample: [H100-80GB, H100-80GB, L40S-48GB]
 """
 
 from ansible.errors import AnsibleFilterError

@@ -48,6 +48,20 @@ _value:
     the labels with which the operator's mig-manager would change the layout. C(pausing) has the node labels, with their values,
     that remove those components of the operator from the node that keep GPUs open.
   type: dict
+  sample:
+    is_there: true
+    problems: []
+    dangers:
+      - 'node h100-01: label nvidia.com/gpu.deploy.mig-manager is missing (planned: false), so the GPU operator
+        runs mig-manager on the node'
+      - 'node h100-01: label nvidia.com/mig.config is missing (planned: managed-by-openfleet-gpu), so mig-manager,
+        if it runs on the node, applies all-disabled and removes all other MIG instances'
+    pausing:
+      nvidia.com/gpu.deploy.dcgm: paused-for-openfleet-gpu
+      nvidia.com/gpu.deploy.dcgm-exporter: paused-for-openfleet-gpu
+      nvidia.com/gpu.deploy.device-plugin: paused-for-openfleet-gpu
+      nvidia.com/gpu.deploy.gpu-feature-discovery: paused-for-openfleet-gpu
+      nvidia.com/gpu.deploy.nvsm: paused-for-openfleet-gpu
 """
 
 

@@ -44,6 +44,20 @@ _value:
     C(problem) is a message, or empty if there is no problem. C(plan) is the value for O(openfleet.gpu.layout#module:plan). It
     is missing if there is a problem.
   type: dict
+  sample:
+    problem: ''
+    plan:
+      schema: 4
+      driver_version: 580.105.08
+      gpus:
+        - uuid: GPU-5c89d3fa-0000-4000-8000-000000000001
+          index: 0
+          plan: 'gpu 0: enable MIG mode, create 3g.40gb@0, create 3g.40gb@4'
+          busy: []
+          kept: []
+          steps: [{enabled: true, step: SetMigMode}]
+      mps: {plan: [], busy: [], steps: []}
+      vgpu: {plan: [], busy: [], steps: []}
 """
 
 from ..module_utils.errors import PlanError

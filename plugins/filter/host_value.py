@@ -67,6 +67,9 @@ RETURN = r"""
 _value:
   description: C(problem) is a message, or empty if the value is valid. C(value) is set only if the value is valid.
   type: dict
+  sample:
+    value: x86_64
+    problem: ''
 """
 
 from ansible.errors import AnsibleFilterError

@@ -50,6 +50,12 @@ RETURN = r"""
 _value:
   description: C(problems) lists differences with their fix. C(lines) lists effects of the policy on the GPUs.
   type: dict
+  sample:
+    problems:
+      - 'node h100-01: the kubelet has cpuManagerPolicy none, so no pod gets exclusive CPUs close to its GPU. The
+        policy single-numa-node needs static. Set it in /var/lib/kubelet/config.yaml, drain the node, delete
+        /var/lib/kubelet/cpu_manager_state and restart the kubelet. Nothing was changed.'
+    lines: []
 """
 
 

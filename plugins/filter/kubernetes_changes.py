@@ -84,6 +84,41 @@ _value:
       the verification. C(cordoned) lists the GPUs that C(uncordon) releases. C(unseen) is the reason why the scheduler may not
       know the cordons yet, or empty. C(warnings) lists dangers outside of the node.
   type: dict
+  sample:
+    labels:
+      nvidia.com/device-plugin.config: openfleet-26e351e766763919
+      nvidia.com/gpu.deploy.mig-manager: 'false'
+      nvidia.com/mig.config: managed-by-openfleet-gpu
+    annotations:
+      openfleet.gpu/labels-before: '{"nvidia.com/device-plugin.config": null, "nvidia.com/gpu.deploy.mig-manager": null,
+        "nvidia.com/mig.config": null}'
+    opt_out:
+      labels: {nvidia.com/gpu.deploy.mig-manager: 'false', nvidia.com/mig.config: managed-by-openfleet-gpu}
+      annotations:
+        openfleet.gpu/labels-before: '{"nvidia.com/gpu.deploy.mig-manager": null, "nvidia.com/mig.config": null}'
+    data:
+      openfleet-26e351e766763919: "{\n  \"flags\": {\n    \"migStrategy\": \"mixed\"\n  },\n  \"version\": \"v1\"\n}\n"
+    pending: {nvidia.com/gpu: [1, 0], nvidia.com/mig-3g.40gb: [2, 0]}
+    pending_text: nvidia.com/gpu 0 (planned 1), nvidia.com/mig-3g.40gb 0 (planned 2)
+    restart: false
+    delete: []
+    write: []
+    lost: []
+    replaced: []
+    cordon: []
+    uncordon: []
+    cordoned: []
+    unseen: ''
+    problems: []
+    warnings: []
+    lines:
+      - 'node h100-01: label nvidia.com/device-plugin.config: openfleet-26e351e766763919 (new)'
+      - 'node h100-01: label nvidia.com/gpu.deploy.mig-manager: false (new; keeps the GPU operator''s mig-manager
+        off the node)'
+      - 'node h100-01: label nvidia.com/mig.config: managed-by-openfleet-gpu (new; no MIG configuration, so that
+        mig-manager changes nothing if it is enabled later)'
+      - 'ConfigMap /: write key openfleet-26e351e766763919'
+    in_step: false
 """
 
 

@@ -66,6 +66,15 @@ _value:
     - C(delete) lists objects to delete first, and C(write) objects to create or change. C(lines) are lines of a plan.
       C(problems) lists messages. C(in_step) is true if the cluster needs no change.
   type: dict
+  sample:
+    reads:
+      - {api_version: v1, kind: Node, name: "", namespace: ""}
+      - {api_version: kueue.x-k8s.io/v1beta2, kind: ClusterQueue, name: "", namespace: ""}
+    delete: []
+    write: []
+    lines: []
+    problems: []
+    in_step: true
 """
 
 

@@ -69,6 +69,34 @@ _value:
     - C(refusals) lists entries that the backend does not support, each with C(where), C(gpus), C(problem), C(cure) and
       C(backends) (the backends that support the entry).
   type: dict
+  sample:
+    resources: {nvidia.com/gpu: 1, nvidia.com/mig-3g.40gb: 2}
+    config: {version: v1, flags: {migStrategy: mixed}}
+    labels:
+      nvidia.com/device-plugin.config: openfleet-26e351e766763919
+      nvidia.com/gpu.deploy.mig-manager: 'false'
+      nvidia.com/mig.config: managed-by-openfleet-gpu
+    requests: []
+    left_out: []
+    notes: ['No entry lists gpu 1, so the device plugin offers the current state.']
+    refusals: []
+    config_name: openfleet-26e351e766763919
+    devices: {}
+    registered: {}
+    problems: []
+    checked: true
+    plan:
+      - 'node h100-01: nvidia.com/gpu 1, nvidia.com/mig-3g.40gb 2'
+      - No entry lists gpu 1, so the device plugin offers the current state.
+    offered:
+      - {where: 'gpu_layout[0]', index: 0, uuid: ''}
+      - {where: gpu 1 (without an entry), index: 1, uuid: ''}
+    label_lines:
+      - 'node h100-01: label nvidia.com/device-plugin.config: openfleet-26e351e766763919'
+      - 'node h100-01: label nvidia.com/gpu.deploy.mig-manager: false (keeps the GPU operator''s mig-manager off
+        the node)'
+      - 'node h100-01: label nvidia.com/mig.config: managed-by-openfleet-gpu (no MIG configuration, so that
+        mig-manager changes nothing if it is enabled later)'
 """
 
 

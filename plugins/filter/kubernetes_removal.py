@@ -62,6 +62,14 @@ _value:
       have the format of a patch. C(delete) lists objects of the cluster to delete. C(uncordon) is the JSON patch that releases
       GPUs that the role has cordoned. C(leftovers) are annotations to remove when the backend's software has ended on the node.
   type: dict
+  sample:
+    labels: {nvidia.com/device-plugin.config: null}
+    annotations: {openfleet.gpu/labels-before: null}
+    data: {}
+    delete: []
+    uncordon: []
+    leftovers: {}
+    problems: []
 """
 
 

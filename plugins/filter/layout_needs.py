@@ -37,6 +37,13 @@ _value:
       it has tenants or leases of quotas. C(leases) is true if the host grants leases. C(problems) lists messages, and is empty
       if the layout is valid.
   type: dict
+  sample:
+    gpus: true
+    cdi: true
+    tenants: [notebook-a]
+    quotas: true
+    leases: false
+    problems: []
 """
 
 

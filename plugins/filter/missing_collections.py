@@ -32,6 +32,7 @@ _value:
   description: Names of the missing collections.
   type: list
   elements: str
+  sample: [kubernetes.core]
 """
 
 from importlib.util import find_spec

@@ -45,6 +45,10 @@ _value:
     C(content) is the new content of the key. C(differs) is false if the ConfigMap has this content. C(problem) is a message if
     the present content is not readable, or empty.
   type: dict
+  sample:
+    content: "{\n  \"nodeconfig\": []\n}\n"
+    differs: true
+    problem: ''
 """
 
 

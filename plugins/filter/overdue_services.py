@@ -52,6 +52,11 @@ _value:
   description: The entries of the input that are overdue.
   type: list
   elements: dict
+  sample:
+    - service: prometheus
+      files: [/etc/systemd/system/prometheus.service.d/openfleet-gpu.conf]
+      handler: Restart Prometheus
+      since: ActiveEnterTimestamp
 """
 
 import calendar

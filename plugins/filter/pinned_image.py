@@ -36,6 +36,7 @@ RETURN = r"""
 _value:
   description: The image.
   type: str
+  sample: nvcr.io/nvidia/k8s/dcgm-exporter:4.5.3-4.8.2-distroless@sha256:...
 """
 
 import re

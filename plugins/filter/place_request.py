@@ -51,6 +51,10 @@ _value:
     - C(host) and C(gpus) (indices), and an empty C(reason). Without a place, C(host) is empty and C(reason) says why and what
       to do.
   type: dict
+  sample:
+    host: h100-01
+    gpus: [1]
+    reason: ''
 """
 
 from typing import Any, Callable, Mapping, Sequence

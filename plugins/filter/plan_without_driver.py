@@ -31,6 +31,12 @@ _value:
       of GPU instances to C(create), C(destroy) and C(keep), and C(gpus_changed). C(gpus) is the number of GPUs in the layout.
       C(checked) is true if the GPU models were known. If not, only the syntax of the layout was checked.
   type: dict
+  sample:
+    problems: []
+    plan: ['gpu 0: enable MIG mode, create 3g.40gb@0, create 3g.40gb@4']
+    counts: {create: 2, destroy: 0, keep: 0, gpus_changed: 1}
+    gpus: 1
+    checked: true
 """
 
 

@@ -35,6 +35,13 @@ _value:
   description: Rules with the keys C(record) and C(expr).
   type: list
   elements: dict
+  sample:
+    - record: gpu:price_per_hour
+      expr: 0 * max without (driver_version, instance, job, mig_instance, mig_profile, workload)
+        (gpu:info{model=~"(NVIDIA )?H100.*"}) + 2.4
+    - record: gpu:price_per_hour
+      expr: 0 * max without (driver_version, instance, job, mig_instance, mig_profile, workload)
+        (gpu:info{model=~"(NVIDIA )?.*", model!~"(NVIDIA )?H100.*"}) + 1.0
 """
 
 from ansible.errors import AnsibleFilterError

@@ -41,6 +41,11 @@ _value:
     V(wheel). C(sha256) is the hash of this file, for V(controller). C(requirements) is the text for pip on the host, for
     V(index).
   type: dict
+  sample:
+    problem: ''
+    path: /srv/files/pynvml.py
+    sha256: 2828e66b483bec218f461314f6da96c1e56330ed4b297a20b3444b4c43cdd14e
+    requirements: ''
 """
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import nvml_source

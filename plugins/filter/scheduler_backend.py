@@ -47,6 +47,24 @@ _value:
     - C(leases) is true if the role installs a plugin on the host that gives leases to pods.
     - C(shares) is true if the backend has objects of the cluster that P(openfleet.gpu.kubernetes_cluster#filter) changes.
   type: dict
+  sample:
+    applies: true
+    config_label: nvidia.com/device-plugin.config
+    empty_config: "version: v1\n"
+    config_key: ''
+    cordons_in: ''
+    component: device plugin
+    defaults:
+      namespace: nvidia-device-plugin
+      config_map: openfleet-gpu-device-plugin
+      selector: app.kubernetes.io/name=nvidia-device-plugin
+      release: nvidia-device-plugin
+    chart_values: {}
+    chart_config: {config: {name: '%s', default: default}}
+    refused: ['', '']
+    offered_in: {api_version: v1, kind: Node, node_field: '', namespaced: false}
+    reads: []
+    shares: false
 """
 
 

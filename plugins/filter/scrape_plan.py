@@ -57,6 +57,14 @@ _value:
       its entry. C(hosts) lists hosts with targets. C(unwatched) lists hosts without a variable of an exporter. C(problems)
       lists messages.
   type: dict
+  sample:
+    targets:
+      - targets: ['10.0.0.11:9400']
+        labels: {job: gpu_exporter, host: h100-01, __scheme__: http, __access__: open}
+    access: [{name: open, user: '', password: ''}]
+    hosts: [h100-01]
+    unwatched: []
+    problems: []
 """
 
 import hashlib

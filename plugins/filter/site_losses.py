@@ -52,6 +52,12 @@ _value:
     - C(errors) lists errors that no task has printed, with one line for all hosts with the same error.
     - C(refusal) is the reason why the run does not continue, with the fix. Empty if the run continues.
   type: dict
+  sample:
+    left_out: {h100-02: could not be reached}
+    words: {h100-02: could not be reached}
+    errors: []
+    refusal: 'No plan for h100-02 (could not be reached). Fix this host, exclude it (--limit ''!h100-02''), or allow 1
+      host without a plan (gpu_site_tolerate: 1). Nothing was changed.'
 """
 
 from ansible.errors import AnsibleFilterError

@@ -33,6 +33,9 @@ RETURN = r"""
 _value:
   description: Lines by host name, and the names of the other hosts as one text in C(nothing to do).
   type: dict
+  sample:
+    h100-01: ['gpu 0 (GPU-5c89d3fa): enable MIG mode, create 3g.40gb@0, create 3g.40gb@4']
+    nothing to do: h100-02
 """
 
 

@@ -76,6 +76,26 @@ _value:
     - C(requests) describes how jobs request shares of a GPU. C(notes) lists sentences.
     - C(refusals) lists entries that Slurm cannot express, each with C(where), C(gpus), C(problem), C(cure) and C(backends).
   type: dict
+  sample:
+    resources: {'gpu:3g.40gb': 2, 'gpu:h100': 1}
+    config:
+      Gres: gpu:3g.40gb:2,gpu:h100:1
+      GresTypes: [gpu]
+      AccountingStorageTRES: [gres/gpu, 'gres/gpu:3g.40gb', 'gres/gpu:h100']
+    requests: []
+    notes: ['No entry lists gpu 1, so Slurm gets the current state.']
+    refusals: []
+    devices: []
+    problems: []
+    checked: true
+    plan:
+      - 'node h100-01: gres gpu:3g.40gb:2,gpu:h100:1'
+      - No entry lists gpu 1, so Slurm gets the current state.
+    gres: gpu:3g.40gb:2,gpu:h100:1
+    gres_conf: []
+    current: []
+    restart: false
+    change: {}
 """
 
 

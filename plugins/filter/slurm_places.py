@@ -43,6 +43,14 @@ _value:
     - C(restart) is true if the change needs a restart of Slurm. C(interrupted) is true if an earlier change was not confirmed.
     - C(candidate) is the input of C(action=test) on the node.
   type: dict
+  sample:
+    problems: []
+    notes: []
+    write: [h100-01]
+    files: [h100-01]
+    restart: false
+    interrupted: false
+    candidate: eJyrVsovSM1Ly0lNLYnPy09JLdZLzs9LU7JSUPID8vwSc1Nt0wtKdRMV3ItSi0FMqwxDAwMri5g8pVoAk/8UsA==
 """
 
 

@@ -46,6 +46,12 @@ _value:
     - C(topology_conf) lists the lines of C(topology.conf). It is empty if there are problems.
     - C(problems) lists messages.
   type: dict
+  sample:
+    problems: []
+    topology_conf:
+      - SwitchName=tor-a Nodes=h100-01
+      - SwitchName=tor-b Nodes=h100-02
+      - SwitchName=gpu_fleet Switches=tor-a,tor-b
 """
 
 

@@ -198,19 +198,34 @@ summary:
     C(currency). C(ledger) has GPUs, GPU hours and cost by class.
   returned: success
   type: dict
+  sample:
+    findings: 64
+    words: {unhealthy: 0, broken_metrics: 0, held_without_process: 8, idle: 8, standby: 0, stalled: 0, saturated: 0,
+            oversized_memory: 0, oversized_compute: 0, no_data: 0, free: 0, right: 48}
+    new: 2
+    new_findings: 2
+    still: 62
+    gone: 1
+    unseen: 0
+    waste_per_month: 29216.0
+    currency: EUR
+    ledger: {total: {gpus: 64.0, gpu_hours: 10752.0, cost_per_month: 116864.0}}
 missing:
   description: Missing data and its consequences, and anomalies in the data.
   returned: success
   type: list
   elements: str
+  sample: ["1 of 8 hosts did not answer (h100-08): the holders of their GPUs are known only from metrics."]
 files:
   description: The files that were written.
   returned: success
   type: list
   elements: str
+  sample: [reports/audit.json, reports/audit.csv, reports/audit.html]
 told:
   description: Notified receivers. Web hooks are shown by their host.
   returned: success
   type: list
   elements: str
+  sample: [platform@example.com, "https://hooks.example.com/…"]
 """

@@ -97,28 +97,34 @@ fetched:
   returned: success
   type: list
   elements: str
+  sample: [files/nvidia_ml_py-12.575.51-py3-none-any.whl]
 kept:
   description: Number of files that were already present and correct.
   returned: success
   type: int
+  sample: 41
 old:
   description: Files of earlier runs that are no longer needed.
   returned: success
   type: list
   elements: str
+  sample: [files/nvidia_ml_py-12.570.86-py3-none-any.whl]
 removed:
   description: Files of RV(old) that were removed because of O(prune=true). In check mode, files that would be removed.
   returned: success
   type: list
   elements: str
+  sample: [files/nvidia_ml_py-12.570.86-py3-none-any.whl]
 needed_from_the_distribution:
   description: Packages that hosts need in addition, from their own distribution.
   returned: success
   type: list
   elements: str
+  sample: [dkms, gcc, make]
 summary:
   description: A summary in a few lines.
   returned: success
   type: list
   elements: str
+  sample: ["fetched 1 files (47 KiB), 41 were already present", "hosts need from their distribution: dkms, gcc, make"]
 """

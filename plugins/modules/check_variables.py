@@ -89,9 +89,11 @@ problems:
   returned: with O(collect=true)
   type: list
   elements: str
+  sample: ['gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.']
 suspicions:
   description: One line for each name that resembles a variable of the collection, without the host.
   returned: with O(collect=true)
   type: list
   elements: str
+  sample: ["gpu_layout_h100: unknown variable, ignored. If it is yours, list it in gpu_site_own_variables."]
 """

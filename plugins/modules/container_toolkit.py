@@ -157,28 +157,36 @@ steps:
   returned: always
   type: list
   elements: str
+  sample: [install nvidia-container-toolkit 1.19.1-1, configure docker (/etc/docker/daemon.json)]
 restart_pending:
   description: Engines that still use their previous configuration.
   returned: always
   type: list
   elements: str
+  sample: [docker]
 files_needed:
   description: Whether the plan needs the package files on the host.
   returned: always
   type: bool
+  sample: false
 smoke_test:
   description: Output of the container that the smoke test started.
   returned: when O(smoke_test=true), outside check mode
   type: str
+  sample: a container of podman sees 8 devices, the host's own
 vulnerable:
   description: A sentence about published vulnerabilities of the version. Empty if there are none, or if O(vulnerable=accept).
   returned: always
   type: str
+  sample: >-
+    the container toolkit 1.17.8 has vulnerabilities that 1.19.1 fixes (CVE-2026-24260; NVIDIA's security bulletin 5850 of
+    2026-06-30)
 notes:
   description: Notes that are not errors.
   returned: always
   type: list
   elements: str
+  sample: ["no driver for the running kernel, so the CDI specification will be written once it has one"]
 """
 
 from ansible.module_utils.basic import AnsibleModule

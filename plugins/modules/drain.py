@@ -160,6 +160,7 @@ drained:
   description: With V(drained), whether all clients are drained.
   returned: success
   type: bool
+  sample: true
 kept:
   description: States that existed before the drain and are kept, with the reason.
   returned: success
@@ -171,12 +172,14 @@ absent:
   returned: success
   type: list
   elements: str
+  sample: [nvidia-dcgm.service]
 kubernetes:
   description:
     - With V(resumed), the recorded Kubernetes node. The caller restores this node, and then runs the module again with
       O(kubernetes_done). Otherwise null.
   returned: success
   type: dict
+  sample: {node: gpu-a, cordoned_before: false}
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -177,6 +177,7 @@ needed:
   description: Whether a change or a reboot was needed.
   returned: always
   type: bool
+  sample: true
 version:
   description: Version of the driver. In check mode, the predicted version. Empty if no driver is installed.
   returned: always
@@ -187,39 +188,48 @@ steps:
   returned: always
   type: list
   elements: str
+  sample: [upgrade nvidia-driver-cuda 580.95.05-1 to 580.178.04-1, load the kernel module]
 disruptive:
   description: Whether clients must stop using the GPUs before the change.
   returned: always
   type: bool
+  sample: true
 reboot:
   description: Why a reboot is needed after the change. Empty if none is needed.
   returned: always
   type: str
+  sample: the loaded kernel module is 580.95.05, and the driver's other parts are 580.178.04
 runfile_needed:
   description: Whether the plan needs the .run file on the host.
   returned: always
   type: bool
+  sample: false
 drained:
   description: Whether an earlier change of the driver stopped clients that are not restarted yet.
   returned: always
   type: bool
+  sample: false
 kernel_modules:
   description: The chosen modules, V(open), V(proprietary) or V(none).
   returned: when O(state=present)
   type: str
+  sample: open
 loaded_version:
   description: Version of the loaded kernel module. Empty if none is loaded.
   returned: always
   type: str
+  sample: 580.95.05
 vulnerable:
   description: A sentence about published vulnerabilities of the version. Empty if there are none, or if O(vulnerable=accept).
   returned: always
   type: str
+  sample: the driver 580.95.05 has vulnerabilities that 580.178.04 fixes (NVIDIA's security bulletin 5861 of 2026-09-30)
 notes:
   description: Notes that are not errors.
   returned: always
   type: list
   elements: str
+  sample: [no NVIDIA GPU is on the PCI bus]
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -102,30 +102,35 @@ summary:
   description: Number of checks by outcome.
   returned: success
   type: dict
-  sample: {passed: 279, differs: 0, "not run": 9}
+  sample: {passed: 278, differs: 1, "not run": 9}
 differences:
   description: A line for each difference. If the model file has to change, the new line for that file comes first.
   returned: success
   type: list
   elements: str
+  sample: ["gpu 0: NVML: nvmlDeviceGetEccMode: expected an answer, found Unknown"]
 paths:
   description: Written files.
   returned: success
   type: list
   elements: str
+  sample: [/srv/checks/h100-01/gpu-check.json, /srv/checks/h100-01/gpu-check.html]
 accepted:
   description: Whether the host passed all rules of acceptance.
   returned: when O(accept) is given
   type: bool
+  sample: false
 failures:
   description: A line for each failed rule, with the fix.
   returned: when O(accept) is given
   type: list
   elements: str
+  sample: ["gpu 0: ECC mode: off. Turn it on (nvidia-smi -i 0 -e 1) and reboot."]
 msg:
   description: The outcome in one sentence.
   returned: always
   type: str
+  sample: "h100-01: 278 passed, 1 different, 9 not run"
 """
 
 from ansible.module_utils.basic import AnsibleModule

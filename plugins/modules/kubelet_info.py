@@ -40,6 +40,7 @@ running:
   description: Whether a separate kubelet process runs on the host. Distributions such as k3s have none.
   returned: success
   type: bool
+  sample: true
 config:
   description: The kubelet's configuration file. Empty if it has none.
   returned: success

@@ -98,21 +98,25 @@ evicted:
   returned: success
   type: list
   elements: str
+  sample: [team-a/train-7x2kd]
 remaining:
   description: Evicted pods that have not ended yet, including pods evicted by earlier executions.
   returned: success
   type: list
   elements: str
+  sample: [team-a/train-7x2kd]
 daemonset_pods:
   description: Pods of the node that belong to an existing DaemonSet, as C(namespace/name).
   returned: success
   type: list
   elements: str
+  sample: [gpu-operator/nvidia-dcgm-exporter-p5mzq]
 refused:
   description: Messages of disruption budgets about pods that were not evicted.
   returned: success
   type: list
   elements: str
+  sample: ["team-b/serve-0: Cannot evict pod as it would violate the pod's disruption budget."]
 """
 
 from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_required_lib

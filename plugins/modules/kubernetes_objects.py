@@ -76,11 +76,13 @@ objects:
   returned: success
   type: list
   elements: dict
+  sample: [{apiVersion: v1, kind: Pod, metadata: {name: serve-0, namespace: team-b}}]
 missing:
   description: The kinds that the API server does not have, as C(version kind).
   returned: success
   type: list
   elements: str
+  sample: [resource.k8s.io/v1 ResourceSlice]
 """
 
 from typing import Any, Mapping

@@ -86,14 +86,17 @@ left_out:
   returned: success
   type: list
   elements: str
+  sample: ["gpu 3 is left out: a change of its MIG mode is pending until a reset"]
 path:
   description: Path of the file.
   returned: when O(directory) is given
   type: str
+  sample: /srv/inventory/host_vars/h100-01/gpu_layout.yml
 msg:
   description: A sentence about the written file. In check mode, about the file that would be written.
   returned: always
   type: str
+  sample: "h100-01: wrote /srv/inventory/host_vars/h100-01/gpu_layout.yml (1 entry)"
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -205,6 +205,11 @@ noticed:
   returned: success
   type: list
   elements: dict
+  sample:
+    - {kind: unit, name: jupyter.service, runtime: "", gpus: [GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d],
+       places: [gpu 0 (GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d)], holders: ["pid 4711 (python3, user alice, jupyter.service)"],
+       user: alice, stop: true, idle_since: 1795741200.0, stop_after: 1796086800.0, jupyter: false, keep: jupyter.service,
+       told: [wall], untold: []}
 stopped:
   description: >-
     Stopped holders. In check mode, the holders that would be stopped. Each has C(kind), C(name), C(runtime), C(gpus),
@@ -213,11 +218,16 @@ stopped:
   returned: success
   type: list
   elements: dict
+  sample:
+    - {kind: unit, name: jupyter.service, runtime: "", gpus: [GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d],
+       places: [gpu 0 (GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d)], holders: ["pid 4711 (python3, user alice, jupyter.service)"],
+       user: alice, told: [wall], untold: []}
 spared:
   description: Holders that were not stopped, each with C(kind), C(name) and the reason C(why).
   returned: success
   type: list
   elements: dict
+  sample: [{kind: unit, name: jupyter.service, why: kept until 2027-01-18 08:00 UTC by alice}]
 """
 
 import contextlib

@@ -84,27 +84,33 @@ told:
   returned: success
   type: list
   elements: str
+  sample: [alice@example.com, "https://hooks.example.com/…"]
 untold:
   description: Receivers that could not be notified, with the reason.
   returned: success
   type: list
   elements: str
+  sample: ["https://hooks.example.com/…: the web hook answered HTTP 500. The report is written."]
 confirmed:
   description: Delivered announcements, for O(openfleet.gpu.reclaim#module:confirmed).
   returned: success
   type: list
   elements: dict
+  sample: [{kind: unit, name: jupyter.service, runtime: "", gpus: [GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d]}]
 notice_seconds:
   description: O(notice) in seconds.
   returned: success
   type: float
+  sample: 86400.0
 host_ways:
   description: O(ways) that M(openfleet.gpu.reclaim) uses on the host.
   returned: success
   type: list
   elements: str
+  sample: [wall]
 tells:
   description: Whether the controller has receivers to notify.
   returned: success
   type: bool
+  sample: true
 """

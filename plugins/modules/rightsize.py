@@ -203,6 +203,9 @@ summary:
     C(workloads) by kind of change, C(instances_destroyed), C(reclaimable).
   returned: success
   type: dict
+  sample:
+    {gpus: 8, gpus_used_today: 6, gpus_used_then: 4, gpus_saved: 2, saved_per_month: 2922.0, currency: EUR, hosts: 1,
+     workloads: {moved: 3, resized: 0, stays: 2, left: 1}, instances_destroyed: 0, reclaimable: 0}
 promise:
   description: How often a resized workload may exceed its new memory, as a sentence. Empty if no workload changes.
   returned: success
@@ -214,10 +217,12 @@ notes:
   returned: success
   type: list
   elements: str
+  sample: ["No host was asked: holders are known only from metrics."]
 layouts:
   description: The new C(gpu_layout) of each host that changes.
   returned: success
   type: dict
+  sample: {h100-01: [{gpus: [0], sharing: mig, mig: [{profile: 3g.40gb, count: 2}]}]}
 reclaim:
   description: >-
     Idle workloads, each with C(host), C(kind), C(name), C(runtime), C(gpus), C(quiet_seconds), C(holders), C(waste_per_month),
@@ -226,12 +231,17 @@ reclaim:
   returned: success
   type: list
   elements: dict
+  sample:
+    - {host: h100-01, kind: unit, name: jupyter.service, runtime: "", gpus: [GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d],
+       quiet_seconds: 432000.0, holders: ["pid 4711 (python3, user alice, jupyter.service)"], waste_per_month: 1461.0,
+       idle_after_seconds: 86400.0, stop_quiet_seconds: 172800.0, spared: "", stop: true}
 reclaim_grace_seconds:
   description: >-
     O(reclaim_grace) in seconds, or the default from C(idle_hours) of O(thresholds). Processes that started within this time are
     not stopped.
   returned: success
   type: float
+  sample: 172800.0
 lease_pools:
   description: >-
     Entries that offer leases, each with its C(host), C(entry), current number of C(gpus), C(proposed_gpus) and C(reason).
@@ -241,9 +251,15 @@ lease_pools:
   returned: success
   type: list
   elements: dict
+  sample:
+    - {host: h100-01, entry: "gpu_layout[0]", gpus: 2, offered_gpus: 2.0, leased_mean_gpus: 1.1, leased_max_gpus: 1.75,
+       waiting_max_gpus: 1.0, free_min_gpus: 0.25, waiting_hours: 12.0, hours: 168.0, needed_gpus: 2.75, proposed_gpus: 3,
+       reason: "For 99 % of the time, leases and waiting requests needed at most 2.75 GPUs.
+                Requests waited for 12.0 of 168.0 hours."}
 files:
   description: The files that were written.
   returned: success
   type: list
   elements: str
+  sample: [proposal/rightsize.json, proposal/rightsize.html]
 """

@@ -105,28 +105,36 @@ exist:
   description: Whether the host has C(slurm.conf). Nodes of a configless cluster have none.
   returned: for V(plan)
   type: bool
+  sample: true
 problems:
   description: Changes that the administrator has to make first, each with its file and line.
   returned: for V(plan)
   type: list
   elements: str
+  sample:
+    - "/etc/slurm/slurm.conf: it does not include openfleet_nodes.conf.
+       Add the line `Include /etc/slurm/openfleet_nodes.conf` to /etc/slurm/slurm.conf."
 notes:
   description: Messages that do not block the change.
   returned: for V(plan) on a host with C(slurm.conf)
   type: list
   elements: str
+  sample: ["/etc/slurm/gres.conf line 1: AutoDetect=nvml is not used for node gpu-a, because its lines have AutoDetect=off."]
 restart:
   description: Whether C(GresTypes) changes, so that Slurm must be restarted.
   returned: for V(plan) on a host with C(slurm.conf)
   type: bool
+  sample: false
 interrupted:
   description: Whether an earlier change was not confirmed.
   returned: for V(plan)
   type: bool
+  sample: false
 candidate:
   description: The files with the pending change in one line, for V(test).
   returned: for V(plan) on a host with C(slurm.conf)
   type: str
+  sample: eJyrVsovSM1Ly0lNLYnPy09JLdZLzs9LU7JSUPID8vwSc1Nt0wtKdRMV3ItSi0FMqwxDAwMri5g8pVoAk/8UsA==
 """
 
 from typing import Any

@@ -75,10 +75,12 @@ reason:
   description: Reason of the state, or empty.
   returned: success
   type: str
+  sample: "openfleet: GPU layout changes"
 started:
   description: When slurmd started, as slurmctld reports it. V(None) if slurmd has not registered yet.
   returned: success
   type: str
+  sample: "2026-11-27T06:02:11"
 recorded:
   description: >-
     Devices that the role P(openfleet.gpu.gpu_slurm#role) gave to Slurm, by number, each with C(type) and C(uuid).
@@ -86,6 +88,7 @@ recorded:
   returned: success
   type: list
   elements: dict
+  sample: [{type: h100, uuid: GPU-5c89d3fa-0000-4000-8000-000000000001}]
 gres_types:
   description: C(GresTypes) of the cluster.
   returned: success
@@ -98,14 +101,17 @@ jobs:
   returned: success
   type: list
   elements: dict
+  sample: [{id: "17", user: alice, gres: [{name: gpu, count: 1, numbers: [0]}]}]
 sockets:
   description: Number of sockets of the node in Slurm. Null if slurmctld does not report it.
   returned: success
   type: int
+  sample: 2
 cores_per_socket:
   description: Number of cores of each socket of the node in Slurm. Null if slurmctld does not report it.
   returned: success
   type: int
+  sample: 32
 topology_plugin:
   description: C(TopologyPlugin) of the cluster.
   returned: success
@@ -124,16 +130,19 @@ minors:
   returned: success
   type: list
   elements: dict
+  sample: [{uuid: GPU-5c89d3fa-0000-4000-8000-000000000001, minor: 0, local_cpus: 0-31,64-95}]
 capabilities:
   description: C(name) and C(number) of each MIG capability with a device node, such as C(gpu0/gi2/access) and 21.
   returned: success
   type: list
   elements: dict
+  sample: [{name: gpu0/gi2/access, number: 21}]
 gres_conf:
   description: Lines about GPUs of this node in C(gres.conf) and the files that it includes. Empty if a file cannot be read.
   returned: success
   type: list
   elements: str
+  sample: [NodeName=h100-01 AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia0]
 pad_problem:
   description: >-
     Why a job could get a pad of this node. A pad is a GRES without a device (C(roles/gpu_slurm/README.md)). Empty if the cluster

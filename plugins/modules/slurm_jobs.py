@@ -69,18 +69,22 @@ problem:
   description: Why jobs are missing, or empty.
   returned: success
   type: str
+  sample: there are more than 100000 jobs with GPUs
 since_seconds:
   description: Start of the time range that the jobs cover, in Unix time.
   returned: success
   type: float
+  sample: 1794787200.0
 records:
   description: Number of records that were read, with those of jobs without GPUs.
   returned: success
   type: int
+  sample: 3127
 clock_seconds:
   description: Time of the host when the module started, in Unix time.
   returned: success
   type: float
+  sample: 1795996800.0
 jobs:
   description: >-
     Jobs with GPUs, MIG instances, shards or MPS percentages. Each has the texts C(id), C(array_id), C(user), C(account),
@@ -89,6 +93,9 @@ jobs:
   returned: success
   type: list
   elements: dict
+  sample:
+    - {id: "12", array_id: "12_3", user: alice, account: team-b, state: COMPLETED, start: "1795900000", end: "1795903600",
+       suspended: "00:00:00", tres: "billing=1,cpu=1,gres/gpu:1g.10gb=1,gres/gpu=1,node=1", nodes: gpu-a}
 """
 
 import time

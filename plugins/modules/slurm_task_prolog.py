@@ -92,11 +92,13 @@ done:
   returned: success
   type: list
   elements: str
+  sample: [write /usr/lib/openfleet-gpu/slurm/task-prolog]
 devices:
   description: UUIDs of the devices by Slurm's number. A device that does not exist has its last one, or an empty one.
   returned: success
   type: list
   elements: str
+  sample: [GPU-5c89d3fa-0000-4000-8000-000000000001]
 advice:
   description: Change that C(slurm.conf) needs. Empty if nothing is missing, or if C(slurmctld) does not respond.
   returned: success

@@ -74,10 +74,12 @@ status:
   description: HTTP status of the response.
   returned: when there was a response
   type: int
+  sample: 200
 json:
   description: Parsed body of the response.
   returned: when the response is JSON
   type: raw
+  sample: {status: success, data: {reloadConfigSuccess: true}}
 """
 
 import contextlib
