@@ -16,8 +16,14 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.host import LeaseHost, RetryLaterError
-from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import Booking, Place, Request, Shape
+from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.host import LeaseHost
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import (
+    Booking,
+    Place,
+    Request,
+    RetryLaterError,
+    Shape,
+)
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.schedule import Schedule, book
 from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.look import look
 from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.text import families

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from argparse import Namespace
@@ -28,7 +29,11 @@ def serve(options: Namespace) -> int:
     if os.environ.get("LISTEN_FDS") != "1":
         raise FleetError("lease-serve", "systemd has handed over no socket", "Start gpu-layout-lease.socket instead.")
     host = LeaseHost(options.state_directory, options.layout)
-    service = LeaseService(host, BookingRecord(options.state_directory), end_holders=end_holders)
+    service = LeaseService(
+        host,
+        BookingRecord(options.state_directory),
+        end_holders=functools.partial(end_holders, options.state_directory),
+    )
     with socket.socket(fileno=_FIRST_DESCRIPTOR) as listener:
         LeaseServer(listener, service, lambda text: print(text, flush=True)).serve()
     return 0

@@ -11,15 +11,12 @@ from typing import Any, Iterable, Sequence
 from ..change import planner
 from ..layout.types import MigInstance
 from ..leases.model import Place, Shape, Use
-from ..model import Device, Gpu, Host, Part, parts_of
+from ..model import Device, Host, Part, parts_of
 from ..plan.gpu_plan import GpuPlan
 from ..plan.leased import Leased
 from ..plan.ownership import Ownership
-from ..vendors.nvidia.mig.lease_card import MigCard
+from ..vendors.lease_cards import CARDS
 from ..vendors.registry import divider_of
-
-#: The class of cards for each divider.
-_CARDS = {Gpu.divider: MigCard}
 
 
 def card(gpu: Device, profiles: Sequence[str], ownership: Ownership) -> Any:
@@ -31,8 +28,7 @@ def card(gpu: Device, profiles: Sequence[str], ownership: Ownership) -> Any:
             fixed.append(instance)
         elif record.lease is None:
             idle.append(instance)
-    made: Any = _CARDS[gpu.divider]
-    return made.of(gpu, profiles, fixed, idle)
+    return CARDS[gpu.divider].of(gpu, profiles, fixed, idle)
 
 
 def uses(gpu: Device, ownership: Ownership, without: str) -> list[Use]:

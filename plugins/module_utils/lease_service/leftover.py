@@ -9,54 +9,39 @@ lease from outside of its unit.
 
 from __future__ import annotations
 
+from ..change.prepare import observe
 from ..change.terminate import end_holders as end_processes
-from ..holders.find import find_holders
-from ..holders.mark import mark
+from ..leases.grant import Grant
 from ..leases.names import lease_text
-from ..model import Holder, Host
+from ..model import Holder
 from ..plan.disturbance import Disturbance
 from ..processes import peer
 from ..processes.accounts import account_of
-from ..techniques.vgpu.host import VgpuHost
-from ..vendors.nvidia.nvml.bounded_session import BoundedSession
-from .host import Grant
+from ..vendors.registry import vendor_of_host
+from .host import lenders_of
 from .owner import account_name
 
 #: Seconds between SIGTERM and SIGKILL.
 _GRACE_SECONDS = 5.0
 
 
-def end_holders(grant: Grant, account: str) -> None:
-    """End the processes of the account that hold the part of the lease.
+def end_holders(directory: str, grant: Grant, account: str) -> None:
+    """End the processes that hold the part of the lease.
 
-    With MIG, the processes of all accounts are ended, because the instance belongs to the lease alone. Raises ApplyError if
-    a process must not be ended or does not end.
+    If the lease shares its GPU with others, only processes of the account are ended. `directory` is the state directory of
+    the host. Raises ApplyError if a process must not be ended or does not end.
     """
-    with BoundedSession() as session:
-        host = session.observe()
-    host = mark(host, find_holders(host))
-    holders = _of_quota(grant, host, account) if grant.tenant is not None else _of_instances(grant, host)
+    with vendor_of_host().open() as session:
+        host, private = observe(session), session.private
+    holders = [
+        holder
+        for lender in lenders_of(directory, private).values()
+        for holder in lender.holders(grant, host)
+        if lender.exclusive or _is_of(holder, account)
+    ]
     if holders:
         end_processes([Disturbance(lease_text(grant.number, account), tuple(holders))], _GRACE_SECONDS)
 
 
-def _of_instances(grant: Grant, host: Host) -> list[Holder]:
-    return [
-        holder
-        for gpu in host.gpus
-        for instance in gpu.mig.instances
-        if set(grant.mig_uuids).intersection(instance.uuids)
-        for holder in gpu.held_by
-        if holder.gpu_instance_id == instance.id
-    ]
-
-
-def _of_quota(grant: Grant, host: Host, account: str) -> list[Holder]:
-    """Return the processes of the account with the tenant of the lease."""
-    vgpu = VgpuHost(host.gpus)
-    holders = [holder for uuid in grant.gpu_uuids for holder in vgpu.processes(host, grant.tenant or "", uuid)]
-    return [
-        holder
-        for holder in dict.fromkeys(holders)
-        if holder.pid is not None and account_name(account_of("%s/%d" % (peer.PROC, holder.pid))) == account
-    ]
+def _is_of(holder: Holder, account: str) -> bool:
+    return holder.pid is not None and account_name(account_of("%s/%d" % (peer.PROC, holder.pid))) == account

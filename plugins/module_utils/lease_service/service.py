@@ -18,11 +18,12 @@ from ..errors import FleetError
 from ..frozen import frozen
 from ..keep.owner import is_administrator
 from ..leases import schedule as planning
-from ..leases.model import Booking, LeaseError, Offer, Request, Shape
+from ..leases.grant import Grant
+from ..leases.model import Booking, LeaseError, Offer, Request, RetryLaterError, Shape
 from ..leases.record import BookingRecord, Recorded
 from ..leases.schedule import Schedule
 from . import unit
-from .host import Grant, LeaseHost, RetryLaterError
+from .host import LeaseHost
 from .owner import account_name
 from .pods import PLUGIN_UNIT, PodLeases, is_plugin
 from .request import OF_PODS, Ask, parse

@@ -15,13 +15,13 @@ from typing import Iterable
 
 from ..holders.cgroup import parse_cgroup
 from ..holders.peer_owner import own_container
+from ..leases.grant import Grant
 from ..leases.model import LeaseError
 from ..leases.names import unit_name
 from ..processes import peer
 from ..processes.command import Run, ask, run_tool
 from ..processes.proc_files import read
 from ..systemd import NoAnswerError, show
-from .host import Grant
 
 #: The slice of an account's leases without their own slice. The role gpu_layout installs its parent.
 _SLICE = "openfleet-gpu-leases-%d.slice"

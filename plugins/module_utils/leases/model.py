@@ -15,9 +15,19 @@ from ..frozen import frozen
 from ..layout.leases import Leases
 from ..sizes import format_size
 
+#: Advice for a `RetryLaterError`.
+LATER = "Try again later."
+
 
 class LeaseError(FleetError):
     """A request that is refused."""
+
+
+class RetryLaterError(LeaseError):
+    """A request that can succeed later without any change of the request.
+
+    Examples: a layout change runs or is pending, or a process still uses the place.
+    """
 
 
 @frozen
@@ -119,3 +129,16 @@ class Offer:
     where: str
     leases: Leases
     cards: tuple[Card, ...]
+
+
+def not_free(booking: Booking, label: str, card: Card, used: Sequence[Use]) -> LeaseError:
+    """Return the error for a place of a booking that is not free.
+
+    `label` names the GPU. `used` are the leases on it.
+    """
+    shape = booking.request.shape
+    never = card.supports(shape)
+    if never is not None:
+        return LeaseError(booking.where, never, "Ask for another size.")
+    problem = "the place for %s is not free. Free is: %s" % (shape, card.free(used) or "nothing")
+    return RetryLaterError("%s on %s" % (booking.where, label), problem, LATER)

@@ -12,9 +12,10 @@ import json
 import os
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.layout.leases import Leases
-from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.host import Grant, Recovered, RetryLaterError
+from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.host import Recovered
 from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.service import Caller, LeaseService
-from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import LeaseError, Offer
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.grant import Grant
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import LeaseError, Offer, RetryLaterError
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.fit import Bin
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.lease_card import QuotaCard

@@ -34,8 +34,9 @@ UTILS = Path(__file__).resolve().parents[4] / "plugins/module_utils"
 FOLDERS = sorted(path.parent for path in (UTILS / "techniques").glob("*/__init__.py"))
 #: Files with tables that list all techniques.
 TABLES = {
-    "techniques/%s.py" % name for name in ("registry", "forms", "observers", "service_views", "commands", "importers")
-} | {"lease_service/host.py", "lease_service/leftover.py"}  # They lend quotas of vgpu.
+    "techniques/%s.py" % name
+    for name in ("registry", "forms", "observers", "service_views", "commands", "importers", "lenders")
+} | {"lease_service/pods.py"}  # It publishes quotas of vgpu.
 
 
 def imported(tree: ast.AST, path: str) -> set[str]:

@@ -1,0 +1,15 @@
+# Copyright: (c) openfleet.gpu contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""List the techniques that lend quotas. The service of leases imports this table."""
+
+from __future__ import annotations
+
+from typing import Callable, Mapping
+
+from .lender import Lender
+from .vgpu import model as vgpu
+from .vgpu.lender import QuotaLender
+
+#: A function for each value of `sharing`. Its argument is true if the GPUs are simulated for this process only.
+LENDERS: Mapping[str, Callable[[bool], Lender]] = {vgpu.KEY: QuotaLender}
