@@ -260,6 +260,7 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 #leg bundle             site.yml on a host without a network, from a bundle
 #leg holders            detection of GPU holders: tests that hold GPUs of the whole machine
 #leg trixie             thorough run only: Debian 13 on hosts
+#leg sanity             thorough run only: ansible-test sanity on the installed collection with three releases of ansible-core
 #leg slurm_accounting   thorough run only: jobs from a real slurmdbd with MariaDB
 #leg sanitized          thorough run only: the limiter with address and undefined-behavior sanitizers
 #leg threads            thorough run only: the limiter with the thread sanitizer
@@ -275,7 +276,7 @@ legs := modules commands kubernetes default kubernetes-api container_toolkit aud
 # The thorough run also includes all long tests (tests/thorough.py) and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
-legs += trixie sanitized threads pythons cores slurm_accounting
+legs += trixie sanitized threads pythons cores slurm_accounting sanity
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
 # A leg that runs longer than this is ended and fails. The longest leg takes a sixth of this time.
@@ -303,6 +304,7 @@ needs_kubernetes := $(if $(without_kubernetes),,kubernetes-programs image-kubern
 needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_trixie := image $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest-core := $(if $(NEWEST_PYTHON),venv-newest)
+needs_sanity := $(needs_newest-core) $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 # Number of lab hosts of each leg. The number of concurrent lab hosts of all legs is limited by this machine
 # (tests/lab/inotify).
@@ -465,6 +467,10 @@ leg-cores:
 	tests/leg run cores $(apart) bash -ec 'for core in $(CORES); do venv=.cache/venv-core-$$core; \
 	    [ -x $$venv/bin/pytest ] || { $(NEWEST_PYTHON) -m venv $$venv; $(call install,$$venv,$(extras) --group unit "ansible-core~=$$core.0"); }; \
 	    $$venv/bin/python -m pytest --quiet -m core tests/unit tests/integration; done'
+
+leg-sanity:
+	@OPENFLEET_CORES='.venv $(if $(NEWEST_PYTHON),.venv-newest) $(if $(OLDEST_CORE_PYTHON),$(venv_oldest_core))' \
+	    tests/leg run sanity pytest --quiet tests/collection/test_sanity.py
 
 # Debian 13 on the hosts. Runs after the scenarios of the same names, with a separate molecule directory. Also CDI and
 # the DRA driver in a cluster, because the containerd of Debian 12 does not support CDI, and changes on a busy node with

@@ -45,7 +45,7 @@ class ActionModule(ControllerAction):
         refused: list[str],
         slurm: tuple[Mapping[str, Any], Mapping[str, str]],
     ) -> dict[str, Any]:
-        # Only this module needs NumPy, and not every controller has NumPy.
+        # Only this module needs NumPy, and NumPy takes long to load.
         from ..plugin_utils.rightsize import make, options, sums, write
 
         pods_by_host, unknown = pods.look_up(states, pods.places(args["kubernetes"]))

@@ -71,8 +71,11 @@ def place_request(
     """See DOCUMENTATION."""
     try:
         # ansible-core loads all filters of a collection for every task that uses one of them, and NumPy may be missing.
+        from ..plugin_utils import numerics
         from ..plugin_utils.packing.model import PackingError
         from ..plugin_utils.packing.online import Demand, Host, Online
+
+        numerics.require()
     except ImportError as error:
         raise AnsibleFilterError("place_request: %s. Install requirements-rightsize.txt." % error) from error
 

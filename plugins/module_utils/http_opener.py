@@ -55,11 +55,11 @@ class _CheckedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         self._check = check
         self._tls = context
 
-    def http_open(self, request: Request) -> Any:
-        return self.do_open(CheckedConnection, request, check=self._check)
+    def http_open(self, req: Request) -> Any:
+        return self.do_open(CheckedConnection, req, check=self._check)
 
-    def https_open(self, request: Request) -> Any:
-        return self.do_open(CheckedTlsConnection, request, check=self._check, context=self._tls)
+    def https_open(self, req: Request) -> Any:
+        return self.do_open(CheckedTlsConnection, req, check=self._check, context=self._tls)
 
 
 class TimeLimit:

@@ -282,7 +282,8 @@ def test_site_tells_of_a_bad_variable_before_anything_changes(tmp_path):
     assert done.returncode == 2
     wrong = "control: gpu_audit_keep: at least one report is kept: write 1 or more. gpu_audit_vault_password_file: "
     assert wrong in said(done)
-    assert "PLAY [Plan the audit]" in done.stdout and "PLAY [Set up the audit timer" not in done.stdout
+    assert "PLAY [Plan the monitoring and the audit]" in done.stdout
+    assert "TASK [openfleet.gpu.gpu_audit" not in done.stdout.partition("PLAY [Apply")[2]
 
 
 @pytest.mark.parametrize("mode", UMASKS)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = {
     "CHANGELOG.md", "COPYING", "FILES.json", "LICENSES", "MANIFEST.json", "README.md", "SECURITY.md", "changelogs", "docs",
     "galaxy.yml", "inventories", "meta", "playbooks", "plugins", "requirements-bundle.txt", "requirements-rightsize.txt", "roles",
+    "tests",
 }  # fmt: skip
 
 
@@ -61,6 +62,8 @@ def test_it_carries_what_users_need_and_nothing_of_a_checkout(collection):
     assert [path for path in waste if path.name != "doc_fragments"] == []
     assert sorted(path.name for path in (collection / "inventories").iterdir()) == ["example", "minimal"]
     assert (collection / "playbooks" / "callback_plugins" / "openfleet_gpu_summary.py").is_file()
+    # Only the ignore files of ansible-test.
+    assert {path.parent.name for path in (collection / "tests").rglob("*") if path.is_file()} == {"sanity"}
     # The file with the same name at the root is only for a checkout.
     assert (collection / "inventories" / "minimal" / "ansible.cfg").is_file()
 

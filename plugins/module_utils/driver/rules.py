@@ -541,7 +541,7 @@ def headers_variant(kernel: str) -> tuple[str, str]:
     sign and its name. The real-time kernel in RHEL 8 and Oracle's UEK have the variant in the release
     (redhat/kernel.spec.template of the CentOS Stream kernels).
     """
-    version, _, variant = kernel.partition("+")
+    version, _unused, variant = kernel.partition("+")
     if not variant:
         variant = "rt" if re.search(r"\.rt\d", version) else "uek" if re.search(r"\.el\d+uek\.", version) else ""
     return (variant + "-" if variant else "", version)

@@ -110,7 +110,7 @@ def mappings(processes: Sequence[Process], majors: Sequence[int], deadline: floa
             if isinstance(row, str):
                 suspects.append(Suspect(one.pid, row))
             elif row is not None:
-                devices[one.pid] = [(major, minor) for major, minor in row[0]]
+                devices[one.pid] = list(map(tuple, row[0]))
                 paths[one.pid], rings[one.pid] = row[1], row[2]
     return Mappings(devices, paths, rings, suspects)
 

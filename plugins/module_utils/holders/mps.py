@@ -153,7 +153,7 @@ def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
     """
     process = "%s/%d" % (proc, pid)
     try:
-        return {(major, minor) for major, minor in ask(account_of(process), _open_devices, proc, pid)}
+        return set(map(tuple, ask(account_of(process), _open_devices, proc, pid)))
     except (OSError, NoAnswerError):
         return set()
 

@@ -149,7 +149,9 @@ def _of_job(
     host: Host, processes: Processes, job: Job, given: Sequence[Resource], order: Sequence[Place | None] | None
 ) -> list[Holder]:
     who = str(job)
-    places = _by_index(order, given) or _by_tasks(host, processes, job.id, sum(count for _name, count, _ in given))
+    places = _by_index(order, given) or _by_tasks(
+        host, processes, job.id, sum(count for _name, count, _unused in given)
+    )
     if places is None:
         what = ", ".join("%s:%d" % (name, count) for name, count, _indexes in given)
         who += ", which has %s of unknown GPUs" % what

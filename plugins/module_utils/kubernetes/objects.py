@@ -57,7 +57,7 @@ class Reader:
                 _return_http_data_only=True,
                 _preload_content=False,
             )
-        except REQUEST_ERRORS as error:
+        except REQUEST_ERRORS as error:  # pylint: disable=catching-non-exception
             if getattr(error, "status", None) == _NOT_FOUND:
                 return None
             raise ClusterError(where, "it cannot be read: %s" % reason(error)) from None

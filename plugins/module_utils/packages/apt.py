@@ -169,7 +169,7 @@ class Apt(Manager):
     def version_of(self, path: str) -> tuple[str, str]:
         """Return the name and version of a package file, or ("", "") for any other file."""
         done = self.call(["dpkg-deb", "--show", "--showformat=${Package}\\t${Version}", path])
-        name, _, version = done.stdout.partition("\t")
+        name, _unused, version = done.stdout.partition("\t")
         return (name, version) if done.returncode == 0 else ("", "")
 
     # -- Changes: each method returns "" or the error ------------------------------------------------------------------

@@ -100,7 +100,7 @@ class Dnf(DnfChanges, Manager):
         form = "%{name}\\t%{version}-%{release}\\n"
         done = self.call([*DNF, *self._options, "repoquery", "--showduplicates", "--qf", form, *names])
         for line in done.stdout.splitlines():
-            name, _, version = line.partition("\t")
+            name, _unused, version = line.partition("\t")
             if version and version not in found.get(name, [version]):
                 found[name].append(version)
         return found
@@ -140,7 +140,7 @@ class Dnf(DnfChanges, Manager):
 
     def version_of(self, path: str) -> tuple[str, str]:
         done = self.call(["rpm", "-qp", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}", path])
-        name, _, version = done.stdout.partition("\t")
+        name, _unused, version = done.stdout.partition("\t")
         return (name, version) if done.returncode == 0 else ("", "")
 
     # -- Changes: each method returns "" or the error ------------------------------------------------------------------

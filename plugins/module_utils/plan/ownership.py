@@ -83,7 +83,7 @@ class Record:
         Each GPU comes with the instances of other owners, which are not recorded. Records of all other GPUs are kept.
         """
         seen = list(seen)
-        named = {gpu.uuid for gpu, _ in seen}
+        named = {gpu.uuid for gpu, _unused in seen}
         ours = {item for item in self.read() if item.gpu_uuid not in named}
         for gpu, left in seen:
             starts = {instance.start for instance in left}

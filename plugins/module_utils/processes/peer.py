@@ -268,7 +268,7 @@ def _processes() -> Iterator[Process]:
     """
     for name in os.listdir(PROC):  # noqa: PTH208 thousands of them
         if name.isdigit():
-            with looking_at(int(name)) as process:
+            with looking_at(int(name)) as process:  # pylint: disable=contextmanager-generator-missing-cleanup
                 if process:
                     yield process
 

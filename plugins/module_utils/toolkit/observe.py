@@ -140,4 +140,4 @@ def environment_file() -> dict[str, str]:
     """Return the settings for the toolkit's service by an administrator."""
     lines = [line.strip() for line in (read_text(files.ENVIRONMENT) or "").splitlines()]
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";")))
-    return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
+    return {name.strip(): value.strip().strip("\"'") for name, _unused, value in pairs}

@@ -243,7 +243,7 @@ class _Reading:
             if whole is None or not key[3] or not math.isfinite(sample.value) or (is_pod(key) and key not in present):
                 continue
             self.records[key] = Record(
-                replace(whole.subject, kind="tenant", name=key[3]),
+                subject=replace(whole.subject, kind="tenant", name=key[3]),
                 stats={"memory": stats[key]} if key in stats else {},
                 memory_limit_bytes=sample.value if sample.value > 0 else None,
                 denials=denials.get(key),

@@ -68,7 +68,12 @@ def _check_form(reading: Any) -> None:
         raise TypeError("more GPUs than a host has")
     for gpu in gpus:
         index = gpu["index"]
-        if type(index) is not int or not 0 <= index <= _MOST_INDEX or not isinstance(gpu["problem"], (str, type(None))):
+        if (
+            not isinstance(index, int)
+            or isinstance(index, bool)
+            or not 0 <= index <= _MOST_INDEX
+            or not isinstance(gpu["problem"], (str, type(None)))
+        ):
             raise TypeError("a GPU without an index")
     for reading_of in [reading["nvml"], *reading["nvml"]["gpus"]]:
         for each in reading_of["calls"]:

@@ -302,7 +302,7 @@ class _Pricing:
             if not able:
                 break
             able.sort(key=lambda s: (-prices[s], s))
-            pattern = [shape for shape in able for _ in range(min(parts, self._most[shape]))][:parts]
+            pattern = [shape for shape in able for _unused in range(min(parts, self._most[shape]))][:parts]
             value = sum(prices[shape] for shape in pattern)
             if value > found.bound:
                 found = _Best((tuple(sorted(pattern)),), value)
@@ -346,7 +346,7 @@ def _steps_class() -> Any:
             self.patterns: list[Pattern] = []
 
         def on_solution_callback(self) -> None:
-            parts = (shape for shape, count in self._counts.items() for _ in range(self.value(count)))
+            parts = (shape for shape, count in self._counts.items() for _unused in range(self.value(count)))
             self.patterns.append(tuple(sorted(parts)))
 
     return Steps

@@ -83,7 +83,7 @@ class Search:
 
     def _cell(self, number: int, cell: Cell) -> None:
         model, size = self.model, len(cell.gpus)
-        picks = [model.new_int_var(0, size, "") for _ in cell.choices]
+        picks = [model.new_int_var(0, size, "") for _unused in cell.choices]
         for n, pick in enumerate(picks):
             self.picks[number, n] = pick
         if cell.pins:
@@ -131,7 +131,7 @@ class Search:
                     continue
                 chosen = model.new_bool_var("")
                 sets.append((place[0], chosen))
-                puts = [model.new_bool_var("") for _ in able]
+                puts = [model.new_bool_var("") for _unused in able]
                 model.add(sum(puts) == workload.gpus * chosen)
                 for gpu, put in zip(able, puts):
                     self.puts[workload.name, gpu.key, shape] = put

@@ -19,8 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
-import numpy as np
-
+from ..numerics import np
 from .model import PackingError
 
 #: Free thousandths of an unused GPU.
@@ -138,12 +137,12 @@ class Online:
             return "it needs %d GPUs of one host, which has at most %d. Reduce the GPUs." % (demand.gpus, most)
         room = large & ((self._free >= demand.thousandths).sum(axis=1) >= demand.gpus)
         if not room.any():
-            return "none of %d hosts has room on its GPUs. Add GPUs, or wait until a workload ends." % large.sum()
+            return "none of %d hosts has room on its GPUs. Add GPUs, or wait until a workload ends." % int(large.sum())
         return "%d of %d hosts have room on their GPUs, but %s. Reduce the request, or add hosts." % (
-            room.sum(),
-            large.sum(),
+            int(room.sum()),
+            int(large.sum()),
             "at most %s free cores, and at most %d MiB of free memory, or not both"
-            % (format(int(self._cpu[room].max()) / 1000, "g"), self._memory[room].max()),
+            % (format(int(self._cpu[room].max()) / 1000, "g"), int(self._memory[room].max())),
         )
 
     def _current(self, demand: Demand) -> _Scores:

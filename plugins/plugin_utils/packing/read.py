@@ -71,7 +71,7 @@ class Reader:
         }
         gpus = iter(cell.gpus)
         for n, (pattern, settled) in enumerate(cell.choices):
-            for _ in range(self.solution.value(self.search.picks[number, n])):
+            for _unused in range(self.solution.value(self.search.picks[number, n])):
                 self._gpu(next(gpus), cell, pattern, settled, stays)
 
     def _gpu(self, key: tuple[str, int], cell: Cell, pattern: Pattern, settled: Settled, stays: dict) -> None:
@@ -107,7 +107,7 @@ class Reader:
                 if place.stays and self.cells.owner_kind(place.workload) == kind
             )
             for shape in kind[0]:
-                for _ in range(self.solution.value(self.search.takes[kind, shape]) - here[shape]):
+                for _unused in range(self.solution.value(self.search.takes[kind, shape]) - here[shape]):
                     pools[shape].append(next(rest))
         return pools
 

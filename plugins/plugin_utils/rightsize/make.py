@@ -17,6 +17,7 @@ from ..audit.make import make as make_audit
 from ..audit.model import Audit
 from ..audit.prometheus import Prometheus, PrometheusError
 from ..counted import counted
+from ..numerics import require
 from ..packing import exact
 from ..packing.model import Shape, Standing
 from ..sizing.demand import fleet_margin
@@ -67,6 +68,7 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
 
     Raises FleetError if there is no data at all, or if a setting in the inventory is impossible.
     """
+    require()
     audit = make_audit(request.audit, now_seconds, say)
     notes = [*audit.sources.missing, *(audit.usage.advice if audit.usage else ())]
     hosts = hosts_today(request.states, request.layouts)

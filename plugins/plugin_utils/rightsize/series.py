@@ -15,14 +15,13 @@ import math
 from dataclasses import dataclass
 from typing import Callable, Mapping, Sequence
 
-import numpy as np
-
 from ...module_utils.layout.profile_name import parse_profile_name
 from ..audit.asking import GPUS_A_QUERY, in_halves
 from ..audit.model import Window
 from ..audit.prometheus import Course, Prometheus
 from ..audit.series import ROLL_UP_SECONDS, SERIES
 from ..counted import counted
+from ..numerics import np
 from ..packing.geometry import geometry
 from ..sizing.demand import Demand, demands
 from ..sizing.model import Fleet, Policy

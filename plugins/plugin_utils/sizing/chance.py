@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-import numpy as np
-
+from ..numerics import np
 from .evidence import Evidence, drift
 from .model import Fleet, Policy
 

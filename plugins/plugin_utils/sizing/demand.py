@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..counted import counted
+from ..numerics import np
 from .evidence import Evidence, drift, gather, shared_margin
 from .margin import Margin, cycles, margin
 from .model import Fleet, Policy

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..counted import counted
+from ..numerics import np
 from .model import DAY_SECONDS, Fleet, Policy
 
 _HOURS = 24

@@ -13,9 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..counted import counted
+from ..numerics import np
 from .model import Fleet, Policy
 
 #: Shares of a history at which it is cut. Each part predicts the other, because a busy part may follow a quiet one.

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Sequence
 
-import numpy as np
-
 from ...module_utils.errors import FleetError
+from ..numerics import np
 
 DAY_SECONDS = 86400.0
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Sequence
 
-import numpy as np
-
 from ..counted import counted
+from ..numerics import np
 from .chance import BIN_BYTES, duty_chances, memory_chances
 from .demand import padded_memory
 from .evidence import Evidence, gather

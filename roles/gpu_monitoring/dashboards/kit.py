@@ -125,14 +125,14 @@ def rows(title, description, unit, queries, columns, span=24, height=8, none="no
         made.with_target(query(expression, now=True, letter=letter, columns=True))
     if len(queries) > 1:
         made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
-    order = {field: at for at, (field, *_) in enumerate(columns)}
-    names = {field: header for field, header, *_ in columns}
+    order = {field: at for at, (field, *_unused) in enumerate(columns)}
+    names = {field: header for field, header, *_unused in columns}
     # Remove other fields, because Grafana adds the time and further labels.
     keep = {"include": {"names": list(order)}}
     made.with_transformation(models.DataTransformerConfig(id_val="filterFieldsByName", options=keep))
     organize = {"indexByName": order, "renameByName": names, "excludeByName": {}}
     made.with_transformation(models.DataTransformerConfig(id_val="organize", options=organize))
-    for _, header, column_unit, *address in columns:
+    for _unused, header, column_unit, *address in columns:
         properties = [models.DynamicConfigValue(id_val="unit", value=column_unit)]
         if address:
             link = [{"title": "Open", "url": address[0], "targetBlank": False}]

@@ -73,7 +73,7 @@ def test_site_applies_reports_and_is_idempotent(pair, tmp_path, monkeypatch):
     assert modes(report.parent) == private
     assert "0 created, 0 destroyed, 4 kept; 0 GPUs changed; 0 of 2 hosts changed" in " ".join(second.stdout.split())
     # The inventory needs no group for monitoring.
-    assert "PLAY [Set up monitoring and the audit timer]" in second.stdout
+    assert "PLAY [Set up the monitoring and the audit timer]" in second.stdout
     assert "WARNING" not in second.stdout + second.stderr
 
 

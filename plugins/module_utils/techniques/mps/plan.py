@@ -277,7 +277,7 @@ def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[i
         part = entry.instances[position]
         return part.sharing != KEY or (start, _name_inside(entry, part, gpu.gpu, start)) not in serving
 
-    wants = [(n, part) for n, part in enumerate(entry.instances) for _ in range(part.count)]
+    wants = [(n, part) for n, part in enumerate(entry.instances) for _unused in range(part.count)]
     found = []
     # Assign instances with a placement first, then instances that keep their daemon, then instances with a new daemon, and
     # then instances without a daemon.

@@ -54,7 +54,7 @@ def limits(root: Path, key: str) -> dict[str, str]:
         lines = (_cgroup(root, key) / "dmem.max").read_text().splitlines()
     except OSError:
         return {}
-    return {region: limit for region, _, limit in (line.rpartition(" ") for line in lines)}
+    return {region: limit for region, _unused, limit in (line.rpartition(" ") for line in lines)}
 
 
 def wanted(tenant: VgpuTenant, of_gpus: Mapping[str, str]) -> dict[str, str]:

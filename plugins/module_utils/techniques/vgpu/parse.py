@@ -172,7 +172,7 @@ def _check_tenants(
     for each, tenant in pairs:
         _check_pin(each, tenant, selectors)
     if sm_ratio is not None:
-        _check_percent(node, [tenant for _, tenant in pairs], selectors, sm_ratio)
+        _check_percent(node, [tenant for _unused, tenant in pairs], selectors, sm_ratio)
 
 
 def _check_pin(node: Node, tenant: Tenant, selectors: Sequence[Selector | None]) -> None:

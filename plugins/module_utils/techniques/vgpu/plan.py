@@ -9,6 +9,7 @@ quotas.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Callable, Iterable, Mapping, Sequence
 
 from ...errors import PlanError
@@ -43,7 +44,7 @@ from .steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
 _ROUNDING = 1e-6
 
 #: The rooms of a layout without leases.
-NO_LEASES: Mapping[str, Bin] = {}
+NO_LEASES: Mapping[str, Bin] = MappingProxyType({})
 
 #: A function that returns the processes of a tenant (given by name) on a GPU (given by UUID).
 Processes = Callable[[str, str], Sequence[Holder]]

@@ -155,7 +155,7 @@ def _unknown_policies(name: str, objects: Sequence[Any]) -> list[str]:
     found = []
     for item in _schedulers(objects):
         for word in _arguments(item):
-            flag, _, value = word.partition("=")
+            flag, _unused, value = word.partition("=")
             policies = _POLICY_FLAGS.get(flag, ())
             unknown = [part for part in value.split(",") if policies and part.strip() not in policies]
             if unknown:

@@ -155,7 +155,7 @@ class HostCollector(Collector):
         """
         if self.job_mapping_dir is None:
             return
-        names = [(gpu.entity.gpu_index, entity) for entity, _ in gpu.devices]
+        names = [(gpu.entity.gpu_index, entity) for entity, _unused in gpu.devices]
         names += [("%s.%d" % (gpu.entity.gpu_index, mig.gpu_instance), mig.entity) for mig in gpu.mig_devices]
         for name, entity in names:
             try:

@@ -46,7 +46,7 @@ class XidErrors(threading.Thread):
         with self.lock:
             while self.recent and self.recent[0][0] < self.clock() - RECENT:
                 self.recent.popleft()
-            return dict(self.totals), Counter(key for _, key in self.recent)
+            return dict(self.totals), Counter(key for _unused, key in self.recent)
 
     def run(self) -> None:
         while self.gone is None:

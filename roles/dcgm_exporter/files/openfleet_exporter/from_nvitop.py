@@ -44,7 +44,7 @@ class FromNvitop:
     def collect(self, gpus: List[Gpu]) -> Iterator[Metric]:
         """Return metric families with known values. Devices lost meanwhile are omitted."""
         alive = [gpu for gpu in gpus if not gpu.lost]
-        uuids = tuple(entity.uuid for gpu in alive for entity, _ in ((gpu.entity, None), *gpu.devices))
+        uuids = tuple(entity.uuid for gpu in alive for entity, _unused in ((gpu.entity, None), *gpu.devices))
         if uuids != self.device_uuids:
             self._make(alive)
             self.device_uuids = uuids

@@ -142,8 +142,8 @@ class Gpus:
 
         A lost GPU has no handle.
         """
+        call = "nvmlDeviceGetHandleByIndex"
         try:
-            call = "nvmlDeviceGetHandleByIndex"
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             call = "nvmlDeviceGetUUID"
             uuid = text(nvml.nvmlDeviceGetUUID(handle))

@@ -109,7 +109,7 @@ def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
         return application
 
     def guard(environ: Dict[str, Any], start_response: Callable) -> Any:
-        scheme, _, credentials = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+        scheme, _unused, credentials = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
         if scheme.lower() == "basic":
             try:
                 user, colon, password = base64.b64decode(credentials, validate=True).decode().partition(":")
@@ -160,7 +160,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
     request_queue_size = 64
 
     def __init__(self, address: str, port: int, application: Callable, context: Optional[ssl.SSLContext]) -> None:
-        family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        family, *_others, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self.address_family = family
         self.context = context
         self._clients: Counter = Counter()

@@ -292,7 +292,7 @@ def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
     if len(siblings) > DIRECTLY_WIRED_GPUS:
         ends: list[Any] = ["switch"] * model.nvlink_links
     else:
-        ends = [peer for peer in peers for _ in range(model.nvlink_links // len(peers))]
+        ends = [peer for peer in peers for _unused in range(model.nvlink_links // len(peers))]
     return {**links, "nvlink_peers": " ".join(map(str, ends))}
 
 

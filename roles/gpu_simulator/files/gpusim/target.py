@@ -53,7 +53,9 @@ def find(state: dict[str, Any], text: str) -> Target:
 def find_gpu(state: dict[str, Any], text: str) -> int:
     """Return the index of a GPU. The text is an index, a UUID or a PCI address."""
     for gpu in state["gpus"]:
-        if text in (str(gpu["index"]), gpu["uuid"]) or _pci(text) == _pci(gpu["pci_address"]) is not None:
+        if text in (str(gpu["index"]), gpu["uuid"]) or (
+            _pci(text) is not None and _pci(text) == _pci(gpu["pci_address"])
+        ):
             return gpu["index"]
     cure = "Name one by index, UUID or PCI address; gpusim show lists them"
     raise TargetError(text, f"none of the {len(state['gpus'])} GPUs of this host", cure)

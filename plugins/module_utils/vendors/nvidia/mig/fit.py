@@ -169,7 +169,7 @@ class Capacity:
         limits = [min(counts[kind], len(self.profiles[kind].placements)) for kind in kinds]
         best: tuple[tuple[int, int, int], tuple[str, ...]] = ((0, 0, 0), ())
         for taken in itertools.product(*(range(limit, -1, -1) for limit in limits)):
-            part = tuple(kind for kind, count in zip(kinds, taken) for _ in range(count))
+            part = tuple(kind for kind, count in zip(kinds, taken) for _unused in range(count))
             members = [self.profiles[name] for name in part]
             size = (sum(p.compute_slices for p in members), sum(p.units for p in members), len(part))
             if size > best[0] and self.fits(part):

@@ -106,7 +106,7 @@ class CallNote:
     def read(self) -> tuple[str, str, float]:
         """Return the call, its label and its start in seconds of time.monotonic()."""
         began, text = _NOTE.unpack(self._memory[: _NOTE.size])
-        call, _, where = text.rstrip(b"\0").decode(errors="replace").partition("\t")
+        call, _unused, where = text.rstrip(b"\0").decode(errors="replace").partition("\t")
         return call, where or "this host", began
 
     @property
