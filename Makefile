@@ -480,12 +480,12 @@ leg-trixie:
 	tests/leg run trixie bash -ec 'tests/lab/image/build; tests/lab/image/build slurm; \
 	    for scenario in nvidia_driver container_toolkit mig gpu_slurm; do molecule test --no-command-borders --scenario-name $$scenario; done; \
 	    pytest --quiet "$(slurm_figures)"; \
-	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py tests/kubernetes/test_dra.py; }'
+	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py tests/kubernetes/test_dra.py tests/kubernetes/test_openfleet_dra.py; }'
 
 # A real cluster: site.yml and pods on nodes that are lab hosts. This leg does not run in a PID namespace, because
 # podman needs the machine's process IDs. The figures are measured last, in a separate cluster, because its node has the
 # same name as one of the tests' nodes.
-cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site mig_manager cdi dra kueue volcano)
+cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site mig_manager cdi dra openfleet_dra kueue volcano)
 leg-kubernetes:
 	@if [ -n '$(without_kubernetes)' ]; then tests/leg left-out kubernetes '$(without_kubernetes)'; exit; fi
 	tests/leg run kubernetes bash -ec 'pytest --quiet $(cluster_tests); pytest --quiet "$(cluster_figures)"'
