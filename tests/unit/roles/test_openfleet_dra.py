@@ -183,7 +183,7 @@ TENANT_DEVICE = devices.tenant_device("Big.Model")
 REFUSED = {
     "several requests": (result(), result("gpu-1", request="more")),
     "adminAccess": (result(adminAccess=True),),
-    "no longer offers the device gpu-7": (result("gpu-7"),),
+    "no longer offers the device tenant-gone": (result("tenant-gone"),),
     "several tenants": (result(TENANT_DEVICE), result(TENANT_DEVICE)),
     "a tenant and a GPU": (result(), result(TENANT_DEVICE)),
     "several shares of one GPU": (result(), result(shareID="other")),
@@ -368,11 +368,19 @@ def test_errors_name_the_claim_and_leave_no_lease(api, world, plugin):
     api.claims["research/job"] = claim(result())
     assert problem(uid="another") == "claim research/job: it was deleted."
     api.claims["research/job"] = claim(result("gpu-9"))
-    assert "no longer offers the device gpu-9" in problem()
+    assert "gpu GPU-9 has no leases by kubernetes" in problem()
     api.claims["research/job"] = claim(result())
     world.changing = True
     assert "a layout change runs" in problem()
     assert world.parts == {}
+
+
+def test_lease_is_prepared_again_on_a_gpu_that_is_not_offered_at_the_moment(api, world, plugin):
+    """Prepare the claim of a running pod again, as a restarted kubelet does."""
+    api.claims["research/job"] = claim(result())
+    first = plugin.prepare(asked())
+    world.gpus = 0
+    assert plugin.prepare(asked()) == first and len(world.parts) == 1
 
 
 def test_claim_in_use_is_not_given_back(api, world, plugin):

@@ -8,7 +8,7 @@ import re
 from fractions import Fraction
 from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
-from .devices import DRIVER, MEMORY, PERCENT, gpu_device, tenant_device
+from .devices import DRIVER, MEMORY, PERCENT, gpu_uuid, tenant_device
 
 _MIB = 1 << 20
 _QUANTITY = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,15})?)(?:(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)|[eE]([+-]?[0-9]{1,3}))?")
@@ -68,7 +68,8 @@ def read(claim: Mapping[str, Any], node: str, pool: Mapping[str, Any]) -> Any:
     """Return the Lease or the Tenant that a claim has on this node, or None.
 
     `pool` is the answer of the lease service. Raises ClaimError if the claim has devices that one container cannot
-    use together, or if a device is unknown.
+    use together, or if a tenant is unknown. The lease service checks the GPUs, because a lease can exist on a GPU that is
+    not offered at the moment.
     """
     allocation = (claim.get("status") or {}).get("allocation") or {}
     results = [
@@ -83,10 +84,9 @@ def read(claim: Mapping[str, Any], node: str, pool: Mapping[str, Any]) -> Any:
     if len({each["request"] for each in results}) > 1:
         raise ClaimError("it has several requests for %s. Use one request, with count for several GPUs." % DRIVER)
     tenants = {tenant_device(tenant["name"]): tenant for tenant in pool["tenants"]}
-    gpus = {gpu_device(gpu["uuid"]): gpu["uuid"] for gpu in pool["gpus"]}
     allocated = tuple(Result(each["request"], each["device"], each.get("shareID") or "") for each in results)
     names = [each.device for each in allocated]
-    unknown = [name for name in names if name not in tenants and name not in gpus]
+    unknown = [name for name in names if name not in tenants and not gpu_uuid(name)]
     if unknown:
         raise ClaimError("the node no longer offers the device %s. %s" % (unknown[0], _CURE))
     if names[0] in tenants:
@@ -101,7 +101,7 @@ def read(claim: Mapping[str, Any], node: str, pool: Mapping[str, Any]) -> Any:
     if len(sizes) > 1:
         raise ClaimError("its GPUs have different sizes. Request equal sizes.")
     memory_bytes, percent = sizes.pop()
-    return Lease(tuple(gpus[name] for name in names), memory_bytes, percent, allocated)
+    return Lease(tuple(map(gpu_uuid, names)), memory_bytes, percent, allocated)
 
 
 def _size(result: Mapping[str, Any]) -> Tuple[int, int]:

@@ -37,6 +37,14 @@ def gpu_device(uuid: str) -> str:
     return uuid.lower()
 
 
+def gpu_uuid(name: str) -> str:
+    """Return the UUID of the GPU with this device name.
+
+    Returns an empty text for another device.
+    """
+    return "GPU-" + name[len("gpu-") :] if name.startswith("gpu-") else ""
+
+
 def tenant_device(name: str) -> str:
     """Return the device name of a tenant.
 
