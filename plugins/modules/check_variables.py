@@ -12,6 +12,7 @@ module: check_variables
 short_description: Validate a host's variables before anything changes
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Checks the type, choices, bounds and form of each variable in the inventory that belongs to the given roles and playbooks.
     C(docs/variables.md) lists all variables.
   - Checks the names of all variables of the host. A name is an error if it has a prefix of the collection and

@@ -10,6 +10,7 @@ module: dcgm_exporter
 short_description: Install an exporter of GPU metrics and test its endpoint
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Installs or removes an exporter. For an installation, it writes the exporter's files and unit, installs its packages,
     restarts it after a change, and scrapes it.
   - The role P(openfleet.gpu.dcgm_exporter#role) uses this module with its own units. Set C(no_log) on tasks with this module,

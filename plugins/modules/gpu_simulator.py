@@ -10,9 +10,10 @@ module: gpu_simulator
 short_description: Install simulated NVIDIA GPUs
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Builds and installs a library that simulates NVML and the tool C(gpusim), and configures simulated GPUs. Or removes all of
     these.
-  - The role P(openfleet.gpu.gpu_simulator#role) uses this module, and installs a compiler if one is missing.
+  - The role P(openfleet.gpu.gpu_simulator#role) installs a compiler if one is missing.
   - Sources are sent only to a host whose installation is missing, damaged or outdated.
 author:
   - openfleet.gpu contributors (!UNKNOWN)

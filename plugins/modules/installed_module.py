@@ -10,9 +10,10 @@ module: installed_module
 short_description: Run a module from code that is installed on the host
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - >-
     The actions of M(openfleet.gpu.layout) and M(openfleet.gpu.layout_boot) run this small module first. They send the complete
-    module code only to hosts that do not have it installed. Playbooks do not need this module.
+    module code only to hosts that do not have it installed.
   - The code is part of the command C(gpu-layout). C(docs/installed-code.md) lists the checks.
 author:
   - openfleet.gpu contributors (!UNKNOWN)

@@ -10,6 +10,7 @@ module: kubelet_info
 short_description: Report a kubelet's policies for NUMA nodes and CPUs
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Reads the options of the kubelet's process and its configuration files on the host, with those of its option C(--config-dir).
     It does not contact the cluster, so that no account needs the permission C(nodes/proxy).
 author:

@@ -10,6 +10,7 @@ module: kubernetes_eviction
 short_description: Evict pods of a Kubernetes node
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Evicts the pods of a node with the given UIDs, or all except mirror pods.
   - A pod is a DaemonSet pod only if the API has a DaemonSet with the UID in the pod's owner reference and a selector that
     matches the pod. In contrast, M(kubernetes.core.k8s_drain) skips every pod with any DaemonSet in its owner references.

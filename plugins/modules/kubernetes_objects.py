@@ -10,6 +10,7 @@ module: kubernetes_objects
 short_description: List objects of several kinds of a Kubernetes cluster
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Lists objects of all given kinds in one execution. M(kubernetes.core.k8s_info) needs one execution per kind.
   - Requests and answers are limited in time and size.
 author:

@@ -10,6 +10,7 @@ module: layout_boot
 short_description: Install the command gpu-layout and its units
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Installs or removes the command C(gpu-layout), the file with the host's layout, and the unit that restores the layout at
     boot. Also manages the units for metrics, for C(gpu-layout keep), for C(gpu-layout lease) and for the agent of vGPU tenants.
   - Without the boot unit, each reboot of the host removes the MIG instances.

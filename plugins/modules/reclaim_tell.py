@@ -12,6 +12,7 @@ module: reclaim_tell
 short_description: Notify owners of idle GPU holders about announced and completed stops
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Sends mails and calls web hooks about the holders that M(openfleet.gpu.reclaim) announced and stopped on a host. The playbook
     C(openfleet.gpu.rightsize) uses this module.
   - A receiver gets one message about all announcements on the host, and one about all stops. A user gets only messages about

@@ -10,6 +10,7 @@ module: slurm_config
 short_description: Write the GRES of a Slurm node to files that slurm.conf and gres.conf include
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Writes C(openfleet_nodes.conf) and C(openfleet_gres.conf) next to C(slurm.conf). Never writes C(slurm.conf) and C(gres.conf).
   - In C(openfleet_nodes.conf), changes only C(Gres=) of the node, C(GresTypes) and C(AccountingStorageTRES). Other values of the
     node's line, such as C(CPUs) and C(RealMemory), are kept.

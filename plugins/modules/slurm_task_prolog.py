@@ -10,6 +10,7 @@ module: slurm_task_prolog
 short_description: Install the TaskProlog that gives Slurm jobs the UUIDs of their GPUs
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Installs a program for C(TaskProlog) of C(slurm.conf), the list of devices that it reads, and the unit
     C(openfleet-slurm-devices.service) that refreshes the list before each start of C(slurmd).
   - It does not change C(slurm.conf). RV(advice) contains the line to add.

@@ -10,6 +10,7 @@ module: systemd_reload
 short_description: Reload systemd's units unless running containers would lose their GPUs
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Fails if running containers would lose their GPUs when systemd reloads its units (C(docs/container_toolkit.md)).
   - With O(reload=false) it only checks. Use it before a task that changes unit files.
   - On a host that does not run systemd, it does nothing.

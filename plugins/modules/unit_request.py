@@ -10,6 +10,7 @@ module: unit_request
 short_description: Send an HTTP request to a verified service on the host
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Sends an HTTP request to a service, as M(ansible.builtin.uri) does, and parses the JSON of the response.
   - If O(password) is set, nothing is sent before the server is verified. With C(https), the server's certificate and name are
     verified. With C(http), the kernel must report that the other end of the connection is a process of O(unit). So if a user of

@@ -10,9 +10,10 @@ module: vgpu_limiter
 short_description: Install the vGPU limiter's library and commands
 version_added: "0.1.0"
 description:
+  - "Internal: only this collection uses this module."
   - Installs or removes the library that limits vGPU tenants, the commands C(vgpu-run) and C(vgpu-top), the drop-ins of
     units that run as tenants, and labels for confined containers.
-  - The role P(openfleet.gpu.vgpu_limiter#role) uses this module, and installs a compiler if one is missing.
+  - The role P(openfleet.gpu.vgpu_limiter#role) installs a compiler if one is missing.
   - Sources are sent only to a host whose installation is missing, damaged or outdated.
 author:
   - openfleet.gpu contributors (!UNKNOWN)
