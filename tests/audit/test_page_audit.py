@@ -49,6 +49,15 @@ def test_a_finding_leads_to_its_host(show):
     assert shown(page, ".host h2") == [place.split()[0]]
 
 
+def test_first_table_names_the_most_expensive_workloads_and_their_owners(show):
+    page = show(page_fleet.usual())
+    assert shown(page, "h2")[:2] == ["Missing data", "Take back first"]
+    # One GPU on each of three hosts is idle under alice's unit, and one under bob's container.
+    owners = shown(page, "#take [data-name=owner]")[:6]
+    assert sorted(owners) == ["alice, vision, vision@example.org"] * 3 + ["bob, notebooks, #notebooks"] * 3
+    assert set(shown(page, "#take tbody td:first-child")[:6]) == {"idle"}
+
+
 def test_names_are_told_in_full_where_there_is_little_room(show):
     page = show(page_fleet.hostile(HOSTILE))
     titles = page.locator("[title]").evaluate_all("all => all.map((one) => one.title).join('|')")

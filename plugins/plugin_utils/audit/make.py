@@ -110,9 +110,8 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         if not _named(holding.subject) & set(order.exempt)
     ]
     found, book = booked(findings(judged, order.former, now_seconds), window.seconds if history else 0.0)
-    book, owners, without = owned(
-        book, found, Known(window, bool(history), order.owners, jobs), _asking(order, window) if history else None
-    )
+    known = Known(window, bool(history), order.owners, jobs, leased.leases if leased else ())
+    book, owners, without = owned(book, found, known, _asking(order, window) if history else None)
     exempt = set(order.exempt)
     away, hidden = gone(
         found,

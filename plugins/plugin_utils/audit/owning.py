@@ -17,6 +17,7 @@ from .asking import Asking
 from .job_devices import Device
 from .job_series import DeviceUse, use_of
 from .jobs import Job
+from .lease_model import Lease
 from .ledger_model import Ledger
 from .model import Finding, Window
 from .owned import Past, divided
@@ -52,6 +53,7 @@ class Known:
     has_history: bool
     owners: Sequence[Owner] = ()
     jobs: KnownJobs = field(default_factory=KnownJobs)
+    leases: Sequence[Lease] = ()
 
 
 def owned(
@@ -59,7 +61,7 @@ def owned(
 ) -> tuple[Ledger, OwnerTotals, list[str]]:
     """Return (ledger with workloads, totals of owners, sentences about missing data)."""
     end = known.window.end_seconds
-    workloads = Workloads(found, known.owners, known.jobs.jobs, end)
+    workloads = Workloads(found, known.owners, known.jobs.jobs, end, known.leases)
     past = {
         device: [Past(workloads.of_job(job), seconds) for job, seconds in ended]
         for device, ended in known.jobs.ended.items()

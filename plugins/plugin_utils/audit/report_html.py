@@ -18,7 +18,19 @@ from typing import Any, Iterable, Mapping, Sequence
 import jinja2
 
 from ..counted import counted
-from .ledger_model import CLASS_MEANINGS, NOT_ASSIGNED, RESERVED_UNUSED, Ledger, Row, Sum, sum_of
+from .ledger_model import (
+    CLASS_MEANINGS,
+    IDLE,
+    NOT_ASSIGNED,
+    RESERVED_UNUSED,
+    RESIZABLE,
+    STALLED,
+    STANDBY,
+    Ledger,
+    Row,
+    Sum,
+    sum_of,
+)
 from .model import ASKING, MEANINGS, WORDS, Audit, Day, Finding, Stat
 from .report_json import summary, sums
 from .workload_model import OwnerTotal, OwnerTotals
@@ -30,6 +42,15 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TOP = 100
 #: Maximum number of accounts, of users and of jobs on the page. The JSON file has more.
 _ROWS_OF_USE = 50
+#: Maximum number of rows in the first table, which must be readable in a minute.
+_ROWS_TO_TAKE = 10
+#: Advice for each class of the ledger.
+_ADVICE = {
+    IDLE: "Stop it. rightsize.yml lists it, and stops it on request.",
+    RESIZABLE: "Give it a smaller part. rightsize.yml proposes one.",
+    STANDBY: "Ask its owner: it waits for clients.",
+    STALLED: "Ask its owner: it looks hung.",
+}
 #: Maximum number of teams, of users and of workloads on the page. The CSV file has all workloads.
 _ROWS_OF_OWNERS = 20
 #: Maximum number of hosts in the table of GPUs that are not assigned.
@@ -86,6 +107,7 @@ def to_text(audit: Audit) -> str:
             not_assigned=(by_host := _not_assigned(audit.ledger)),
             more_free=_more_free(by_host[_HOSTS_OF_FREE:]),
             owners=_owners(audit.owners),
+            take=_take_back(audit.ledger),
             owner_sum=_owner_sum,
             gpus=gpus,
             most_hosts=_HOSTS_OF_FREE,
@@ -106,6 +128,34 @@ def _reserved(book: Ledger) -> dict[str, Sum]:
         if row.finding and row.gpus and row.word in RESERVED_UNUSED:
             rows.setdefault(row.finding, []).append(row)
     return {name: sum_of(of_finding) for name, of_finding in rows.items()}
+
+
+def _take_back(book: Ledger) -> dict[str, Any]:
+    """Return the reserved and unused parts by workload and class.
+
+    The most expensive are first. `rest` is the sum of the omitted ones.
+    """
+    rows: dict[tuple[str, str], list[Row]] = {}
+    for row in book.rows:
+        if row.gpus and row.word in RESERVED_UNUSED:
+            rows.setdefault((row.word, str(row.owner) if row.owner else row.host), []).append(row)
+    made = [
+        {
+            "word": word,
+            "owner": of_workload[0].owner,
+            "hosts": sorted({row.host for row in of_workload}),
+            "sum": sum_of(of_workload),
+            "advice": _ADVICE[word],
+        }
+        for (word, _name), of_workload in rows.items()
+    ]
+    made.sort(key=lambda one: (-(one["sum"].cost_per_month or 0.0), -one["sum"].gpus, one["hosts"], one["word"]))
+    more = [row for one in made[_ROWS_TO_TAKE:] for row in rows[_take_key(one)]]
+    return {"rows": made[:_ROWS_TO_TAKE], "more": len(made) - _ROWS_TO_TAKE, "rest": sum_of(more)}
+
+
+def _take_key(one: Mapping[str, Any]) -> tuple[str, str]:
+    return (one["word"], str(one["owner"]) if one["owner"] else one["hosts"][0])
 
 
 def _owners(totals: OwnerTotals) -> list[dict[str, Any]]:

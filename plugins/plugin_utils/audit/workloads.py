@@ -12,8 +12,9 @@ import re
 from typing import Iterable, Mapping, Sequence
 
 from ...module_utils.holders.model import DEVICE_HANDLE, KUBELET, MPS
-from ...module_utils.leases.names import is_lease_unit, tenant_name, unit_name
+from ...module_utils.leases.names import is_lease_unit, tenant_name
 from .jobs import Job
+from .lease_model import Lease
 from .model import Finding, Holder
 from .owners import Owner, with_team
 from .workload_model import CONTAINER, JOB, LEASE, POD, PROCESS, TENANT, UNIT, UNKNOWN_HOLDER, Workload
@@ -30,7 +31,8 @@ Ages = dict[Workload, "float | None"]
 class Workloads:
     """Workloads of the fleet.
 
-    `jobs` are the jobs of Slurm's accounting, and `entries` the entries of `gpu_owners`. Ages end at `end_seconds`.
+    `jobs` are the jobs of Slurm's accounting, `leases` the current leases, and `entries` the entries of `gpu_owners`.
+    Ages end at `end_seconds`.
     """
 
     def __init__(
@@ -39,15 +41,17 @@ class Workloads:
         entries: Sequence[Owner] = (),
         jobs: Iterable[Job] = (),
         end_seconds: float = 0.0,
+        leases: Iterable[Lease] = (),
     ) -> None:
         self._entries, self._end = entries, end_seconds
         self._running = {job.id: job for job in jobs if job.end_seconds is None}
         self._known: dict[str, Ages] = {}
-        self._lease_users: dict[tuple[str, str], str] = {}
+        # The service of leases takes the account from the kernel.
+        self._lease_users = {(one.host, one.number): one.account for one in leases}
         for found in findings:
             for holder in found.holding.holders or ():
                 if holder.user and is_lease_unit(holder.unit):
-                    self._lease_users[(found.holding.subject.host, holder.unit)] = holder.user
+                    self._lease_users[(found.holding.subject.host, _lease_number(holder.unit))] = holder.user
 
     def of(self, found: Finding) -> Ages:
         """Return the current workloads of a finding's part with their ages."""
@@ -80,8 +84,7 @@ class Workloads:
         lease = _LEASE.fullmatch(name)
         namespace, slash, pod = name.partition("/")
         if lease and tenant_name(int(lease.group(1))) == name:
-            unit = unit_name(int(lease.group(1)))
-            made = Workload(LEASE, lease.group(1), host, self._lease_users.get((host, unit), ""))
+            made = Workload(LEASE, lease.group(1), host, self._lease_users.get((host, lease.group(1)), ""))
         elif slash:
             made = Workload(POD, pod, namespace=namespace)
         else:
@@ -110,6 +113,10 @@ def _pod_names(holders: Sequence[Holder]) -> dict[str, Workload]:
     return {uid: Workload(POD, match.group(2), namespace=match.group(1)) for uid, match in matches if match}
 
 
+def _lease_number(unit: str) -> str:
+    return unit.partition("lease-")[2].partition(".")[0]
+
+
 def _named(host: str, holder: Holder, jobs: Mapping[str, Job]) -> Workload:
     if holder.pod is not None:
         return Workload(POD, holder.pod.owner or holder.pod.name, namespace=holder.pod.namespace)
@@ -119,7 +126,7 @@ def _named(host: str, holder: Holder, jobs: Mapping[str, Job]) -> Workload:
             return Workload(JOB, job.name, user=job.user, account=job.account)
         return Workload(JOB, holder.job, user=holder.user)
     if is_lease_unit(holder.unit):
-        return Workload(LEASE, holder.unit.partition("lease-")[2].partition(".")[0], host, holder.user)
+        return Workload(LEASE, _lease_number(holder.unit), host, holder.user)
     if " container " in " %s" % holder.unit:
         return Workload(CONTAINER, holder.unit.rpartition(" ")[2], host, holder.user)
     if holder.unit and not (holder.user and _SESSION.match(holder.unit)):

@@ -74,7 +74,7 @@ def _size(gpu: GpuToday, shape: Shape, workloads: int) -> float:
         return 1.0
     if shape.kind == "mig":
         return float(geometry(gpu.model).shares(shape)[0])
-    if not shape.memory_mib:
+    if not shape.memory_mib or (shape.technique and shape.technique.takes_turns):
         # The workloads take turns.
         return 1 / workloads
     return shape.memory_mib / geometry(gpu.model).memory_mib

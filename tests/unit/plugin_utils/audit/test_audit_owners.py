@@ -12,6 +12,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.compare import findings
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.jobs import Job
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.lease_model import Lease
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.ledger import booked
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     Holder,
@@ -47,11 +48,11 @@ def holding(subject=GPU, *holders, **more):
     return Holding(subject, holders=holders, **{**made, **more})
 
 
-def owned_by(*judged, entries=(), jobs=None, asking=None):
+def owned_by(*judged, entries=(), jobs=None, leases=()):
     """Return (ledger, totals) of a window of 300 hours."""
     found, book = booked(findings([(one, Verdict(word, "")) for one, word in judged], {}, NOW), HOURS * HOUR)
-    known = Known(Window(NOW - HOURS * HOUR, NOW), True, owners(list(entries)), jobs or KnownJobs())
-    book, totals, _notes = owned(book, found, known, asking)
+    known = Known(Window(NOW - HOURS * HOUR, NOW), True, owners(list(entries)), jobs or KnownJobs(), leases)
+    book, totals, _notes = owned(book, found, known, None)
     return book, totals
 
 
@@ -162,6 +163,15 @@ def test_lease_with_a_quota_belongs_to_the_account_of_its_scope():
     _book, totals = owned_by((holding(GPU, program), "right"), (quota, "right"))
     assert hours(totals.workloads) == {"lease 7 on n1": 75.0, "not assigned": 225.0}
     assert totals.workloads[0].user == "carol" and totals.workloads[0].memory_max_bytes == 20 * GIB
+
+
+def test_lease_without_a_program_belongs_to_the_account_of_the_metrics():
+    quota = holding(
+        dataclasses.replace(GPU, kind="tenant", name="lease-7"), gpu_ratio=None, memory_total_bytes=20 * GIB
+    )
+    leases = (Lease("n1", "7", "carol", "20GiB", "gpu_layout[0]", ("0",), NOW + 60),)
+    _book, totals = owned_by((holding(GPU), "free"), (quota, "idle"), leases=leases)
+    assert (totals.users[0].name, totals.users[0].unused_gpu_hours) == ("carol", 75.0)
 
 
 def test_quota_of_a_pod_belongs_to_its_namespace():
