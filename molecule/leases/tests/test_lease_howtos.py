@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from howto import blocks, commands, expected
 
+from tests.lab.toolkit_mirror.toolkit_stand_ins import CDI_HOOK
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -68,17 +70,22 @@ MAKE_IMAGE = (
 
 @pytest.fixture
 def toolkit(desk):
-    """Install the toolkit's program, and write the CDI specification.
+    """Install the toolkit's programs, and write the CDI specification.
 
     Leases renew an existing specification.
     """
     (command,) = commands("lease-container.md", "$")
     (image,) = re.findall(r"registry\.\S+", command)
     write(desk, "/usr/bin/nvidia-ctk", (ROOT / "tests" / "lab" / "stand_in_nvidia_ctk.py").read_text(), mode="755")
+    write(desk, "/usr/bin/nvidia-cdi-hook", CDI_HOOK, mode="755")
+    # The specification lists nodes of GPUs, which the simulated driver does not have.
+    desk.ask("for n in 0 1 2 3; do mknod -m 0666 /dev/nvidia$n c 195 $n; done")
     desk.ask("mkdir -p /etc/cdi && nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
     desk.ask(MAKE_IMAGE + image)
     yield command
-    desk.host.run(f"podman image rm --force {image}; rm -f /usr/bin/nvidia-ctk /etc/cdi/nvidia.yaml")
+    desk.host.run(
+        f"podman image rm --force {image}; cd /usr/bin && rm -f nvidia-ctk nvidia-cdi-hook /etc/cdi/nvidia.yaml /dev/nvidia[0-3]"
+    )
 
 
 def test_container(desk, toolkit):
