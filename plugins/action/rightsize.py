@@ -96,6 +96,7 @@ class ActionModule(ControllerAction):
             },
             "reclaim_grace_seconds": grace_seconds or request.audit.thresholds.idle_hours * 3600,
             "reclaim": [dataclasses.asdict(holder) for holder in proposal.reclaim],
+            "colocations": [dataclasses.asdict(each) for each in proposal.colocations],
             "lease_pools": [dataclasses.asdict(pool) for pool in proposal.lease_pools],
             "files": [str(path) for path in files],
         }

@@ -242,6 +242,23 @@ reclaim_grace_seconds:
   returned: success
   type: float
   sample: 172800.0
+colocations:
+  description: >-
+    Online and offline workloads (C(latency) C(low) and C(batch) in O(workloads)) that could share a GPU with the policy
+    C(colocate). Each has the C(host), C(gpu_index), C(online) and C(offline) workloads, the GPUs that are C(freed), an
+    C(entry) for C(gpu_layout) and a C(reason). C(left_ratio), C(need_ratio) and C(progress_ratio) are shares of time.
+    C(layouts) does not contain these changes.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - {host: h100-01, gpu_index: 0, online: chat.service, offline: [train.service], freed: ["h100-01 gpu 1"],
+       saved_per_month: 1461.0, memory_bytes: 53687091200.0, left_ratio: 0.6, need_ratio: 0.4, progress_ratio: 1.0,
+       entry: {gpus: [0], sharing: vgpu, vgpu: {policy: colocate, tenants: [
+         {name: online, memory: 20480MiB, sm_percent: 50, latency: online},
+         {name: offline-1, memory: 30720MiB, sm_percent: 50, latency: offline}]}},
+       reason: "Together they need at most 50.0 GiB. chat.service leaves 60 % of the time below the waterline of 80 %,
+                and 1 offline workload used 40 %. A request may wait for the rest of one offline kernel."}
 lease_pools:
   description: >-
     Entries that offer leases, each with its C(host), C(entry), current number of C(gpus), C(proposed_gpus) and C(reason).

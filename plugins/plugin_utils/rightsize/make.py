@@ -24,9 +24,10 @@ from ..sizing.demand import fleet_margin
 from ..sizing.margin import Margin
 from ..sizing.model import Fleet, Policy
 from .after import after
+from .colocations import colocations
 from .larger import remedy
 from .mode import decide, shrink
-from .model import Decision, GpuToday, HostChange, LeasePool, Need, Occupant, Outcome, Proposal, Wish
+from .model import Colocation, Decision, GpuToday, HostChange, LeasePool, Need, Occupant, Outcome, Proposal, Wish
 from .observed import hosts_today
 from .overlay import merged, planned
 from .pools import pools
@@ -101,6 +102,7 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
     arrangement = rearrange(gpus, decisions, request.limits, check, say, together.members)
     notes += arrangement.notes
     lease_pools = _lease_pools(request, audit, notes)
+    colocated = _colocations(request, audit, gpus, notes)
     then = arrangement.standing()
     limited = (request.limits.most_moved, request.limits.most_destroyed) != (None, None)
     outcomes = tuple(
@@ -152,6 +154,7 @@ def make(request: Request, now_seconds: float, say: Callable[[str], None] = lamb
         promise=" ".join(filter(None, (margin.promise, together.promise))) if margin and arrangement.answers else "",
         settings=_settings(request),
         lease_pools=lease_pools,
+        colocations=colocated,
     )
 
 
@@ -163,6 +166,26 @@ def _lease_pools(request: Request, audit: Audit, notes: list[str]) -> tuple[Leas
         found, noticed = pools(Prometheus(request.audit.access), audit.window, request.audit.selector, request.policy)
     except PrometheusError as error:
         notes.append("%s The use of leases is unknown." % error)
+        return ()
+    notes += noticed
+    return found
+
+
+def _colocations(request: Request, audit: Audit, gpus: Sequence[GpuToday], notes: list[str]) -> tuple[Colocation, ...]:
+    """Return which offline workloads could use the GPUs of online workloads."""
+    if request.audit.access is None:
+        return ()
+    try:
+        found, noticed = colocations(
+            Prometheus(request.audit.access),
+            gpus,
+            audit.window,
+            request.audit.selector,
+            request.limits.reach,
+            request.policy,
+        )
+    except PrometheusError as error:
+        notes.append("%s Colocation was not considered." % error)
         return ()
     notes += noticed
     return found

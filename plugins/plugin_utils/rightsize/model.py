@@ -253,6 +253,29 @@ class LeasePool:
 
 
 @dataclass(frozen=True)
+class Colocation:
+    """An online workload, and the offline workloads that fit on its GPU.
+
+    docs/vgpu-colocate.md describes such GPUs. `left_ratio` is the share of time that online work leaves below the waterline, `need_ratio` the share that the offline
+    workloads used, and `progress_ratio` the part of it that they get. `freed` names their present GPUs. `entry` is the
+    layout entry.
+    """
+
+    host: str
+    gpu_index: int
+    online: str
+    offline: tuple[str, ...]
+    freed: tuple[str, ...]
+    saved_per_month: float | None
+    memory_bytes: float
+    left_ratio: float
+    need_ratio: float
+    progress_ratio: float
+    entry: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Proposal:
     """A finished proposal."""
 
@@ -282,6 +305,8 @@ class Proposal:
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: Entries with leases. They are not part of the overlay.
     lease_pools: tuple[LeasePool, ...] = ()
+    #: Workloads that could share a GPU as online and offline tenants. They are not part of the overlay.
+    colocations: tuple[Colocation, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -144,6 +144,17 @@ def _reviewed(proposal: Proposal) -> dict[str, Any]:
             for one in proposal.workloads
             if one.change in ("moved", "resized")
         ],
+        "colocations": [
+            {
+                "host": one.host,
+                "online": one.online,
+                "offline": list(one.offline),
+                "frees": list(one.freed),
+                "entry": one.entry,
+                "reason": one.reason,
+            }
+            for one in proposal.colocations
+        ],
         "lease_pools": [
             {"entry": "%s %s" % (pool.host, pool.entry), "change": to_change(pool), "reason": pool.reason}
             for pool in proposal.lease_pools

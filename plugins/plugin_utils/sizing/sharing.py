@@ -53,7 +53,7 @@ class Sharing:
         return len(self.cards) + len(self.left_alone)
 
 
-class _Weigher:
+class Weigher:
     """Evaluates groups of workloads.
 
     All workloads of `fleet` must have enough evidence.
@@ -83,16 +83,25 @@ class _Weigher:
         workloads were independent.
         """
         rows = list(group)
-        if self.padded[rows].sum(axis=0).max() > self.card:
-            return Weight(False)
-        rises = np.sort(self.rise[rows])[::-1][: self.policy.peaks_at_once]
-        if self.median[rows].sum() + rises.sum() > self.card * (1 - self.policy.free_ratio):
+        if not self._peaks_fit(rows):
             return Weight(False)
         over = self._beyond(self.memory_chance, rows, self.bins)
         if over > self.policy.planned_over_ratio:
             return Weight(False, over=over)
         saturated = self.saturated(rows)
         return Weight(saturated <= self.policy.saturated_card_ratio, saturated, over)
+
+    def _peaks_fit(self, rows: list[int]) -> bool:
+        if self.padded[rows].sum(axis=0).max() > self.card:
+            return False
+        rises = np.sort(self.rise[rows])[::-1][: self.policy.peaks_at_once]
+        return bool(self.median[rows].sum() + rises.sum() <= self.card * (1 - self.policy.free_ratio))
+
+    def memory_fits(self, rows: list[int]) -> bool:
+        """Return whether the memory fits by rules 1 to 3 of docs/sizing.md."""
+        return self._peaks_fit(rows) and (
+            self._beyond(self.memory_chance, rows, self.bins) <= self.policy.planned_over_ratio
+        )
 
     def saturated(self, rows: list[int]) -> float:
         """Return the share of time with more than 100 % duty.
@@ -152,7 +161,7 @@ def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Shar
         reason = "leave exclusive: no workload has enough data and fits"
         return Sharing(card_bytes, (), tuple(left), False, reason)
     judged = fleet.part(rows)
-    weigher = _Weigher(judged, [known[i] for i in rows], card_bytes, policy)
+    weigher = Weigher(judged, [known[i] for i in rows], card_bytes, policy)
     limits = Limits(
         policy.planned_saturated_ratio, policy.planned_over_ratio, policy.rounds, policy.candidates, policy.seed
     )
