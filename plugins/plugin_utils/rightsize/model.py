@@ -256,7 +256,8 @@ class LeasePool:
 class Colocation:
     """An online workload, and the offline workloads that fit on its GPU.
 
-    docs/vgpu-colocate.md describes such GPUs. `left_ratio` is the share of time that online work leaves below the waterline, `need_ratio` the share that the offline
+    docs/vgpu-colocate.md describes such GPUs. `left_ratio` is the share of time that online work leaves below the
+    waterline, `need_ratio` the share that the offline
     workloads used, and `progress_ratio` the part of it that they get. `freed` names their present GPUs. `entry` is the
     layout entry.
     """

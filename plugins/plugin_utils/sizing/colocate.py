@@ -28,7 +28,8 @@ LEAST_PROGRESS_RATIO = 0.75
 class Colocated:
     """An online workload and the offline workloads that fit on its card.
 
-    Ratios are shares of time. `left_ratio` is the time that online work leaves below the waterline, and `need_ratio` the time that the offline
+    Ratios are shares of time. `left_ratio` is the time that online work leaves below the waterline, and `need_ratio`
+    the time that the offline
     workloads used. `memory_bytes` is the highest sum with margins, and `quotas_bytes` the highest memory of each workload.
     """
 
@@ -55,7 +56,8 @@ def colocate(
 ) -> tuple[Colocated, ...]:
     """Return the cards on which offline workloads fit.
 
-    All others keep their own cards. `online` names the online workloads of the fleet. All others are offline. Workloads with too little evidence are left
+    All others keep their own cards. `online` names the online workloads of the fleet. All others are offline. Workloads
+    with too little evidence are left
     out. The memory of a card must stay below the waterline, because offline allocations are refused above it.
     """
     known = gather(fleet, policy)
