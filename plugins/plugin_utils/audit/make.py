@@ -14,6 +14,7 @@ from ...module_utils.errors import FleetError
 from ..counted import counted
 from ..idle.rhythm import Span
 from .asking import Asking
+from .colocation import colocation
 from .compare import Former, findings, gone
 from .history import History
 from .holdings import HostState, Price, holdings
@@ -23,7 +24,7 @@ from .jobs import jobs_of
 from .lease_model import Leases
 from .leases import leases
 from .ledger import booked
-from .model import Audit, Sources, Subject, Window
+from .model import Audit, Colocation, Sources, Subject, Window
 from .owners import Owner
 from .owning import Known, KnownJobs, owned
 from .prometheus import Access, Prometheus, PrometheusError
@@ -104,6 +105,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
     held = holdings(history, order.hosts, order.prices)
     jobs = _jobs(order, window, [holding.subject for holding in held], say)
     leased, silence = _leases(order, window, say) if history else (None, [])
+    colocated, unread = _colocation(order, window) if history else (None, [])
     judged = [
         (holding, judge(holding, order.thresholds, seconds=window.seconds if history else None))
         for holding in together(held, order.thresholds.idle_policy)
@@ -129,7 +131,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
             prometheus=Prometheus(order.access).name if order.access else "",
             hosts_asked=tuple(sorted(order.hosts_asked)),
             hosts_answered=tuple(sorted(order.hosts)),
-            missing=(*missing, *jobs.notes, *without, *silence, *(history.notes if history else ())),
+            missing=(*missing, *jobs.notes, *without, *silence, *unread, *(history.notes if history else ())),
         ),
         findings=found,
         gone=away,
@@ -140,6 +142,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
         usage=jobs.usage,
         ledger=book,
         leases=leased,
+        colocation=colocated,
         owners=owners,
     )
 
@@ -167,6 +170,18 @@ def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tu
             % server.name
         ]
     return history, []
+
+
+def _colocation(order: Order, window: Window) -> tuple[Colocation | None, list[str]]:
+    """Return the gain of colocation, and sentences about missing data."""
+    if order.access is None:
+        return None, []
+    notes: list[str] = []
+    try:
+        asking = Asking(Prometheus(order.access), window.end_seconds, order.selector, notes)
+        return colocation(asking, window.seconds), notes
+    except PrometheusError as error:
+        return None, ["The gain of colocation is unknown. %s" % error]
 
 
 def _leases(order: Order, window: Window, say: Callable[[str], None]) -> tuple[Leases | None, list[str]]:

@@ -322,6 +322,15 @@ class Sources:
 
 
 @dataclass(frozen=True)
+class Colocation:
+    """GPU hours of online and offline tenants in the window, on `gpus` GPUs with both."""
+
+    gpus: int
+    online_gpu_hours: float
+    offline_gpu_hours: float
+
+
+@dataclass(frozen=True)
 class Audit:
     """A finished audit.
 
@@ -341,6 +350,8 @@ class Audit:
     ledger: Ledger = field(default_factory=Ledger)
     #: None if no entry offers leases.
     leases: Leases | None = None
+    #: None if no GPU had online and offline tenants.
+    colocation: Colocation | None = None
     owners: OwnerTotals = field(default_factory=OwnerTotals)
     schema_version: int = SCHEMA_VERSION
 
