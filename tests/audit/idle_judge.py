@@ -187,7 +187,8 @@ def judge_one(outcome: Outcome, pattern: Pattern, minute: int, window: int, find
             return
         # An abandoned server and a holder with clients look like a server that waits. The audit must report them, but
         # not stop them.
-        flagged = word in (*FLAGS, "standby") if pattern.holder.listens or pattern.holder.clients else word in FLAGS
+        waits = pattern.holder.listens or pattern.holder.clients or pattern.discounted
+        flagged = word in (*FLAGS, "standby") if waits else word in FLAGS
         outcome.due += 1
         outcome.flagged += flagged
         if not flagged:

@@ -157,6 +157,8 @@ class Pattern:
     counts: bool = False
     #: Whether the owner must be asked before a stop, even if the history looks like that of an abandoned GPU.
     asked: bool = False
+    #: Whether kernels that are no work of the holder end each pause. The verdict may then be standby.
+    discounted: bool = False
     #: Whether a metric or a pause is within a factor of three of its threshold.
     near: bool = False
     #: False if each span belongs to another holder. Pods of one user that come and go are the same holder.

@@ -119,6 +119,8 @@ def working() -> list[Pattern]:
         Pattern("5s-daily-counted", work(bursts(always, 1, DAY), unseen(kernels(5))), holder=queue, counts=True),
         Pattern("2s-hourly-counted", work(bursts(always, 1, HOUR), unseen(kernels(2))), holder=queue, counts=True,
                 without=NO_PROFILING),
+        # The holder of a short nightly job may not be taken for a diagnostic.
+        Pattern("nightly-job-of-3-minutes", work(bursts(always, 3, DAY), TRAIN), holder=queue),
         # --- Small servers
         *(Pattern("standby-%sGiB" % size, work(never), holder=SERVER, waits=True, memory_gib=size, near=size >= 3)
           for size in (0.6, 1, 3, 5, 7.5)),
@@ -170,6 +172,7 @@ def left() -> list[Pattern]:
             return (TRAIN._replace(cpu=0.002) if 180 <= minute % DAY < 183 else REST), False
         return (SERVE, True) if serving(minute) else (REST, False)
 
+    silent = UNIT("predict.service", listens=False, clients=0)
     made = [
         Pattern("hung-all-reduce", trained(end, HUNG), holder=UNIT("train.service")),
         Pattern("hung-all-reduce-warm", trained(end, HUNG._replace(power=250, sm=0.4)), holder=UNIT("train.service")),
@@ -180,6 +183,9 @@ def left() -> list[Pattern]:
         Pattern("restarts-each-6h", restarted, holder=SERVER, memory_gib=60,
                 cpu_resets=lambda minute: minute >= end and minute % (6 * HOUR) == 0),
         Pattern("nightly-diagnostic", diagnosed, holder=SERVER, memory_gib=60),
+        Pattern("restarts-each-6h-not-listening", restarted, holder=silent, memory_gib=60, discounted=True,
+                cpu_resets=lambda minute: minute >= end and minute % (6 * HOUR) == 0),
+        Pattern("nightly-diagnostic-not-listening", diagnosed, holder=silent, memory_gib=60, discounted=True),
         Pattern("left-with-cpu-time", trained(end, REST._replace(cpu=0.05)), near=True),
         Pattern("left-with-pcie", trained(end, REST._replace(pcie=5e6)), near=True),
         Pattern("left-with-power", trained(end, REST._replace(power=105)), near=True),

@@ -52,7 +52,7 @@ USUAL = {
 USUAL_NEAR = {
     "queue-75ms-minute-office", "queue-75ms-minute-counted", "4ms-second-no-profiling", "1s-each-6h-counted", "standby-3GiB",
     "second-weekends", "weekly-12h-late-2w", "simulation", "hung-all-reduce", "probes-of-1-percent-small", "restarts-each-6h",
-    "nightly-diagnostic",
+    "nightly-diagnostic", "restarts-each-6h-not-listening", "nightly-diagnostic-not-listening", "nightly-job-of-3-minutes",
 }  # fmt: skip
 WORKING = [one for one in [*NAMED, *LATER] if THOROUGH or one.name in USUAL] + [
     one for one in idle_near.working() if one.name in USUAL_NEAR

@@ -20,6 +20,8 @@ from .model import Holder, Holding, Measured, Pod, Subject
 
 #: Kinds of holders that are processes. Holders of other kinds only reserve the GPU.
 _RUNNING = ("process", *(kind for technique in TECHNIQUES for kind in technique.holder_kinds))
+#: Parts of command lines of notebook kernels. They listen only for their own notebook server.
+_NOTEBOOKS = ("ipykernel", "jupyter")
 #: Kind of a process that has the device node of the GPU open, but no context on the GPU according to NVML.
 _BARE_HANDLE = "device_handle"
 
@@ -316,6 +318,15 @@ def price_of(model: str, prices: Sequence[Price]) -> float | None:
     """Return the price from the first entry that matches a model, or None."""
     short = model[len("NVIDIA ") :] if model.startswith("NVIDIA ") else model
     return next((price.price for price in prices if fnmatch.fnmatchcase(short, price.model)), None)
+
+
+def is_notebook_holder(holder: Holder) -> bool:
+    return any(word in holder.who for word in _NOTEBOOKS)
+
+
+def is_notebook(holding: Holding) -> bool:
+    """Return whether a notebook kernel holds the subject."""
+    return any(map(is_notebook_holder, holding.holders or ()))
 
 
 def using(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

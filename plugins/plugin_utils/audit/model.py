@@ -218,12 +218,16 @@ class Measured:
     device_quiet: Quiet | None = None
     #: Whether kernels ran for 1 % of the time or less, in 97 % of the last week.
     hardly_works: bool = False
+    #: Why the other kernels of that week are no work of the holder, as text.
+    explained_kernels: str = ""
     #: Time in the window in which other metrics showed work, but the busy ratio did not.
     unreported_work_seconds: float = 0.0
     #: Time in the window in which the busy ratio showed constant load, but no other metric showed work.
     unexplained_busy_seconds: float = 0.0
     #: Time up to the end of the window in which a kernel ran all the time, but nothing was computed or moved.
     stalled_seconds: float = 0.0
+    #: For a device with a stalled kernel: time since tensor cores worked. None if they never did in the last 100 days.
+    computed_seconds_ago: float | None = None
     xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None

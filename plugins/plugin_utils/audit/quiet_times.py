@@ -47,6 +47,9 @@ _LEAST_SAMPLES = 4
 #: this is 1.2 % of the time: some more than the 1 % that NVML reports for a health probe.
 _NEARLY_ALL, _HARDLY_RATIO = 0.97, 0.06
 
+#: Maximum use of cores in ten minutes by processes that start no kernels.
+_IDLE_CORES = 0.02
+
 #: Kinds of events. They are values of the label `event`.
 _WORKS, _APPEARS, _VANISHES, _TAKEN, _WATCHED = "works", "appears", "vanishes", "taken", "watched"
 
@@ -112,6 +115,51 @@ def hardly_working(asking: Asking) -> set[Key]:
         BY, DEVICE_ACTIVITY, HARDLY_SECONDS, LEAST_COVERED_RATIO * HARDLY_SECONDS / ROLL_UP_SECONDS,
     )  # fmt: skip
     return {key_of(sample.labels) for sample in asking.ask("(%s) and (%s)" % (seldom, known))}
+
+
+def explained_kernels(asking: Asking, keys: Collection[Key]) -> dict[Key, str]:
+    """Return why kernels of the last week are no work of the holder, by device.
+
+    `keys` are devices that hardly worked. Devices are left out if the holder may have worked: outside the hours after a
+    restart, or with CPU time. To start kernels, a process needs CPU time. Raises PrometheusError.
+    """
+    kernels = "max by (%s) (max_over_time(%s{%%(where)s}[1h])) >= %g" % (BY, DEVICE_ACTIVITY, _HARDLY_RATIO)
+    # The counter falls when processes end. Two hours contain a restart at the full hour.
+    restarts = "max by (%s) (resets(%s{%%(where)s}[2h])) > 0" % (BY, CPU_TIME.series)
+    week = "[%ds:1h]" % HARDLY_SECONDS
+    some = "count_over_time((%s)%s)" % (kernels, week)
+    idle_cpu = "max by (%s) (max_over_time(rate(%s{%%(where)s}[10m])[%ds:10m])) < %g >= 0" % (
+        BY, CPU_TIME.series, HARDLY_SECONDS, _IDLE_CORES,
+    )  # fmt: skip
+    known = "max by (%s) (count_over_time(%s{%%(where)s}%s)) >= %d" % (
+        BY, CPU_TIME.series, week, LEAST_COVERED_RATIO * HARDLY_SECONDS / _HOUR,
+    )  # fmt: skip
+    of = " and on (%s) " % BY
+    texts = {
+        "(%s) unless on (%s) count_over_time((%s unless %s)%s)" % (some, BY, kernels, restarts, week): (
+            "The other kernels ran only after restarts."
+        ),
+        some + of + "(%s)" % idle_cpu: "During the other kernels, its processes used no CPU time, as in a diagnostic.",
+    }
+    uuids = sorted({key[1] for key in keys})
+    found = {}
+    for expression, text in texts.items() if uuids else ():
+        for sample in asking.ask_of("(%s)%s(%s)" % (expression, of, known), uuids):
+            found[key_of(sample.labels)] = text
+    return {key: text for key, text in found.items() if key in keys}
+
+
+def computed_ago(asking: Asking, keys: Collection[Key]) -> dict[Key, float]:
+    """Return the seconds since tensor cores worked on these devices.
+
+    The result has a resolution of one hour, and lacks devices whose tensor cores did not work in LOOK_BACK_SECONDS. Raises
+    PrometheusError.
+    """
+    works = "max_over_time(%s{%%(where)s}[1h]) >= bool %g" % (SERIES["tensor"].roll_up, QUIET_BUSY_RATIO)
+    last = "max by (%s) (max_over_time((time() * (%s))[%ds:1h])) > 0" % (BY, works, LOOK_BACK_SECONDS)
+    uuids = sorted({key[1] for key in keys})
+    samples = asking.ask_of(last, uuids) if uuids else []
+    return {key_of(sample.labels): max(0.0, asking.end_seconds - sample.value) for sample in samples}
 
 
 def _quiet_by(

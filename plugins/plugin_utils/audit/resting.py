@@ -15,7 +15,7 @@ from ..idle.signals import CLIENTS, missing_groups
 from .model import Holding
 
 #: Tolerance for comparing quiet times. Their resolution is one hour.
-_HOUR_OFF = 1.5 * HOUR_SECONDS
+HOUR_OFF = 1.5 * HOUR_SECONDS
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
     )
     since = newest if held is None else held
     blamed = quiet.seconds if since is None else min(quiet.seconds, since)
-    never_worked = quiet.whole_window or (since is not None and since <= quiet.seconds + _HOUR_OFF)
+    never_worked = quiet.whole_window or (since is not None and since <= quiet.seconds + HOUR_OFF)
     is_idle = blamed >= after
     early = ""
     if never_worked and not is_idle:

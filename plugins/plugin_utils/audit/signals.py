@@ -22,7 +22,15 @@ from .figures import Figures
 from .history import History, Key, Record, is_pod
 from .model import Day, Stat, Subject, Window
 from .prometheus import Prometheus, Sample
-from .quiet_times import BY_DEFAULT, QuietQuestion, device_quiet_times, hardly_working, quiet_times
+from .quiet_times import (
+    BY_DEFAULT,
+    QuietQuestion,
+    computed_ago,
+    device_quiet_times,
+    explained_kernels,
+    hardly_working,
+    quiet_times,
+)
 from .series import (
     BUSY_FOR_COMPUTE,
     BY,
@@ -179,8 +187,11 @@ class _Reading:
             self._change(key, unreported_work_seconds=seconds)
         for key, seconds in self.figures.recorded_seconds(UNEXPLAINED_BUSY).items():
             self._change(key, unexplained_busy_seconds=seconds)
-        for key, seconds in self.figures.lasting_seconds(STALLED).items():
+        stalled = self.figures.lasting_seconds(STALLED)
+        for key, seconds in stalled.items():
             self._change(key, stalled_seconds=seconds)
+        for key, seconds in computed_ago(self.asking, stalled).items():
+            self._change(key, computed_seconds_ago=seconds)
         held = self.figures.held()
         for key, seconds in held.items():
             self._change(key, held_seconds=seconds)
@@ -188,8 +199,11 @@ class _Reading:
         quiets = quiet_times(self.asking, self.quiet, self.notes)
         for key, quiet in device_quiet_times(self.asking, self.quiet, quiets).items():
             self._change(key, device_quiet=quiet)
-        for key in hardly_working(self.asking):
+        hardly = hardly_working(self.asking)
+        for key in hardly:
             self._change(key, hardly_works=True)
+        for key, why in explained_kernels(self.asking, hardly - set(quiets)).items():
+            self._change(key, explained_kernels=why)
         for key, quiet in quiets.items():
             self._change(key, quiet=quiet)
             if key in held:

@@ -8,12 +8,13 @@ Missing data never counts as zero. A verdict against a holder covers a time, and
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ..counted import counted
 from ..idle.rule import Policy, threshold_seconds
 from ..idle.signals import SIGNALS
-from .holdings import is_held, runs_processes
+from .holdings import is_held, is_notebook_holder, runs_processes
 from .model import Holding, Stat, Verdict
 from .resting import Resting, duration, resting
 from .series import HARDLY_SECONDS, QUIET_BUSY_RATIO
@@ -32,8 +33,6 @@ _KERNEL_HOURS_RATIO = 0.02
 #: Without profiling, kernels of a few milliseconds are invisible. A process that starts them uses at least this share of a
 #: core on average. A process that sleeps uses less.
 _STARTS_KERNELS_CORES = 0.003
-#: Parts of command lines of notebook kernels. They listen only for their own notebook server.
-_NOTEBOOKS = ("ipykernel", "jupyter")
 
 #: Classes of XID errors that need an operator or a GPU reset. docs/alerts.md lists the XID numbers.
 _HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
@@ -42,7 +41,7 @@ _HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
 _CONTRADICTION_SECONDS = 3600.0
 
 #: Minimum time for which a stalled holder computes and moves nothing. Checkpoints and evaluations end sooner. Servers whose
-#: kernels wait for requests look the same, so the longer time applies to holders that listen, or never worked before.
+#: kernels wait for requests look the same, so the longer time applies to holders that listen.
 _STALLED_SECONDS, _STALLED_IN_DOUBT_SECONDS = 3600.0, 86400.0
 
 #: Throttle reasons that indicate a fault. A power cap does not indicate one, because operators configure it and a GPU
@@ -155,11 +154,13 @@ def _contradiction(holding: Holding) -> str:
 
 def _stalled(holding: Holding) -> str:
     """Return how the workload looks hung, or an empty text."""
-    worked = bool(holding.tensor and holding.tensor.mean)
-    listens = any(holder.listens or holder.clients for holder in holding.holders or ())
-    if listens and not worked:
+    newest = math.inf if holding.newest_holder_seconds is None else holding.newest_holder_seconds
+    ago = holding.computed_seconds_ago
+    # A kernel of a holder that never used tensor cores may wait by design.
+    if ago is None or ago > newest:
         return ""
-    if holding.stalled_seconds < (_STALLED_SECONDS if worked and not listens else _STALLED_IN_DOUBT_SECONDS):
+    listens = any(holder.listens or holder.clients for holder in holding.holders or ())
+    if holding.stalled_seconds < (_STALLED_IN_DOUBT_SECONDS if listens else _STALLED_SECONDS):
         return ""
     return (
         "A kernel has run all the time for %s, but tensor cores, memory, NVLink and PCIe were at rest, as in a hung all-reduce. "
@@ -222,9 +223,7 @@ def _waits_for_clients(holding: Holding) -> str:
 
 
 def _is_server(holding: Holding) -> bool:
-    return any(
-        holder.listens and not any(word in holder.who for word in _NOTEBOOKS) for holder in holding.holders or ()
-    )
+    return any(holder.listens and not is_notebook_holder(holder) for holder in holding.holders or ())
 
 
 def _cannot_tell(holding: Holding) -> str:
@@ -237,22 +236,33 @@ def _cannot_tell(holding: Holding) -> str:
             100 * quiet.kernel_hours_ratio
         )
     groups = {signal.group for signal in SIGNALS if signal.name in quiet.signals}
-    if "profiling" in groups or quiet.cpu_cores is None or quiet.cpu_cores < _STARTS_KERNELS_CORES:
+    if quiet.cpu_cores is None or quiet.cpu_cores < _STARTS_KERNELS_CORES:
         return ""
-    return "its processes use CPU time, and without profiling kernels of a few milliseconds are not seen."
+    if "profiling" not in groups:
+        return "its processes use CPU time, and without profiling kernels of a few milliseconds are not seen."
+    if "video engines" not in groups:
+        return "its processes use CPU time, and the engines for video, JPEG and optical flow are not measured."
+    return ""
 
 
 def _hardly_works(holding: Holding) -> str:
-    """Return how a server is used by health probes, restarts or diagnostics only.
+    """Return how a GPU is used by health probes, restarts or diagnostics only.
 
-    The text is empty if this is not the case. A cron job has the same metrics, so the holder must also listen.
+    The text is empty if this is not the case. A cron job has the same utilization. So the holder must listen, or its
+    restarts and CPU time must explain the kernels.
     """
-    if not holding.hardly_works or not _is_server(holding) or (holding.held_seconds or 0.0) < HARDLY_SECONDS:
+    explained = holding.explained_kernels
+    if not holding.hardly_works or (holding.held_seconds or 0.0) < HARDLY_SECONDS:
         return ""
-    return (
-        "It waits for clients. For 97 %% of the last %s, kernels ran for 1 %% of the time or less, as with health probes, "
-        "restarts, diagnostics or rare requests." % duration(HARDLY_SECONDS)
+    if not explained and not _is_server(holding):
+        return ""
+    text = "%sFor 97 %% of the last %s, kernels ran for 1 %% of the time or less%s %s" % (
+        "It waits for clients. " if _is_server(holding) else "",
+        duration(HARDLY_SECONDS),
+        "." if explained else ", as with health probes, restarts, diagnostics or rare requests.",
+        explained,
     )
+    return text.rstrip()
 
 
 def _is_loaded(holding: Holding) -> bool:

@@ -28,6 +28,7 @@ class Policy:
     a weekly job that starts late.
     `rare_seconds`: minimum earlier pause of a holder that may also work only every second week.
     `rare_threshold_seconds`: minimum quiet time of such a holder. The default is two weeks and a day.
+    `quarter_seconds`: minimum quiet time before a stop of a holder that has never worked.
     `missing_signal_ratio`: share of the grace that is added for each group of signals that is not measured.
     """
 
@@ -40,6 +41,7 @@ class Policy:
     rare_seconds: float = 4 * DAY_SECONDS
     rare_threshold_seconds: float = 15 * DAY_SECONDS
     missing_signal_ratio: float = 0.25
+    quarter_seconds: float = 100 * DAY_SECONDS
 
 
 def threshold_seconds(
@@ -61,11 +63,13 @@ def threshold_seconds(
     return max(grace, weekend, policy.rhythm_factor * longest_seconds, new, rare)
 
 
-def stop_seconds(policy: Policy, *, longest_seconds: float) -> float:
+def stop_seconds(policy: Policy, *, longest_seconds: float, never_worked: bool = False) -> float:
     """Return the minimum quiet time in seconds before a stop.
 
     It is 0 if the quiet time after which the holder is idle suffices.
     A holder that has always worked, such as a training run, may be paused for the first time. Its owner is notified when it
-    is idle, but needs some days to answer.
+    is idle, but needs some days to answer. A holder that has never worked may be a job at the end of a quarter.
     """
+    if never_worked:
+        return policy.quarter_seconds
     return policy.new_threshold_seconds if longest_seconds < policy.night_seconds else 0.0

@@ -18,8 +18,9 @@ from typing import Any, Mapping, Sequence
 
 from ...module_utils.holders.essential_units import is_essential
 from ...module_utils.leases.names import is_lease_unit
-from ..audit.holdings import runs_processes, using
+from ..audit.holdings import is_notebook, runs_processes, using
 from ..audit.model import Audit, Finding
+from ..audit.resting import HOUR_OFF
 from ..host_values import is_a
 from ..idle.rule import Policy, stop_seconds
 from .model import Reclaimable
@@ -150,7 +151,13 @@ def _stop_seconds(finding: Finding | None) -> float:
     """Return the quiet time before which the holder is not stopped."""
     if finding is None or finding.holding.quiet is None or runs_processes(finding.holding) is False:
         return 0.0
-    return stop_seconds(Policy(), longest_seconds=finding.holding.quiet.longest_seconds)
+    holding, quiet = finding.holding, finding.holding.quiet
+    held = holding.held_seconds
+    never_worked = quiet.whole_window or (held is not None and held <= quiet.seconds + HOUR_OFF)
+    # A notebook is no job that runs at the end of a quarter.
+    return stop_seconds(
+        Policy(), longest_seconds=quiet.longest_seconds, never_worked=never_worked and not is_notebook(holding)
+    )
 
 
 def _rest_watts(findings: Sequence[Finding]) -> dict[str, float]:

@@ -67,6 +67,9 @@ NOTEBOOK = (Holder("process", "pid 6 (python3 -m ipykernel_launcher -f k.json)",
 WATCHED = (Holder("process", "pid 7 (train.py)", listens=False, clients=0),)
 
 
+#: Tensor cores worked ten days ago.
+COMPUTED = {"tensor": stat(0.3), "computed_seconds_ago": 10 * DAY}
+NO_ENGINES = tuple(name for name in ALL_SIGNALS if name != "video engines")
 UNPROFILED = ("kernels", "power", "CPU time")
 
 
@@ -148,8 +151,14 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("no_data", {**IDLE, "quiet": quiet(13, signals=UNPROFILED, cpu_cores=0.003), "holders": WATCHED}),
         ("idle", {**IDLE, "quiet": quiet(13, signals=UNPROFILED, cpu_cores=0.002), "holders": WATCHED}),
         ("idle", {**IDLE, "quiet": quiet(13, cpu_cores=0.05), "holders": WATCHED}),
+        # JPEG and optical flow need CPU time as well, and NVML does not report their engines on MIG.
+        ("no_data", {**IDLE, "quiet": quiet(13, signals=NO_ENGINES, cpu_cores=0.003), "holders": WATCHED}),
+        ("idle", {**IDLE, "quiet": quiet(13, signals=NO_ENGINES, cpu_cores=0.002), "holders": WATCHED}),
         # Only health probes, restarts or diagnostics use this server. A cron job has the same metrics.
         ("standby", {"hardly_works": True, "held_seconds": TWO_WEEKS, "holders": SERVER}),
+        ("standby", {"hardly_works": True, "explained_kernels": "x.", "held_seconds": TWO_WEEKS, "holders": WATCHED}),
+        ("right", {"hardly_works": True, "explained_kernels": "x.", "held_seconds": 6 * DAY, "holders": WATCHED}),
+        ("right", {"explained_kernels": "x.", "held_seconds": TWO_WEEKS, "holders": WATCHED}),
         ("right", {"hardly_works": True, "held_seconds": 6 * DAY, "holders": SERVER}),
         ("right", {"hardly_works": True, "held_seconds": TWO_WEEKS, "holders": WATCHED}),
         ("right", {"hardly_works": True, "held_seconds": TWO_WEEKS, "holders": NOTEBOOK}),
@@ -176,16 +185,18 @@ POLLING = {"device_quiet": quiet(13), "held_seconds": TWO_WEEKS}
         ("broken_metrics", {"unexplained_busy_seconds": 3600.0}),
         ("broken_metrics", {**IDLE, "unexplained_busy_seconds": 2 * DAY}),
         # A training job computed, and now hangs in an all-reduce. The owner is asked.
-        ("stalled", {"tensor": stat(0.3), "stalled_seconds": 3600.0}),
-        ("right", {"tensor": stat(0.3), "stalled_seconds": 3599.0}),
-        ("stalled", {"tensor": stat(0.3), "stalled_seconds": 2 * DAY, "processes_now": None, "holders": None}),
-        ("broken_metrics", {"tensor": stat(0.3), "stalled_seconds": 2 * DAY, "unexplained_busy_seconds": 3600.0}),
+        ("stalled", {**COMPUTED, "stalled_seconds": 3600.0}),
+        ("right", {**COMPUTED, "stalled_seconds": 3599.0}),
+        ("stalled", {**COMPUTED, "stalled_seconds": 2 * DAY, "processes_now": None, "holders": None}),
+        ("broken_metrics", {**COMPUTED, "stalled_seconds": 2 * DAY, "unexplained_busy_seconds": 3600.0}),
         # In doubt, a day must pass: a kernel may wait for requests or for its first data.
-        ("right", {"tensor": stat(0.3), "stalled_seconds": DAY - 1, "holders": SERVER}),
-        ("stalled", {"tensor": stat(0.3), "stalled_seconds": DAY, "holders": SERVER}),
-        ("right", {"tensor": stat(0.0), "stalled_seconds": DAY - 1}),
-        ("stalled", {"tensor": stat(0.0), "stalled_seconds": DAY}),
-        ("right", {"tensor": stat(0.0), "stalled_seconds": 9 * DAY, "holders": SERVER}),
+        ("right", {**COMPUTED, "stalled_seconds": DAY - 1, "holders": SERVER}),
+        ("stalled", {**COMPUTED, "stalled_seconds": DAY, "holders": SERVER}),
+        # Nothing shows that the kernel of this holder ever did more than wait.
+        ("right", {"stalled_seconds": 9 * DAY}),
+        ("right", {"stalled_seconds": 9 * DAY, "holders": SERVER}),
+        ("right", {**COMPUTED, "stalled_seconds": 9 * DAY, "newest_holder_seconds": 9.5 * DAY}),
+        ("stalled", {**COMPUTED, "stalled_seconds": 9 * DAY, "newest_holder_seconds": 11 * DAY}),
         # The exporter was restarted during the window.
         ("right", {"unreported_work_seconds": 900.0}),
         ("right", {"unexplained_busy_seconds": 900.0}),

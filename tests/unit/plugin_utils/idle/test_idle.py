@@ -122,6 +122,8 @@ def test_holder_that_pauses_for_days_may_work_every_second_week():
 def test_holder_that_never_paused_is_not_stopped_in_its_first_pause():
     assert stop_seconds(Policy(), longest_seconds=7.9 * HOUR) == 184 * HOUR
     assert stop_seconds(Policy(), longest_seconds=8 * HOUR) == 0
+    # A job at the end of a quarter has not worked yet.
+    assert stop_seconds(Policy(), longest_seconds=0.0, never_worked=True) == 100 * 24 * HOUR
 
 
 def test_each_missing_group_of_signals_extends_the_grace():
