@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Callable
 
 from tests.lab.lab_fixtures import REPOSITORY
 
@@ -75,18 +77,9 @@ def run_role(inventory: Path, role: str, host: str, asks: list[Ask], *options: s
 
     `options` are options of ansible-playbook.
     """
-    plays = [_play(role, host, number, ask) for number, ask in enumerate(asks)]
-    environment = {
-        **os.environ,
-        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-        "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
-    }
     with tempfile.TemporaryDirectory() as folder:
-        playbook = Path(folder, "plays.json")
-        playbook.write_text(json.dumps(plays))
-        command = ["ansible-playbook", "--inventory", str(inventory), *options, str(playbook)]
-        ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+        command = [*_command(folder, inventory, role, host, asks), *options]
+        ended = subprocess.run(command, cwd=REPOSITORY, env=_environment(), capture_output=True, text=True, check=False)
     assert "{" in ended.stdout, ended.stderr
     told, _end = json.JSONDecoder().raw_decode(ended.stdout[ended.stdout.index("{") :])
     done = [_read(play["tasks"], host) for play in told["plays"]]
@@ -95,6 +88,38 @@ def run_role(inventory: Path, role: str, host: str, asks: list[Ask], *options: s
         assert bool(run.failed) == ask.fails, f"run {number}: {run.failed or 'it went well'}"
     assert (ended.returncode, len(done)) == (0, len(asks)), ended.stdout[-2000:] + ended.stderr
     return done
+
+
+def kill_role(inventory: Path, role: str, host: str, ask: Ask, moment: Callable[[], object]) -> None:
+    """Run the role as run_role does, and kill ansible-playbook when `moment` returns.
+
+    A module that runs on the host continues.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = _command(folder, inventory, role, host, [ask])
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        running = subprocess.Popen(command, cwd=REPOSITORY, env=_environment(), **quiet)
+        try:
+            moment()
+        finally:
+            running.kill()
+            running.wait()
+    assert running.returncode == -signal.SIGKILL, "the run ended before it was killed"
+
+
+def _command(folder: str, inventory: Path, role: str, host: str, asks: list[Ask]) -> list[str]:
+    playbook = Path(folder, "plays.json")
+    playbook.write_text(json.dumps([_play(role, host, number, ask) for number, ask in enumerate(asks)]))
+    return ["ansible-playbook", "--inventory", str(inventory), str(playbook)]
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+    }
 
 
 def _play(role: str, host: str, number: int, ask: Ask) -> dict:

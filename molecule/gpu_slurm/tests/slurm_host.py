@@ -19,6 +19,8 @@ from tests.lab.role_plays import Ask
 
 NODE = "gpu-a"
 WAIT_SECONDS = 120
+# Limit for a step of a run of the role.
+RUN_SECONDS = 400
 GPUS = range(4)
 # Commands that remove the jobs and nodes that slurmctld knows.
 FORGET = "rm -f /var/lib/slurm/slurmctld/node_state* /var/lib/slurm/slurmctld/job_state*"
@@ -81,9 +83,9 @@ class SlurmHost:
         """Run a shell command, which must succeed, and return its output."""
         return self.host.check_output(command)
 
-    def wait_until(self, condition: str) -> str:
+    def wait_until(self, condition: str, seconds: int = WAIT_SECONDS) -> str:
         """Wait until a shell condition is true, and return its output."""
-        loop = f"timeout {WAIT_SECONDS} bash -c {shlex.quote(f'until {condition}; do sleep 0.2; done')}"
+        loop = f"timeout {seconds} bash -c {shlex.quote(f'until {condition}; do sleep 0.2; done')}"
         try:
             return self.ask(loop)
         except AssertionError as error:
@@ -235,7 +237,7 @@ class SlurmHost:
     def queue(self, gres: str) -> tuple[str, str]:
         """Submit a job, and return its id and the file with its environment."""
         file = f"/tmp/job-{uuid.uuid4().hex}"
-        script = f"env > {file}.new; mv {file}.new {file}; sleep 600"
+        script = f"env > {file}.new; mv {file}.new {file}; sleep 1d"
         options = f"--parsable --chdir=/ --output=/dev/null --gres={gres} --wrap={shlex.quote(script)}"
         return self.ask(f"sbatch {options}").strip(), file
 

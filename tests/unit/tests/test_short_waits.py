@@ -83,6 +83,7 @@ KEPT = {
     },
     "molecule/gpu_drain/tests/hosts/test_kubernetes.py": {"gpu_drain_timeout=2": TIMEOUT},
     "molecule/gpu_drain/tests/hosts/test_role.py": {"gpu_drain_timeout=2": TIMEOUT},
+    "molecule/gpu_slurm/tests/hosts/test_follow.py": {"gpu_drain_timeout=2": TIMEOUT},
     "molecule/mig/tests/runs.py": {"time.sleep(0.05)": "it is called in a loop with a limit"},
     "molecule/mig/tests/hosts/test_in_use.py": {"busy_timeout=2": TIMEOUT},
     "molecule/mig/tests/hosts/test_two_runs.py": {"lock_timeout=1": TIMEOUT},

@@ -8,9 +8,9 @@ The tests cover changes while jobs run, refused changes and interruptions.
 from __future__ import annotations
 
 import pytest
-from slurm_host import INVENTORY, MIXED, NODE, SEVEN, SHOWN, THREE, follow, layout
+from slurm_host import INVENTORY, MIXED, NODE, RUN_SECONDS, SEVEN, SHOWN, THREE, follow, layout
 
-from tests.lab.role_plays import Ask, run_role
+from tests.lab.role_plays import Ask, kill_role, run_role
 
 FILES = "/etc/slurm/openfleet_nodes.conf /etc/slurm/openfleet_gres.conf"
 # A command that prints the state that a refused change must not change.
@@ -68,11 +68,14 @@ def test_changed_total_waits_for_the_jobs_and_no_other_drain_ends(host):
         f"scontrol show job {job} | grep -oE '(JobState|Restarts)=[A-Z0-9]+' | xargs > /tmp/job-at-drain; "
         f"cp {FILES} /tmp; scancel {job}"
     )
-    waits, drained = run_role(
+    # slurmctld keeps the reason of the drain while jobs run.
+    late = follow(layout(SEVEN), fails=True, gpu_layout_on_busy="drain", gpu_drain_poll=1, gpu_drain_timeout=2)
+    timed_out, waits, drained = run_role(
         INVENTORY,
         "gpu_slurm",
         "one",
         [
+            late,
             follow(
                 layout(SEVEN),
                 first=f'nohup bash -c "{ends}" >/dev/null 2>&1 &',
@@ -83,6 +86,9 @@ def test_changed_total_waits_for_the_jobs_and_no_other_drain_ends(host):
             follow(layout(MIXED), first=f"scontrol update NodeName={NODE} State=DRAIN Reason=fan"),
         ],
     )
+    assert f"after 2 s jobs still run that must end first: {job}." in timed_out.failed
+    assert "The drain was rolled back." in timed_out.failed
+    assert "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3" in timed_out.seen and "State=MIXED " in timed_out.seen
     at_drain, before, after = waits.seen.splitlines()
     assert at_drain == "JobState=RUNNING Restarts=0"
     assert before == "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3"
@@ -92,22 +98,8 @@ def test_changed_total_waits_for_the_jobs_and_no_other_drain_ends(host):
     host.ask(f"scontrol update NodeName={NODE} State=RESUME")
 
 
-def test_interrupted_run_is_completed_or_restored(host):
-    found = host.reset(layout(MIXED))
-    job, _environment = host.submit("gpu:h100:1")
-    # The test simulates a run that was killed right after it changed the layout. The driver no longer has the devices
-    # that Slurm uses.
-    host.module("slurm_config", action="begin", node=NODE, devices=found["current"])
-    host.apply(layout(THREE))
-    (completed,) = run_role(INVENTORY, "gpu_slurm", "one", [follow(layout(THREE))])
-    assert "Gres=gpu:1g.10gb:3,gpu:h100:3" in completed.seen and "DRAIN" not in completed.seen
-    assert host.state(job) == "JobState=RUNNING Restarts=0"
-
-    # The test simulates a run that was killed after it wrote the files, and before the daemons read them.
-    host.apply(layout(MIXED))
-    new = host.mapping(layout(MIXED))
-    arguments = {"node": NODE, "gres": new["gres"], "gres_types": ["gpu"], "gres_conf": new["gres_conf"]}
-    host.module("slurm_config", action="write", **arguments)
+def test_files_that_slurmctld_refuses_are_restored(host):
+    host.reset(layout(MIXED))
     # A replacement for slurmctld that refuses files which slurmd accepts. With Slurm 24.11, slurmctld reads the files
     # on `scontrol reconfigure`.
     refused_files = "grep -q 1g.10gb:7 /etc/slurm/openfleet_nodes.conf"
@@ -119,15 +111,14 @@ def test_interrupted_run_is_completed_or_restored(host):
         "> /usr/local/bin/scontrol; chmod 755 /usr/local/bin/scontrol"
     )
     accepts = "rm -r /run/systemd/system/slurmctld.service.d /usr/local/bin/scontrol; systemctl daemon-reload"
-    used, refused, again = run_role(
+    refused, again = run_role(
         INVENTORY,
         "gpu_slurm",
         "one",
         [
-            follow(layout(MIXED)),
             follow(
                 layout(SEVEN),
-                first=f'scancel {job}; until [ -z "$(squeue --noheader)" ]; do sleep 0.2; done; cp {FILES} /tmp; {refuses}',
+                first=f"cp {FILES} /tmp; {refuses}",
                 # The lines of the old devices are left out, because slurmd would end with them.
                 then=f"{accepts}; diff /etc/slurm/openfleet_nodes.conf /tmp >&2; "
                 "grep -c 3g.40gb /etc/slurm/openfleet_gres.conf || true; "
@@ -138,12 +129,35 @@ def test_interrupted_run_is_completed_or_restored(host):
             follow(layout(SEVEN), gpu_layout_on_busy="drain"),
         ],
     )
-    assert "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3" in used.seen and "State=MIXED " in used.seen
     assert "The old files are restored, and slurmctld uses them." in refused.failed
     # The devices of the old GRES do not exist, so no job may start.
     assert refused.seen.splitlines()[:2] == ["0", "active"]
     assert "DRAIN" in refused.seen
     assert "Gres=gpu:1g.10gb:7,gpu:h100:3" in again.seen and "State=IDLE " in again.seen
+    host.ask("! ls /var/lib/openfleet-gpu/drain.json 2>&1")
+
+
+# Conditions at which a run is killed: the node is drained, the layout has changed, the files are written, Slurm uses them.
+MOMENTS = (
+    "scontrol -o show node {node} | grep -q '+DRAIN'",
+    "nvidia-smi -L | grep -c 'MIG 1g' | grep -qx 3",
+    "grep -q {gres} /etc/slurm/openfleet_nodes.conf",
+    "scontrol -o show node {node} | grep -q Gres={gres}",
+)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("moment", MOMENTS, ids=["drained", "layout", "files", "daemons"])
+def test_killed_runs_are_completed(host, moment):
+    """Check that the next run completes a killed run, and that no job ends."""
+    host.reset(layout(MIXED))
+    job, _environment = host.submit("gpu:h100:1")
+    condition = moment.format(node=NODE, gres="gpu:1g.10gb:3")
+    kill_role(INVENTORY, "gpu_slurm", "one", follow(layout(THREE)), lambda: host.wait_until(condition, RUN_SECONDS))
+    (completed,) = run_role(INVENTORY, "gpu_slurm", "one", [follow(layout(THREE))])
+    assert "Gres=gpu:1g.10gb:3,gpu:h100:3" in completed.seen and "State=MIXED " in completed.seen
+    assert host.state(job) == "JobState=RUNNING Restarts=0"
+    assert host.mapping(layout(THREE))["change"]["way"] == "nothing"
     host.ask("! ls /var/lib/openfleet-gpu/drain.json 2>&1")
 
 

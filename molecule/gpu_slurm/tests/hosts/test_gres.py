@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pytest
 from slurm_host import MIXED, SEVEN, SHARED, SLICED, THREE, layout
 
 
@@ -57,6 +58,7 @@ def test_job_on_a_changed_gpu_is_named(host):
     assert planned["plan"][0].endswith(f"jobs on changed GPUs must end first: {on_mig}")
 
 
+@pytest.mark.thorough
 def test_changed_total_ends_every_gpu_job(host):
     """Check that the plan names the jobs that Slurm ends."""
     host.reset(layout(MIXED))
@@ -96,6 +98,7 @@ def test_jobs_get_a_share_of_a_gpu_with_mps(host):
     assert found["devices"][int(environment["CUDA_VISIBLE_DEVICES"])] == gpus[2]["uuid"]
 
 
+@pytest.mark.thorough
 def test_shards_in_a_cluster_with_mps_are_refused(host):
     """Refuse shards in a cluster with MPS, because a job on a shard gets no device."""
     host.reset(layout(SHARED, SLICED), "gpu,shard")

@@ -7,9 +7,13 @@ With pads, running jobs survive a change of the number of MIG instances. No job 
 
 from __future__ import annotations
 
+import shlex
 import time
 
-from slurm_host import SEVEN, THREE, layout
+import pytest
+from slurm_host import INVENTORY, NODE, PLANNED_STEPS, SEVEN, THREE, follow, layout
+
+from tests.lab.role_plays import run_role
 
 # Time in seconds until the first new job must run.
 FIRST_JOB = 60
@@ -83,6 +87,7 @@ def test_requests_that_could_get_a_pad_are_refused(typed):
     host.ask("srun --gres=gpu:h100 true")
 
 
+@pytest.mark.thorough
 def test_a_job_from_before_the_rule_prevents_pads(host):
     host.reset(layout(SEVEN))
     host.ask("sbatch --parsable --chdir=/ --output=/dev/null --gres=gpu:1 --wrap 'sleep 600'")
@@ -96,6 +101,7 @@ def test_a_job_from_before_the_rule_prevents_pads(host):
         host.require_types(False)
 
 
+@pytest.mark.thorough
 def test_a_rule_that_fails_is_noticed(typed):
     """Check that a failing rule is noticed: slurmctld then accepts all requests."""
     host = typed
@@ -106,3 +112,34 @@ def test_a_rule_that_fails_is_noticed(typed):
         assert "does not refuse --gres=gpu:1" in host.module("slurm_info")["pad_problem"]
     finally:
         host.ask("cp /tmp/job_submit.lua /etc/slurm/")
+
+
+@pytest.mark.thorough
+def test_role_changes_seven_three_and_seven_slices_beside_a_job(typed):
+    """Check with the role that a job on an instance that stays survives."""
+    host = typed
+    host.reset(layout(SEVEN, SEVEN))
+    devices = host.mapping(layout(SEVEN, SEVEN))["devices"]
+    job, environment = host.submit("gpu:1g.10gb:1")
+    states = f"$(date +%s.%N) $(scontrol -o show node {NODE} | grep -o ' State=[^ ]*')"
+    watch = f'while sleep 0.2; do echo "{states}"; done > /tmp/states'
+    host.ask(f"printf %s {shlex.quote(watch)} > /tmp/watch; systemd-run --quiet --unit=watch-node sh /tmp/watch")
+    try:
+        # The job has an instance of GPU 0, and the instances of GPU 1 change.
+        for wanted in (layout(SEVEN, THREE), layout(SEVEN, SEVEN)):
+            host.ask("truncate --size 0 /tmp/states")
+            run_role(INVENTORY, "gpu_slurm", "one", [follow(wanted, steps=PLANNED_STEPS)])
+            new, _environment = host.submit("gpu:1g.10gb:1")
+            rows = [line.replace("\0", "").split() for line in host.ask("cat /tmp/states").splitlines()]
+            drained = [float(row[0]) for row in rows if len(row) == 2 and "DRAIN" in row[1]]
+            print(f"the node was drained for {drained[-1] - drained[0]:.1f} s")
+            assert drained[-1] - drained[0] < FIRST_JOB
+            assert not any("INVAL" in row[-1] for row in rows if row)
+            host.ask(f"scancel {new}")
+            host.wait_until(f'[ -z "$(squeue --noheader --jobs {new} 2>/dev/null)" ]')
+            assert host.state(job) == "JobState=RUNNING Restarts=0"
+            found = host.mapping(wanted)
+            assert found["devices"][number_of(environment)] == devices[number_of(environment)]
+            assert found["change"]["way"] == "nothing"
+    finally:
+        host.ask("systemctl stop watch-node")
