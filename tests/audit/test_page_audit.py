@@ -51,11 +51,15 @@ def test_a_finding_leads_to_its_host(show):
 
 def test_first_table_names_the_most_expensive_workloads_and_their_owners(show):
     page = show(page_fleet.usual())
-    assert shown(page, "h2")[:2] == ["Missing data", "Take back first"]
+    assert shown(page, "h2")[0] == "Take back first"
     # One GPU on each of three hosts is idle under alice's unit, and one under bob's container.
     owners = shown(page, "#take [data-name=owner]")[:6]
     assert sorted(owners) == ["alice, vision, vision@example.org"] * 3 + ["bob, notebooks, #notebooks"] * 3
     assert set(shown(page, "#take tbody td:first-child")[:6]) == {"idle"}
+    advice = dict(zip(owners, shown(page, "#take [data-name='what to do']")))
+    # Alice's unit works on other GPUs of its host, so a stop would end its work.
+    assert advice["alice, vision, vision@example.org"].endswith("it is not stopped.")
+    assert advice["bob, notebooks, #notebooks"].startswith("Stop it.")
 
 
 def test_names_are_told_in_full_where_there_is_little_room(show):

@@ -21,6 +21,7 @@ from ..counted import counted
 from .ledger_model import (
     CLASS_MEANINGS,
     IDLE,
+    IN_USE,
     NOT_ASSIGNED,
     RESERVED_UNUSED,
     RESIZABLE,
@@ -51,6 +52,8 @@ _ADVICE = {
     STANDBY: "Ask its owner: it waits for clients.",
     STALLED: "Ask its owner: it looks hung.",
 }
+#: Advice about an idle part of a workload that uses another part. Stopping it would end its work.
+_WORKS = "Ask its owner: it works on other GPUs, so it is not stopped."
 #: Maximum number of teams, of users and of workloads on the page. The CSV file has all workloads.
 _ROWS_OF_OWNERS = 20
 #: Maximum number of hosts in the table of GPUs that are not assigned.
@@ -135,6 +138,7 @@ def _take_back(book: Ledger) -> dict[str, Any]:
 
     The most expensive are first. `rest` is the sum of the omitted ones.
     """
+    busy = {row.owner for row in book.rows if row.owner and row.gpus and row.word in (IN_USE, RESIZABLE)}
     rows: dict[tuple[str, str], list[Row]] = {}
     for row in book.rows:
         if row.gpus and row.word in RESERVED_UNUSED:
@@ -145,7 +149,7 @@ def _take_back(book: Ledger) -> dict[str, Any]:
             "owner": of_workload[0].owner,
             "hosts": sorted({row.host for row in of_workload}),
             "sum": sum_of(of_workload),
-            "advice": _ADVICE[word],
+            "advice": _WORKS if word == IDLE and of_workload[0].owner in busy else _ADVICE[word],
         }
         for (word, _name), of_workload in rows.items()
     ]
