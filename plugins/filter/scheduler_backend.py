@@ -64,6 +64,7 @@ _value:
     refused: ['', '']
     offered_in: {api_version: v1, kind: Node, node_field: '', namespaced: false}
     reads: []
+    leases: false
     shares: false
 """
 
