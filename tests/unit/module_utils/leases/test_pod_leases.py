@@ -8,10 +8,13 @@ import json
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.cli.lease import _lines
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service import pods
 from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.request import parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import LeaseError
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
+from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.leases import families
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 from tests.unit.module_utils.leases.lease_world import DAEMON, GIB, SYS, World
@@ -40,6 +43,18 @@ def test_claim_has_its_lease_until_it_is_given_back(world):
     assert world.ask_as_plugin(op="unprepare", claim="uid-1") == {"ended": 1}
     assert world.ask_as_plugin(op="unprepare", claim="uid-1") == {"ended": None}
     assert world.parts == {} and world.rows() == []
+
+
+def test_lease_of_a_pod_is_listed_and_counted_without_an_end(world):
+    world.prepare("uid-1", "GPU-0")
+    world.take_lease(DAEMON)
+    bookings = BookingRecord(world.directory).read().bookings
+    found = {family.name: family.samples for family in families(bookings, (), {})}
+    memory = {sample.labels["account"]: sample.value for sample in found["openfleet_lease_memory_bytes"]}
+    assert memory == {"pod:research/job-gpu-x2x4q": 10 * GIB, "daemon": 10 * GIB}
+    assert [sample.labels["lease"] for sample in found["openfleet_lease_end_timestamp_seconds"]] == ["2"]
+    lines = list(_lines(world.ask(SYS, op="list")))
+    assert [line.endswith("its pod ends") for line in lines] == [False, True, False]
 
 
 def test_lease_of_a_pod_neither_expires_nor_needs_a_unit(world):
