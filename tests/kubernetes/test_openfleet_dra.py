@@ -80,6 +80,8 @@ def site(cluster):
 @pytest.fixture(scope="module")
 def node(cluster, site):
     """Apply the layout, and write the CDI devices of whole GPUs, as nvidia-ctk would."""
+    # The driver must exist before the CDI devices of tenants, and this playbook copies NVML's bindings to the node.
+    cluster.play("tests/kubernetes/layout.yml", "--limit", NODE, "--extra-vars", json.dumps({"gpu_layout": LAYOUT[1:]}))
     cdi.enable(cluster, NODE)
     site()
     gpus = cluster.module(NODE, "openfleet.gpu.gpu_info")["gpus"]

@@ -168,7 +168,11 @@ class LeaseHost:
                 # The caller may not know that an earlier call succeeded.
                 _settle(lenders, ready.host)
                 with contextlib.suppress(LeaseError):
-                    return self._grant(number, ready.host, lenders)
+                    grant = self._grant(number, ready.host, lenders)
+                    # An interrupted call may have written only a part of the files.
+                    for lender in lenders.values():
+                        lender.repair([number], ready.host)
+                    return grant
                 _give_back(number, context.observe(), lenders)
                 ready = self._read(context.session)
             entry = ready.entry(booking.where)
