@@ -80,6 +80,7 @@ def toolkit(desk):
     write(desk, "/usr/bin/nvidia-cdi-hook", CDI_HOOK, mode="755")
     # The specification lists nodes of GPUs, which the simulated driver does not have.
     desk.ask("for n in 0 1 2 3; do mknod -m 0666 /dev/nvidia$n c 195 $n; done")
+    desk.ask("[ -e /dev/nvidiactl ] || mknod -m 0666 /dev/nvidiactl c 195 255")
     desk.ask("mkdir -p /etc/cdi && nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
     desk.ask(MAKE_IMAGE + image)
     yield command
