@@ -7,11 +7,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.leftover import end_holders
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import Booking, Place, Request, Shape
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord, Recorded
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.transaction import locked
@@ -212,6 +215,26 @@ def test_process_in_an_ended_lease_keeps_its_part(fleet):
     assert fleet.records() == {("3g.40gb", 0): "lease 1 of root"}
     fleet.control.detach(os.getpid())
     assert fleet.recover() == [(1, "given back")]
+
+
+def test_process_that_keeps_an_expired_lease_is_ended(fleet):
+    fleet.apply([mig([0], "1g.10gb")])
+    fleet.take(1, LARGE)
+    fleet.take(2, MIDDLE)
+    mine, other = (subprocess.Popen(["sleep", "600"]) for _number in range(2))
+    try:
+        fleet.control.attach(mine.pid, 0, fleet.instance_id(0, 0), 0, "compute", 1 << 20)
+        fleet.control.attach(other.pid, 0, fleet.instance_id(0, 4), 0, "compute", 1 << 20)
+        fleet.fork(lambda: end_holders(fleet.directory, fleet.lease_host().grant(1), "root"))
+        assert mine.wait(60) == -signal.SIGTERM
+        # The process of the other lease runs on.
+        assert other.poll() is None
+        fleet.control.detach(mine.pid)
+        fleet.give_back(1)
+    finally:
+        for process in (mine, other):
+            process.kill()
+            process.wait(60)
 
 
 def test_nothing_that_is_in_use_is_removed_for_a_lease(fleet):
