@@ -288,7 +288,7 @@ needs_rpm := image-rpm
 needs_monitoring := image-monitoring
 needs_audit := image-monitoring
 needs_gpu_drain := image-slurm
-needs_gpu_slurm := image-slurm
+needs_gpu_slurm := image-slurm prometheus-tools
 needs_slurm_accounting := image-slurmdbd
 needs_sharing := image-sharing
 needs_vgpu := image-sharing
@@ -302,7 +302,7 @@ KUBERNETES ?=
 without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
 needs_kubernetes := $(if $(without_kubernetes),,kubernetes-programs image-kubernetes etcd)
 needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
-needs_trixie := image $(if $(without_kubernetes),,kubernetes-programs etcd)
+needs_trixie := image prometheus-tools $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest-core := $(if $(NEWEST_PYTHON),venv-newest)
 needs_sanity := $(needs_newest-core) $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
