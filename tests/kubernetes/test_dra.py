@@ -202,6 +202,8 @@ def test_removal_waits_for_claims_and_leaves_no_object_of_the_role(cluster, site
     assert state(pod_of(cluster, "whole")) == state(pod)
     cluster.plane.kubectl("delete", "deployments,pods", "--all", "--namespace=default", "--wait=true")
     site(CHANGED, gpu_kubernetes_state="absent")
+    # The kubelet deletes the ResourceSlices of a driver some time after the driver has ended.
+    cluster.plane.wait(lambda: dra.devices(cluster) == {}, "no published devices")
     found = cluster.plane.kubectl(
         "get",
         "deviceclasses,resourceclaimtemplates",
@@ -276,6 +278,8 @@ def test_node_moves_from_the_device_plugin_as_the_readme_says(cluster, site):
     cluster.plane.kubectl("delete", "deployment", "whole", "--wait=true")
     cluster.plane.wait(lambda: not cluster.pods("app=whole"), "no pod with a claim")
     site(MIXED, gpu_kubernetes_state="absent")
+    # The kubelet deletes the ResourceSlices of a driver some time after the driver has ended.
+    cluster.plane.wait(lambda: dra.devices(cluster) == {}, "no published devices")
     cluster.plane.kubectl(*back)
     site(OLD, **by_plugin)
     cluster.offers(NODE, offered)
