@@ -76,6 +76,8 @@ def test_reset_removes_everything_and_keeps_gpus_by_default(fleet, tmp_path):
     assert traces(fleet, tmp_path) == []
     assert not (fleet.hosts["one"].folder / "root/srv").exists()
     assert fleet.seen() == {"one": [("3g.40gb", 0), ("3g.40gb", 4)], "two": []}
+    said = " ".join(run.stdout.split())
+    assert "one: MIG mode stays on, with its instances, on GPUs 0." in said and "two: MIG mode" not in said
 
     # The second run has nothing to remove, except the test's folder for pynvml, which is created again for each run.
     again = reset(fleet, tmp_path)
