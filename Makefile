@@ -62,6 +62,8 @@ venv_test_stamp := .venv/.made-test-$(call checksum,requirements-locked.txt $(re
 # fraction of the time.
 venv_check := .cache/venv-check
 venv_check_stamp := $(venv_check)/.made-$(call checksum,$(requirements),$(PYTHON))
+venv_docs := .cache/venv-docs
+venv_docs_stamp := $(venv_docs)/.made-$(call checksum,pyproject.toml,$(PYTHON))
 venv_newest_stamp := .venv-newest/.made-$(call checksum,$(requirements),$(NEWEST_PYTHON))
 venv_oldest_core := .cache/venv-oldest-core
 venv_oldest_core_stamp := $(venv_oldest_core)/.made-$(call checksum,pyproject.toml,$(OLDEST_CORE_PYTHON))
@@ -114,6 +116,13 @@ $(venv_check_stamp): | require-python
 	-@$(venv_check)/bin/python tools/check_types.py >/dev/null 2>&1
 	touch $@
 
+$(venv_docs_stamp): | require-python
+	@echo 'venv: $(venv_docs) with $(PYTHON)'
+	rm -rf $(venv_docs) && mkdir -p .cache
+	$(PYTHON) -m venv $(venv_docs)
+	$(call install,$(venv_docs),--group docs)
+	touch $@
+
 $(venv_newest_stamp):
 	@echo 'venv: .venv-newest with $(NEWEST_PYTHON)'
 	rm -rf .venv-newest && mkdir -p .cache
@@ -162,10 +171,11 @@ $(etcd_stamp):
 kubernetes-programs:
 	@tests/kubernetes/build >/dev/null
 
-.PHONY: prometheus-tools etcd venv-test venv-newest venv-oldest-core
+.PHONY: prometheus-tools etcd venv-test venv-docs venv-newest venv-oldest-core
 prometheus-tools: $(prometheus_stamp)
 etcd: $(etcd_stamp)
 venv-test: $(venv_test_stamp)
+venv-docs: $(venv_docs_stamp)
 venv-newest: $(venv_newest_stamp)
 venv-oldest-core: $(venv_oldest_core_stamp)
 
@@ -178,6 +188,10 @@ dashboards: $(venv_test_stamp) ## write the Grafana dashboards
 .PHONY: variables
 variables: $(venv_test_stamp) ## write docs/variables*.md from the argument specs
 	.venv/bin/python tools/variables_page.py
+
+.PHONY: docs
+docs: $(venv_docs_stamp) ## build the documentation site in .cache/docs
+	@$(venv_docs)/bin/python tools/site/build.py .cache/docs
 
 # The packages whose hashes are recorded are installed as root, or in this checkout's environment. pip uses its
 # configured index.
@@ -261,6 +275,7 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 #leg holders            detection of GPU holders: tests that hold GPUs of the whole machine
 #leg trixie             thorough run only: Debian 13 on hosts
 #leg sanity             thorough run only: ansible-test sanity on the installed collection with three releases of ansible-core
+#leg docs               thorough run only: the documentation site, and its pages in Chromium
 #leg slurm_accounting   thorough run only: jobs from a real slurmdbd with MariaDB
 #leg sanitized          thorough run only: the limiter with address and undefined-behavior sanitizers
 #leg threads            thorough run only: the limiter with the thread sanitizer
@@ -276,7 +291,7 @@ legs := modules commands kubernetes default kubernetes-api container_toolkit aud
 # The thorough run also includes all long tests (tests/thorough.py) and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
-legs += trixie sanitized threads pythons cores slurm_accounting sanity
+legs += trixie sanitized threads pythons cores slurm_accounting sanity docs
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
 # A leg that runs longer than this is ended and fails. The longest leg takes a sixth of this time.
@@ -304,6 +319,7 @@ needs_kubernetes := $(if $(without_kubernetes),,kubernetes-programs image-kubern
 needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_trixie := image prometheus-tools $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest-core := $(if $(NEWEST_PYTHON),venv-newest)
+needs_docs := venv-docs
 needs_sanity := $(needs_newest-core) $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 # Number of lab hosts of each leg. The number of concurrent lab hosts of all legs is limited by this machine
@@ -377,7 +393,7 @@ language-record: require-python ## lower the recorded numbers of such text, afte
 # ansible-lint runs Ansible's syntax check for each playbook. The playbooks of the tests are excluded, because other
 # legs run them.
 leg-lint:
-	@tests/leg run lint bash -ec 'tools/check_language.py; ruff check; ruff format --check; tools/check_types.py; yamllint --strict .; ansible-lint -q $(if $(OPENFLEET_THOROUGH),,--exclude molecule tests); antsibull-changelog lint; pytest --quiet tests/collection'
+	@tests/leg run lint bash -ec 'tools/check_language.py; ruff check; ruff format --check; tools/check_types.py; yamllint --strict .; ansible-lint -q $(if $(OPENFLEET_THOROUGH),,--exclude molecule tests); antsibull-changelog lint; pytest --quiet tests/collection/test_tarball.py'
 
 leg-unit:
 	@tests/leg run unit pytest --quiet -m 'not alone' tests/unit
@@ -467,6 +483,9 @@ leg-cores:
 	tests/leg run cores $(apart) bash -ec 'for core in $(CORES); do venv=.cache/venv-core-$$core; \
 	    [ -x $$venv/bin/pytest ] || { $(NEWEST_PYTHON) -m venv $$venv; $(call install,$$venv,$(extras) --group unit "ansible-core~=$$core.0"); }; \
 	    $$venv/bin/python -m pytest --quiet -m core tests/unit tests/integration; done'
+
+leg-docs:
+	@OPENFLEET_DOCS_PYTHON=$(venv_docs)/bin/python tests/leg run docs pytest --quiet tests/docs
 
 leg-sanity:
 	@OPENFLEET_CORES='.venv $(if $(NEWEST_PYTHON),.venv-newest) $(if $(OLDEST_CORE_PYTHON),$(venv_oldest_core))' \
