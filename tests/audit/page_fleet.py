@@ -107,7 +107,7 @@ def gpus(host):
     yield part(6, 3, "1g.10gb", 10, memory=None, busy=None, compute=None, holders=None, processes_now=None,
                missing=("holders are unknown: the host was not asked or did not answer",))  # fmt: skip
     yield part(6, 4, "1g.10gb", 10, **REST, memory=stat(8 * GIB, 8 * GIB, 8 * GIB, 8 * GIB), holders=SERVER)
-    yield part(6, 5, "1g.10gb", 10, stalled_seconds=86400.0)
+    yield part(6, 5, "1g.10gb", 10, stalled_seconds=86400.0, computed_seconds_ago=90_000.0)
     yield gpu(7, lost=True)
     tenant = dataclasses.replace(gpu(7).subject, kind="tenant", name="notebooks")
     yield well(
