@@ -14,13 +14,12 @@ import math
 from collections import defaultdict
 from typing import Any, Mapping, Sequence
 
-import numpy as np
-
 from ...module_utils.techniques.vgpu.model import COLOCATE, KEY, OFFLINE, ONLINE, WATERLINE_PERCENT
 from ..audit.ledger import HOURS_PER_MONTH
 from ..audit.model import Window
 from ..audit.prometheus import Prometheus
 from ..counted import counted
+from ..numerics import np
 from ..packing.geometry import geometry
 from ..packing.model import WHOLE
 from ..sizing.colocate import Colocated, colocate

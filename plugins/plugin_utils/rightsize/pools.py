@@ -15,10 +15,9 @@ import math
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..audit.model import Window
 from ..audit.prometheus import Prometheus
+from ..numerics import np
 from ..sizing.model import Policy
 from .model import LeasePool
 from .series import Grid

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Collection, Sequence
 
-import numpy as np
-
+from ..numerics import np
 from .evidence import gather
 from .model import Fleet, Policy
 from .sharing import Weigher
