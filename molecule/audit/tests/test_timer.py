@@ -18,7 +18,7 @@ import ssh_way
 REPORTS = "/srv/gpu-audit"
 SETTINGS = "/srv/inventory/group_vars/all.yml"
 STAMP = "/var/lib/systemd/timers/stamp-gpu-audit.timer"
-FILES = {"audit.json", "audit.csv", "audit-hours.csv", "audit.prom", "audit.html", "summary.json"}
+FILES = {"audit.json", "audit.csv", "audit-hours.csv", "audit-owners.csv", "audit.prom", "audit.html", "summary.json"}
 DROP_IN = "/run/systemd/system/gpu-audit.service.d/probe.conf"
 #: The address of the host in the control host's inventory (prepare.yml).
 ADDRESS = "127.0.0.13"
