@@ -294,8 +294,8 @@ ifneq ($(OPENFLEET_THOROUGH),)
 legs += trixie sanitized threads pythons cores slurm_accounting sanity docs
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
-# A leg that runs longer than this is ended and fails. The longest leg takes a sixth of this time.
-LEG_SECONDS ?= $(if $(OPENFLEET_THOROUGH),14400,2000)
+# A leg that runs longer than this is ended and fails. The longest leg, modules, takes half of this time on two free cores.
+LEG_SECONDS ?= $(if $(OPENFLEET_THOROUGH),14400,3000)
 
 # Requirements of each leg in addition to the packages. The leg `commands` creates a host from the image's files.
 needs_default := image-monitoring
