@@ -25,7 +25,7 @@ WITH_LAB_HOSTS = (
     "tests/lab",
     *(
         "tests/kubernetes/test_%s.py" % name
-        for name in ("cdi", "dra", "kueue", "mig_manager", "nodes", "site", "volcano")
+        for name in ("cdi", "dra", "kueue", "mig_manager", "nodes", "openfleet_dra", "site", "volcano")
     ),
 )
 #: Set in the namespace. Users can set it to run pytest without a namespace.

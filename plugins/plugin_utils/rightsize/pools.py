@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..audit.model import Window
 from ..audit.prometheus import Prometheus
+from ..counted import counted
 from ..numerics import np
 from ..sizing.model import Policy
 from .model import LeasePool
@@ -148,8 +149,4 @@ def to_change(pool: LeasePool) -> str:
     if pool.proposed_gpus is None or pool.proposed_gpus == pool.gpus:
         return "no change"
     verb = "grow" if pool.proposed_gpus > pool.gpus else "shrink"
-    return "%s from %d to %s" % (
-        verb,
-        pool.gpus,
-        "1 GPU" if pool.proposed_gpus == 1 else "%d GPUs" % pool.proposed_gpus,
-    )
+    return "%s from %d to %s" % (verb, pool.gpus, counted(pool.proposed_gpus, "GPU"))

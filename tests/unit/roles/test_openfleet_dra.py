@@ -12,6 +12,7 @@ import copy
 import http.server
 import json
 import sys
+import tempfile
 import threading
 import urllib.parse
 from pathlib import Path
@@ -279,6 +280,13 @@ def api():
     found.server.shutdown()
     found.server.server_close()
     thread.join()
+
+
+@pytest.fixture
+def tmp_path():
+    """Return a short path: a Unix socket's has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="dra-", dir="/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture
