@@ -159,7 +159,7 @@ def test_service_with_a_node_from_a_user_is_neither_ended_nor_stopped(folder, un
         seen = replace(gpu(0), telemetry=Telemetry(gpu_utilization_percent=0))
         runs = Unit(unit, "loaded", "active")
         alone = {"stop": stopped.append, "closure": lambda _name: (runs, [runs])}
-        tools = Tools(look=lambda: (host(seen), [holder]), sample=dict, **alone)
+        tools = Tools(look=lambda: (host(seen), [holder]), measure=dict, **alone)
         (row,) = reclaim([item], tools, Policy())["spared"]
         assert row["why"] == "it only has the GPU open, and a user may have passed it the open file" and stopped == []
 
