@@ -38,7 +38,9 @@ MOST_BYTES = 4 * 1024 * 1024
 #: Maximum number of holders and processes of a GPU or instance, and maximum length of a name.
 _MOST_HOLDERS, _MOST_PROCESSES, _MOST_LETTERS = 256, 1024, 500
 #: Fields of a holder that are printed.
-_FIELDS = ("kind", "who", "pid", "watches", "started_seconds", "listens", "clients")
+_FIELDS = (
+    "kind", "who", "user", "unit_or_container", "job", "pid", "watches", "started_seconds", "listens", "clients",
+)  # fmt: skip
 _ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
