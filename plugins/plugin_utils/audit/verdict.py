@@ -15,6 +15,7 @@ from ..counted import counted
 from ..idle.rule import Policy, threshold_seconds
 from ..idle.signals import SIGNALS
 from .holdings import is_held, is_notebook_holder, runs_processes
+from .ledger import HOURS_PER_MONTH
 from .model import Holding, Stat, Verdict
 from .resting import Resting, duration, resting
 from .series import HARDLY_SECONDS, QUIET_BUSY_RATIO
@@ -23,7 +24,6 @@ from .series import HARDLY_SECONDS, QUIET_BUSY_RATIO
 #: The time of the last sample is accurate to half an hour for the last day, and to six hours for earlier days.
 _SILENT_SECONDS = 3 * 3600.0
 
-_HOURS_PER_MONTH = 730.5
 
 #: Minimum share of memory in use on a GPU with a loaded model. A context without a model needs less.
 _LOADED_RATIO = 0.1
@@ -94,7 +94,7 @@ def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float
     word, reason, waste = _judge(holding, limits, seconds)
     money = None
     if holding.price_per_hour is not None:
-        money = round(holding.price_per_hour * _HOURS_PER_MONTH * waste, 2)
+        money = round(holding.price_per_hour * HOURS_PER_MONTH * waste, 2)
     rest = resting(holding, limits.idle_policy)
     idle_after = rest.idle_after_seconds if rest else None
     return Verdict(word, reason, use_of(holding, limits), money, idle_after, waste)
