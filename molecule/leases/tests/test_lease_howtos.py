@@ -10,8 +10,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from howto import blocks, commands, expected
 
+from tests.how_to import blocks, commands, expected
 from tests.lab.toolkit_mirror.toolkit_stand_ins import CDI_HOOK
 
 ROOT = Path(__file__).resolve().parents[3]

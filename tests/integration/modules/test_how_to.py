@@ -4,30 +4,17 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
-import textwrap
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.how_to import blocks, commands
 from tests.integration.simulated_fleet import Fleet
 
-PAGES = Path(__file__).resolve().parents[3] / "docs" / "how-to"
 BEFORE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}]
 AFTER = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
-
-
-def blocks(page, language):
-    found = re.findall(rf"^ *```{language}\n(.*?)^ *```", (PAGES / page).read_text(), re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(block) for block in found]
-
-
-def steps(page):
-    """Return the commands of a page, in order."""
-    return [block.removeprefix("$ ").replace("\\\n", "").strip() for block in blocks(page, "console")]
 
 
 class Site:
@@ -56,7 +43,7 @@ class Site:
 
     def follow(self, command):
         """Run a command of a page. Return its output in one line."""
-        program, *arguments = shlex.split(command)
+        program, *arguments = shlex.split(command.replace("\\\n", ""))
         if program == "git":
             return self.git(*arguments)
         assert program == "ansible-playbook" and arguments[:2] == ["-i", "hosts.yml"]
@@ -84,7 +71,7 @@ def test_undo_a_change(site):
     site.follow("ansible-playbook -i hosts.yml openfleet.gpu.site")
     changed = site.fleet.seen()
     assert changed["one"] == [("3g.40gb", 0), ("3g.40gb", 4)]
-    find, revert, check, change = steps("undo-a-change.md")
+    find, revert, check, change = commands("undo-a-change.md", "$")
     assert "two large instances" in site.follow(find)
     site.follow(revert)
     site.follow(check)
@@ -97,7 +84,7 @@ def test_undo_a_change(site):
 
 def test_uninstall(site):
     before = site.fleet.seen()
-    check, remove, turn_off = steps("uninstall.md")
+    check, remove, turn_off = commands("uninstall.md", "$")
     (expected,) = blocks("uninstall.md", "text")
     site.follow(check)
     assert site.directory.exists()

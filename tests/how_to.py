@@ -8,7 +8,7 @@ import re
 import textwrap
 from pathlib import Path
 
-PAGES = Path(__file__).resolve().parents[3] / "docs" / "how-to"
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "how-to"
 
 
 def blocks(page: str, language: str) -> list[str]:
