@@ -119,10 +119,12 @@ def test_the_time_of_a_launch_on_the_host_is_not_counted_as_busy(tmp_path, built
 def test_launches_that_take_as_long_as_their_kernels_are_counted(tmp_path, built, kernels):
     """Count only the part of each launch in which the GPU is idle.
 
-    During the rest of the launch, the previous kernel runs.
+    During the rest of the launch, the previous kernel runs. Which launches are timed depends on the process number, so
+    the share differs between runs: 60 runs gave 34.1 to 39.2 for the worst pattern. If the whole launch were counted,
+    the share would be below 30.
     """
     share = alone(tmp_path, built, 40, f"{kernels} --sync 800 --seconds 2", STUB_LAUNCH_NS="5000")
-    assert 35 < share < 40 + POINTS
+    assert 30 < share < 40 + POINTS
 
 
 def test_launches_that_wait_for_their_kernels_are_counted(tmp_path, built):
