@@ -178,3 +178,15 @@ def test_offline_memory_is_refused_above_the_waterline(gpu, built):
         assert offline.used() >= GIB
         assert second.call("cuMemAlloc_v2", OUT, 1 << 20)[0] == 2
         assert second.call("cuMemFree_v2", words[0])[0] == 0
+
+
+@pytest.mark.parametrize("waterline", [1, 33, 80, 100])
+def test_offline_memory_is_allowed_exactly_up_to_the_waterline(gpu, waterline):
+    world = gpu(waterline=waterline)
+    total = world.card.memory
+    offline = world.tenant("offline", memory=total)
+    with offline.client() as client:
+        left = total * waterline // 100 - (total - client.memory()[0])
+        assert client.call("cuMemAlloc_v2", OUT, left + 1)[0] == 2
+        assert client.call("cuMemAlloc_v2", OUT, left)[0] == 0
+        assert client.call("cuMemAlloc_v2", OUT, 1)[0] == 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from vgpu_host import DIRECTORY, GIB_IN_MIB, OUT_OF_MEMORY
+from vgpu_host import CARD_MIB, DIRECTORY, GIB_IN_MIB, OUT_OF_MEMORY
 
 from tests.lab.lab_fixtures import changed_tasks, reboot
 
@@ -42,6 +42,37 @@ def test_smaller_quota_ends_no_process_and_blocks_growth(ada, layout):
         ada.apply(layout)
         process.until("info", [0, 4 * GIB_IN_MIB])
         assert process("alloc 1") == [OUT_OF_MEMORY]
+
+
+def test_waterline_changes_under_running_programs(ada, layout):
+    """Change the waterline with site.yml and gpu-layout.
+
+    The offline tenant's memory shows which waterline applies: a request that ends 1 MiB above it is refused.
+    """
+    tenants = [
+        {"name": "serve", "memory": "40GiB", "sm_percent": 50, "latency": "online"},
+        {"name": "train", "memory": "40GiB", "sm_percent": 50, "latency": "offline"},
+    ]
+    layout[0] = {
+        "gpus": [0],
+        "sharing": "vgpu",
+        "vgpu": {"policy": "colocate", "oversubscribe": {"memory": 2.0}, "waterline_percent": 50, "tenants": tenants},
+    }
+    ada.apply(layout)
+    half, most = CARD_MIB // 2, CARD_MIB * 8 // 10
+    with ada.serving("serve") as serve, ada.serving("train") as train:
+        assert serve("alloc 2000") == [0]
+        assert train(f"alloc {half - 2000 + 1}") == [OUT_OF_MEMORY]
+        assert train("alloc 10000") == [0]
+        changed = copy.deepcopy(layout)
+        changed[0]["vgpu"]["waterline_percent"] = 80
+        ada.play("site.yml", "--tags", "gpu_layout", gpu_layout=changed, vgpu_limiter_services={})
+        train.until("alloc 12000", [0])
+        assert train(f"alloc {most - 24000 + 1}") == [OUT_OF_MEMORY]
+        ada.apply(layout)
+        # The tenant keeps its memory, and the online tenant may use the rest.
+        train.until("alloc 100", [OUT_OF_MEMORY])
+        assert serve("alloc 4000") == [0]
 
 
 def test_removed_tenant_cannot_be_started(ada, layout):

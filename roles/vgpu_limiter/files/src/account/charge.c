@@ -18,7 +18,7 @@ bool is_below_waterline(const struct target *target, uint64_t bytes)
 	if (LIKELY(target->waterline == 0) || REAL(cuCtxGetDevice)(&current) != CUDA_SUCCESS || current != target->device
 	    || REAL(cuMemGetInfo_v2)(&free, &total) != CUDA_SUCCESS || free > total)
 		return true;
-	uint64_t most = total / 100 * (uint64_t)target->waterline, used = total - free;
+	uint64_t most = total * (uint64_t)target->waterline / 100, used = total - free;
 	return used <= most && bytes <= most - used;
 }
 
