@@ -27,9 +27,9 @@ LOADS = (10, 30, 50, 70, 90)
 KERNELS_NS = (MS // 50, MS // 5, MS, 5 * MS, 50 * MS)
 #: Simulated seconds of each run.
 SECONDS = 40
-#: The delay bound for offline kernels up to this length. Longer kernels may delay a request by their own length.
+#: Offline kernels up to this length may delay a request by this time. Longer kernels may delay it by their own length.
 SHORT_NS = MS
-#: Less GPU time left below the waterline is too little to compare shares.
+#: Minimum share of GPU time below the waterline at which shares are compared.
 LEAST_LEFT = 0.05
 
 

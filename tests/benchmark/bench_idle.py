@@ -27,7 +27,7 @@ FIGURES = (
 
 def figures(options):
     """Yield (name, value, unit)."""
-    # Holders of named patterns started four and two weeks before the end, each at two times of the day and week.
+    # Each named pattern is judged with four and with two weeks of history, and at two times of the week.
     patterns = [
         *idle_working.named(0, 4),
         *idle_working.named(2 * WEEK, 2),

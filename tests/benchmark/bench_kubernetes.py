@@ -248,7 +248,7 @@ def dra_transitions(dra, cluster, moves):
                 else:
                     kept[name] = pod
             elif same:
-                # The GPU is shared in another way now, so the pod's claim keeps new pods from it.
+                # The kind of sharing has changed. The pod still holds the GPU, so new pods could not start on it.
                 delete(cluster, name)
         needless += len(disturbed)
         print(

@@ -369,7 +369,7 @@ class FixedCard:
         return min(found, default=None)
 
     def free(self, uses):
-        """Return what is free. No message is read here."""
+        """Return an empty text, because this benchmark shows no messages."""
         return ""
 
 
@@ -463,7 +463,7 @@ def fixed_starts(pods, layout):
 def optimum(pods, horizon):
     """Return an upper bound of the gpu_milli seconds of any schedule.
 
-    For each instant: what has arrived until then, and all GPUs after it.
+    At each arrival, it is the work of the requests so far, plus all GPUs in full use until the horizon.
     """
     bounds = []
     for instant in [pod.arrival for pod in pods]:

@@ -136,7 +136,7 @@ def sizes(world):
 def test_pods_share_a_gpu_and_a_third_waits_with_the_reason(node, world):
     node.plugin.tick()
     assert set(node.devices()) == {"gpu-0"}
-    # The API server returns the slices in another form, and they are still as planned.
+    # The API server returns the slices in another form, which is no change.
     node.plugin.tick()
     assert node.log == ["published 1 devices: gpu-0"]
     node.start("first", "18Gi", 30)

@@ -181,7 +181,7 @@ def test_pods_share_a_gpu_and_a_third_pod_waits(cluster, node):
     assert lines["first"][1] == lines["second"][1] == {"/dev/nvidia0"}
     start(cluster, "third", "20Gi", 10, selector=on_first)
     assert "cannot allocate all claims" in why_pending(cluster, "third")
-    # The third pod gets its lease when the second one gives back its own.
+    # The third pod gets its lease after the second pod has returned its own.
     cluster.plane.kubectl("delete", "pod", "second", "--wait=true")
     cluster.runs("third")
     assert [row["size"] for row in leases(cluster)] == ["50GiB and 50 %", "20GiB and 10 %"]

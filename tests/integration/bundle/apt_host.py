@@ -16,16 +16,16 @@ from pathlib import Path
 class AptHost:
     """A host for apt.
 
-    `there` lists the packages that the distribution has already installed.
+    `installed` lists the packages that the distribution has already installed.
     """
 
-    def __init__(self, folder: Path, there) -> None:
+    def __init__(self, folder: Path, installed) -> None:
         self.folder = folder
         for name in ("state/lists/partial", "cache/archives/partial", "etc/sources", "etc/preferences"):
             (folder / name).mkdir(parents=True)
         stanza = "Package: %s\nStatus: install ok installed\nVersion: 9999\nArchitecture: amd64\nMaintainer: x <x@x>\n"
         stanza += "Description: x\n"
-        (folder / "state" / "status").write_text("\n".join(stanza % name for name in there))
+        (folder / "state" / "status").write_text("\n".join(stanza % name for name in installed))
         # apt reads this file before this machine's own settings, which must have no effect.
         (folder / "apt.conf").write_text(
             'Dir::Etc::main "/dev/null";\nDir::Etc::parts "/dev/null";\nDir::Etc::sourcelist "/dev/null";\n'

@@ -134,7 +134,7 @@ def judge(fleet, case, done, grants):
     if case.startswith("take") and done is not None:
         living[3] = done
     elif case == "give back an instance":
-        # The unit has ended before the call, so the lease is not living in any case.
+        # The unit ended before the call, so the lease has ended even if the call failed.
         del living[1]
     elif case == "give back a quota":
         del living[2]

@@ -190,7 +190,7 @@ def test_leases_end_with_the_host(fleet):
 
 
 def test_reload_of_the_driver_ends_instances_and_keeps_quotas(fleet):
-    """Remove all instances while the units of leases live on."""
+    """Remove all instances while the units of leases keep running."""
     fleet.apply([mig([0], "1g.10gb"), vgpu([1])])
     fleet.take(1, LARGE)
     quota = fleet.take(2, Shape(8 * GIB, 20))
@@ -227,7 +227,7 @@ def test_process_that_keeps_an_expired_lease_is_ended(fleet):
         fleet.control.attach(other.pid, 0, fleet.instance_id(0, 4), 0, "compute", 1 << 20)
         fleet.fork(lambda: end_holders(fleet.directory, fleet.lease_host().grant(1), "root"))
         assert mine.wait(60) == -signal.SIGTERM
-        # The process of the other lease runs on.
+        # The process of the other lease keeps running.
         assert other.poll() is None
         fleet.control.detach(mine.pid)
         fleet.give_back(1)
@@ -244,7 +244,7 @@ def test_nothing_that_is_in_use_is_removed_for_a_lease(fleet):
     fleet.control.attach(os.getpid(), 0, fleet.instance_id(0, 0), 0, "compute", 1 << 20)
     with pytest.raises(Refused, match="pid %d" % os.getpid()):
         fleet.take(2, LARGE)
-    # The first of these leases has room beside the instance. The second would remove it.
+    # The first of these leases fits beside the busy instance. The second one does not.
     fleet.take(3, MIDDLE)
     with pytest.raises(Refused, match="pid %d" % os.getpid()) as refused:
         fleet.take(4, MIDDLE)
@@ -311,7 +311,7 @@ def test_metrics_count_leases_by_account(fleet):
     # GPU 0 has the fixed 2g.20gb, and the fixed tenant of GPU 1 has 20 GiB. An idle instance belongs to the pool.
     pool = {labels["gpu_uuid"]: size for labels, size in samples["openfleet_lease_pool_memory_bytes"]}
     assert 58 * GIB < pool[uuids[0]] < 62 * GIB and 58 * GIB < pool[uuids[1]] < 62 * GIB
-    # 1g.10gb is a seventh of the compute, and 20 % of the SMs are more than 8 GiB of memory. 3g.40gb is half of the memory.
+    # The larger share counts: a seventh of the compute for 1g.10gb, 20 % of the SMs, half of the memory for 3g.40gb.
     gpus = samples["openfleet_lease_gpus"]
     assert [(labels["account"], labels["entry"]) for labels, _value in gpus] == [
         ("alice", "gpu_layout[0]"),

@@ -76,7 +76,7 @@ class Desk:
 
     def work(self, request=None, recover=False, later=0.0):
         """Return the answer of a request."""
-        # The service has started at time 0, and works `later`.
+        # The service starts at the first time, and handles the request `later` seconds after it.
         clock = iter([1e9])
         record = BookingRecord(self.fleet.directory)
         service = LeaseService(
@@ -182,7 +182,7 @@ def judge(desk, what, answer):
     after = desk.fleet.apply(LAYOUT)
     assert not after.get("failed") and not after["changed"], (what, after)
     assert "fixed" in desk.fleet.tenants() and ("2g.20gb" in {name for name, _start in desk.fleet.instances()[0]})
-    # Nothing blocks the place of a large lease when the others have ended.
+    # A large lease fits after all other leases have ended.
     for number in numbers:
         assert desk.fleet.fork(lambda number=number: desk.work({"op": "end", "number": number}))["state"] == "ended", (
             what

@@ -57,7 +57,7 @@ def test_instances_are_measured_apart(host):
     assert busy["kernels_ratio"] == pytest.approx(0.005) and idle["kernels_ratio"] == 0
     assert busy["utilization_percent"] is idle["utilization_percent"] is None
     assert gone["kernels_ratio"] is None
-    # The simulator has no traffic and no engines of instances, and says so.
+    # The simulator reports no traffic and no media engines for instances.
     assert busy["pcie_bytes_per_second"] is busy["engines_ratio"] is None
     assert busy["watts"] == pytest.approx(idle["watts"], rel=0.01) and busy["watts"] > 0
 

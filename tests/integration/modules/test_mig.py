@@ -210,7 +210,7 @@ def test_failed_step_rolls_back(host, call, nth):
     host.gpusim("fail", call, "--nth", str(nth), "--code", "UNKNOWN")
     failed = host.module("mig", layout=new)
     if not failed.get("failed"):
-        # The plan makes fewer than nth calls of this function, so the fault was not triggered. It must be cleared
+        # The plan makes fewer than `nth` calls of this function, so the fault was not triggered. It must be cleared
         # before the next test.
         assert (call, nth) == ("nvmlDeviceSetMigMode", 2)
         return

@@ -201,7 +201,7 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
     after, active, _client = see(broken.seen)
     is_whole(after, "580.105.08")
     assert (after.packages, after.held, active) == (before.packages, before.held, RUNNING)
-    # There is nothing that the next run has to repair.
+    # The next run has nothing to repair.
     assert not right.changed
     torn, _active, _client = see(killed.seen)
     assert torn.broken or len(versions(torn)) > 1, "it was killed too late to hurt"
