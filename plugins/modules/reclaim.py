@@ -73,7 +73,9 @@ options:
         type: dict
         default: {}
       stop:
-        description: Whether the holder may be stopped. With V(false), it is only announced.
+        description: >-
+          Whether the holder may be stopped. With V(false), it is only announced. If this changes to V(true), the holder is
+          announced again before it is stopped.
         type: bool
         default: true
   jupyter:
@@ -161,6 +163,10 @@ options:
         type: list
         elements: str
         required: true
+      stop:
+        description: As in O(items).
+        type: bool
+        default: true
   state_directory:
     description: >-
       Directory of the host's records, C(gpu_layout_state_directory). Its subdirectory C(reclaim) contains the announcements,
@@ -252,6 +258,7 @@ _HOLDER = {
     "name": {"type": "str", "required": True},
     "runtime": {"type": "str", "default": ""},
     "gpus": {"type": "list", "elements": "str", "required": True},
+    "stop": {"type": "bool", "default": True},
 }
 
 
@@ -267,7 +274,6 @@ def argspec():
                 idle_after_seconds={"type": "float"},
                 stop_quiet_seconds={"type": "float"},
                 rest_watts={"type": "dict", "default": {}},
-                stop={"type": "bool", "default": True},
             ),
         },
         "jupyter": {

@@ -4,8 +4,9 @@
 """Record the notices before idle holders are stopped.
 
 The record is a file on the host. It ensures that each notice is sent once, and that an idle holder is stopped only
-after the notice period. The key of a record is the unit or container with its GPUs. If a run no longer lists a finding,
-its record is removed. If the finding recurs, there is a new notice.
+after the notice period. The key of a record is the holder with its GPUs, and whether it may be stopped, because only
+then the notice says so. If a run no longer lists a finding, its record is removed. If the finding recurs, there is a
+new notice.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ..errors import ApplyError, FleetError
 SCHEMA = 1
 #: Folder in the state directory of the host, and name of the file.
 FOLDER, NAME = "reclaim", "notices.json"
-#: Key of a finding: (kind, name, runtime, GPUs).
-Finding = Tuple[str, str, str, Tuple[str, ...]]
+#: Key of a finding: (kind, name, runtime, GPUs, whether it may be stopped).
+Finding = Tuple[str, str, str, Tuple[str, ...], bool]
 
 
 class NoticeError(FleetError):
@@ -33,7 +34,8 @@ class NoticeError(FleetError):
 
 def finding(item: Mapping[str, Any]) -> Finding:
     """Return the item's key in notices.json."""
-    return item["kind"], item["name"], item.get("runtime") or "", tuple(sorted(item["gpus"]))
+    gpus = tuple(sorted(item["gpus"]))
+    return item["kind"], item["name"], item.get("runtime") or "", gpus, bool(item.get("stop", True))
 
 
 def folder(state_directory: str) -> Path:
@@ -93,8 +95,8 @@ class Record:
 
     def _write(self) -> None:
         rows = [
-            {"kind": kind, "name": name, "runtime": runtime, "gpus": list(gpus), "announced": at}
-            for (kind, name, runtime, gpus), at in sorted(self._announced.items())
+            {"kind": kind, "name": name, "runtime": runtime, "gpus": list(gpus), "stop": stop, "announced": at}
+            for (kind, name, runtime, gpus, stop), at in sorted(self._announced.items())
         ]
         text = json.dumps({"schema": SCHEMA, "notices": rows}, indent=1)
         try:

@@ -135,7 +135,9 @@ def tell(
                 else:
                     reached += theirs if stage == "noticed" else []
     confirmed = [
-        {name: row[name] for name in ("kind", "name", "runtime", "gpus")} for row in result["noticed"] if row in reached
+        {name: row[name] for name in ("kind", "name", "runtime", "gpus", "stop") if name in row}
+        for row in result["noticed"]
+        if row in reached
     ]
     return receivers, failures, confirmed
 

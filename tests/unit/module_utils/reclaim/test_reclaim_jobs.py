@@ -161,6 +161,14 @@ def test_job_is_only_announced_without_permission_to_cancel_it(machine):
     assert without_notice["stopped"] == [] and machine.cancelled == []
 
 
+def test_job_that_may_be_cancelled_from_now_on_gets_a_notice_that_says_so(machine):
+    machine.run({**JOB, "stop": False})
+    machine.now += 2 * DAY
+    (row,) = machine.run(JOB)["noticed"]
+    assert row["stop"] and machine.cancelled == []
+    assert "It will be cancelled after 2027-01-18 08:00 UTC" in machine.told[1]
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
