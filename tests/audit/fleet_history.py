@@ -68,10 +68,12 @@ class Device:
     info: Course = lambda hour: 1
     #: (name, labels, course) of series of the whole host.
     of_host: tuple[tuple[str, Mapping[str, str], Course], ...] = ()
+    #: The UUID that a host reports, or empty for a GPU without a host.
+    known_uuid: str = ""
 
     @property
     def uuid(self) -> str:
-        return "GPU-%s-%d" % (self.host, self.index)
+        return self.known_uuid or "GPU-%s-%d" % (self.host, self.index)
 
     @property
     def labels(self) -> dict[str, str]:

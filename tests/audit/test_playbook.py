@@ -16,7 +16,6 @@ import os
 import subprocess
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import jsonschema
@@ -39,17 +38,6 @@ NOBODY = {"gpu:processes": steady(0), "gpu:processes:max5m": steady(0)}
 #: No server listens at this address.
 NOWHERE = "http://127.0.0.1:9"
 SECRET = "of-the-vault"
-
-
-@dataclass(frozen=True)
-class Known(Device):
-    """A GPU with a UUID that its host reports."""
-
-    known_uuid: str = ""
-
-    @property
-    def uuid(self) -> str:
-        return self.known_uuid
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +86,8 @@ def server(folder, host):
     """
     first, second = [gpu["uuid"] for gpu in host.module("gpu_info")["gpus"]]
     history = [
-        Known("here", 0, series=AT_REST, known_uuid=first),
-        Known("here", 1, series={**AT_REST, **NOBODY, "gpu:held:avg5m": steady(0)}, labelled=CLEAR, known_uuid=second),
+        Device("here", 0, series=AT_REST, known_uuid=first),
+        Device("here", 1, series={**AT_REST, **NOBODY, "gpu:held:avg5m": steady(0)}, labelled=CLEAR, known_uuid=second),
         Device("far", 0, series={**AT_REST, **NOBODY}, labelled=HELD),
         Device("far", 1, labelled=HELD),
     ]

@@ -8,57 +8,19 @@ The mail server of the tests is a real one.
 
 from __future__ import annotations
 
-import email
-import email.policy
 import http.server
 import json
 import threading
 
 import pytest
-from aiosmtpd.controller import Controller
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.tell import Notice, NotifyError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.host_values import HostValueError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import reclaim_told
+from tests.audit.mailbox import mailbox
 
-
-class Mailbox:
-    """A mail server that accepts mail for every address except `refused`."""
-
-    refused = "nobody@example.org"
-
-    def __init__(self) -> None:
-        self.mails: list[tuple[list[str], email.message.EmailMessage]] = []
-
-    async def handle_RCPT(self, _server, _session, envelope, address, _options):
-        if address == self.refused:
-            return "550 no such user"
-        envelope.rcpt_tos.append(address)
-        return "250 OK"
-
-    async def handle_DATA(self, _server, _session, envelope):
-        mail = email.message_from_bytes(envelope.content, policy=email.policy.default)
-        self.mails.append((envelope.rcpt_tos, mail))
-        return "250 OK"
-
-
-class Server(Controller):
-    """A mail server on a port that the kernel chooses."""
-
-    def _trigger_server(self):
-        self.port = self.server.sockets[0].getsockname()[1]
-        super()._trigger_server()
-
-
-@pytest.fixture
-def mailbox():
-    box = Mailbox()
-    server = Server(box, hostname="127.0.0.1", port=0, ready_timeout=120)
-    server.start()
-    box.server = "127.0.0.1:%d" % server.port
-    yield box
-    server.stop()
+__all__ = ["mailbox"]
 
 
 class Hook(http.server.BaseHTTPRequestHandler):
