@@ -64,7 +64,7 @@ class LeaseServer(Server):
         if number is None:
             super()._handle(descriptor)
             return
-        # Our clients send nothing while they wait. The client has ended, or is another program.
+        # gpu-layout sends nothing while it waits. So this client has ended, or is another program.
         self._selector.unregister(self._waiting[number].socket)
         self._waiting.pop(number).socket.close()
 

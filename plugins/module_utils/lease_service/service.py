@@ -75,7 +75,7 @@ class LeaseService:
         self._returned_by = clock() + RETURN_SECONDS
         self._checked = 0.0
 
-    # -- What the server calls -----------------------------------------------------------------------------------------
+    # -- Methods for the server -----------------------------------------------------------------------------------------
 
     def due(self, connected: Sequence[int]) -> frozenset[int]:
         """Return the leases and requests for which `work` has something to do.
@@ -430,7 +430,7 @@ def failure(error: FleetError) -> dict[str, Any]:
 
 
 def _with_units(bookings: Sequence[Booking]) -> list[Booking]:
-    """Return the current leases that a unit has. Those of pods have none."""
+    """Return the current leases with a unit. Leases of pods have no unit."""
     return [each for each in bookings if each.started and each.request.claim is None]
 
 

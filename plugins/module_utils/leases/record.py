@@ -20,7 +20,7 @@ SCHEMA = 1
 class Recorded:
     """The bookings in the order of their requests, and the number of the next request.
 
-    Numbers are never used again, so that a message about a lease never names another one.
+    Numbers are never reused, so that a message about a lease never names another one.
     """
 
     bookings: tuple[Booking, ...] = ()

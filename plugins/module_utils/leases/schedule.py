@@ -4,8 +4,8 @@
 """Decide which requests get a lease, where and when. Pure functions.
 
 Requests are served in the order of arrival. Each waiting request has a booking with places and a start. A later request
-can start earlier, but only in places and times without bookings, so it delays no other request. Known ends are the basis:
-a lease that ends early lets bookings move forward. They never move backward, unless a lease ends late.
+can start earlier, but only in places and at times without bookings, so it delays no other request. Bookings assume that
+leases end on time. If a lease ends early, bookings move forward. They move backward only if a lease ends late.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def check_limits(schedule: Schedule, offer: Offer, request: Request) -> None:
 
 
 def advance(schedule: Schedule, now: float, freed: bool = False) -> Schedule:
-    """Return the schedule in which the waiting requests start that are due.
+    """Return the schedule after starting the waiting requests that are due.
 
     If `freed` is true, a place became free earlier than planned, so other bookings can move forward and start.
     """

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Fill empty GPUs pattern by pattern, and improve that by local search.
 
-Pure. Best fit places one workload at a time, so it leaves rests that no workload can use. Here, a GPU gets the most valuable
+Pure. Best fit places one workload at a time, so it leaves gaps that no workload can use. Here, a GPU gets the most valuable
 pattern of the workloads that have no place yet. In each round, shapes on badly filled GPUs become more valuable, so the next
 round places them first (weight annealing: Loh, Golden and Wasil, 2008).
 """

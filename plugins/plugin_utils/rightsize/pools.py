@@ -87,7 +87,7 @@ def courses(server: Prometheus, window: Window, selector: str) -> tuple[dict[Pla
     }
     found = {}
     for place, row in offered.items():
-        # An entry that offers no leases any more has no samples at the end of the window.
+        # An entry that no longer offers leases has no samples at the end of the window.
         current = number[place][-1]
         if math.isfinite(current) and current >= 1:
             # An account without leases has no samples.
