@@ -14,7 +14,6 @@ import math
 from collections import defaultdict
 from typing import Any, Mapping, Sequence
 
-from ...module_utils.techniques.vgpu.model import COLOCATE, KEY, OFFLINE, ONLINE, WATERLINE_PERCENT
 from ..audit.ledger import HOURS_PER_MONTH
 from ..audit.model import Window
 from ..audit.prometheus import Prometheus
@@ -24,10 +23,12 @@ from ..packing.geometry import geometry
 from ..packing.model import WHOLE
 from ..sizing.colocate import Colocated, colocate
 from ..sizing.model import Fleet, Policy
+from ..techniques.registry import COLOCATING
 from .model import Colocation, GpuToday, Occupant
 from .series import Grid, histories
 
 _MIB, _MEMORY_STEP_MIB = 1 << 20, 256
+_WATERLINE_PERCENT = COLOCATING.waterline_percent or 100
 #: Maximum number of workloads whose histories are read.
 _MOST = 1000
 
@@ -77,7 +78,7 @@ def propose(
         fleet = _fleet(names, found, read, grid)
         online = {name for name in names if found[name][1].wish.latency == "low"}
         card = float(geometry(key[0]).memory_mib * _MIB)
-        for one in colocate(fleet, online, card, WATERLINE_PERCENT / 100, policy):
+        for one in colocate(fleet, online, card, _WATERLINE_PERCENT / 100, policy):
             proposals.append(_proposal(one, found))
     return tuple(proposals)
 
@@ -117,22 +118,12 @@ def _proposal(one: Colocated, found: Mapping[str, tuple[GpuToday, Occupant]]) ->
 
 
 def _entry(index: int, one: Colocated) -> dict[str, Any]:
-    """Return the layout entry.
-
-    Names of workloads are not valid as names of tenants, so the tenants have generic names.
-    """
-    names = [ONLINE, *("%s-%d" % (OFFLINE, number + 1) for number in range(len(one.offline)))]
-    percents = [50, *(max(1, 50 // len(one.offline)) for _name in one.offline)]
-    tenants = [
-        {
-            "name": name,
-            "memory": "%dMiB" % (max(1, math.ceil(quota / _MIB / _MEMORY_STEP_MIB)) * _MEMORY_STEP_MIB),
-            "sm_percent": percent,
-            "latency": ONLINE if name == ONLINE else OFFLINE,
-        }
-        for name, percent, quota in zip(names, percents, one.quotas_bytes)
-    ]
-    return {"gpus": [index], "sharing": KEY, KEY: {"policy": COLOCATE, "tenants": tenants}}
+    """Return the layout entry. Quotas of memory are rounded up to a step."""
+    online, *offline = (
+        max(1, math.ceil(quota / _MIB / _MEMORY_STEP_MIB)) * _MEMORY_STEP_MIB for quota in one.quotas_bytes
+    )
+    key = COLOCATING.key
+    return {"gpus": [index], "sharing": key, key: COLOCATING.colocated_part(online, offline)}
 
 
 def _reason(one: Colocated) -> str:
@@ -142,7 +133,7 @@ def _reason(one: Colocated) -> str:
             one.memory_bytes / 2**30,
             one.online,
             100 * one.left_ratio,
-            WATERLINE_PERCENT,
+            _WATERLINE_PERCENT,
             counted(len(one.offline), "offline workload"),
             100 * one.need_ratio,
         )

@@ -87,6 +87,10 @@ class FleetTechnique:
         """
         return "right-sizing does not change %s" % self.title
 
+    def tenants(self, part: Any) -> Sequence[Any]:
+        """Return the tenants in the technique's part of an entry, in its order."""
+        return ()
+
     # ---------------------------------------------------------------------- packing
 
     #: Whether packing may divide a GPU into parts of this technique.
@@ -120,6 +124,17 @@ class FleetTechnique:
         raise NotImplementedError
 
     # ---------------------------------------------------------------------- right-sizing
+
+    #: Percentage of a GPU up to which offline workloads may use it beside an online one. None if the technique cannot give
+    #: an online workload precedence.
+    waterline_percent: int | None = None
+
+    def colocated_part(self, online_mib: int, offline_mib: Sequence[int]) -> dict[str, Any]:
+        """Return the part of an entry for one online workload and offline ones.
+
+        The workloads have these quotas of memory. Called only if `waterline_percent` is not None.
+        """
+        raise NotImplementedError
 
     #: Whether the driver lets workloads take turns. If so, workloads fit on a GPU if their combined histories fit.
     takes_turns: bool = False

@@ -23,6 +23,8 @@ TECHNIQUES: tuple[FleetTechnique, ...] = (
 )
 #: Techniques that packing and right-sizing may propose.
 PROPOSED = tuple(each for each in TECHNIQUES if each.proposed)
+#: The technique with which online and offline workloads share a GPU.
+COLOCATING = next(each for each in TECHNIQUES if each.waterline_percent is not None)
 
 _BY_KEY = {each.key: each for each in TECHNIQUES}
 

@@ -12,8 +12,19 @@ from typing import Any, Mapping, Sequence
 
 from ...module_utils.layout.types import Entry, Selector
 from ...module_utils.techniques.vgpu import fit
-from ...module_utils.techniques.vgpu.model import AUTO, KEY, MPS, NAME, POLICIES, SEATS
-from ...module_utils.techniques.vgpu.part import Vgpu, vgpu_of
+from ...module_utils.techniques.vgpu.model import (
+    AUTO,
+    COLOCATE,
+    KEY,
+    MPS,
+    NAME,
+    OFFLINE,
+    ONLINE,
+    POLICIES,
+    SEATS,
+    WATERLINE_PERCENT,
+)
+from ...module_utils.techniques.vgpu.part import Tenant, Vgpu, vgpu_of
 from .protocol import FleetTechnique, Part, Size
 
 _MIB = 1 << 20
@@ -43,6 +54,7 @@ class FleetVgpu(FleetTechnique):
     has_tenants = True
     mixes_histories = False
     proposed = True
+    waterline_percent = WATERLINE_PERCENT
     risk = "a quota is not a security boundary, and its programs have to run as the tenant"
 
     def quota(self, row: Mapping[str, Any]) -> Size:
@@ -68,6 +80,10 @@ class FleetVgpu(FleetTechnique):
         if (part.oversubscribe_memory_ratio, part.oversubscribe_sm_ratio) != (1.0, 1.0):
             return "its tenants are oversubscribed"
         return "" if part.provider == AUTO else "its layout names the provider %s" % part.provider
+
+    def tenants(self, part: Vgpu) -> Sequence[Tenant]:
+        """Return the tenants of the part."""
+        return part.tenants
 
     def most_parts(self, compute_capability: str | None) -> int | None:
         """Return the number of seats of a GPU."""
@@ -98,6 +114,17 @@ class FleetVgpu(FleetTechnique):
                 tenant["gpu"] = part.gpu_index
         return {"policy": _POLICY, "tenants": list(tenants.values())}
 
+    def colocated_part(self, online_mib: int, offline_mib: Sequence[int]) -> dict[str, Any]:
+        """Return tenants with generic names.
+
+        Names of workloads may be invalid as names of tenants.
+        The online tenant gets half of the SMs. The offline tenants divide the other half.
+        """
+        tenants: list[dict[str, Any]] = [_colocated(ONLINE, online_mib, 50, ONLINE)]
+        for number, memory_mib in enumerate(offline_mib, 1):
+            tenants.append(_colocated("%s-%d" % (OFFLINE, number), memory_mib, max(1, 50 // len(offline_mib)), OFFLINE))
+        return {"policy": COLOCATE, "tenants": tenants}
+
     def suits(self, isolation: str, latency: str) -> str:
         """Return the reason for a workload that needs no isolation by hardware."""
         return "a quota is enough for it" if isolation == "quota" else ""
@@ -105,3 +132,7 @@ class FleetVgpu(FleetTechnique):
     def selectors(self, part: Vgpu) -> tuple[Selector, ...]:
         """Return the GPUs to which tenants are pinned."""
         return tuple(tenant.gpu for tenant in part.tenants if tenant.gpu is not None)
+
+
+def _colocated(name: str, memory_mib: int, sm_percent: int, latency: str) -> dict[str, Any]:
+    return {"name": name, "memory": "%dMiB" % memory_mib, "sm_percent": sm_percent, "latency": latency}

@@ -34,12 +34,10 @@ OWN = {"techniques/registry.py", *("techniques/%s.py" % key for key in KEYS)}
 EXCEPTIONS = {
     "schedulers/nvidia_device_plugin/offer.py": "the plugin's own settings and folder for MPS",
     "schedulers/kubernetes/hami_core.py": "HAMi-core enforces the quotas of vGPU tenants, so it reads all their settings",
-    "rightsize/colocations.py": "online and offline workloads share a GPU only as tenants",
-    "schedulers/openfleet_dra/backend.py": "its devices are quotas of tenants",
     "schedulers/slurm/gres.py": "Slurm's names of its resources",
     "schedulers/volcano_vgpu/backend.py": "Volcano's names of its resources",
 }
-MOST_FILES = 10
+MOST_FILES = 8
 
 
 def named(text: str) -> set[str]:
