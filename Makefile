@@ -22,12 +22,14 @@ export LAB_MIRROR LAB_BASE_IMAGE
 lab_image := .lab/images/$(LAB_RELEASE)-monitoring
 # The Python for .venv. ansible-core 2.19 supports 3.11 to 3.13.
 PYTHON := $(or $(PYTHON),$(shell tests/lab/find-python first 3.11 3.13))
+# Finding the other interpreters takes seconds, and these targets do not use them.
+find_python = $(if $(filter-out check help language language-record types-record,$(or $(MAKECMDGOALS),help)),$(shell tests/lab/find-python $(1)))
 # The Python for .venv-newest. One leg of `make test` uses it with the newest ansible-core.
-NEWEST_PYTHON := $(or $(NEWEST_PYTHON),$(shell tests/lab/find-python newest 3.12))
+NEWEST_PYTHON := $(or $(NEWEST_PYTHON),$(call find_python,newest 3.12))
 # The oldest Python that the oldest supported ansible-core supports. One leg of `make test` uses it.
-OLDEST_CORE_PYTHON := $(or $(OLDEST_CORE_PYTHON),$(shell tests/lab/find-python oldest 3.10 3.12))
+OLDEST_CORE_PYTHON := $(or $(OLDEST_CORE_PYTHON),$(call find_python,oldest 3.10 3.12))
 # The oldest Python that code on hosts supports. One leg of `make test` uses it.
-OLDEST_PYTHON := $(or $(OLDEST_PYTHON),$(shell tests/lab/find-python first 3.8 3.8))
+OLDEST_PYTHON := $(or $(OLDEST_PYTHON),$(call find_python,first 3.8 3.8))
 export PYTHON NEWEST_PYTHON OLDEST_CORE_PYTHON OLDEST_PYTHON
 # The group of figures that `make bench` prints. Empty: all groups.
 BENCH ?=

@@ -26,7 +26,7 @@ from choose_tests import choose
 #: Maximum number of test files in one check. Others are listed, and only `make test-fast` runs them.
 TEST_FILES = 8
 #: Tests that sweep over faults or over all sources. They take more than five seconds, so they run only if they changed.
-SLOW = ("test_one_of_each", "test_vgpu_apply")
+SLOW = ("test_imports", "test_one_of_each", "test_vgpu_apply")
 #: Up to this number of test files, one process is faster, because starting a second one takes longer than it saves.
 ONE_PROCESS = 3
 
