@@ -55,14 +55,14 @@ def test_scrape_password_is_not_sent_to_a_user_on_the_port(processes):
     said, heard = scraped(stranger, processes)
     assert heard == ["b''"]
     assert f"127.0.0.1 port {stranger.port}: the port is held by pid {stranger.process.pid} (" in said
-    assert "uid 65534" in said and "not a process of dcgm-exporter.service; it was sent no password" in said
+    assert "uid 65534" in said and "not a process of dcgm-exporter.service; the password was not sent" in said
     assert "End the process that has the port, or set another dcgm_exporter_port" in said
 
 
 def test_scrape_password_is_not_sent_under_another_certificate(processes, certificate):
     said, heard = scraped(Stranger(*certificate("other")), processes, certificate("tls")[0])
     assert heard[0] == "b''" and "GET" not in "".join(heard)
-    assert "shows another certificate than" in said and "it was sent no password" in said
+    assert "shows another certificate than" in said and "the password was not sent" in said
 
 
 def test_scrape_password_is_not_sent_under_the_exporters_certificate(processes, certificate):

@@ -109,7 +109,7 @@ def test_instances_and_tenants_stay_apart(tmp_path):
     )
 
 
-def test_held_is_by_whoever_and_however_many(tmp_path):
+def test_held_is_by_each_holder_whatever_their_number(tmp_path):
     series = [
         ('gpu:held{%s,kind="container"}' % GPU, "1x6"),
         ('gpu:held{%s,kind="slurm"}' % GPU, "0x6"),

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Rebuild a package file from the installed files.
 
-A rollback needs this if no source offers the version any more. Like dpkg-repack, this module uses the files that dpkg
+A rollback needs this if no source offers the version now. Like dpkg-repack, this module uses the files that dpkg
 lists and the control data that dpkg keeps.
 """
 

@@ -46,7 +46,7 @@ def open_code(command: Path, made_from: bytes) -> str:
     try:
         file = os.open(str(command), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        reasons = {errno.ENOENT: "it is not there", errno.ELOOP: "it is not a regular file"}
+        reasons = {errno.ENOENT: "it is missing", errno.ELOOP: "it is not a regular file"}
         raise OtherCodeError(reasons.get(error.errno or 0, error.strerror)) from None
     path = "/proc/self/fd/%d" % file
     reason = problem(os.fstat(file), Path(path), made_from)

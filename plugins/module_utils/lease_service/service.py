@@ -153,7 +153,7 @@ class LeaseService:
         for each in actions:
             turn.log.append(each.text)
             if each.action == "lost" and each.number not in pods:
-                # Its programs cannot use the GPU any more.
+                # Its programs can no longer use the GPU.
                 self._units.stop(each.number)
 
     def _take_back(self, turn: _Turn) -> None:
@@ -306,7 +306,7 @@ class LeaseService:
         try:
             turn.bookings = planning.advance(turn.schedule, turn.now, freed=True).bookings
         except LeaseError:
-            # A request never fits any more, because a GPU is lost. It keeps its place until the GPU returns.
+            # A request no longer fits, because a GPU is lost. It keeps its place until the GPU returns.
             turn.bookings = planning.advance(turn.schedule, turn.now).bookings
         left = {each.request.number for each in turn.bookings}
         for number in [number for number in turn.waiting if number not in left and number not in turn.answers]:

@@ -55,7 +55,7 @@ class Manager:
     def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
         """Download packages, so that `put_back` can install them.
 
-        The packages are given as (name, version). Returns the names of packages that no source offers any more.
+        The packages are given as (name, version). Returns the names of packages that no source offers now.
         """
         return []
 

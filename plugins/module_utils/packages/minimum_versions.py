@@ -115,7 +115,7 @@ def judged(problem: str, policy: str, variable: str, cure: str) -> str:
 
 def _not_maintained(branch: int) -> str:
     branches = ", ".join(map(str, MAINTAINED))
-    return "branch %d gets no fixes any more: %s has fixes only for branches %s" % (branch, LATEST, branches)
+    return "branch %d no longer receives fixes: %s has fixes only for branches %s" % (branch, LATEST, branches)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
     is_idle = blamed >= after
     early = ""
     if never_worked and not is_idle:
-        early = "No work in the %s since it is held. Too early for a verdict: idle after %s." % (
+        early = "No work in the %s since it was taken. Too early for a verdict: idle after %s." % (
             duration(blamed),
             duration(after),
         )

@@ -135,7 +135,7 @@ def older(command):
         (another_owner, "it belongs to user id 4711"),
         (writable, "its mode is 0777"),
         (link, "it is not a regular file"),
-        (missing, "it is not there"),
+        (missing, "it is missing"),
         (another_code, "its content is not what was installed"),
         (older, "it is of another release, or of another Python"),
     ],
@@ -228,7 +228,7 @@ class Counted(Fleet):
 def test_run_without_changes_sends_no_code(host, library):
     fleet = Counted(host.folder, library, ["one"])
     first, said = fleet.run_play("first")
-    assert "one: layout_boot is sent: it is not there" in said
+    assert "one: layout_boot is sent: it is missing" in said
     assert {name: len(sizes) for name, sizes in first.items()} == {"installed_module": 2, "layout_boot": 1}
     second, said = fleet.run_play("second")
     assert "is sent: " not in said and said.count("changed=0") == 1

@@ -103,10 +103,10 @@ def problem(health: dict) -> str:
                 return "%s answers without a password with status %d, which should be 401" % (where, status)
         status, body = scrape(health, sorted(health["users"])[0] if health["users"] else None)
     except OtherCertificateError:
-        return "%s shows another certificate than %s; it was sent no password" % (where, health["certificate"])
+        return "%s shows another certificate than %s; the password was not sent" % (where, health["certificate"])
     except PeerError as error:
         return (
-            "%s: %s; it was sent no password. End the process that has the port, or set another dcgm_exporter_port; see: "
+            "%s: %s; the password was not sent. End the process that has the port, or set another dcgm_exporter_port; see: "
             "systemctl status %s" % (where, error, UNIT)
         )
     except FAILURES as error:
@@ -125,5 +125,5 @@ def check_health(health: dict) -> None:
         if not wrong:
             return
         if time.monotonic() > deadline:
-            refuse("the exporter is not well: %s.%s" % (wrong, journal()))
+            refuse("the exporter does not work: %s.%s" % (wrong, journal()))
         time.sleep(0.3)

@@ -58,11 +58,11 @@ def test_driver_of_an_unmaintained_branch():
     for version in ("535.309.01", "570.211.01", "590.48.01", "550.163.01", "470.256.02"):
         branch = version.partition(".")[0]
         assert minimum_versions.driver(version) == (
-            "the driver is %s, and branch %s gets no fixes any more: NVIDIA's security bulletin 5861 of 2026-09-30 has "
+            "the driver is %s, and branch %s no longer receives fixes: NVIDIA's security bulletin 5861 of 2026-09-30 has "
             "fixes only for branches 580, 595, 610, 615" % (version, branch)
         )
     old = minimum_versions.driver("535.274.02")
-    assert "has vulnerabilities that 535.309.01 fixes" in old and "branch 535 gets no fixes" in old
+    assert "has vulnerabilities that 535.309.01 fixes" in old and "branch 535 no longer receives fixes" in old
 
 
 @pytest.mark.parametrize("version", ["", "620.10.01", "700.1"])
