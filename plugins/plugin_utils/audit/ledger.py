@@ -31,6 +31,7 @@ from .ledger_model import (
     UNASSIGNED,
     UNHEALTHY,
     UNKNOWN,
+    WORKING,
     Ledger,
     Row,
 )
@@ -216,7 +217,7 @@ def _past(found: Finding, window_seconds: float) -> dict[str, float]:
         return {word: 1.0}
     stats = (holding.memory, holding.busy, holding.processes)
     known = min(window_seconds, max((stat.seconds for stat in stats if stat), default=0.0))
-    if word in (IN_USE, RESIZABLE):
+    if word in WORKING:
         seconds = {name: ratio * known for name, ratio in _now(found).items()}
     else:
         lasts = holding.stalled_seconds if word == STALLED else holding.quiet.seconds if holding.quiet else known

@@ -15,9 +15,13 @@ IN_USE, RESIZABLE, IDLE, STANDBY, STALLED = "in_use", "resizable", "idle", "stan
 FREE, UNASSIGNED, UNHEALTHY, UNKNOWN = "free", "unassigned", "unhealthy", "unknown"
 #: All classes, in the order of reports.
 CLASSES = (IN_USE, RESIZABLE, IDLE, STANDBY, STALLED, FREE, UNASSIGNED, UNHEALTHY, UNKNOWN)
-#: Classes of GPUs that a workload or tenant holds without need, and of GPUs without a workload or tenant.
+#: Classes of GPUs whose workload works, of GPUs that a workload or tenant holds without need, and of GPUs without a workload or
+#: tenant.
+WORKING = (IN_USE, RESIZABLE)
 RESERVED_UNUSED = (RESIZABLE, IDLE, STANDBY, STALLED)
 NOT_ASSIGNED = (FREE, UNASSIGNED)
+#: The headlines of reports.
+HEADLINES = {"reserved and unused": RESERVED_UNUSED, "not assigned": NOT_ASSIGNED}
 #: Explanations for the legends of the reports.
 CLASS_MEANINGS = {
     IN_USE: "A workload uses it.",
@@ -29,6 +33,13 @@ CLASS_MEANINGS = {
     UNASSIGNED: "No instance or quota covers it.",
     UNHEALTHY: "The GPU failed, or errors slow it down.",
     UNKNOWN: "There are too few or contradicting samples.",
+}
+#: Advice about the classes that are reserved and unused.
+CLASS_ADVICE = {
+    IDLE: "Stop it. rightsize.yml lists it, and stops it on request.",
+    RESIZABLE: "Give it a smaller part. rightsize.yml proposes one.",
+    STANDBY: "Ask its owner: it waits for clients.",
+    STALLED: "Ask its owner: it looks hung.",
 }
 
 

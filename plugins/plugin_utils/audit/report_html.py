@@ -19,14 +19,13 @@ import jinja2
 
 from ..counted import counted
 from .ledger_model import (
+    CLASS_ADVICE,
     CLASS_MEANINGS,
+    HEADLINES,
     IDLE,
-    IN_USE,
     NOT_ASSIGNED,
     RESERVED_UNUSED,
-    RESIZABLE,
-    STALLED,
-    STANDBY,
+    WORKING,
     Ledger,
     Row,
     Sum,
@@ -45,13 +44,6 @@ _TOP = 100
 _ROWS_OF_USE = 50
 #: Maximum number of rows in the first table, which must be readable in a minute.
 _ROWS_TO_TAKE = 10
-#: Advice for each class of the ledger.
-_ADVICE = {
-    IDLE: "Stop it. rightsize.yml lists it, and stops it on request.",
-    RESIZABLE: "Give it a smaller part. rightsize.yml proposes one.",
-    STANDBY: "Ask its owner: it waits for clients.",
-    STALLED: "Ask its owner: it looks hung.",
-}
 #: Advice about an idle part of a workload that uses another part. Stopping it would end its work.
 _WORKS = "Ask its owner: it works on other GPUs, so it is not stopped."
 #: Maximum number of teams, of users and of workloads on the page. The CSV file has all workloads.
@@ -138,7 +130,7 @@ def _take_back(book: Ledger) -> dict[str, Any]:
 
     The most expensive are first. `rest` is the sum of the omitted ones.
     """
-    busy = {row.owner for row in book.rows if row.owner and row.gpus and row.word in (IN_USE, RESIZABLE)}
+    busy = {row.owner for row in book.rows if row.owner and row.gpus and row.word in WORKING}
     rows: dict[tuple[str, str], list[Row]] = {}
     for row in book.rows:
         if row.gpus and row.word in RESERVED_UNUSED:
@@ -149,7 +141,7 @@ def _take_back(book: Ledger) -> dict[str, Any]:
             "owner": of_workload[0].owner,
             "hosts": sorted({row.host for row in of_workload}),
             "sum": sum_of(of_workload),
-            "advice": _WORKS if word == IDLE and of_workload[0].owner in busy else _ADVICE[word],
+            "advice": _WORKS if word == IDLE and of_workload[0].owner in busy else CLASS_ADVICE[word],
         }
         for (word, _name), of_workload in rows.items()
     ]
@@ -249,7 +241,7 @@ def _hosts(findings: Iterable[Finding], book: Ledger) -> list[dict[str, Any]]:
             "name": name, "id": "host-%d" % number, "gpus": gpus,
             "waste": [
                 (title, sum_of(row for row in wasted.get(name, ()) if row.word in words))
-                for title, words in (("reserved and unused", RESERVED_UNUSED), ("not assigned", NOT_ASSIGNED))
+                for title, words in HEADLINES.items()
             ],
         })  # fmt: skip
     for host, short in zip(hosts, short_names([host["name"] for host in hosts])):

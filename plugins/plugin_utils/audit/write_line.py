@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from ..counted import counted
-from .ledger_model import NOT_ASSIGNED, RESERVED_UNUSED
+from .ledger_model import HEADLINES
 from .model import ASKING, CALM, Audit
 
 
@@ -24,7 +24,7 @@ def line(audit: Audit) -> str:
     others = _words(audit, CALM)
     if others:
         text += "; without findings: %s" % others
-    for title, words in (("reserved and unused", RESERVED_UNUSED), ("not assigned", NOT_ASSIGNED)):
+    for title, words in HEADLINES.items():
         total = audit.ledger.sum_of(words)
         if total.gpus:
             text += "; %s: %s" % (title, gpus(total.gpus))
