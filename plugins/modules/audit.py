@@ -107,6 +107,7 @@ options:
         C(rhythm_factor) (2), C(new_holder_hours) (184), C(small_memory_ratio) (0.5), C(memory_margin_ratio) (0.15),
         C(small_compute_ratio) (0.5), C(full_memory_ratio) (0.95), C(saturated_ratio) (0.9), C(useful_tensor_ratio) (0.1),
         C(useful_bandwidth_ratio) (0.3), C(throttled_ratio) (0.05).
+      - C(idle_hours) is at least 1, because signs of work are known by the hour.
     type: dict
     default: {}
   exempt:

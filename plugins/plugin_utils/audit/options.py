@@ -16,6 +16,9 @@ from .holdings import Price
 from .prometheus import Access
 from .verdict import Thresholds
 
+#: Minimum values of thresholds. Signs of work are read by the hour, so a shorter pause cannot be measured.
+_LEAST = {"idle_hours": 1.0}
+
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -79,6 +82,12 @@ def thresholds(given: Mapping[str, Any]) -> Thresholds:
         if name.endswith("_ratio") and number > 1:
             raise OptionError(
                 "thresholds.%s" % name, "%g is above 1" % number, "Ratios are from 0 to 1: 0.5 is a half."
+            )
+        if number < _LEAST.get(name, 0.0):
+            raise OptionError(
+                "thresholds.%s" % name,
+                "%g is less than %g: signs of work are known by the hour" % (number, _LEAST[name]),
+                "Write %g or more." % _LEAST[name],
             )
         values[name] = number
     return Thresholds(**values)

@@ -198,6 +198,8 @@ def test_invalid_durations_are_refused(text):
         ({"idle_hours": "long"}, "thresholds.idle_hours"),
         ({"idle_hours": -1}, "thresholds.idle_hours"),
         ({"idle_hours": float("nan")}, "thresholds.idle_hours"),
+        ({"idle_hours": 0}, "thresholds.idle_hours"),
+        ({"idle_hours": 0.9}, "thresholds.idle_hours"),
         ({"saturated_ratio": 90}, "thresholds.saturated_ratio"),
         ({"saturated_ratio": True}, "thresholds.saturated_ratio"),
     ],
@@ -206,6 +208,10 @@ def test_implausible_thresholds_are_refused(given, where):
     with pytest.raises(FleetError) as error:
         options.thresholds(given)
     assert error.value.where == where and error.value.cure
+
+
+def test_shortest_idle_time_is_an_hour():
+    assert options.thresholds({"idle_hours": 1}).idle_hours == 1.0
 
 
 def test_access():
