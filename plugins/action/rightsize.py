@@ -18,6 +18,7 @@ from ..plugin_utils.audit.holdings import hosts_of
 from ..plugin_utils.audit.jobs import slurm_of
 from ..plugin_utils.audit.make import Order
 from ..plugin_utils.audit.options import access, holidays, prices, seconds, thresholds
+from ..plugin_utils.audit.owners import owners
 from ..plugin_utils.controller_action import ControllerAction
 from ..plugin_utils.host_results import gpu_info_of_all
 from ..plugin_utils.plain import plain
@@ -66,6 +67,7 @@ class ActionModule(ControllerAction):
                 holidays=holidays(args["holidays"]),
                 jobs=slurm[0],
                 nodes=slurm[1],
+                owners=owners(args["owners"]),
             ),
             states=pods.named(states, pods_by_host),
             layouts={host: layout for host, layout in args["layouts"].items() if layout},

@@ -117,8 +117,21 @@ RULES_LABELS = (
     *("exported_namespace", "exported_node", "exported_pod", "gpu", "gpu_compute_partition_type", "gpu_id"),
     *("gpu_index", "gpu_partition_id", "gpu_type", "gpu_uuid", "host", "hostname", "hpc_job", "id", "instance"),
     *("job", "job_id", "kind", "le", "lease", "link_index", "metaxlink", "mig_instance", "mig_profile", "minor_number"),
-    *("mlu", "model", "modelName", "model_name", "name", "namespace", "node", "node_name", "on_host", "pci_bus_id"),
-    *("pcie_bw_type", "pod", "pod_name", "reason", "serial_number", "series", "severity", "tenant", "type"),
+    *("mlu", "model", "modelName", "model_name", "name", "namespace", "node", "node_name", "on_host"),
+    *(
+        "owner_team",
+        "owner_user",
+        "pci_bus_id",
+        "pcie_bw_type",
+        "pod",
+        "pod_name",
+        "reason",
+        "serial_number",
+        "series",
+        "severity",
+        "tenant",
+        "type",
+    ),
     *("used_by", "uuid", "vdevice_index", "vdie_id", "vendor", "version", "vf", "workload", "xid"),
 )
 # Prometheus stores the address in the label `instance`. The rules join an exporter's series by this label and the job.

@@ -77,6 +77,11 @@ options:
       - The proposal then also names accounts whose jobs would fit into smaller MIG instances.
     type: dict
     default: {}
+  owners:
+    description: Same as O(openfleet.gpu.audit#module:owners). RV(reclaim) has the owner of each idle workload.
+    type: list
+    elements: dict
+    default: []
   prices:
     description: Same as O(openfleet.gpu.audit#module:prices).
     type: list
@@ -226,15 +231,16 @@ layouts:
 reclaim:
   description: >-
     Idle workloads, each with C(host), C(kind), C(name), C(runtime), C(gpus), C(quiet_seconds), C(holders), C(waste_per_month),
-    C(idle_after_seconds), C(stop_quiet_seconds), C(rest_watts) and C(spared). If the workload must not be stopped, C(spared)
-    has the reason.
+    C(idle_after_seconds), C(stop_quiet_seconds), C(rest_watts), C(user), C(team), C(contact) and C(spared). If the workload must
+    not be stopped, C(spared) has the reason.
   returned: success
   type: list
   elements: dict
   sample:
     - {host: h100-01, kind: unit, name: jupyter.service, runtime: "", gpus: [GPU-5c89ca61-4aac-4bd7-8d0f-2bb3ae2f1f0d],
        quiet_seconds: 432000.0, holders: ["pid 4711 (python3, user alice, jupyter.service)"], waste_per_month: 1461.0,
-       idle_after_seconds: 86400.0, stop_quiet_seconds: 172800.0, spared: "", stop: true}
+       idle_after_seconds: 86400.0, stop_quiet_seconds: 172800.0, spared: "", stop: true, user: alice, team: vision,
+       contact: vision@example.org}
 reclaim_grace_seconds:
   description: >-
     O(reclaim_grace) in seconds, or the default from C(idle_hours) of O(thresholds). Processes that started within this time are

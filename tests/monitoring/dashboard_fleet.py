@@ -123,6 +123,8 @@ def series():
     for word, gpus in (("in_use", 5.5), ("idle", 2), ("free", 0.5)):
         yield "gpu:audit_gpus", {"class": word}, gpus
         yield "gpu:audit_cost_per_month", {"class": word}, 1461 * gpus
+    yield "gpu:audit_owner_gpus", {"class": "idle", "owner_team": "vision", "owner_user": "alice"}, 1.5
+    yield "gpu:audit_owner_gpus", {"class": "idle", "owner_user": "bob"}, 0.5
     for device in DEVICES:
         yield from _device(device)
         labels = _gpu(device.host, device.index, device.model)

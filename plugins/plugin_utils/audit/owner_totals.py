@@ -157,9 +157,9 @@ def _total(name: str, kind: str, rows: Sequence[Row], members: set[Workload], us
         name,
         kind,
         None,
-        team=_common(one.team for one in members),
-        contact=_common(one.contact for one in members),
-        user=_common(one.owner for one in members),
+        team=common(one.team for one in members),
+        contact=common(one.contact for one in members),
+        user=common(one.owner for one in members),
         gpus=everything.gpus,
         held_gpu_hours=everything.gpu_hours,
         unused_gpus=unused.gpus,
@@ -172,7 +172,7 @@ def _total(name: str, kind: str, rows: Sequence[Row], members: set[Workload], us
     )
 
 
-def _common(texts: Iterable[str]) -> str:
+def common(texts: Iterable[str]) -> str:
     """Return the text that all members have, or an empty text."""
     found = set(texts)
     return found.pop() if len(found) == 1 else ""

@@ -8,20 +8,29 @@ The textfile collector of node_exporter reads them.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from typing import Mapping
+
+from ...module_utils.printable import printable
+from .ledger_model import CLASSES, Ledger, Row, Sum, sum_of
 from .model import Audit
+
+#: Maximum number of users with their own series. Users of a team who hold less are added up.
+_MOST_USERS = 500
+OTHER_USERS = "(other users)"
+#: The labels of a series, as (name, value).
+Labels = tuple[tuple[str, str], ...]
 
 
 def to_text(audit: Audit) -> str:
-    """Return the metrics in the text format of Prometheus."""
-    sums = audit.ledger.by_class()
-    lines = _gauge("gpu_audit_gpus", "GPUs by class in the last audit.", {word: one.gpus for word, one in sums.items()})
-    lines += _gauge(
-        "gpu_audit_gpu_hours",
-        "GPU hours by class in the window of the last audit.",
-        {word: one.gpu_hours for word, one in sums.items()},
-    )
-    costs = {word: one.cost_per_month for word, one in sums.items() if one.cost_per_month is not None}
-    lines += _gauge("gpu_audit_cost_per_month", "Cost of a month by class in the last audit.", costs)
+    """Return the metrics in the text format of Prometheus.
+
+    The sums of owners add up to the sums of classes.
+    """
+    by_class: dict[Labels, Sum] = {(("class", word),): one for word, one in audit.ledger.by_class().items()}
+    lines = _gauges("gpu_audit_", "by class", by_class)
+    lines += _gauges("gpu_audit_owner_", "by owner and class", _by_owner(audit.ledger))
     lines += [
         "# HELP gpu_audit_timestamp_seconds Time of the last audit.",
         "# TYPE gpu_audit_timestamp_seconds gauge",
@@ -30,8 +39,55 @@ def to_text(audit: Audit) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _gauge(name: str, meaning: str, values: dict[str, float]) -> list[str]:
+def _by_owner(book: Ledger) -> dict[Labels, Sum]:
+    """Return the sums by team, user and class.
+
+    Both names are empty for parts without an owner.
+    """
+    rows: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in book.rows:
+        rows[(row.owner.team, row.owner.owner) if row.owner else ("", "")].append(row)
+    users = sorted((one for one in rows if any(one)), key=lambda one: (-_held(rows[one]), one))
+    for team, user in users[_MOST_USERS:]:
+        rows[team, OTHER_USERS] += rows.pop((team, user))
+    return {
+        (("owner_team", team), ("owner_user", user), ("class", word)): sum_of(of_class)
+        for (team, user), of_owner in sorted(rows.items())
+        for word in CLASSES
+        if (of_class := [row for row in of_owner if row.word == word])
+    }
+
+
+def _held(rows: list[Row]) -> float:
+    return math.fsum(row.gpu_hours for row in rows) + math.fsum(row.gpus for row in rows)
+
+
+def _gauges(prefix: str, title: str, sums: Mapping[Labels, Sum]) -> list[str]:
+    costs = {labels: one.cost_per_month for labels, one in sums.items() if one.cost_per_month is not None}
+    return [
+        *_gauge(prefix + "gpus", "GPUs %s in the last audit." % title, {name: one.gpus for name, one in sums.items()}),
+        *_gauge(
+            prefix + "gpu_hours",
+            "GPU hours %s in the window of the last audit." % title,
+            {labels: one.gpu_hours for labels, one in sums.items()},
+        ),
+        *_gauge(prefix + "cost_per_month", "Cost of a month %s in the last audit." % title, costs),
+    ]
+
+
+def _gauge(name: str, meaning: str, values: Mapping[Labels, float]) -> list[str]:
     if not values:
         return []
-    rows = ['%s{class="%s"} %s' % (name, word, repr(value)) for word, value in values.items()]
+    rows = [
+        "%s{%s} %s" % (name, ",".join('%s="%s"' % (label, _escaped(text)) for label, text in labels), repr(value))
+        for labels, value in values.items()
+    ]
     return ["# HELP %s %s" % (name, meaning), "# TYPE %s gauge" % name, *rows]
+
+
+def _escaped(text: str) -> str:
+    """Return a label value.
+
+    https://prometheus.io/docs/instrumenting/exposition_formats
+    """
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')

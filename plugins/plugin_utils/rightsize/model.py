@@ -226,6 +226,10 @@ class Reclaimable:
     stop: bool = True
     #: Power of GPUs with held instances in their lowest hour of the week, by UUID.
     rest_watts: Mapping[str, float] = field(default_factory=dict)
+    #: The owner according to the ledger of the audit. Unknown texts are empty.
+    user: str = ""
+    team: str = ""
+    contact: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,11 @@ from typing import Any, Mapping, Sequence
 from ...module_utils.holders.essential_units import is_essential
 from ...module_utils.leases.names import is_lease_unit
 from ..audit.holdings import is_notebook, runs_processes, using
+from ..audit.ledger_model import Ledger
 from ..audit.model import Audit, Finding
+from ..audit.owner_totals import common
 from ..audit.resting import HOUR_OFF
+from ..audit.workload_model import Workload
 from ..host_values import is_a
 from ..idle.rule import Policy, stop_seconds
 from .model import Reclaimable
@@ -77,14 +80,48 @@ def reclaimable(audit: Audit, states: Mapping[str, Mapping[str, Any]], bounds: B
     """
     found = {_place(one): one for one in audit.findings if one.holding.subject.kind in ("gpu", "mig_instance")}
     made = []
+    workloads = _workloads(audit.ledger)
     for host in sorted(states):
         held: dict[str, list[tuple[Finding | None, Mapping[str, Any], str]]] = defaultdict(list)
         for where, place, row in _holders(host, states[host]):
             held[_holder_name(row, bounds)].append((found.get(place), row, where))
         for name, rows in sorted(held.items()):
             if any(one and one.verdict.word in (*_WORDS, _STANDBY) for one, _row, _where in rows):
-                made.append(_one(host, name, rows, bounds, audit.made_at_seconds))
+                one = _one(host, name, rows, bounds, audit.made_at_seconds)
+                made.append(_with_owner(one, rows, workloads))
     return tuple(sorted(made, key=lambda one: (bool(one.spared), -(one.waste_per_month or 0.0), one.host, one.name)))
+
+
+def _workloads(book: Ledger) -> dict[str, set[Workload]]:
+    """Return the current workloads of the ledger, by ID of the finding."""
+    found: dict[str, set[Workload]] = defaultdict(set)
+    for row in book.rows:
+        if row.owner and row.gpus:
+            found[row.finding].add(row.owner)
+    return found
+
+
+def _with_owner(
+    item: Reclaimable,
+    rows: Sequence[tuple[Finding | None, Mapping[str, Any], str]],
+    workloads: Mapping[str, set[Workload]],
+) -> Reclaimable:
+    """Return the item with its owner.
+
+    If it shares a GPU, its workload is the one with its name, or else with its user. If several match, only their common
+    texts are known.
+    """
+    shared = {one for finding, _row, _where in rows if finding for one in workloads.get(finding.id, ())}
+    users = {str(row.get("user")) for _finding, row, _where in rows if row.get("user")}
+    named = [one for one in shared if one.name == item.name]
+    of_user = [one for one in shared if one.user in users]
+    matching = named or of_user or list(shared)
+    return dataclasses.replace(
+        item,
+        user=common(one.owner for one in matching),
+        team=common(one.team for one in matching),
+        contact=common(one.contact for one in matching),
+    )
 
 
 def _holder_name(row: Mapping[str, Any], bounds: Bounds) -> str:

@@ -117,6 +117,20 @@ def cost():
                 stacked=True,
             ),
             lines(
+                "Reserved and unused GPUs by team, last audit",
+                "GPUs that the workloads of each team (gpu_owners) hold without need, in the last audit.",
+                "none",
+                [
+                    (
+                        'sum by (owner_team) (label_replace(gpu:audit_owner_gpus{class=~"resizable|idle|standby|stalled"}, '
+                        '"owner_team", "no team", "owner_team", ""))',
+                        "{{owner_team}}",
+                    )
+                ],
+                span=24,
+                stacked=True,
+            ),
+            lines(
                 "Cost by model per hour",
                 "Cost of the GPUs of each model.",
                 MONEY,

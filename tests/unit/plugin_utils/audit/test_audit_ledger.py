@@ -28,6 +28,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.ledger_model i
     CLASSES,
     NOT_ASSIGNED,
     RESERVED_UNUSED,
+    Ledger,
+    Row,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
     WORDS,
@@ -43,6 +45,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.owners import owners
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.owning import Known, KnownJobs, owned
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.workload_model import Workload
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.write_line import line
 
 NOW, GIB, HOUR = 1700000000.0, float(1 << 30), 3600.0
@@ -229,6 +232,10 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
         assert {word: Decimal(value) for word, value in series.items() if Decimal(value)} == {
             word: value for word, value in by_class.items() if value
         }
+        owned_series = re.findall(r'^gpu_audit_owner_%s\{.*class="(\w+)"\} (\S+)$' % key, metrics, re.M)
+        assert by_class == {
+            word: sum((Decimal(value) for of, value in owned_series if of == word), Decimal(0)) for word in CLASSES
+        }
     # Owners: the rows of audit-owners.csv, and each list of totals, add up to the ledger.
     by_workload = list(csv.DictReader(io.StringIO(report_csv.owners_text(audit))))
     for column, key, part in (
@@ -260,3 +267,24 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
     for name, title in (("reserved_unused", "reserved and unused: "), ("not_assigned", "not assigned: ")):
         if sums[name]["cost_per_month"] is not None:
             assert money_of(line(audit).partition(title)[2]) == Decimal(str(sums[name]["cost_per_month"]))
+
+
+#: https://prometheus.io/docs/instrumenting/exposition_formats
+LABELS = re.compile(r'\{(\w+="([^"\\\n]|\\[\\"n])*",?)+\}')
+
+
+def test_series_have_teams_and_users_and_few_owners_have_no_own_series():
+    users = [Workload("unit", "x", "h", user="u%03d" % number, team="a") for number in range(510)]
+    eve = Workload("unit", "y", "h", user='eve"\n', team="b\\")
+    rows = [Row("h", "GPU-1", "0", "", "", "f", "idle", 1.0, 2.0, None, one) for one in users]
+    rows += [dataclasses.replace(rows[0], gpu_hours=9.0, owner=eve), dataclasses.replace(rows[0], owner=None)]
+    audit = Audit(NOW, Window(NOW, NOW), Sources(), (), ledger=Ledger(tuple(rows)))
+    found = re.findall(r"^gpu_audit_owner_gpus(\{.*\}) (\S+)$", report_prom.to_text(audit), re.M)
+    series = dict(found)
+    # 500 users, the others of team a, and parts without an owner.
+    assert len(found) == len(series) == 502 and all(map(LABELS.fullmatch, series))
+    assert series['{owner_team="",owner_user="",class="idle"}'] == "1.0"
+    assert series['{owner_team="a",owner_user="(other users)",class="idle"}'] == "11.0"
+    assert [labels for labels in series if "eve" in labels] == [
+        r'{owner_team="b\\",owner_user="eve\"\\x0a",class="idle"}'
+    ]

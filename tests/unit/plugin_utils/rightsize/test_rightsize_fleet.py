@@ -17,8 +17,10 @@ from tests.audit.rightsize_hosts import GIB, gpu, holder, state
 
 pytest.importorskip("numpy")
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.ledger_model import Ledger, Row
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.make import Order
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Window
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.workload_model import Workload
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import exact
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import mig, share
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize import make, overlay, write
@@ -372,6 +374,29 @@ def test_idle_service_or_lease_can_be_stopped(name):
     (one,) = reclaim({"a": state(gpu("a", 0, H100, name))}, IDLE).values()
     assert (one.kind, one.name, one.gpus, one.spared) == ("unit", name, ("GPU-a-0",), "")
     assert one.quiet_seconds == 96 * 3600 and one.waste_per_month == 10.0
+
+
+def owner_of(*workloads, name="x.service"):
+    """Return the owner of an idle unit on a GPU with these workloads."""
+    states = {"a": state(gpu("a", 0, H100, name))}
+    audit = audit_of(states, IDLE)
+    rows = [Row("a", "GPU-a-0", "0", "", "", audit.findings[0].id, "idle", 1.0, 1.0, None, one) for one in workloads]
+    (one,) = reclaimable(dataclasses.replace(audit, ledger=Ledger(tuple(rows))), states, Bounds())
+    return one.user, one.team, one.contact
+
+
+def test_owner_of_an_idle_workload_is_that_of_the_ledger():
+    mine = Workload("unit", "x.service", "a", user="alice", team="vision", contact="#vision")
+    pod = Workload("pod", "web", namespace="shop", team="shop")
+    assert owner_of(mine) == owner_of(mine, pod) == ("alice", "vision", "#vision")
+    assert owner_of(pod) == ("namespace shop", "shop", "")
+    assert owner_of() == ("", "", "")
+
+
+def test_workloads_that_share_a_gpu_have_only_their_common_owner():
+    first = Workload("process", "processes of bob", "a", user="bob", team="vision")
+    second = Workload("process", "processes of carol", "a", user="carol", team="vision")
+    assert owner_of(first, second) == ("", "vision", "")
 
 
 @pytest.mark.parametrize(
