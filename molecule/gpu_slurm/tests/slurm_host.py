@@ -169,7 +169,7 @@ class SlurmHost:
         self.wait_until(f"{shown} | grep -vqE '=(None|{started or 'None'})$'")
 
     def in_service(self) -> None:
-        """Wait until the node takes jobs. A restart may drain it."""
+        """Wait until the node accepts jobs. A restart may drain it."""
         resume = f"scontrol update NodeName={NODE} State=RESUME >/dev/null 2>&1"
         self.wait_until(
             f"{{ sinfo --noheader --nodes {NODE} --format %T | grep -qE '^(idle|mixed|allocated)$' || {{ {resume}; false; }}; }}"
