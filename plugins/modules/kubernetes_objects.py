@@ -40,6 +40,10 @@ options:
         description: Field selector of the objects, such as C(spec.nodeName=h100-01).
         type: str
         default: ""
+      of_pods:
+        description: Read only the ResourceClaims of the pods that the kinds before this one list, each by its name.
+        type: bool
+        default: false
   kubeconfig:
     description:
       - Path of a kubeconfig. Defaults to the environment variable E(K8S_AUTH_KUBECONFIG), or to kubectl's default.
@@ -68,6 +72,7 @@ EXAMPLES = r"""
     kinds:
       - {api_version: resource.k8s.io/v1, kind: ResourceSlice, field_selector: spec.nodeName=h100-01}
       - {api_version: v1, kind: Pod, field_selector: spec.nodeName=h100-01}
+      - {api_version: resource.k8s.io/v1, kind: ResourceClaim, of_pods: true}
   delegate_to: localhost
 """
 
@@ -90,6 +95,7 @@ from typing import Any, Mapping
 
 from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_required_lib
 
+from ..module_utils.kubernetes.claims import claims_of
 from ..module_utils.kubernetes.client import core_api, has_client
 from ..module_utils.kubernetes.objects import Reader
 from ..module_utils.runner import run
@@ -101,6 +107,7 @@ def argspec() -> dict[str, Any]:
         "kind": {"type": "str", "required": True},
         "namespace": {"type": "str", "default": ""},
         "field_selector": {"type": "str", "default": ""},
+        "of_pods": {"type": "bool", "default": False},
     }
     return {
         "kinds": {"type": "list", "elements": "dict", "required": True, "options": kind},
@@ -115,7 +122,11 @@ def read(params: Mapping[str, Any]) -> dict[str, Any]:
     objects: list[dict[str, Any]] = []
     missing: list[str] = []
     for each in params["kinds"]:
-        items = reader.list(each["api_version"], each["kind"], each["namespace"], each["field_selector"])
+        if each["of_pods"]:
+            claims = {claim for item in objects if item["kind"] == "Pod" for claim in claims_of(item)}
+            items = reader.named(each["api_version"], each["kind"], sorted(claims))
+        else:
+            items = reader.list(each["api_version"], each["kind"], each["namespace"], each["field_selector"])
         if items is None:
             missing.append("%s %s" % (each["api_version"], each["kind"]))
         objects += items or ()

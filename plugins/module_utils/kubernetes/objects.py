@@ -9,12 +9,15 @@ Each process that imports the package kubernetes takes about a second of CPU tim
 from __future__ import annotations
 
 import json
-from typing import Any, Mapping
+from typing import Any, Dict, Iterable, List, Mapping
 from urllib.parse import quote
 
 from .client import REQUEST_ERRORS, ClusterError, reason
 
 _NOT_FOUND = 404
+
+
+Objects = List[Dict[str, Any]]
 
 
 class Reader:
@@ -25,25 +28,47 @@ class Reader:
         # The kinds of each version of an API: (plural name, whether objects have a namespace) by kind.
         self._kinds: dict[str, dict[str, tuple[str, bool]]] = {}
 
-    def list(self, version: str, kind: str, namespace: str = "", fields: str = "") -> list[dict[str, Any]] | None:
+    def list(self, version: str, kind: str, namespace: str = "", fields: str = "") -> Objects | None:
         """Return the objects of a kind, or None if the API lacks the kind.
 
         `version` is an apiVersion such as `apps/v1`, and `fields` is a field selector. Without `namespace`, the objects of all
         namespaces are listed. The objects lack `managedFields`. Raises ClusterError.
         """
         where = "%s %s" % (version, kind)
-        root = "/%s/%s" % ("apis" if "/" in version else "api", quote(version))
-        if version not in self._kinds:
-            self._kinds[version] = _kinds(self._get(where, root, {}))
-        if kind not in self._kinds[version]:
+        path = self._path(version, kind, namespace)
+        if path is None:
             return None
-        plural, is_namespaced = self._kinds[version][kind]
-        folder = "/namespaces/%s" % quote(namespace, safe="") if namespace and is_namespaced else ""
-        answer = self._get(where, "%s%s/%s" % (root, folder, plural), {"fieldSelector": fields} if fields else {})
+        answer = self._get(where, path, {"fieldSelector": fields} if fields else {})
         items = (answer or {}).get("items")
         if not isinstance(items, list):
             raise ClusterError(where, "the API server answers with something other than a list")
         return [_object(item, version, kind) for item in items if isinstance(item, Mapping)]
+
+    def named(self, version: str, kind: str, names: Iterable[tuple[str, str]]) -> Objects | None:
+        """Return the objects with these (namespace, name).
+
+        Objects that no longer exist are left out. Returns None if the API lacks the kind. Raises ClusterError.
+        """
+        found = []
+        for namespace, name in names:
+            path = self._path(version, kind, namespace)
+            if path is None:
+                return None
+            item = self._get("%s %s" % (version, kind), "%s/%s" % (path, quote(name, safe="")), {})
+            if item is not None:
+                found.append(_object(item, version, kind))
+        return found if self._path(version, kind) else None
+
+    def _path(self, version: str, kind: str, namespace: str = "") -> str | None:
+        """Return the path of a kind's objects, or None if the API lacks the kind."""
+        root = "/%s/%s" % ("apis" if "/" in version else "api", quote(version))
+        if version not in self._kinds:
+            self._kinds[version] = _kinds(self._get("%s %s" % (version, kind), root, {}))
+        if kind not in self._kinds[version]:
+            return None
+        plural, is_namespaced = self._kinds[version][kind]
+        folder = "/namespaces/%s" % quote(namespace, safe="") if namespace and is_namespaced else ""
+        return "%s%s/%s" % (root, folder, plural)
 
     def _get(self, where: str, path: str, query: Mapping[str, str]) -> Mapping[str, Any] | None:
         """Return an answer of the API server, or None if it does not know the path."""

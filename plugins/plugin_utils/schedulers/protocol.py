@@ -85,12 +85,14 @@ class Kind:
 
     node_field  field selector for the node name, or empty for objects that belong to no node
     namespaced  true to read only the namespace of the component
+    of_pods     true to read only the ResourceClaims of the pods that an earlier kind lists
     """
 
     api_version: str
     kind: str
     node_field: str = ""
     namespaced: bool = False
+    of_pods: bool = False
 
 
 @dataclass(frozen=True)

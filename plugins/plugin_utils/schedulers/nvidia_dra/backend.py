@@ -58,7 +58,7 @@ class Dra(KubernetesBackend):
         Kind(api.API, "ResourceClaimTemplate"),
         Kind("apps/v1", "DaemonSet", namespaced=True),
         Kind("v1", "Pod", "spec.nodeName"),
-        Kind(api.API, "ResourceClaim"),
+        Kind(api.API, "ResourceClaim", of_pods=True),
     )
 
     def offer(self, node: Node) -> Offer:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
+from ....module_utils.kubernetes.claims import claims_of
 from ..kubernetes.api_objects import OWNED, annotations_of, is_owned, labels_of, name_of, of_kind, texts
 
 API = "resource.k8s.io/v1"
@@ -126,7 +127,7 @@ def _pods_with_claims(objects: Sequence[Any], node: str, selected: Callable[[Any
         for result in _mappings(_mapping(_mapping(_mapping(item, "status"), "allocation"), "devices").get("results"))
         if (result.get("driver"), result.get("pool")) == (DRIVER, node) and selected(result.get("device"))
     }
-    return [pod for pod in of_kind(objects, "Pod") if _is_active(pod) and claims & set(_claims(pod))]
+    return [pod for pod in of_kind(objects, "Pod") if _is_active(pod) and claims & set(claims_of(pod))]
 
 
 def daemonset(objects: Sequence[Any], selector: str) -> Mapping[str, Any] | None:
@@ -192,18 +193,6 @@ def _is_active(pod: Any) -> bool:
 
 def _names(item: Any) -> tuple[str, str]:
     return texts(item, "metadata").get("namespace", ""), name_of(item)
-
-
-def _claims(pod: Any) -> Iterator[tuple[str, str]]:
-    """Yield namespace and name of each claim of a pod.
-
-    If Kubernetes creates a claim from a template, it chooses the name of the claim.
-    """
-    namespace = _names(pod)[0]
-    for each in _mappings(_mapping(pod, "spec").get("resourceClaims")):
-        yield namespace, str(each.get("resourceClaimName"))
-    for each in _mappings(_mapping(pod, "status").get("resourceClaimStatuses")):
-        yield namespace, str(each.get("resourceClaimName"))
 
 
 def _newest(objects: Sequence[Any]) -> list[Mapping[str, Any]]:

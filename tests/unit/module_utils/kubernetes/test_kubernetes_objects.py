@@ -12,17 +12,23 @@ import pytest
 
 pytest.importorskip("kubernetes")
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.claims import claims_of
 from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.client import ClusterError
 from ansible_collections.openfleet.gpu.plugins.modules.kubernetes_objects import read
 
-SLICES = {"api_version": "resource.k8s.io/v1", "kind": "ResourceSlice", "namespace": "", "field_selector": ""}
-PODS = {"api_version": "v1", "kind": "Pod", "namespace": "", "field_selector": "spec.nodeName=n1"}
-DAEMONSETS = {"api_version": "apps/v1", "kind": "DaemonSet", "namespace": "dra", "field_selector": ""}
+EVERY = {"namespace": "", "field_selector": "", "of_pods": False}
+SLICES = {"api_version": "resource.k8s.io/v1", "kind": "ResourceSlice", **EVERY}
+PODS = {"api_version": "v1", "kind": "Pod", **EVERY, "field_selector": "spec.nodeName=n1"}
+DAEMONSETS = {"api_version": "apps/v1", "kind": "DaemonSet", **EVERY, "namespace": "dra"}
+CLAIMS = {"api_version": "resource.k8s.io/v1", "kind": "ResourceClaim", **EVERY, "of_pods": True}
 POD = {"metadata": {"name": "a", "managedFields": [{}]}, "spec": {"nodeName": "n1"}}
 RESOURCES = {
     "/api/v1": [{"name": "pods", "kind": "Pod", "namespaced": True}, {"name": "pods/eviction", "kind": "Eviction"}],
     "/apis/apps/v1": [{"name": "daemonsets", "kind": "DaemonSet", "namespaced": True}],
-    "/apis/resource.k8s.io/v1": [{"name": "resourceslices", "kind": "ResourceSlice", "namespaced": False}],
+    "/apis/resource.k8s.io/v1": [
+        {"name": "resourceslices", "kind": "ResourceSlice", "namespaced": False},
+        {"name": "resourceclaims", "kind": "ResourceClaim", "namespaced": True},
+    ],
 }
 
 
@@ -114,3 +120,48 @@ def test_entries_that_are_not_objects_are_omitted(server):
     server.answers["/apis/resource.k8s.io/v1/resourceslices"] = (200, {"items": ["x", 1, {"metadata": "x"}]})
     [found] = server.read(SLICES)["objects"]
     assert found == {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": "x"}
+
+
+def test_only_the_claims_of_listed_pods_are_read(server):
+    """Read claims that a pod names, and claims that Kubernetes created for it.
+
+    One of them was deleted meanwhile.
+    """
+    made = [{"name": "two", "resourceClaimName": "a-two-x7"}, {"name": "three", "resourceClaimName": "gone"}]
+    pod = {
+        "metadata": {"name": "a", "namespace": "team"},
+        "spec": {"resourceClaims": [{"name": "one", "resourceClaimName": "one"}, {"name": "two"}, {"name": "three"}]},
+        "status": {"resourceClaimStatuses": made},
+    }
+    server.answers["/api/v1/pods?fieldSelector=spec.nodeName%3Dn1"] = (200, {"items": [POD, pod]})
+    folder = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/"
+    for name in ("one", "a-two-x7", "another"):
+        server.answers[folder + name] = (200, {"metadata": {"name": name, "namespace": "team", "managedFields": []}})
+    found = server.read(PODS, CLAIMS)
+    claims = [item for item in found["objects"] if item["kind"] == "ResourceClaim"]
+    assert [item["metadata"] for item in claims] == [
+        {"name": "a-two-x7", "namespace": "team"},
+        {"name": "one", "namespace": "team"},
+    ]
+    assert found["missing"] == []
+    assert not [path for path in server.requests if path.endswith(("/resourceclaims", "/another"))]
+
+
+def test_claims_are_missing_where_the_api_lacks_them(server):
+    server.answers["/api/v1/pods?fieldSelector=spec.nodeName%3Dn1"] = (200, {"items": [POD]})
+    del server.answers["/apis/resource.k8s.io/v1"]
+    assert server.read(PODS, CLAIMS)["missing"] == ["resource.k8s.io/v1 ResourceClaim"]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        None,
+        {"metadata": {"namespace": 1}, "spec": {"resourceClaims": [{"resourceClaimName": "x"}]}},
+        {"metadata": {"namespace": "t"}, "spec": {"resourceClaims": {"resourceClaimName": "x"}}},
+        {"metadata": {"namespace": "t"}, "spec": {"resourceClaims": [1, {"resourceClaimName": 1}, {"name": "x"}]}},
+        {"metadata": {"namespace": "t"}, "spec": [], "status": {"resourceClaimStatuses": "x"}},
+    ],
+)
+def test_pods_without_valid_claims_have_none(pod):
+    assert claims_of(pod) == []
