@@ -52,24 +52,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description:
-    - C(problems) lists messages, and is empty if the layout can be mapped. C(checked) is true if the GPUs were known. If not,
-      only the syntax of the layout was checked. C(plan) has lines to print. Without a driver, GPUs are unknown if the layout
-      selects them by UUID or PCI address.
-    - C(resources) is the number of each resource by name. For V(nvidia_dra) it is the number of devices by class and profile.
-      C(config) is the plugin's configuration for this node. C(config_name) is its key in the ConfigMap for
-      V(nvidia_device_plugin), derived from its content. C(labels) are labels of the node, and C(label_lines) are lines of a plan
-      that explain them. With a problem, all of them are empty.
-    - C(requests) describes how pods request devices if the name of the resource is not sufficient. Each has C(where), C(name),
-      C(limits), C(annotations), C(environment), C(claim) (the C(spec) of a ResourceClaim) and C(template) (the name of its
-      ResourceClaimTemplate). C(devices) maps the UUIDs of current devices to resources. C(registered) has the numbers that
-      HAMi registers for each GPU, by UUID. C(offered) lists the GPUs that the backend offers, each with C(where) (its entry),
-      C(index) and C(uuid). C(left_out) lists GPUs that the backend does not offer, each with C(where), C(gpus)
-      and C(reason). C(notes) lists sentences.
-    - C(refusals) lists entries that the backend does not support, each with C(where), C(gpus), C(problem), C(cure) and
-      C(backends) (the backends that support the entry).
+  description: The mapping. If there is a problem, all keys except C(problems) are empty.
   type: dict
   sample:
+    backend: nvidia_device_plugin
     resources: {nvidia.com/gpu: 1, nvidia.com/mig-3g.40gb: 2}
     config: {version: v1, flags: {migStrategy: mixed}}
     labels:
@@ -97,6 +83,84 @@ _value:
         the node)'
       - 'node h100-01: label nvidia.com/mig.config: managed-by-openfleet-gpu (no MIG configuration, so that
         mig-manager changes nothing if it is enabled later)'
+  contains:
+    backend:
+      description: >-
+        The backend that was asked for.
+      type: str
+    problems:
+      description: >-
+        Messages. Empty if the layout can be mapped.
+      type: list
+      elements: str
+    checked:
+      description: >-
+        Whether the GPUs were known. If not, only the syntax of the layout was checked. Without a driver, GPUs are unknown
+        if the layout selects them by UUID or PCI address.
+      type: bool
+    plan:
+      description: >-
+        Lines to print.
+      type: list
+      elements: str
+    resources:
+      description: >-
+        Number of each resource by name. For V(nvidia_dra) it is the number of devices by class and profile. Empty if there
+        is a problem.
+      type: dict
+    config:
+      description: >-
+        The plugin's configuration for this node. Empty if there is a problem.
+      type: dict
+    config_name:
+      description: >-
+        Key of C(config) in the ConfigMap for V(nvidia_device_plugin), derived from its content.
+      type: str
+    labels:
+      description: >-
+        Labels of the node.
+      type: dict
+    label_lines:
+      description: >-
+        Lines of a plan that explain the labels.
+      type: list
+      elements: str
+    requests:
+      description: >-
+        How pods request devices if the name of the resource is not sufficient. Each has C(where), C(name), C(limits),
+        C(annotations), C(environment), C(claim) (the C(spec) of a ResourceClaim) and C(template) (the name of its
+        ResourceClaimTemplate).
+      type: list
+      elements: dict
+    devices:
+      description: >-
+        The resource of each current device, by UUID.
+      type: dict
+    registered:
+      description: >-
+        The numbers that HAMi registers for each GPU, by UUID.
+      type: dict
+    offered:
+      description: >-
+        GPUs that the backend offers, each with C(where) (its entry), C(index) and C(uuid).
+      type: list
+      elements: dict
+    left_out:
+      description: >-
+        GPUs that the backend does not offer, each with C(where), C(gpus) and C(reason).
+      type: list
+      elements: dict
+    notes:
+      description: >-
+        Sentences about GPUs of the node.
+      type: list
+      elements: str
+    refusals:
+      description: >-
+        Entries that the backend does not support, each with C(where), C(gpus), C(problem), C(cure) and C(backends) (the
+        backends that support the entry).
+      type: list
+      elements: dict
 """
 
 

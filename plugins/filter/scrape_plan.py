@@ -51,11 +51,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description:
-    - C(targets) has groups of targets in the format of Prometheus' file_sd, sorted by host name. C(access) has one entry
-      (C(name), C(user), C(password)) for each pair of user and password. The label C(__access__) of a target has the name of
-      its entry. C(hosts) lists hosts with targets. C(unwatched) lists hosts without a variable of an exporter. C(problems)
-      lists messages.
+  description: Targets for Prometheus.
   type: dict
   sample:
     targets:
@@ -65,6 +61,38 @@ _value:
     hosts: [h100-01]
     unwatched: []
     problems: []
+  contains:
+    targets:
+      description: >-
+        Groups of targets in the format of Prometheus' file_sd, sorted by host name, each with C(targets) and C(labels). The
+        label C(__access__) has the name of an entry of C(access).
+      type: list
+      elements: dict
+    access:
+      description: >-
+        One entry for each pair of user and password, with C(name), C(user) and C(password).
+      type: list
+      elements: dict
+    exporters_labels:
+      description: >-
+        Labels that the recording rules read. If an exporter sends one with markup in its value, Prometheus drops the label.
+      type: list
+      elements: str
+    hosts:
+      description: >-
+        Hosts with targets.
+      type: list
+      elements: str
+    unwatched:
+      description: >-
+        Hosts without a variable of an exporter.
+      type: list
+      elements: str
+    problems:
+      description: >-
+        Messages. Empty if all targets are valid.
+      type: list
+      elements: str
 """
 
 import hashlib

@@ -60,21 +60,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description:
-    - C(problems) lists messages, and is empty if the layout can be mapped. C(checked) is true if the GPUs were known. If not,
-      only the syntax of the layout was checked. C(plan) has lines to print.
-    - C(gres) is the value of C(Gres=) for the node, including pads and GRES that are not GPUs. C(resources) is the number of
-      each GRES of the layout by name. C(config) has C(Gres), C(GresTypes) and C(AccountingStorageTRES) without pads.
-    - C(gres_conf) lists the lines of C(gres.conf). C(devices) lists UUIDs by their number in C(CUDA_VISIBLE_DEVICES) of a job.
-      A pad has an empty UUID. Both are empty without O(slurm), while the MIG instances of a GPU differ from the layout, and
-      while a device node is missing.
-    - C(current) lists the devices that Slurm has now by number, each with C(type) and C(uuid). C(restart) is true if the daemons
-      take new GRES only when they restart. Both are empty without O(slurm).
-    - C(change) has C(way) (V(nothing), V(in place), V(affected jobs) or V(all jobs)), C(jobs) (jobs that must end first) and
-      C(restart) (whether slurmctld and slurmd must be restarted, because C(scontrol reconfigure) does not apply the change).
-      It is empty without O(slurm).
-    - C(requests) describes how jobs request shares of a GPU. C(notes) lists sentences.
-    - C(refusals) lists entries that Slurm cannot express, each with C(where), C(gpus), C(problem), C(cure) and C(backends).
+  description: The mapping.
   type: dict
   sample:
     resources: {'gpu:3g.40gb': 2, 'gpu:h100': 1}
@@ -96,6 +82,101 @@ _value:
     current: []
     restart: false
     change: {}
+  contains:
+    backend:
+      description: >-
+        Always V(slurm).
+      type: str
+    offered:
+      description: >-
+        GPUs that Slurm gets, each with C(where) (its entry), C(index) and C(uuid).
+      type: list
+      elements: dict
+    left_out:
+      description: >-
+        GPUs that Slurm does not get, each with C(where), C(gpus) and C(reason).
+      type: list
+      elements: dict
+    labels:
+      description: >-
+        Always empty, as C(config_name) and C(registered). The mapping for Kubernetes uses these keys.
+      type: dict
+    config_name:
+      description: >-
+        Always empty.
+      type: str
+    registered:
+      description: >-
+        Always empty.
+      type: dict
+    problems:
+      description: >-
+        Messages. Empty if the layout can be mapped.
+      type: list
+      elements: str
+    checked:
+      description: >-
+        Whether the GPUs were known. If not, only the syntax of the layout was checked.
+      type: bool
+    plan:
+      description: >-
+        Lines to print.
+      type: list
+      elements: str
+    gres:
+      description: >-
+        The value of C(Gres=) for the node, including pads and GRES that are not GPUs.
+      type: str
+    resources:
+      description: >-
+        Number of each GRES of the layout by name.
+      type: dict
+    config:
+      description: >-
+        C(Gres), C(GresTypes) and C(AccountingStorageTRES) without pads.
+      type: dict
+    gres_conf:
+      description: >-
+        Lines of C(gres.conf). Empty without O(slurm), while the MIG instances of a GPU differ from the layout, and while a
+        device node is missing.
+      type: list
+      elements: str
+    devices:
+      description: >-
+        UUIDs by their number in C(CUDA_VISIBLE_DEVICES) of a job. A pad has an empty UUID. Empty in the same cases as
+        C(gres_conf).
+      type: list
+      elements: str
+    current:
+      description: >-
+        Devices that Slurm has now by number, each with C(type) and C(uuid). Empty without O(slurm).
+      type: list
+      elements: dict
+    restart:
+      description: >-
+        Whether the daemons take new GRES only when they restart. False without O(slurm).
+      type: bool
+    change:
+      description: >-
+        C(way) is V(nothing), V(in place), V(affected jobs) or V(all jobs). C(jobs) lists the jobs that must end first.
+        C(restart) says whether slurmctld and slurmd must be restarted, because C(scontrol reconfigure) does not apply the
+        change. Empty without O(slurm).
+      type: dict
+    requests:
+      description: >-
+        How jobs request shares of a GPU, each with C(where), C(name), C(limits), C(annotations) and C(environment).
+      type: list
+      elements: dict
+    notes:
+      description: >-
+        Sentences about GPUs of the node.
+      type: list
+      elements: str
+    refusals:
+      description: >-
+        Entries that Slurm cannot express, each with C(where), C(gpus), C(problem), C(cure) and C(backends).
+      type: list
+      elements: dict
 """
 
 

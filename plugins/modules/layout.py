@@ -136,8 +136,9 @@ counts:
   sample: {create: 1, destroy: 1, keep: 1, gpus_changed: 1}
 gpus:
   description: >-
-    For each GPU of the layout, the desired state (C(asked)) with its C(entry) of the layout, the state C(before) and C(after)
-    the run, and whether the GPU C(changed). After a change, the state is verified with NVML. In check mode, it is predicted.
+    For each GPU of the layout, its C(index), C(uuid) and C(name), the desired state (C(asked)) with its C(entry) of the
+    layout, the state C(before) and C(after) the run, and whether the GPU C(changed). After a change, the state is verified
+    with NVML. In check mode, it is predicted.
     C(instances) lists the current GPU instances. C(placement_units) is the GPU's number of memory units. Placements are given
     in these units.
   returned: when a driver is present
