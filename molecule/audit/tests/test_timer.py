@@ -11,12 +11,17 @@ import json
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 import ssh_way
+import yaml
+
+from tests import how_to
 
 REPORTS = "/srv/gpu-audit"
 SETTINGS = "/srv/inventory/group_vars/all.yml"
+SETTINGS_OF_THE_TIMER = Path(__file__).resolve().parents[1] / "inventory" / "group_vars" / "gpu_audit.yml"
 STAMP = "/var/lib/systemd/timers/stamp-gpu-audit.timer"
 FILES = {"audit.json", "audit.csv", "audit-hours.csv", "audit-owners.csv", "audit.prom", "audit.html", "summary.json"}
 DROP_IN = "/run/systemd/system/gpu-audit.service.d/probe.conf"
@@ -50,7 +55,8 @@ class Control:
         return sorted(name for name in self.host.file(REPORTS).listdir() if name.endswith("Z"))
 
     def run(self) -> Ran:
-        started = self.host.run("systemctl start gpu-audit.service")
+        (start,) = [each for each in how_to.commands("weekly-audit.md", "#") if " start " in each]
+        started = self.host.run(start)
         return self.ran(started.rc)
 
     def ran(self, rc: int) -> Ran:
@@ -97,6 +103,16 @@ def caught_up(control, once) -> Ran:
         assert time.monotonic() < deadline, "the timer has not started the service, or the service does not end"
         time.sleep(0.2)
     return control.ran(0)
+
+
+def test_settings_of_the_how_to_are_those_of_the_scenario():
+    page = yaml.safe_load(how_to.blocks("weekly-audit.md", "yaml")[0])
+    assert page.items() <= yaml.safe_load(SETTINGS_OF_THE_TIMER.read_text()).items()
+
+
+def test_how_to_shows_the_timer(control):
+    (show,) = [each for each in how_to.commands("weekly-audit.md", "#") if "list-timers" in each]
+    assert "gpu-audit.service" in control.host.check_output(show)
 
 
 def test_timer_is_enabled_and_waiting(control):

@@ -10,11 +10,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.how_to import blocks, commands, expected
 from tests.lab.toolkit_mirror.toolkit_stand_ins import CDI_HOOK
 
 ROOT = Path(__file__).resolve().parents[3]
+SCENARIO = ROOT / "molecule" / "leases"
 
 
 def write(desk, path, text, owner="root", mode="644"):
@@ -117,3 +119,29 @@ def test_jupyter_kernel(desk):
     started.kill("TERM")
     assert started.status() == 143
     desk.wait_for(lambda: not desk.rows(), "the end of the lease")
+
+
+def test_team_quota(desk):
+    create, join = commands("team-quota.md", "#")
+    (entry,) = blocks("team-quota.md", "yaml")
+    apply, take, more, show = commands("team-quota.md", "$")
+    desk.ask(create)
+    desk.ask(join)
+    # site.yml has applied the entry of the page.
+    assert apply.startswith("ansible-playbook ")
+    layout = yaml.safe_load((SCENARIO / "inventory" / "host_vars" / "desk.yml").read_text())["gpu_layout"]
+    assert yaml.safe_load(entry)["gpu_layout"][0] in layout
+    write(desk, "/home/alice/train.py", "import time\ntime.sleep(3600)\n", owner="alice")
+    size, program = re.fullmatch(r"gpu-layout lease (.*) -- (.*)", take).groups()
+    desk.taken("alice", size, program)
+    refused = desk.run("alice", more)
+    (message,) = blocks("team-quota.md", "text")
+    assert refused.rc == 125 and message.strip() in refused.stderr
+    assert "alice" in desk.run("alice", show).stdout
+    # Other users are not in the group.
+    assert desk.run("mallory", take).rc == 125
+
+
+def test_kernel_of_a_hub_is_the_kernel_of_the_test():
+    """test_jupyter_kernel runs the kernel that both pages show."""
+    assert blocks("jupyterhub.md", "json") == blocks("lease-jupyter.md", "json")

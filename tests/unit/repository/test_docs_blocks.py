@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[3]
 BLOCK = re.compile(r"^( *)```([^\n`]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "SECURITY.md")),
-    *sorted(REPOSITORY.glob("docs/*.md")),
+    *sorted(REPOSITORY.glob("docs/**/*.md")),
     *sorted(REPOSITORY.glob("roles/*/README.md")),
 ]
 

@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[3]
 DOCUMENTS = sorted(
     [
         *REPOSITORY.glob("*.md"),
-        *(REPOSITORY / "docs").glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
         *REPOSITORY.glob("roles/*/README.md"),
         REPOSITORY / "plugins" / "module_utils" / "models" / "README.md",
         REPOSITORY / "plugins" / "module_utils" / "techniques" / "README.md",
@@ -62,7 +62,8 @@ def test_readme_fits_two_screens():
     # Two screens of prose, counted in words because each sentence has its own line.
     assert len(text.split()) <= 1000
     # The text before the picture says what the project is, in three sentences.
-    introduction = text.partition("![")[0].partition("\n")[2]
+    badges = re.compile(r"^\[!\[.*\n", re.MULTILINE)
+    introduction = badges.sub("", text).partition("![")[0].partition("\n")[2]
     assert len(re.findall(r"\.(?:\s|$)", introduction)) == 3
 
 
@@ -72,7 +73,8 @@ def test_pages_stay_short_enough_to_read():
 
 
 def test_every_page_is_listed():
-    pages = {path.name for path in (REPOSITORY / "docs").glob("*.md")} - {INDEX.name}
+    docs = REPOSITORY / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {INDEX.name}
     assert pages - set(links(INDEX)) == set()
 
 

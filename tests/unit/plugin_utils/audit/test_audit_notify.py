@@ -13,8 +13,10 @@ import ssl
 import threading
 
 import pytest
+import yaml
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.tell import Message, Notice, NotifyError, send
+from tests.how_to import blocks
 from tests.lab.certificates import Authority
 
 MESSAGE = Message("GPU audit: 1 finding", "gpu-1 gpu 0: idle. <!channel> *bold* a_b\n", {"summary": {}})
@@ -174,3 +176,21 @@ def test_slack_gets_only_text_without_formatting_from_names():
     assert list(body) == ["text"] and body["text"].startswith("*GPU audit: 1 finding*\n")
     rest = body["text"].partition("\n")[2]
     assert "gpu-1 gpu 0: idle." in rest and not set("<>*_~`") & set(rest)
+
+
+def test_receivers_of_the_how_to_get_the_summary(smtp):
+    """Send to the receivers of the page. Only their addresses and secrets differ."""
+    mail, slack = yaml.safe_load(blocks("weekly-audit.md", "yaml")[1])["gpu_audit_notify"]
+    server, here = smtp("starttls")
+    assert (
+        send(Notice.of({**mail, **{name: here[name] for name in ("server", "password", "ca_file")}}), MESSAGE)
+        == mail["to"]
+    )
+    (text,) = server.mails
+    assert f"From: {mail['sender']}" in text and f"To: {mail['to']}" in text
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as hook:
+        hook.seen = []
+        threading.Thread(target=hook.serve_forever, args=(0.02,), daemon=True).start()
+        send(Notice.of({**slack, "url": "http://127.0.0.1:%d/a" % hook.server_address[1]}), MESSAGE)
+        hook.shutdown()
+    assert [list(body) for body in hook.seen] == [["text"]]
