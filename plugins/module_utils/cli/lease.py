@@ -28,7 +28,7 @@ from ..keep.notices import utc
 from ..keep.server import MOST_LINE_BYTES
 from ..lease_service.request import COMMAND
 from ..lease_service.server import WORK_SECONDS
-from ..leases.model import LeaseError
+from ..leases.model import LeaseError, RetryLaterError
 from ..leases.schedule import duration as duration_text
 from ..printable import printable
 from ..processes.command import program
@@ -58,14 +58,14 @@ def lease(options: Namespace) -> int:
             raise LeaseError(COMMAND, "the program is missing, or words are in front of it", _USAGE)
         return _run(options)
     if words == ["list"]:
-        answer = _ask(options.socket, {"op": "list"})
+        answer = ask(options.socket, {"op": "list"})
     elif words[:1] == ["end"] and len(words) == 2:
-        answer = _ask(options.socket, {"op": "end", "number": _number(words[1])})
+        answer = ask(options.socket, {"op": "end", "number": _number(words[1])})
     elif words[:1] == ["extend"] and len(words) == 3:
         request = {"op": "extend", "number": _number(words[1]), "seconds": duration(words[2])}
-        answer = _ask(options.socket, request)
+        answer = ask(options.socket, request)
     elif words[:1] == ["resize"] and len(words) == 2:
-        answer = _ask(options.socket, {"op": "resize", "number": _number(words[1]), "shape": _shape(options)})
+        answer = ask(options.socket, {"op": "resize", "number": _number(words[1]), "shape": _shape(options)})
     else:
         raise LeaseError(COMMAND, "a program or a subcommand is missing", _USAGE)
     print(json.dumps(answer) if options.json else "\n".join(_lines(answer)))
@@ -169,10 +169,14 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Send a request, with retries, and return the answer. Raises LeaseError."""
-    with contextlib.closing(_Exchange(path, request)) as exchange:
-        return check(exchange.first, LeaseError)
+def ask(path: str, request: Mapping[str, Any], repeats: bool = False) -> Mapping[str, Any]:
+    """Send a request, with retries, and return the answer.
+
+    With `repeats`, a request is also sent again if the service ends before it answers. Raises LeaseError, or RetryLaterError
+    if the same request can succeed later.
+    """
+    with contextlib.closing(_Exchange(path, request, repeats)) as exchange:
+        return check(exchange.first, RetryLaterError if exchange.first.get("later") else LeaseError)
 
 
 class _Exchange:
@@ -192,7 +196,7 @@ class _Exchange:
             late = time.monotonic() + delay > deadline
             if first is None and (late or not repeats):
                 cure = "Try again, or see `journalctl -u gpu-layout-lease`."
-                raise LeaseError("this host", "its service for leases did not answer", cure)
+                raise RetryLaterError("this host", "its service for leases did not answer", cure)
             if first is not None and (late or not is_busy(first)):
                 self.first = first
                 return
@@ -204,7 +208,7 @@ class _Exchange:
     def _send(self, path: str, line: bytes, deadline: float) -> Mapping[str, Any] | None:
         """Return the first answer, or None if the service has ended."""
         cure = "Ask an administrator to add `leases` to an entry of gpu_layout."
-        absent = LeaseError("this host", "it has no leases: %s is not served" % path, cure)
+        absent = RetryLaterError("this host", "it has no leases: %s is not served" % path, cure)
         # A new process would inherit the socket, but a program that is executed does not (PEP 446).
         self._socket = socket.socket(socket.AF_UNIX)
         connect(self._socket, path, deadline, _SECONDS, absent)
@@ -248,7 +252,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         return
     table = [("LEASE", "ACCOUNT", "SIZE", "ENTRY", "STATE", "UNTIL")]
     for row in rows:
-        ends = "its pod ends" if row["ends"] is None else utc(row["ends"])
+        kind = str(row["account"]).partition(":")[0]
+        ends = "its %s ends" % kind if row["ends"] is None else utc(row["ends"])
         until = ends if row["state"] != "waiting" else "starts by " + utc(row["begins"])
         texts = (row["number"], row["account"], _size(row), row["where"], row["state"], until)
         table.append(tuple(printable(str(text)) for text in texts))  # type: ignore[arg-type]

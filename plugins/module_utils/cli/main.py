@@ -247,6 +247,12 @@ def _slurm_devices(devices: argparse.ArgumentParser) -> None:
     )
 
 
+def _slurm_job(job: argparse.ArgumentParser) -> None:
+    job.add_argument(
+        "--socket", default=LEASE_SOCKET, metavar="FILE", help="the service's socket (default: %(default)s)"
+    )
+
+
 def _nothing(_command: argparse.ArgumentParser) -> None:
     """Add no arguments."""
 
@@ -345,6 +351,11 @@ _COMMANDS = {
         "..slurm.task_devices:refresh",
         "list the devices for jobs of Slurm (started by systemd)",
         _slurm_devices,
+    ),
+    "slurm-job": (
+        ".slurm_job:slurm_job",
+        "take and give back the lease of a job (run by Slurm as Prolog and Epilog)",
+        _slurm_job,
     ),
     "metrics": (
         ".metrics:metrics",

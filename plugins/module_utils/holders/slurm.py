@@ -33,6 +33,8 @@ from .processes import Processes
 _SLURMD_FILES = (SLURM_DAEMON, "slurmd-wlm")
 #: Generic resources for GPUs or parts of GPUs (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")
+#: Units of leases. The lease of a job holds the GPU, so no holder is added for them.
+QUOTA = "quota"
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 #: A resource in a list: its name, an optional type and count, and details. Examples: gpu:h100:2(IDX:0-1),
 #: gpu(IDX:0-1), gpu:8(S:0-1).
@@ -177,8 +179,8 @@ class Job:
     def __str__(self) -> str:
         return "Slurm job %s (%s) of user %s" % (self.id, first_line(self.name) or "no name", self.user)
 
-    def given_on(self, node: str) -> list[Resource] | None:
-        """Return the GPU resources of the job on a node.
+    def given_on(self, node: str, names: Sequence[str] = _GPU_RESOURCES) -> list[Resource] | None:
+        """Return the resources of the job on a node that have these names.
 
         Returns None if texts that the user chose make the record ambiguous.
         """
@@ -189,7 +191,7 @@ class Job:
             name = "\n".join(lines[:count])
             if rest.startswith(name + " UserId="):
                 _before, _state, behind = rest[len(name) :].partition(_STATE)
-                return None if _STATE in behind else given_on(behind.partition(_NEEDS)[0], node)
+                return None if _STATE in behind else given_on(behind.partition(_NEEDS)[0], node, names)
         return None
 
 
@@ -210,17 +212,26 @@ def first_line(name: str) -> str:
 
 
 def job_gres(run: Run, node: str) -> list[tuple[str, str, Any]]:
-    """Return (id, user, resources) of each job with GPU resources on a node.
+    """Return (id, user, resources) of each job with GPUs or leases on a node.
 
     The resources are None if they are unknown. Raises NoAnswerError, and FileNotFoundError if Slurm's tools are missing.
     """
     found = []
     for job, user in sorted(_listed(run, node).items()):
-        record = _record(run, job)
-        given = Job(job, user, name_of(run, job), record).given_on(node) if record else []
+        given = resources_of(run, job, user, node)
         if given is None or given:
             found.append((job, user, given))
     return found
+
+
+def resources_of(run: Run, job: str, user: str, node: str) -> list[Resource] | None:
+    """Return the GPU resources and units of leases of a job on a node.
+
+    The result is that of `Job.given_on`. Raises NoAnswerError.
+    """
+    record = _record(run, job)
+    names = (*_GPU_RESOURCES, QUOTA)
+    return Job(job, user, name_of(run, job), record).given_on(node, names) if record else []
 
 
 def _listed(run: Run, node: str) -> dict[str, str]:
@@ -351,8 +362,8 @@ def fields(record: str) -> dict[str, str]:
     return values
 
 
-def given_on(record: str, node: str) -> list[Resource]:
-    """Return the GPU resources of a job on a node, as in `resources`.
+def given_on(record: str, node: str, names: Sequence[str] = _GPU_RESOURCES) -> list[Resource]:
+    """Return the resources of a job on a node, as in `resources`.
 
     `record` is the part of the job's record after the name. A detailed record has consecutive groups of Nodes= … GRES=.
     The user may have chosen the text after these groups.
@@ -362,16 +373,16 @@ def given_on(record: str, node: str) -> list[Resource]:
     found: list[Resource] = []
     while part:
         if node in hostnames(part.group(1)):
-            found += resources(part.group(2) or "")
+            found += resources(part.group(2) or "", names)
         part = _GIVEN.match(record, part.end())
     return found
 
 
-def resources(text: str) -> list[Resource]:
-    """Return the GPU resources in a Gres, GresUsed or GRES value."""
+def resources(text: str, names: Sequence[str] = _GPU_RESOURCES) -> list[Resource]:
+    """Return the resources in a Gres, GresUsed or GRES value that have these names."""
     found = []
     for name, counted, detail in _RESOURCE.findall(text):
-        if name not in _GPU_RESOURCES:
+        if name not in names:
             continue
         last = counted.rpartition(":")[2]
         indexes = numbers(detail[len("IDX:") :]) if detail.startswith("IDX:") else None

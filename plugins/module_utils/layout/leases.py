@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parse and write the key `leases` of an entry in `gpu_layout`.
 
-The key offers the free part of the entry's GPUs to the accounts of a host, or to the pods of a cluster. docs/leases.md
-describes it.
+The key offers the free part of the entry's GPUs to the accounts of a host, to the pods of a cluster, or to the jobs of
+Slurm. docs/leases.md describes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .reader import Fields, Key, Node, quoted
 from .types import MOST_GPUS, MOST_INSTANCES
 
 #: Programs that can grant leases. An entry names one of them.
-HOST, KUBERNETES = ALLOCATORS = ("host", "kubernetes")
+HOST, KUBERNETES, SLURM = ALLOCATORS = ("host", "kubernetes", "slurm")
 #: Default and maximum values of `hours`, followed by those of `count`.
 HOURS, MOST_HOURS = 24, 8760
 COUNT, MOST_COUNT = 16, 64
@@ -32,10 +32,16 @@ KEYS = {
     "profiles": Key("profiles: [1g.10gb, 2g.20gb]"),
     "hours": Key("hours: 24"),
     "count": Key("count: 16"),
+    "unit": Key("unit: {memory: 8GiB, sm_percent: 10}", required=True),
 }
-#: Keys of an entry whose leases the scheduler of Kubernetes counts. A pod has its lease until it ends.
-_KUBERNETES_KEYS = {"by": KEYS["by"], "most": KEYS["most"]}
+_HOST_KEYS = {name: key for name, key in KEYS.items() if name != "unit"}
+#: Keys of an entry whose leases a scheduler counts. A pod or a job has its lease until it ends.
+_SCHEDULER_KEYS = {
+    KUBERNETES: {name: KEYS[name] for name in ("by", "most")},
+    SLURM: {name: KEYS[name] for name in ("by", "most", "unit")},
+}
 _MOST = {"memory": Key("memory: 40GiB"), "sm_percent": Key("sm_percent: 50")}
+_UNIT_KEYS = {"memory": Key("memory: 8GiB", required=True), "sm_percent": Key("sm_percent: 10", required=True)}
 
 
 @frozen
@@ -44,8 +50,9 @@ class Leases:
 
     Members of the Unix `groups` may take leases. A lease lasts at most `hours`. An account holds at most `count` leases,
     and at most `memory_bytes` and `sm_percent` in all of them, summed over the GPUs. None means no limit.
-    `profiles` are the MIG profiles on offer. With `by: kubernetes`, there are no groups, and `memory_bytes` and
-    `sm_percent` limit one claim on one GPU.
+    `profiles` are the MIG profiles on offer. With `by: kubernetes` or `by: slurm`, there are no groups, and `memory_bytes`
+    and `sm_percent` limit one claim or job on one GPU. Slurm counts quotas in units of `unit_memory_bytes` and
+    `unit_percent`.
     """
 
     by: str
@@ -55,6 +62,8 @@ class Leases:
     profiles: tuple[str, ...] = ()
     hours: int = HOURS
     count: int = COUNT
+    unit_memory_bytes: int = 0
+    unit_percent: int = 0
 
 
 def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases | None:
@@ -64,16 +73,21 @@ def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases 
     have leases to the key that limits them (`Form.lease_limit`).
     """
     allocator = node.value.get("by") if isinstance(node.value, Mapping) else None
-    fields = node.fields(_KUBERNETES_KEYS if allocator == KUBERNETES else KEYS)
+    scheduler = allocator if isinstance(allocator, str) and allocator in _SCHEDULER_KEYS else None
+    fields = node.fields(_SCHEDULER_KEYS[scheduler] if scheduler else _HOST_KEYS)
     if fields is None:
         return None
     if sharing is not None:
-        _check_sharing(node, fields, sharing, limits, allocator)
+        _check_sharing(node, fields, sharing, limits, scheduler)
     # A value with an error is None, and the parser then discards the result.
     read: Callable[..., Any] = fields.read
     memory_bytes, sm_percent = read(
-        "most", lambda field: _most(field, 100 if allocator == KUBERNETES else 100 * MOST_GPUS), (None, None)
+        "most", lambda field: _most(field, 100 if scheduler else 100 * MOST_GPUS), (None, None)
     )
+    unit_memory_bytes, unit_percent = read("unit", _unit, (0, 0))
+    for limit, unit in ((memory_bytes, unit_memory_bytes), (sm_percent, unit_percent)):
+        if limit is not None and unit is not None and limit < unit:
+            fields["most"].report("it is less than one unit", "Allow at least one unit.")
     return Leases(
         read("by", lambda field: field.choice(ALLOCATORS)),
         read("groups", _groups, ()),
@@ -82,6 +96,8 @@ def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases 
         read("profiles", _profiles, ()),
         read("hours", lambda field: field.integer(1, MOST_HOURS), HOURS),
         read("count", lambda field: field.integer(1, MOST_COUNT), COUNT),
+        unit_memory_bytes,
+        unit_percent,
     )
 
 
@@ -97,6 +113,8 @@ def to_data(leases: Leases) -> dict[str, Any]:
         most["sm_percent"] = leases.sm_percent
     if most:
         data["most"] = most
+    if leases.by == SLURM:
+        data["unit"] = {"memory": format_size(leases.unit_memory_bytes), "sm_percent": leases.unit_percent}
     if leases.profiles:
         data["profiles"] = list(leases.profiles)
     if leases.hours != HOURS:
@@ -106,7 +124,7 @@ def to_data(leases: Leases) -> dict[str, Any]:
     return data
 
 
-def _check_sharing(node: Node, fields: Fields, sharing: str, limits: Mapping[str, str], allocator: object) -> None:
+def _check_sharing(node: Node, fields: Fields, sharing: str, limits: Mapping[str, str], scheduler: str | None) -> None:
     """Report keys that do not fit the entry's sharing."""
     own = limits.get(sharing)
     if own is None:
@@ -114,10 +132,11 @@ def _check_sharing(node: Node, fields: Fields, sharing: str, limits: Mapping[str
             "sharing: %s has no leases" % sharing, "Set sharing: %s, or remove leases." % " or ".join(sorted(limits))
         )
         return
-    if allocator == KUBERNETES:
+    if scheduler is not None:
         if own == "profiles":
             node.report(
-                "Kubernetes cannot lease MIG instances yet", "Use sharing: vgpu, or leases of the host (by: host)."
+                "%s cannot lease MIG instances yet" % scheduler.capitalize(),
+                "Use sharing: vgpu, or leases of the host (by: host).",
             )
         return
     if own == "profiles" and own not in fields:
@@ -140,6 +159,15 @@ def _most(node: Node, most_percent: int) -> tuple[int | None, int | None]:
         fields.read("memory", size_bytes),
         fields.read("sm_percent", lambda field: field.integer(1, most_percent)),
     )
+
+
+def _unit(node: Node) -> tuple[int, int]:
+    fields = node.fields(_UNIT_KEYS)
+    if fields is None:
+        return 0, 0
+    # A value with an error is None, and the parser then discards the result.
+    read: Callable[..., Any] = fields.read
+    return read("memory", size_bytes), read("sm_percent", lambda field: field.integer(1, 100))
 
 
 def _groups(node: Node) -> tuple[str | None, ...]:

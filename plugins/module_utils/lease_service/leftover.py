@@ -12,7 +12,7 @@ from __future__ import annotations
 from ..change.prepare import observe
 from ..change.terminate import end_holders as end_processes
 from ..leases.grant import Grant
-from ..leases.names import lease_text
+from ..leases.names import lease_text, user_of
 from ..model import Holder
 from ..plan.disturbance import Disturbance
 from ..processes import peer
@@ -37,7 +37,7 @@ def end_holders(directory: str, grant: Grant, account: str) -> None:
         holder
         for lender in lenders_of(directory, private).values()
         for holder in lender.holders(grant, host)
-        if lender.exclusive or _is_of(holder, account)
+        if lender.exclusive or _is_of(holder, user_of(account))
     ]
     if holders:
         end_processes([Disturbance(lease_text(grant.number, account), tuple(holders))], _GRACE_SECONDS)

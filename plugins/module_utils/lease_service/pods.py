@@ -16,7 +16,7 @@ from ..holders.cgroup import Origin, parse_cgroup
 from ..holders.peer_owner import own_container
 from ..layout.leases import KUBERNETES, MOST_HOURS
 from ..leases.model import Booking, LeaseError, Offer, Place, Request
-from ..leases.names import pod_account
+from ..leases.names import job_of, pod_account
 from ..processes import peer
 from ..techniques.vgpu.files import CDI_KIND
 from ..techniques.vgpu.model import VgpuTenant
@@ -121,7 +121,8 @@ class PodLeases:
         if ask.operation == "pool":
             return pool(self._host.offers(KUBERNETES), self._host.tenants())
         if ask.operation == "claims":
-            return {"claims": sorted(each.request.claim for each in turn.bookings if each.request.claim is not None)}
+            claims = {each.request.claim for each in turn.bookings if job_of(each.request.claim) is None}
+            return {"claims": sorted(claim for claim in claims if claim is not None)}
         booking = next((each for each in turn.bookings if each.request.claim == ask.claim), None)
         if ask.operation == "unprepare":
             return self._unprepare(turn, booking)

@@ -9,6 +9,9 @@ A request is one JSON object: {"op": "take", "shape": {...}, "gpus": N, "seconds
 
 The plugin of the kubelet sends {"op": "pool"}, {"op": "claims"}, {"op": "prepare", "claim": UID, "name": "NAMESPACE/NAME",
 "shape": {...}, "uuids": [UUID, ...]} and {"op": "unprepare", "claim": UID}.
+
+Prolog and Epilog of Slurm send {"op": "jobs"}, {"op": "job_begin", "job": ID, "user": USER, "units": N} and {"op": "job_end",
+"job": ID}.
 """
 
 from __future__ import annotations
@@ -37,14 +40,21 @@ _KEYS = {
     "claims": {"op"},
     "prepare": {"op", "claim", "name", "shape", "uuids"},
     "unprepare": {"op", "claim"},
+    "jobs": {"op"},
+    "job_begin": {"op", "job", "user", "units"},
+    "job_end": {"op", "job"},
 }
 #: Requests that only the plugin of the kubelet may send.
 OF_PODS = frozenset({"pool", "claims", "prepare", "unprepare"})
+#: Requests that only Prolog and Epilog of Slurm may send.
+OF_JOBS = frozenset({"jobs", "job_begin", "job_end"})
 # Names of objects: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _NAME = "[a-z0-9][a-z0-9.-]{0,252}"
 _TEXTS = {
     "claim": re.compile(r"[0-9a-zA-Z-]{1,64}", re.ASCII),
     "name": re.compile("%s/%s" % (_NAME, _NAME), re.ASCII),
+    "job": re.compile(r"[0-9]{1,10}", re.ASCII),
+    "user": re.compile(r"[^\s/]{1,64}"),
 }
 _UUID = re.compile(r"GPU-[0-9a-f-]{1,64}", re.ASCII)
 
@@ -55,7 +65,7 @@ class Ask:
 
     `number` is the lease. For "take", it is the place in the queue that a client had before the service restarted.
     `seconds` is None if the request declares no duration. `claim` is the UID of a ResourceClaim, `name` its namespace and
-    name, and `uuids` are its GPUs.
+    name, and `uuids` are its GPUs. `job` is the ID of a Slurm job, `user` its user, and `units` the number of its units.
     """
 
     operation: str
@@ -67,6 +77,9 @@ class Ask:
     claim: str = ""
     name: str = ""
     uuids: tuple[str, ...] = ()
+    job: str = ""
+    user: str = ""
+    units: int = 0
 
 
 def parse(line: bytes) -> Ask:
@@ -89,6 +102,9 @@ def parse(line: bytes) -> Ask:
         _text(data, "claim"),
         _text(data, "name"),
         _uuids(data),
+        _text(data, "job"),
+        _text(data, "user"),
+        _integer(data, "units", 1, 100) or 0,
     )
 
 
@@ -104,7 +120,7 @@ def _integer(data: Mapping[str, Any], name: str, least: int, most: int, is_optio
 def _text(data: Mapping[str, Any], name: str) -> str:
     value = data.get(name, "")
     if name in data and not (isinstance(value, str) and _TEXTS[name].fullmatch(value)):
-        raise LeaseError("the request", "the %s is invalid" % name, "Send the value of the Kubernetes API.")
+        raise LeaseError("the request", "the %s is invalid" % name, "Send the value of the scheduler.")
     return str(value)
 
 

@@ -22,11 +22,11 @@ from ..leases.grant import Grant
 from ..leases.model import Booking, LeaseError, Offer, Request, RetryLaterError, Shape
 from ..leases.record import BookingRecord, Recorded
 from ..leases.schedule import Schedule
-from . import unit
+from . import jobs, unit
 from .host import LeaseHost
 from .owner import account_name
 from .pods import PLUGIN_UNIT, PodLeases, is_plugin
-from .request import OF_PODS, Ask, parse
+from .request import OF_JOBS, OF_PODS, Ask, parse
 
 _ROOT = 0
 #: Maximum number of requests of one account that wait, so that no account fills the queue of the host.
@@ -57,6 +57,14 @@ class Units:
     seems_alive = staticmethod(unit.seems_alive)
 
 
+class Kernel:
+    """The kernel's data about callers and this boot. Tests replace it."""
+
+    is_plugin = staticmethod(is_plugin)
+    is_prolog = staticmethod(jobs.is_prolog)
+    boot_id = staticmethod(jobs.boot_id)
+
+
 class LeaseService:
     """The leases of a host."""
 
@@ -67,11 +75,12 @@ class LeaseService:
         units: Any = Units,
         clock: Callable[[], float] = time.time,
         end_holders: Callable[[Grant, str], None] | None = None,
-        is_plugin: Callable[[int, int], bool] = is_plugin,
+        kernel: Any = Kernel,
     ) -> None:
         self._host, self._record, self._units, self._clock = host, record, units, clock
-        self._end_holders, self._is_plugin = end_holders, is_plugin
+        self._end_holders, self._kernel = end_holders, kernel
         self._pods = PodLeases(host, self._write)
+        self._jobs = jobs.JobLeases(host, self._write, kernel.boot_id())
         self._returned_by = clock() + RETURN_SECONDS
         self._checked = 0.0
 
@@ -85,11 +94,12 @@ class LeaseService:
         """
         now, due = self._clock(), set()
         bookings = self._record.read().bookings
+        stale = self._jobs.stale(bookings)
         for each in bookings:
             number = each.request.number
             if each.request.claim is not None:
-                # The kubelet ends it.
-                is_due = False
+                # The kubelet or Slurm ends it.
+                is_due = each in stale
             elif each.started:
                 is_due = each.ends <= now or not self._units.seems_alive(number)
             else:
@@ -164,6 +174,8 @@ class LeaseService:
         for each in turn.bookings:
             if not each.started and each.request.number not in turn.waiting and turn.now > self._returned_by:
                 turn.end(each)
+        for each in self._jobs.stale(turn.bookings):
+            self._give_back(turn, dataclasses.replace(each, request=_expired(each)))
         started = _with_units(turn.bookings)
         living = self._units.living(each.request.number for each in started)
         for each in started:
@@ -210,10 +222,14 @@ class LeaseService:
         if ask.operation == "take":
             return self._request(turn, ask, caller)
         if ask.operation in OF_PODS:
-            if not self._is_plugin(caller.pid, caller.uid):
+            if not self._kernel.is_plugin(caller.pid, caller.uid):
                 problem = "only %s may send it" % PLUGIN_UNIT
                 raise LeaseError("the request %s" % ask.operation, problem, "Create a pod with a claim instead.")
             return dict(self._pods.answer(turn, ask))
+        if ask.operation in OF_JOBS:
+            if not self._kernel.is_prolog(caller.pid, caller.uid):
+                raise LeaseError("the request %s" % ask.operation, "only root may send it", "Submit a job instead.")
+            return dict(self._jobs.answer(turn, ask))
         booking = turn.booking(ask.number or 0)
         if caller.uid != _ROOT and not _owns(account_name(caller.uid), booking):
             raise LeaseError(
@@ -223,7 +239,7 @@ class LeaseService:
             )
         if booking.request.claim is not None:
             problem = "it belongs to %s" % booking.request.account
-            raise LeaseError("lease %d" % booking.request.number, problem, "Delete the pods with this claim.")
+            raise LeaseError("lease %d" % booking.request.number, problem, "Delete its pods, or cancel its job.")
         if ask.operation == "end":
             return self._end(turn, booking)
         if booking.started and booking.ends <= turn.now:
@@ -426,11 +442,12 @@ def waiting_row(turn: _Turn, booking: Booking) -> dict[str, Any]:
 
 def failure(error: FleetError) -> dict[str, Any]:
     """Return the answer for a request that failed."""
-    return {"error": {"where": error.where, "problem": error.problem, "cure": error.cure}}
+    answer = {"error": {"where": error.where, "problem": error.problem, "cure": error.cure}}
+    return {**answer, "later": True} if isinstance(error, RetryLaterError) else answer
 
 
 def _with_units(bookings: Sequence[Booking]) -> list[Booking]:
-    """Return the current leases with a unit. Leases of pods have no unit."""
+    """Return the current leases with a unit. Leases of pods and jobs have no unit."""
     return [each for each in bookings if each.started and each.request.claim is None]
 
 

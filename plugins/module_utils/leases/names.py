@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 
 _TEXT = re.compile(r"lease (\d{1,15}) of (\S+)")
+_JOB = re.compile(r"slurm/([0-9]{1,10})/([0-9A-Za-z-]{1,64})")
+_JOB_ACCOUNT = re.compile(r"job:([^\s/]+)/[0-9]+")
 _UNIT = re.compile(r"openfleet-gpu-lease-[0-9]{1,15}\.scope")
 
 
@@ -41,6 +43,34 @@ def pod_account(name: str) -> str:
     `name` is the namespace and name of its ResourceClaim. The text cannot be the name of an account, which has no slash.
     """
     return "pod:%s" % name
+
+
+def job_account(job: str, user: str) -> str:
+    """Return the text in place of an account for the lease of a Slurm job.
+
+    The text has a slash, like that of a pod.
+    """
+    return "job:%s/%s" % (user, job)
+
+
+def user_of(account: str) -> str:
+    """Return the user of an account, or of a job's text in its place."""
+    match = _JOB_ACCOUNT.fullmatch(account)
+    return match.group(1) if match else account
+
+
+def job_claim(job: str, boot: str) -> str:
+    """Return the claim of a Slurm job. No UID of a ResourceClaim has a slash.
+
+    `boot` is the id of the host's boot. No job survives a reboot.
+    """
+    return "slurm/%s/%s" % (job, boot)
+
+
+def job_of(claim: str | None) -> tuple[str, str] | None:
+    """Return (job, boot) for a text from `job_claim`, or None for another text."""
+    match = _JOB.fullmatch(claim or "")
+    return (match.group(1), match.group(2)) if match else None
 
 
 def is_lease_unit(name: str) -> bool:

@@ -32,7 +32,12 @@ def offer_node(
     Raises SelectorError if a selector matches nothing or if a GPU is selected twice.
     """
     desired = node_gpus(layout, gpus)
-    leasing = [group for group in by_entry(desired) if group[0].entry is not None and group[0].entry.leases is not None]
+    allocator = getattr(any_backend(key), "allocator", None)
+    leasing = [
+        group
+        for group in by_entry(desired)
+        if group[0].entry is not None and group[0].entry.leases is not None and group[0].entry.leases.by != allocator
+    ]
     if leasing and not getattr(any_backend(key), "leases", False):
         problem = "it has leases, and a scheduler would offer the same parts of its GPUs"
         cure = "Remove leases, or do not manage the host with this scheduler."

@@ -11,6 +11,7 @@ from .access import Access
 
 if TYPE_CHECKING:
     from ...module_utils.layout.types import Entry, Selector
+    from ...module_utils.model import Gpu
 
 State = Mapping[str, Any]
 
@@ -165,6 +166,13 @@ class FleetTechnique:
 
         Returns None if no class of access.py describes it. In this case, only the backends that know the technique
         offer it.
+        """
+        return None
+
+    def lease_room(self, gpu: Gpu, entry: Entry | None) -> tuple[int, float, int] | None:
+        """Return the room for leases on a GPU: bytes, SM percent and their number.
+
+        Returns None if the technique has no leases, or if other workloads of the entry may be on the GPU.
         """
         return None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ...module_utils.layout.types import Entry, Selector
+from ...module_utils.model import Gpu
 from ...module_utils.techniques.vgpu import fit
 from ...module_utils.techniques.vgpu.model import (
     AUTO,
@@ -25,6 +26,7 @@ from ...module_utils.techniques.vgpu.model import (
     WATERLINE_PERCENT,
 )
 from ...module_utils.techniques.vgpu.part import Tenant, Vgpu, vgpu_of
+from ...module_utils.techniques.vgpu.plan import capacity
 from .protocol import FleetTechnique, Part, Size
 
 _MIB = 1 << 20
@@ -56,6 +58,17 @@ class FleetVgpu(FleetTechnique):
     proposed = True
     waterline_percent = WATERLINE_PERCENT
     risk = "a quota is not a security boundary, and its programs have to run as the tenant"
+
+    def lease_room(self, gpu: Gpu, entry: Entry | None) -> tuple[int, float, int] | None:
+        """Return the room of a GPU without fixed tenants.
+
+        The host decides which GPUs fixed tenants get.
+        """
+        vgpu = vgpu_of(entry)
+        if vgpu is None or vgpu.tenants:
+            return None
+        room = capacity(gpu, vgpu)
+        return room.memory_bytes, room.sm_percent, room.seats
 
     def quota(self, row: Mapping[str, Any]) -> Size:
         """Return the quota of a tenant. Its memory is rounded up to MiB."""

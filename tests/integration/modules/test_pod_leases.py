@@ -15,7 +15,12 @@ import stat
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.service import Caller, LeaseService, Units
+from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.service import (
+    Caller,
+    Kernel,
+    LeaseService,
+    Units,
+)
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
 from tests.integration.lease_fleet import GIB, Killed, LeaseFleet, Refused
 from tests.integration.modules.test_lease_faults import FileFault
@@ -28,6 +33,14 @@ LEASED = {
     "vgpu": {"policy": "fixed", "provider": "preload", "tenants": [FIXED]},
     "leases": {"by": "kubernetes", "most": {"memory": "40GiB", "sm_percent": 50}},
 }
+
+
+class PluginKernel(Kernel):
+    """Takes each caller for the plugin of the kubelet."""
+
+    @staticmethod
+    def is_plugin(_pid, _uid):
+        return True
 
 
 class PodHost:
@@ -44,7 +57,7 @@ class PodHost:
 
         def forked():
             record = BookingRecord(self.fleet.directory)
-            service = LeaseService(self.fleet.lease_host(), record, Units, is_plugin=lambda _pid, _uid: True)
+            service = LeaseService(self.fleet.lease_host(), record, Units, kernel=PluginKernel)
             if fault is not None:
                 fault.install()
             answer = service.work({}, json.dumps(request).encode(), Caller(os.getpid(), 0), recover)["answer"]

@@ -40,6 +40,7 @@ def prolog(request, tmp_path):
         ("settings=/etc/openfleet-gpu\n", f"settings={tmp_path}\n"),
         ("/proc/sys/kernel/random/boot_id", str(tmp_path / "boot_id")),
         ("/proc/$PPID/cmdline", str(tmp_path / "cmdline")),
+        ("jobs=/run/openfleet-gpu-jobs\n", f"jobs={tmp_path}/jobs\n"),
     ]:
         assert path in text
         text = text.replace(path, replacement)
@@ -83,6 +84,51 @@ def step(folder, title="slurmstepd: [7.0]    "):
 )
 def test_numbers_become_uuids(prolog, numbers, uuids):
     assert prolog(numbers) == (0, [f"export CUDA_VISIBLE_DEVICES={uuids}"])
+
+
+LEASE = """\
+CUDA_VISIBLE_DEVICES=GPU-1
+LD_PRELOAD=/usr/lib/openfleet-gpu/vgpu/l.so
+OPENFLEET_LEASE=3
+OPENFLEET_VGPU=lease-3
+"""
+
+
+def write_lease(folder, job, text=LEASE):
+    (folder / "jobs").mkdir(exist_ok=True)
+    (folder / "jobs" / job).write_text(text)
+
+
+@pytest.mark.parametrize("title", ["slurmstepd: [7.batch]    ", "slurmstepd: [7.0]"])
+def test_job_with_a_lease_gets_its_environment(prolog, title):
+    write_lease(prolog.folder, "7")
+    write_lease(prolog.folder, "8", LEASE.replace("3", "4"))
+    step(prolog.folder, title)
+    # The user can name another job in the environment.
+    status, lines = prolog(SLURM_JOB_ID="8", LD_PRELOAD="libm.so.6")
+    assert status == 0
+    assert lines == [
+        "export CUDA_VISIBLE_DEVICES=GPU-1",
+        "export LD_PRELOAD=/usr/lib/openfleet-gpu/vgpu/l.so:libm.so.6",
+        "export OPENFLEET_LEASE=3",
+        "export OPENFLEET_VGPU=lease-3",
+    ]
+    step(prolog.folder, "slurmstepd: [9.0]")
+    assert prolog() == (0, [])
+
+
+def test_job_whose_lease_was_refused_does_not_start(prolog):
+    write_lease(prolog.folder, "7", "refused job 7: no GPU has 8GiB and 10 % free now. Try again later.\n")
+    step(prolog.folder)
+    status, lines = prolog()
+    assert status == 1 and "the job has no lease: job 7: no GPU has 8GiB and 10 % free now." in lines[0]
+
+
+@pytest.mark.parametrize("title", ["slurmstepd: [../8.0]", "bash", "slurmstepd: []", "slurmstepd: [7"])
+def test_no_other_title_names_a_job(prolog, title):
+    write_lease(prolog.folder, "7")
+    step(prolog.folder, title)
+    assert prolog() == (0, [])
 
 
 def test_script_is_executable_by_any_posix_shell_and_starts_no_program(prolog):

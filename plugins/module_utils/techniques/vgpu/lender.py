@@ -15,7 +15,7 @@ from ...errors import ApplyError
 from ...layout.types import Entry
 from ...leases.grant import Grant
 from ...leases.model import LATER, Booking, Card, LeaseError, RetryLaterError, Shape, not_free
-from ...leases.names import lease_of, tenant_name
+from ...leases.names import job_of, lease_of, tenant_name, user_of
 from ...model import Holder, Host
 from ...slurm.mig_devices import DeviceNodes
 from . import files, leases
@@ -63,7 +63,8 @@ class QuotaLender:
         if problem is not None:
             raise LeaseError("%s: %s" % (booking.where, problem.where), problem.problem, problem.cure)
         # The programs of a pod can have any user. Only its containers get the files of the quota.
-        group = None if request.claim is not None else _group_of(request.account)
+        is_pod = request.claim is not None and job_of(request.claim) is None
+        group = None if is_pod else _group_of(user_of(request.account))
         tenant = known or leases.tenant_of(booking, entry, host.gpus, tenants, vgpu.dmem, group)
         try:
             vgpu.write(tenant)

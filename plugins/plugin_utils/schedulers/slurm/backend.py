@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ....module_utils.layout.leases import SLURM
 from ..model import Node, Offer
 from .offer import KEY, offer
 
@@ -14,6 +15,7 @@ class Slurm:
 
     key = KEY
     applies = False
+    allocator = SLURM
 
     def offer(self, node: Node) -> Offer:
         """Return the GRES of the node's GPUs, or the refused entries."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Mapping, Sequence
 
 from ....module_utils.slurm.mig_devices import Device
-from .gres import GPU, SHARD, Gres, joined, totals
+from .gres import GPU, QUOTA, SHARD, Gres, joined, totals
 from .order import is_pad, kept, ordered, types
 
 NOTHING, IN_PLACE, AFFECTED, ALL = WAYS = ("nothing", "in place", "affected jobs", "all jobs")
@@ -118,6 +118,9 @@ def change(name: str, desired: Desired, current: Current) -> Change:
     else:
         jobs = []
         for job in current.jobs:
+            if job.gres and all(name == QUOTA for name, _count, _numbers in job.gres):
+                # Its lease has no number.
+                continue
             numbers = _numbers(job, current.version)
             held = {**fixed, **{number: stay[number] for number in numbers if number in stay}}
             if numbers and stay.keys() >= set(numbers) and ordered(desired.devices, total, held) is not None:

@@ -19,6 +19,7 @@ from ....module_utils.slurm.mig_devices import Device, instance_types, mig_devic
 from ...techniques.access import Clients
 from ..model import NodeGpu, NodeInstance
 from .gres import SERVED
+from .quotas import without_leases
 
 _BRANDS = ("nvidia", "tesla", "geforce", "quadro")
 
@@ -53,12 +54,12 @@ def _short(words: Sequence[str]) -> str:
 def desired(gpus: Sequence[NodeGpu], kept: Collection[str] = ()) -> list[Device]:
     """Return the devices of the layout in Slurm's order.
 
-    `kept` are the UUIDs of the MIG devices that the layout's plan keeps. If the instances of a GPU differ from the
-    layout, its other devices count as new.
+    GPUs whose quotas are leased have none. `kept` are the UUIDs of the MIG devices that the layout's plan keeps. If
+    the instances of a GPU differ from the layout, its other devices count as new.
     """
     types = gpu_types(each.gpu for each in gpus)
     found: list[Device] = []
-    for each in _by_index(gpus):
+    for each in _by_index(without_leases(gpus)):
         kind = types[each.gpu.uuid]
         if each.instances is None:
             # A GPU with an MPS daemon accepts only MPS clients. So it has a separate type, which keeps jobs for whole

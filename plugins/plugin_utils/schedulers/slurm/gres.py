@@ -16,7 +16,8 @@ from typing import Iterable
 
 from ....module_utils.errors import FleetError
 
-GPU, SHARD, MPS = NAMES = ("gpu", "shard", "mps")
+# `quota` counts units of leases, and has no device files.
+GPU, SHARD, MPS, QUOTA = NAMES = ("gpu", "shard", "mps", "quota")
 # End of the type of a GPU whose jobs use an MPS daemon, as in gpu:h100_mps.
 SERVED = "_mps"
 # scontrol appends sockets and positions in parentheses, as in gpu:h100:8(S:0-1).

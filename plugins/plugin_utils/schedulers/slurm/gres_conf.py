@@ -16,9 +16,10 @@ from ....module_utils.slurm.mig_devices import Device, DeviceNodes, capability_n
 from ...techniques.access import Clients
 from ..model import Node
 from .devices import matches_layout
-from .gres import GPU, MPS, SHARD
+from .gres import GPU, MPS, QUOTA, SHARD
 from .offer import PERCENT, replicas
 from .order import types
+from .quotas import quota_gres
 from .topology import Placement
 
 # Capabilities to configure and to monitor MIG. Only root may open them.
@@ -55,6 +56,7 @@ def lines(
             found.append(line % (MPS, "File=%s Count=%d" % (_gpu_path(each.gpu, node, nodes), PERCENT)))
         elif replicas(each):
             found.append(line % (SHARD, "File=%s Count=%d" % (_gpu_path(each.gpu, node, nodes), replicas(each))))
+    found += [line % (QUOTA, "Count=%d Flags=CountOnly" % each.count) for each in quota_gres(node.gpus)]
     return found
 
 

@@ -8,13 +8,15 @@ Sources: https://slurm.schedmd.com/gres.html, https://slurm.schedmd.com/gres.con
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Sequence
 
 from ...techniques.access import Clients, Turns
 from ..model import Node, NodeGpu, Offer, Refusal, Request, by_entry, gpus_text, refusal
 from .devices import desired, gpu_types
-from .gres import GPU, MPS, SHARD, Gres, joined
+from .gres import GPU, MPS, QUOTA, SHARD, Gres, joined
+from .quotas import leases_of, quota_gres, quota_notes, refuse_quotas, without_leases
 
 KEY = "slurm"
 # gres/mps counts percent of the SMs of the GPU (gres.html, "MPS Management").
@@ -27,7 +29,14 @@ _CURE = "Change the entry."
 
 def offer(node: Node) -> Offer:
     """Return the GRES of the node, or the refused entries."""
-    refusals = [*_refuse_others(node), *_refuse_nameless(node), *_refuse_clients(node), *_refuse_shards(node)]
+    listed = dataclasses.replace(node, gpus=without_leases(node.gpus))
+    refusals = [
+        *_refuse_others(listed),
+        *_refuse_nameless(listed),
+        *_refuse_clients(listed),
+        *_refuse_shards(listed),
+        *refuse_quotas(node.gpus),
+    ]
     if refusals:
         return Offer(KEY, refusals=tuple(refusals))
     gres = node_gres(node.gpus)
@@ -56,14 +65,14 @@ def node_gres(gpus: Sequence[NodeGpu]) -> list[Gres]:
 
 
 def shared_gres(gpus: Sequence[NodeGpu]) -> list[Gres]:
-    """Return the GRES of shared GPUs: shards and gres/mps."""
+    """Return the GRES of shared GPUs: shards, gres/mps and quotas."""
     gres = []
     shards = sum(replicas(each) for each in gpus)
     if shards:
         gres.append(Gres(SHARD, "", shards))
     if any(isinstance(each.access, Clients) for each in gpus):
         gres.append(Gres(MPS, "", PERCENT))
-    return gres
+    return [*gres, *quota_gres(gpus)]
 
 
 def room(gpus: Sequence[NodeGpu]) -> int:
@@ -72,7 +81,7 @@ def room(gpus: Sequence[NodeGpu]) -> int:
     The MIG mode of each GPU is assumed to stay as it is.
     """
     largest = 0
-    for each in gpus:
+    for each in without_leases(gpus):
         most = max((profile.max_instances for profile in each.gpu.mig.profiles), default=0)
         largest += 1 if each.instances is None else max(most, len(each.instances))
     return largest
@@ -174,11 +183,13 @@ def _requests(gpus: Sequence[NodeGpu]) -> list[Request]:
             found.append(Request(group[0].where, access.name, {MPS: access.sm_percent}))
         elif replicas(group[0]):
             found.append(Request(group[0].where, SHARD, {SHARD: 1}))
+        elif leases_of(group[0]) is not None:
+            found.append(Request(group[0].where, QUOTA, {QUOTA: 1}))
     return found
 
 
 def _notes(gpus: Sequence[NodeGpu]) -> list[str]:
-    notes = []
+    notes = quota_notes(gpus)
     empty = [each.gpu.index for each in gpus if each.instances == ()]
     if empty:
         notes.append(

@@ -196,9 +196,15 @@ def leases(draw, sharing):
     """Generate leases for an entry with the given sharing."""
     profiles = [each.profile for each in draw(st.lists(mig_instances(), min_size=1, max_size=3))]
     vgpu = sharing == "vgpu"
-    if vgpu and draw(st.booleans()):
-        most = draw(st.none() | sizes_bytes), draw(st.none() | st.integers(1, 100))
-        return layout_leases.Leases(layout_leases.KUBERNETES, (), *most)
+    scheduler = draw(st.sampled_from((None, layout_leases.KUBERNETES, layout_leases.SLURM))) if vgpu else None
+    if scheduler is not None:
+        most_bytes, most_percent = draw(st.none() | sizes_bytes), draw(st.none() | st.integers(1, 100))
+        made = layout_leases.Leases(scheduler, (), most_bytes, most_percent)
+        if scheduler == layout_leases.KUBERNETES:
+            return made
+        unit_mib = draw(st.integers(1, (most_bytes or 2**32) // 2**20))
+        percent = draw(st.integers(1, most_percent or 100))
+        return dataclasses.replace(made, unit_memory_bytes=unit_mib * 2**20, unit_percent=percent)
     return layout_leases.Leases(
         layout_leases.HOST,
         tuple(draw(st.lists(st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", fullmatch=True), min_size=1, unique=True))),

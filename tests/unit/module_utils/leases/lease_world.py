@@ -39,6 +39,9 @@ class World:
         self.leases = Leases("host", GROUPS, **leases)
         #: Another entry, whose leases pods have.
         self.pod_leases = Leases("kubernetes", (), 30 * GIB, 50)
+        #: Another entry, whose leases jobs of Slurm have.
+        self.job_leases = Leases("slurm", (), None, 50, unit_memory_bytes=4 * GIB, unit_percent=10)
+        self.boot = "boot-1"
         self.fixed: tuple[VgpuTenant, ...] = ()
         self.gpus = gpus
         self.parts: dict[int, tuple] = {}
@@ -56,10 +59,19 @@ class World:
         """Start the service again. All connections are lost."""
         self.waiting = {}
         record = BookingRecord(self.directory)
-        self.service = LeaseService(
-            self, record, self, lambda: self.now, self._end_holders, lambda pid, _uid: pid == PLUGIN_PID
-        )
+        self.service = LeaseService(self, record, self, lambda: self.now, self._end_holders, self)
         return self.service
+
+    # -- Kernel
+
+    def is_plugin(self, pid, _uid):
+        return pid == PLUGIN_PID
+
+    def is_prolog(self, _pid, uid):
+        return uid == 0
+
+    def boot_id(self):
+        return self.boot
 
     # -- LeaseHost
 
@@ -67,7 +79,8 @@ class World:
         if self.changing:
             raise RetryLaterError("this host", "a layout change runs", "Try again.")
         cards = [QuotaCard(Bin("GPU-%d" % n, 40 * GIB, 100, 8), "gpu %d" % n, "gpu %d" % n) for n in range(self.gpus)]
-        entries = (("gpu_layout[0]", self.leases), ("gpu_layout[1]", self.pod_leases))
+        every = (self.leases, self.pod_leases, self.job_leases)
+        entries = (("gpu_layout[%d]" % number, leases) for number, leases in enumerate(every))
         return tuple(Offer(where, leases, tuple(cards)) for where, leases in entries if leases.by == allocator)
 
     def tenants(self):
@@ -147,6 +160,14 @@ class World:
     def prepare(self, claim, *uuids, memory=10, sm=20, name="research/job-gpu-x2x4q"):
         shape = {"memory_bytes": memory * GIB, "sm_percent": sm}
         return self.ask_as_plugin(op="prepare", claim=claim, name=name, shape=shape, uuids=list(uuids))
+
+    def begin(self, job, units, user="alice"):
+        """Take a lease as the Prolog of a job."""
+        return self.ask(0, op="job_begin", job=job, user=user, units=units)
+
+    def end(self, job):
+        """Give a lease back as the Epilog of a job."""
+        return self.ask(0, op="job_end", job=job)
 
     def tick(self, recover=False):
         """Do the due work, as the server does every second.

@@ -27,7 +27,9 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.gre
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.offer import room, shared_gres
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.slurm.order import ordered, types
 from tests.unit.plugin_utils.schedulers.slurm.test_slurm_offer import (
+    BY_SLURM,
     EXCLUSIVE,
+    LEASED,
     MIG,
     SEVENTHS,
     SHARED,
@@ -293,6 +295,18 @@ def test_changed_shards_wait_for_all_jobs():
     found = planned_change(gpus(2), [SLICED, SHARED], job(1, 1), was="gpu:h100:2")
     assert (found.way, found.jobs) == (ALL, ("1",))
     assert "gres gpu:h100:2,shard:4 (was gpu:h100:2; total 2)" in found.line
+
+
+def test_job_with_a_quota_continues_if_the_units_stay_the_same():
+    host = split_host()[:2]
+    was = "gpu:3g.40gb:1,gpu:1g.10gb:2,quota:9"
+    record = record_of(host)[:3]
+    quota = job(8, kind="quota")
+    found = planned_change(host, [THIRDS, LEASED], job(7, 0), quota, was=was, record=record)
+    assert (found.way, found.jobs) == ("affected jobs", ("7",))
+    fewer = dict(LEASED, leases=dict(BY_SLURM, unit={"memory": "16GiB", "sm_percent": 10}))
+    found = planned_change(host, [MIXED, fewer], quota, was=was, record=record)
+    assert (found.way, found.jobs) == ("all jobs", ("8",)) and found.gres.endswith("quota:4")
 
 
 def test_job_on_a_shard_does_not_outlive_a_restart_of_an_old_slurmctld():

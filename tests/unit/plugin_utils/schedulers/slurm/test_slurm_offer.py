@@ -53,8 +53,10 @@ MPS_INSIDE = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "mps": dict(DAEMO
 SLICED = {"sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 4}}
 ONE_REPLICA = {"sharing": "time_slicing", "time_slicing": {"slice": "long", "replicas": 1}}
 TENANTS = {"sharing": "vgpu", "vgpu": {"tenants": [{"name": "a", "memory": "8GiB", "sm_percent": 30}]}}
+BY_SLURM = {"by": "slurm", "most": {"sm_percent": 50}, "unit": {"memory": "8GiB", "sm_percent": 10}}
+LEASED = {"sharing": "vgpu", "vgpu": {"policy": "fixed"}, "leases": BY_SLURM}
 ENTRIES = [
-    None, EXCLUSIVE, SHARED, MIG, SEVENTHS, MEDIA, SPLIT, NO_INSTANCES, MPS, MPS_INSIDE, SLICED, ONE_REPLICA, TENANTS,
+    None, EXCLUSIVE, SHARED, MIG, SEVENTHS, MEDIA, SPLIT, NO_INSTANCES, MPS, MPS_INSIDE, SLICED, ONE_REPLICA, TENANTS, LEASED,
 ]  # fmt: skip
 REFUSED_ALONE = [TENANTS]
 PARTITIONED = [MIG, SEVENTHS, MEDIA, SPLIT, NO_INSTANCES, MPS_INSIDE]
@@ -110,6 +112,8 @@ def with_instances(gpu, *instances):
         (MPS_INSIDE, "gpu:3g.40gb:1"),
         (SLICED, "gpu:h100:1,shard:4"),
         (ONE_REPLICA, "gpu:h100:1"),
+        # Nine units of 8 GiB fit into 80 GB.
+        (LEASED, "quota:9"),
     ],
 )
 def test_gres_of_one_gpu(entry, gres):
@@ -263,7 +267,7 @@ def test_gpu_without_a_model_is_refused():
 @pytest.mark.parametrize("version", [None, OLD, NEW])
 def test_layout_is_offered_completely_or_refused(version):
     # Two entries cannot have a daemon of the same name.
-    equal = [(entry, entry) for entry in ENTRIES if entry not in (MPS, MPS_INSIDE, TENANTS)]
+    equal = [(entry, entry) for entry in ENTRIES if entry not in (MPS, MPS_INSIDE, TENANTS, LEASED)]
     for pair in [*itertools.permutations(ENTRIES, 2), *equal]:
         found = offered(*pair, version=version)
         must_refuse = (
@@ -280,6 +284,38 @@ def test_layout_is_offered_completely_or_refused(version):
             # Slurm refuses a node that has GRES of one name both with and without a type.
             assert all(bool(each.type) == (each.name == "gpu") for each in gres), pair
             assert len({each.kind for each in gres}) == len(gres), pair
+
+
+def test_units_of_an_entry_are_counted_so_that_each_job_fits():
+    both = parse_layout([dict(LEASED, gpus=[1, 2]), dict(EXCLUSIVE, gpus=[0])])
+    found = offer_node(both, gpus(3), "slurm", version=NEW)
+    # A job of up to five units always fits if the others have at most 2 * (9 - 5) + 1 units.
+    assert found.resources == {"gpu:h100": 1, "quota": 14}
+    assert found.config["GresTypes"] == ["gpu", "quota"]
+    assert "A job can request up to 5. Slurm gets 14 of 18, so that each job fits on a GPU." in " ".join(found.notes)
+    assert [(one.where, one.limits) for one in found.requests] == [("gpu_layout[0]", {"quota": 1})]
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ([LEASED, LEASED], "several entries have leases"),
+        ([dict(LEASED, vgpu=TENANTS["vgpu"])], "it has fixed tenants beside leases of Slurm"),
+        (
+            [dict(LEASED, leases=dict(BY_SLURM, unit={"memory": "81GiB", "sm_percent": 10}))],
+            "no unit of its leases fits",
+        ),
+        ([dict(LEASED, leases={"by": "kubernetes"})], "it has leases, and a scheduler would offer the same parts"),
+        ([dict(LEASED, leases={"by": "host", "groups": ["ml"]})], "it has leases, and a scheduler would offer"),
+    ],
+)
+def test_leases_that_slurm_cannot_count_are_refused(entries, problem):
+    assert problem in str(offered(*entries).refusals[-1])
+
+
+def test_other_schedulers_refuse_leases_of_slurm():
+    for key in EXACT:
+        assert "it has leases" in str(offer_node(layout(LEASED), gpus(1), key).refusals[0])
 
 
 def test_kubernetes_backends_do_not_name_slurm():
@@ -386,6 +422,12 @@ def test_parts_of_a_split_instance_are_devices():
 def test_mps_is_on_the_gpu_of_its_entry():
     found = lines_of(gpus(2), EXCLUSIVE, MPS)
     assert found[-1].endswith("Name=mps File=/dev/nvidia1 Count=100")
+
+
+def test_units_of_leases_have_no_device_nodes():
+    found = lines_of(gpus(2), EXCLUSIVE, LEASED)
+    prefix = "NodeName=h100-01 AutoDetect=off Name="
+    assert found == [prefix + "gpu Type=h100 File=/dev/nvidia0", prefix + "quota Count=9 Flags=CountOnly"]
 
 
 def test_minor_may_differ_from_the_index():

@@ -1,0 +1,82 @@
+# Copyright: (c) openfleet.gpu contributors
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Test that every job that Slurm starts finds its quota on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ansible_collections.openfleet.gpu.plugins.module_utils.layout.leases import Leases
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import Shape
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.units import count, most_units, shape_of, units_of
+
+GIB = 1 << 30
+LEASES = Leases("slurm", (), 40 * GIB, 50, unit_memory_bytes=8 * GIB, unit_percent=10)
+#: Units of each GPU, and the largest job.
+CASES = [
+    (rooms, most)
+    for gpus in (1, 2, 3)
+    for rooms in itertools.combinations_with_replacement(range(5), gpus)
+    for most in range(1, 5)
+]
+
+
+def refused_after(rooms, most, limit):
+    """Return whether a job with up to `most` units is ever refused.
+
+    All jobs start and end in any order, each on any GPU with room, and the scheduler gives out at most `limit` units. So
+    every set of jobs whose sizes fit on the GPUs is reached.
+    """
+    reached, new = {(0,) * len(rooms)}, [(0,) * len(rooms)]
+    while new:
+        used = new.pop()
+        for size in range(1, most + 1):
+            if sum(used) + size > limit or size > max(rooms, default=0):
+                continue
+            places = [number for number, room in enumerate(rooms) if used[number] + size <= room]
+            if not places:
+                return True
+            for number in places:
+                after = (*used[:number], used[number] + size, *used[number + 1 :])
+                if after not in reached:
+                    reached.add(after)
+                    new.append(after)
+        # Jobs of one unit end in any order.
+        for number, units in enumerate(used):
+            before = (*used[:number], units - 1, *used[number + 1 :])
+            if units and before not in reached:
+                reached.add(before)
+                new.append(before)
+    return False
+
+
+@pytest.mark.parametrize(("rooms", "most"), CASES, ids=str)
+def test_admitted_job_is_never_refused_and_no_more_units_are_possible(rooms, most):
+    """Try all placements."""
+    limit = count(rooms, most)
+    assert not refused_after(rooms, most, limit)
+    assert limit == sum(rooms) or refused_after(rooms, most, limit + 1)
+
+
+def test_one_gpu_and_jobs_of_one_unit_lose_nothing():
+    assert count([10], 10) == 10
+    assert count([10, 10, 7], 1) == 27
+    assert count([10, 10], 5) == 16
+    assert count([], 5) == count([0, 0], 5) == 0
+
+
+def test_units_are_limited_by_memory_sms_and_seats():
+    assert units_of(LEASES, 80 * GIB, 100, 64) == 10
+    assert units_of(LEASES, 30 * GIB, 100, 64) == 3
+    assert units_of(LEASES, 80 * GIB, 45.5, 64) == 4
+    assert units_of(LEASES, 80 * GIB, 100, 2) == 2
+    assert units_of(LEASES, -GIB, 100, 64) == 0
+
+
+def test_largest_job_and_its_quota():
+    assert most_units(LEASES) == 5
+    assert most_units(Leases("slurm", (), None, None, unit_memory_bytes=8 * GIB, unit_percent=30)) == 3
+    assert most_units(Leases("slurm", (), 16 * GIB, None, unit_memory_bytes=8 * GIB, unit_percent=10)) == 2
+    assert shape_of(LEASES, 3) == Shape(24 * GIB, 30)
