@@ -157,7 +157,7 @@ def why_pending(cluster, name):
 def nothing_left(cluster, node):
     """Delete all pods after each test. No lease and no quota may be left."""
     yield
-    cluster.plane.kubectl("delete", "pods,resourceclaimtemplates", "--all", "--namespace=default", "--wait=true")
+    cluster.plane.kubectl("delete", "pods,resourceclaimtemplates", "--all", "--namespace=default", "--timeout=100s")
     cluster.plane.wait(lambda: not leases(cluster), "no leases: %s" % leases(cluster))
     assert tenants(cluster) == set()
 
@@ -182,7 +182,7 @@ def test_pods_share_a_gpu_and_a_third_pod_waits(cluster, node):
     start(cluster, "third", "20Gi", 10, selector=on_first)
     assert "cannot allocate all claims" in why_pending(cluster, "third")
     # The third pod gets its lease after the second pod has returned its own.
-    cluster.plane.kubectl("delete", "pod", "second", "--wait=true")
+    cluster.plane.kubectl("delete", "pod", "second", "--timeout=100s")
     cluster.runs("third")
     assert [row["size"] for row in leases(cluster)] == ["50GiB and 50 %", "20GiB and 10 %"]
 
@@ -347,7 +347,7 @@ def test_random_pods_with_kills_leak_and_disturb_nothing(cluster):
             cluster.run(NODE, "systemctl", "kill", "--signal=KILL", "--kill-whom=main", unit, check=False)
         if len(running) > 4:
             victim = draw.choice(sorted(running))
-            options = ("--grace-period=0", "--force") if draw.random() < 0.5 else ("--wait=true",)
+            options = ("--grace-period=0", "--force") if draw.random() < 0.5 else ("--timeout=100s",)
             cluster.plane.kubectl("delete", "pod", victim, *options)
             del running[victim]
         disturbed += sum(state(cluster.pod(each)) != seen for each, seen in running.items())

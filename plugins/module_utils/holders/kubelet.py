@@ -137,6 +137,8 @@ def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
         }
         for driver, ids in drivers.items():
             answer = _prepared(directory, driver, entry["ClaimUID"]) if may_be_gpu(driver) else ""
+            # The plugin of this collection names the GPUs of a lease or a tenant as CDI devices.
+            answer = answer or _cdi_of(entry, driver)
             what = "claim %s/%s" % (entry["Namespace"], entry["ClaimName"])
             for pod in entry["PodUIDs"] or ():
                 yield _Allocation(pod, None, driver, what, tuple(ids), answer)
@@ -145,6 +147,12 @@ def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
 def _device_names(device: Any) -> list[str]:
     """Return the name of a claimed device, or its CDI names if it has no name."""
     return [device["DeviceName"]] if device.get("DeviceName") else list(map(_cdi_name, device["CDIDeviceIDs"] or ()))
+
+
+def _cdi_of(entry: Any, driver: str) -> str:
+    """Return the CDI devices that a driver returned for a claim as text."""
+    state = (entry.get("DriverState") or {}).get(driver) or {}
+    return "\n".join(name for device in state.get("Devices") or () for name in device.get("CDIDeviceIDs") or ())
 
 
 def _cdi_name(name: str) -> str:

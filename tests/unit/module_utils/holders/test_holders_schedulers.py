@@ -327,6 +327,17 @@ def test_claim_of_a_pod_holds_its_device(pods, shared, state, place):
     assert "claim ml/" in holder.who
 
 
+@pytest.mark.parametrize("device", [A.lower(), "tenant-serving"])
+def test_lease_of_a_claim_holds_only_its_gpu(pods, shared, device):
+    """Use the CDI devices, with which the plugin for leases names its GPUs."""
+    entry = json.loads(json.loads(claimed(device, driver="gpu.openfleet.io"))["Data"])
+    (listed,) = entry["ClaimInfoStateList"][0]["DriverState"]["gpu.openfleet.io"]["Devices"]
+    listed["CDIDeviceIDs"] = ["openfleet.io/vgpu=lease-1", "nvidia.com/gpu=%s" % A]
+    (pods.folder / "dra_manager_state").write_text(json.dumps({"Data": json.dumps(entry), "Checksum": 1}))
+    (holder,) = pods(shared)
+    assert (holder.kind, holder.gpu_uuid, holder.job) == ("kubelet", A, POD)
+
+
 def test_devices_of_a_claim_are_from_the_drivers_checkpoint(pods, shared):
     (pods.folder / "dra_manager_state").write_text(claimed("gpu-0"))
     concrete = {"parentMinor": 1, "giId": 5, "ciId": 0, "migUUID": PART, "parentUUID": B}
