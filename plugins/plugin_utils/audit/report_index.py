@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from .model import WORDS
-from .report_html import environment
+from .report_html import environment, when
 from .write_line import gpus, money
 
 _CHART = {"width": 640, "height": 150}
@@ -82,6 +82,7 @@ def to_text(entries: Sequence[Entry]) -> str:
         .get_template("index.html.j2")
         .render(
             entries=ordered[::-1],
+            changes=_changes(ordered),
             kinds=WORDS,
             charts=[
                 chart
@@ -98,6 +99,46 @@ def to_text(entries: Sequence[Entry]) -> str:
             gpus=gpus,
         )
     )
+
+
+def _changes(entries: Sequence[Entry]) -> list[dict[str, str]]:
+    """Return how the headlines changed from the first to the last report.
+
+    Reports of other currencies, or without prices, are compared by GPUs. Empty if there are fewer than two reports with a ledger.
+    """
+    known = [one for one in entries if one.reserved_gpus is not None and one.not_assigned_gpus is not None]
+    if len(known) < 2:
+        return []
+    first, last = known[0], known[-1]
+    found = []
+    for title, old_gpus, new_gpus, old_cost, new_cost in (
+        (
+            "reserved and unused",
+            first.reserved_gpus,
+            last.reserved_gpus,
+            first.reserved_per_month,
+            last.reserved_per_month,
+        ),
+        (
+            "not assigned",
+            first.not_assigned_gpus,
+            last.not_assigned_gpus,
+            first.not_assigned_per_month,
+            last.not_assigned_per_month,
+        ),
+    ):
+        text, per = _difference((old_gpus or 0.0) - (new_gpus or 0.0), gpus), ""
+        if old_cost is not None and new_cost is not None and first.currency == last.currency:
+            text, per = _difference(old_cost - new_cost, lambda value: money(value, last.currency)), " per month"
+        span = "%s → %s" % (gpus(old_gpus or 0.0), gpus(new_gpus or 0.0))
+        found.append({"text": text, "title": title + per, "span": span, "since": when(first.made_at_seconds)})
+    return found
+
+
+def _difference(less: float, show: Callable[[float], str]) -> str:
+    """Return a difference with its direction."""
+    text = show(abs(less))
+    return "unchanged" if text == show(0.0) else "%s %s" % (text, "less" if less > 0 else "more")
 
 
 def _titled(values: Sequence[tuple[float | None, float | None]]) -> list[tuple[str, str, list[float | None]]]:

@@ -212,7 +212,32 @@ def test_report_without_a_price_is_a_gap_not_zero():
     assert [len(part) for part in lines(page)["reserved"]] == [1, 2]
 
 
+def changes(*entries):
+    """Return the changes that the page shows, without markup."""
+    tiles = re.findall(r'<div class="tile wide">(.*?)</div>', report_index.to_text(list(entries)))
+    return [re.sub(r"<b>(.*?)</b>", r"\1: ", tile) for tile in tiles]
+
+
+def test_page_says_what_was_saved_since_the_first_report():
+    first = dataclasses.replace(
+        entry(0, 5000.0), reserved_gpus=3.5, not_assigned_gpus=1.0, not_assigned_per_month=1461.0
+    )
+    last = dataclasses.replace(
+        entry(9, 1400.0), reserved_gpus=1.0, not_assigned_gpus=1.0, not_assigned_per_month=1461.0
+    )
+    assert changes(last, dataclasses.replace(entry(4), reserved_gpus=9.0), first) == [
+        "3,600 EUR less: reserved and unused per month since 2026-11-22 06:00 UTC: 3.5 GPUs → 1 GPU",
+        "unchanged: not assigned per month since 2026-11-22 06:00 UTC: 1 GPU → 1 GPU",
+    ]
+    dollars = dataclasses.replace(last, currency="USD", not_assigned_gpus=2.25)
+    assert changes(first, dollars) == [
+        "2.5 GPUs less: reserved and unused since 2026-11-22 06:00 UTC: 3.5 GPUs → 1 GPU",
+        "1.25 GPUs more: not assigned since 2026-11-22 06:00 UTC: 1 GPU → 2.25 GPUs",
+    ]
+    assert changes(first) == changes(first, dataclasses.replace(last, reserved_gpus=None)) == []
+
+
 def test_names_and_lines_are_escaped():
-    hostile = dataclasses.replace(entry(0), line="<script>1</script>", currency="<b>")
+    hostile = dataclasses.replace(entry(0), line="<script>1</script>", currency="<u>")
     page = report_index.to_text([hostile, dataclasses.replace(hostile, made_at_seconds=NOW + DAY)])
-    assert "<script" not in page and "<b>" not in page and "&lt;script" in page
+    assert "<script" not in page and "<u>" not in page and "&lt;script" in page
