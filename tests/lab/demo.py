@@ -4,9 +4,10 @@
 """Run the demonstration of `make demo`, after the setup.
 
 Starts a bare fleet and runs site.yml on it twice. Compares the result with nvidia-smi and with the metrics in
-Prometheus. Then audits the fleet with a recorded history, and leases parts of GPUs. Exits with 0 only if the second run
-changed nothing, every host matches the inventory, Prometheus sees the fleet without an alert, the audit finds the
-expected problems, and all leases are given back. The durations are written to .lab/times.json for `make bench`. With
+Prometheus. Then audits the fleet with a recorded history, follows the proposal, audits it again, and leases parts of
+GPUs. Exits with 0 only if the second run changed nothing, every host matches the inventory, Prometheus sees the fleet
+without an alert, both audits have the expected verdicts, less is reserved and unused after the changes, and all leases are
+given back. The durations are written to .lab/times.json for `make bench`. With
 --kubernetes, a cluster follows (demo_kubernetes.py).
 """
 
@@ -68,10 +69,10 @@ def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
         wrong.append("the monitoring host does not see all GPUs")
     seconds["check"] = time.monotonic() - started
 
-    banner(f"6/{last}  Start services on some GPUs, then audit and right-size them")
+    banner(f"6/{last}  Audit services, stop an idle one, resize the two most wasteful, and audit again")
     started = time.monotonic()
     wrong += demo_audit.show()
-    seconds["audit"] = time.monotonic() - started
+    seconds["loop"] = time.monotonic() - started
 
     banner(f"7/{last}  Lease parts of GPUs: two leases, a third that does not fit, and all given back")
     started = time.monotonic()
@@ -125,7 +126,7 @@ def main() -> int:
         note_times(options.temperature, total)
     print("The second run changed nothing. Every GPU is as the inventory asks, and Prometheus sees it.")
     print(f"The report:   {REPORT} (also .json, .html)")
-    print("The audit:    {}\nThe proposal: {}".format(*demo_audit.PAGES))
+    print("All audits:   {}\nThe audit:    {}\nThe proposal: {}".format(*demo_audit.PAGES))
     print("A host:       .lab/bin/podman exec -it openfleet-demo-h100 bash")
     print("Remove all:   make clean")
     return 0
