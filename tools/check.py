@@ -25,8 +25,6 @@ from choose_tests import choose
 
 #: Maximum number of test files in one check. Others are listed, and only `make test-fast` runs them.
 TEST_FILES = 8
-#: Tests that sweep over faults or over all sources. They take more than five seconds, so they run only if they changed.
-SLOW = ("test_imports", "test_one_of_each", "test_vgpu_apply")
 #: Up to this number of test files, one process is faster, because starting a second one takes longer than it saves.
 ONE_PROCESS = 3
 
@@ -55,23 +53,29 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     commands = linters([name for name in names if (ROOT / name).is_file()])
     if not options.no_tests:
-        tests, left_out = selected(names, options.all)
-        if tests:
-            commands["tests"] = [
-                *(sys.executable, "-m", "pytest", "--quiet", "--no-header", "-m", "not alone"),
-                *("-p", "no:cacheprovider", *(["-n", "auto"] if len(tests) > ONE_PROCESS else []), *tests),
-            ]
-        if left_out:
-            print("check: not run: %s (ALL=1 runs them)" % " ".join(left_out))
+        chosen = choose(ROOT, names)
+        tests = chosen if options.all else chosen[:TEST_FILES]
+        commands.update(unit_tests(tests, tests if options.all else names))
+        if len(tests) < len(chosen):
+            print("check: not run: %s (ALL=1 runs them)" % " ".join(chosen[len(tests) :]))
     return report(names, run_all(commands))
 
 
-def selected(names: Sequence[str], everything: bool) -> tuple[list[str], list[str]]:
-    """Return the test files to run, and those that are skipped because they take long."""
-    chosen = choose(ROOT, names)
-    fast = [test for test in chosen if Path(test).stem not in SLOW or test in names]
-    tests = chosen if everything else fast[:TEST_FILES]
-    return tests, [test for test in chosen if test not in tests]
+def unit_tests(tests: Sequence[str], changed: Sequence[str]) -> dict[str, list[str]]:
+    """Return the commands that run the test files, by name.
+
+    Slow tests of unchanged files are left out.
+    """
+    own = [test for test in tests if test in changed]
+    others = [test for test in tests if test not in changed]
+    commands = {}
+    for name, files, marks in (("changed tests", own, "not alone"), ("tests", others, "not alone and not slow")):
+        if files:
+            commands[name] = [
+                *(sys.executable, "-m", "pytest", "--quiet", "--no-header", "-m", marks),
+                *("-p", "no:cacheprovider", *(["-n", "auto"] if len(files) > ONE_PROCESS else []), *files),
+            ]
+    return commands
 
 
 def changed(base: str) -> list[str]:
@@ -124,7 +128,7 @@ def run_all(commands: dict[str, list[str]]) -> list[Result]:
     """Run the commands concurrently, one per processor."""
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         # Start the tests first, because they take longest.
-        order = sorted(commands, key=lambda name: name != "tests")
+        order = sorted(commands, key=lambda name: not name.endswith("tests"))
         return list(pool.map(lambda name: run(name, commands[name]), order))
 
 
@@ -149,9 +153,10 @@ def report(names: Sequence[str], results: Sequence[Result]) -> int:
         if failed(result):
             print(f"=== {result.name}\n{result.output.rstrip()}\n")
     for result in results:
-        print(f"{result.seconds:6.1f} s  {result.name:12} {'FAILED' if failed(result) else summary(result)}")
+        print(f"{result.seconds:6.1f} s  {result.name:13} {'FAILED' if failed(result) else summary(result)}")
     wrong = [result.name for result in results if failed(result)]
-    print(f"check: {len(names)} files, {'FAILED: ' + ', '.join(wrong) if wrong else 'passed'}")
+    files = "1 file" if len(names) == 1 else f"{len(names)} files"
+    print(f"check: {files}, {'FAILED: ' + ', '.join(wrong) if wrong else 'passed'}")
     return int(bool(wrong))
 
 
@@ -160,12 +165,12 @@ def failed(result: Result) -> bool:
 
     pytest exits with 5 if all tests were deselected. This is not a failure.
     """
-    return result.status not in ((0, 5) if result.name == "tests" else (0,))
+    return result.status not in ((0, 5) if result.name.endswith("tests") else (0,))
 
 
 def summary(result: Result) -> str:
     """Return the last line of pytest's output, or `passed` for other commands."""
-    return result.output.rstrip().rpartition("\n")[2] if result.name == "tests" else "passed"
+    return result.output.rstrip().rpartition("\n")[2] if result.name.endswith("tests") else "passed"
 
 
 if __name__ == "__main__":

@@ -143,6 +143,7 @@ def templates(path: Path) -> list[str]:
     return [source for document in yaml.safe_load_all(text) for source in sources(document) if "gpu_layout" in source]
 
 
+@pytest.mark.slow
 def test_playbooks_do_not_read_parts_of_gpu_layout():
     found = {path: [source for source in templates(path) if taken_apart(source)] for path in FILES}
     assert {str(path.relative_to(REPOSITORY)): lines for path, lines in found.items() if lines} == {}

@@ -30,6 +30,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.slow
 def test_all_plugins_load_without_numpy_and_say_that_it_is_missing():
     pytest.importorskip("ansible")
     done = subprocess.run([sys.executable, "-c", CODE, str(COLLECTIONS)], capture_output=True, text=True, check=False)

@@ -207,6 +207,7 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+@pytest.mark.slow
 def test_references_in_docstrings_and_comments_exist():
     names = Names(ROOT, *SOURCES)
     wrong = names.wrong("plugins")

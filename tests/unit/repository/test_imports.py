@@ -60,6 +60,7 @@ def imported_names(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_helpers_of_tests_are_imported_by_their_path():
     """Refuse bare names, because a module with two names is loaded twice.
 

@@ -8,15 +8,23 @@ A second implementation could follow different rules.
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
+import pytest
+
+#: Each test walks the syntax trees of all plugins.
+pytestmark = pytest.mark.slow
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 
 
+@functools.cache
 def trees():
-    """Yield (path below the plugins, syntax tree) of each file."""
-    for path in sorted(PLUGINS.rglob("*.py")):
-        yield str(path.relative_to(PLUGINS)), ast.parse(path.read_text(encoding="utf-8"))
+    """Return (path below the plugins, syntax tree) of each file."""
+    return tuple(
+        (str(path.relative_to(PLUGINS)), ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(PLUGINS.rglob("*.py"))
+    )
 
 
 def renames(node: ast.AST) -> bool:

@@ -59,17 +59,20 @@ def restarted(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_nodes_of_a_wave_share_one_restart(restarted):
     assert restarted(6) == (0, 1)
     # The next wave has other files.
     assert restarted(2) == (0, 1)
 
 
+@pytest.mark.slow
 def test_nodes_that_run_one_after_the_other_restart_it_themselves(restarted):
     assert restarted(1) == (0, 1)
     assert restarted(1) == (0, 1)
 
 
+@pytest.mark.slow
 def test_failed_restart_fails_all_nodes(restarted):
     (restarted.folder / "fails").touch()
     # Each node tries again.

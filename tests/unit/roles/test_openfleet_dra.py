@@ -274,7 +274,7 @@ class ApiServer:
 @pytest.fixture
 def api():
     found = ApiServer()
-    thread = threading.Thread(target=found.server.serve_forever, daemon=True)
+    thread = threading.Thread(target=found.server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield found
     found.server.shutdown()

@@ -8,6 +8,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -23,6 +25,7 @@ def command_of(leg: str) -> list[str]:
     return shlex.split(line)[3:]
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_cluster_follow_its_tests():
     shell, option, script = command_of("kubernetes")
     assert (shell, option) == ("bash", "-ec")

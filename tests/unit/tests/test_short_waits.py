@@ -9,19 +9,21 @@ within it. KEPT lists such limits with the reason. A limit of 0 does not wait.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 from typing import Iterator
 
+import pytest
 import yaml
 
 from tests.unit.yaml_files import LOADER
 
 ROOT = Path(__file__).parents[3]
 LEAST_SECONDS = 10
-TIMEOUT = "it tests the timeout itself, and a machine that is late reaches it too"
-AT_LEAST = "at least this time has to pass, and more does no harm"
-NOTHING = "nothing is to happen meanwhile, and a machine that is late proves less"
+TIMEOUT = "it tests the timeout itself, which a slow machine reaches too"
+AT_LEAST = "at least this time must pass, and more does no harm"
+NOTHING = "nothing may happen in this time, and a slow machine only makes the test weaker"
 GRACE = "whether a workload ends by SIGTERM or by SIGKILL makes no difference to the test"
 #: Alerts wait for several missed scrapes (watched_fleet.py).
 SCRAPE = "it must not exceed the interval of scrapes, and a missed scrape is repeated"
@@ -139,14 +141,13 @@ def short_waits(source: str, waits: bool = True) -> Iterator[str]:
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             numbers = [number for number in map(seconds_of, node.args) if number is not None]
-            called = ast.unparse(node.func)
             for keyword in node.keywords:
                 if keyword.arg and LIMIT.search(keyword.arg) and is_short(seconds_of(keyword.value)):
                     yield "%s=%s" % (keyword.arg, ast.unparse(keyword.value))
             if name == "sleep" and id(node) not in looped and numbers and is_short(numbers[0]):
-                yield "%s(%g)" % (called, numbers[0])
+                yield "%s(%g)" % (ast.unparse(node.func), numbers[0])
             if waits and name in WAITS and numbers and is_short(numbers[-1]):
-                yield "%s(%g)" % (called, numbers[-1])
+                yield "%s(%g)" % (ast.unparse(node.func), numbers[-1])
         if isinstance(node, (ast.Call, ast.List, ast.Tuple)):
             items = node.args if isinstance(node, ast.Call) else node.elts
             for option, value in zip(items, items[1:]):
@@ -201,6 +202,7 @@ def short_yaml_waits(data: object) -> Iterator[str]:
                 yield "timeout " + found[1]
 
 
+@functools.cache
 def found() -> dict[str, set[str]]:
     """Return the short waits of all tests, by file."""
     waits: dict[str, set[str]] = {}
@@ -217,6 +219,7 @@ def found() -> dict[str, set[str]]:
     return {name: texts for name, texts in waits.items() if texts}
 
 
+@pytest.mark.slow
 def test_a_test_waits_for_a_condition_with_a_generous_limit():
     new = [
         "%s: %s" % (name, text) for name, texts in found().items() for text in sorted(texts - KEPT.get(name, {}).keys())
@@ -224,6 +227,7 @@ def test_a_test_waits_for_a_condition_with_a_generous_limit():
     assert new == [], "give it %d s or more, or wait for a condition, or add the reason to KEPT" % LEAST_SECONDS
 
 
+@pytest.mark.slow
 def test_no_exception_is_out_of_date():
     waits = found()
     assert [(name, text) for name, texts in KEPT.items() for text in texts if text not in waits.get(name, ())] == []

@@ -82,6 +82,7 @@ def runs(place, command) -> str:
     return subprocess.run(command, cwd=place, env=environment(place), capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_warm_playbook_prints_and_ends_like_ansible_playbook(place):
     real = runs(place, [str(Path(sys.executable).with_name("ansible-playbook"))])
     assert [line for line in real.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
@@ -92,6 +93,7 @@ def test_warm_playbook_prints_and_ends_like_ansible_playbook(place):
     assert {path.name for path in place.iterdir()} == {"ok.yml", "ansible.cfg", "home"}
 
 
+@pytest.mark.slow
 def test_run_ends_with_its_caller(place):
     # The pattern of hosts is evaluated in the process of the run itself.
     asked = "{{ lookup('ansible.builtin.pipe', 'echo $PPID >%s; echo localhost') }}" % (place / "run")

@@ -48,17 +48,14 @@ def test_a_changed_test_runs_and_comes_first():
     assert tests[0] == "tests/unit/plugin_utils/idle/test_idle.py" and len(tests) > check.TEST_FILES
 
 
-def test_slow_tests_run_only_if_they_have_changed():
-    plan, slow = (
-        "plugins/module_utils/techniques/vgpu/plan.py",
-        "tests/unit/module_utils/techniques/vgpu/test_vgpu_apply.py",
-    )
-    tests, left_out = check.selected([plan], False)
-    assert (
-        "tests/unit/module_utils/techniques/vgpu/test_vgpu_plan.py" in tests and slow not in tests and slow in left_out
-    )
-    assert slow in check.selected([plan, slow], False)[0]
-    assert slow in check.selected([plan], True)[0] and check.selected([plan], True)[1] == []
+def test_slow_tests_run_only_if_their_file_has_changed():
+    folder = "tests/unit/module_utils/techniques/vgpu/"
+    tests = [folder + "test_vgpu_apply.py", folder + "test_vgpu_plan.py"]
+    both = check.unit_tests(tests, ["plugins/module_utils/techniques/vgpu/plan.py", tests[0]])
+    assert set(both) == {"tests", "changed tests"}
+    for name, test, marks in (("tests", tests[1], "not alone and not slow"), ("changed tests", tests[0], "not alone")):
+        assert marks in both[name] and [each for each in both[name] if each in tests] == [test]
+    assert set(check.unit_tests(tests, [])) == {"tests"} and check.unit_tests([], tests) == {}
 
 
 def test_imports_inside_functions_count():
@@ -112,7 +109,7 @@ def test_one_failed_command_fails_the_check(capsys):
     assert check.report(["a"], check.run_all({"ruff check": ok, "tests": ok})) == 0
     assert check.report(["a"], check.run_all({"ruff check": bad, "tests": ok})) == 1
     output = capsys.readouterr().out
-    assert "=== ruff check\nthe reason\n" in output and output.endswith("check: 1 files, FAILED: ruff check\n")
+    assert "=== ruff check\nthe reason\n" in output and output.endswith("check: 1 file, FAILED: ruff check\n")
     # Pytest's exit status 5 (no tests) is accepted, because another leg may run all tests of a file.
     assert check.report(["a"], check.run_all({"tests": ["sh", "-c", "exit 5"]})) == 0
 

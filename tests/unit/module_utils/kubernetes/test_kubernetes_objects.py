@@ -57,7 +57,7 @@ class Server:
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
         cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:%d" % self.http.server_port}}
         contexts = [{"name": "c", "context": {"cluster": "c", "user": "u"}}]
         config = {"apiVersion": "v1", "kind": "Config", "current-context": "c", "clusters": [cluster]}

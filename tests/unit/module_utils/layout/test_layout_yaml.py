@@ -26,6 +26,7 @@ def test_layout_round_trips_as_yaml(data):
     assert yaml.safe_load(layout_yaml(data)) == {"gpu_layout": data}
 
 
+@pytest.mark.slow
 @draws(50)
 @given(
     st.text() | st.sampled_from(["on", "Yes", "n", "null", "~", "1e3", "0x1F", "03:00.0", "1_000", "7g.80gb", "18GiB"])

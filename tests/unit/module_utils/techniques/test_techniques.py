@@ -121,6 +121,7 @@ def breaches(source: str, path: str, key: str, setting: str | None) -> set[str]:
     return found | words - excepted(key, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.key)
 def test_only_its_folder_and_the_tables_name_a_technique(technique):
     folder = "techniques/%s/" % technique.key

@@ -82,6 +82,7 @@ def importers() -> dict[str, set[str]]:
     return {path: names for path, names in found.items() if names and not path.startswith(inside)}
 
 
+@pytest.mark.slow
 def test_only_named_files_import_a_vendor():
     assert set(importers()) == set(EXCEPTED)
 

@@ -358,6 +358,7 @@ def host(uuids, **holders):
     return HostState(gpus)
 
 
+@pytest.mark.slow
 def test_report_of_a_year_has_every_account_and_user(tmp_path):
     order = Order(
         365 * 24 * HOUR,

@@ -178,7 +178,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
 def test_server_errors_are_printable(tmp_path, monkeypatch, path, problem):
     monkeypatch.setattr(fetch.time, "sleep", lambda _seconds: None)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
             with pytest.raises(BundleError) as error:
                 fetch.Fetcher(tmp_path).small("http://127.0.0.1:%d/%s" % (server.server_port, path), "Look there.")

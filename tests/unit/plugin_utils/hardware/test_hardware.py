@@ -494,6 +494,7 @@ def test_values_without_simulated_counterpart_are_skipped():
     assert "NvLinkDisable=1" in found[state].reason
 
 
+@pytest.mark.slow
 def test_any_reading_of_a_host_is_judged_or_refused():
     judged = host_reading.judged("gpu-7", whole_reading(), False, acceptance.Limits())
     assert judged.report["acceptance"]["accepted"]

@@ -286,6 +286,7 @@ def test_or_tools_is_imported_lazily():
     assert (done.stdout, done.returncode) == ("heuristic\n", 0), done.stderr
 
 
+@pytest.mark.slow
 @needs_or_tools
 def test_result_does_not_depend_on_the_process():
     code = (
@@ -397,7 +398,9 @@ def quotas(count, seed=1):
     return Problem(tuple(FleetGpu("h", n, "H100-80GB") for n in range(count)), workloads)
 
 
-@pytest.mark.parametrize("count", [60, 420, pytest.param(1000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "count", [60, pytest.param(420, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.thorough)]
+)
 @needs_or_tools
 def test_many_different_quotas_have_a_bound(count):
     """Print a bound although there are too many patterns to list them."""

@@ -40,7 +40,7 @@ def hook():
     said: list[dict] = []
     handler = type("OfThisTest", (Hook,), {"said": said})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield "http://127.0.0.1:%d/secret" % server.server_port, said
         server.shutdown()
 

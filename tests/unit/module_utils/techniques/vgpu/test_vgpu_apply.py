@@ -186,6 +186,7 @@ def every_operation(make, operations, way):
     return operations.count, until, files(root)
 
 
+@pytest.mark.slow
 def test_error_at_any_step_restores_the_files(make, operations):
     way = (BEFORE, AFTER)
     _count, until, _after = every_operation(make, operations, way)
@@ -223,6 +224,7 @@ def test_next_run_completes_a_failed_removal(make, operations):
         assert files(root) == after, "operation %d" % at
 
 
+@pytest.mark.slow
 @WAYS
 def test_interrupted_run_is_completed_or_rolled_back(make, operations, way):
     count, until, after = every_operation(make, operations, way)

@@ -95,6 +95,7 @@ def test_gpus_are_filled_in_order():
     assert left(bins, demands, pack(bins, demands))[1] == Bin("b", 72 * GIB, 70.0, 63)
 
 
+@pytest.mark.slow
 def test_full_host_is_packed_and_one_more_tenant_refused():
     """The host is so large that the search must count equal states only once."""
     bins = [Bin("g%d" % n, 80 * GIB, 100.0, 64) for n in range(8)]
