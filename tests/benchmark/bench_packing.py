@@ -44,11 +44,16 @@ from tests.benchmark.amounts import amount
 FGD_LISTS, FGD_SEEDS = ("default", "gpushare40"), range(42, 52)
 FIGURES = (
     "packing_gap_to_optimum",
+    "packing_heuristic_gap_percent",
     "packing_seconds",
     "packing_peak_memory",
     "replan_destroyed_over_fresh",
     *("packing_fgd_%s_%s" % (name, end) for name in FGD_LISTS for end in ("percent", "bound_percent")),
 )
+#: Lists in the folder of PODS that the heuristic and the search pack.
+MOST_LISTS = 100
+#: Part of the GPUs of an optimum, so that a packing has to leave workloads out.
+SHORT = 0.9
 #: The model of all GPUs in the trace, because the trace's models have no MIG or are not named.
 MODEL = "A100-40GB"
 WORKLOADS, GPUS_PER_WORKLOAD = 10_000, 0.6
@@ -82,6 +87,7 @@ def figures(options):
         yield "packing_gap_to_optimum", 100 * (first.score.gpus - first.bound) / first.bound, "percent"
     else:
         yield "packing_gap_to_optimum", None, "nothing was proven of the optimum"
+    yield _heuristic_gap(options["PODS"], hosts, amount(options, MOST_LISTS, 1))
     yield from _large(requests, hosts, amount(options, WORKLOADS, 20, "SIZE"), seed)
     yield _replans(parts, fleet, first, seed, amount(options, REPLANS, 2))
     for name in FGD_LISTS:
@@ -236,6 +242,35 @@ def timed(problem: Problem) -> tuple[Packing, float, float]:
     start = time.perf_counter()
     packing = pack(problem)
     return packing, time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _heuristic_gap(path: str, hosts: list[tuple[str, int]], most: int) -> tuple[str, float, str]:
+    """Return the figure for the largest gap of the heuristic to the search.
+
+    Each list in the folder of the file is packed three times: its requests for parts of GPUs on enough GPUs and on too few,
+    and all requests on the hosts. The gap is how many more GPUs the heuristic uses,
+    or how many more workloads it leaves out, in percent of the search's
+    number.
+    """
+    whole = fleet_of(hosts, sum(count for _host, count in hosts))
+    largest = 0.0
+    for file in sorted(Path(path).parent.glob("*pod-list-*.csv*"))[:most] or [Path(path)]:
+        requests = read_requests(str(file))
+        parts = as_workloads([r for r in requests if r.gpus == 1 and r.thousandths < 1000])
+        fleet = fleet_of(hosts, len(parts))
+        enough = pack(Problem(fleet, parts)).score.gpus
+        problems = {
+            "parts": Problem(fleet, parts),
+            "parts on too few GPUs": Problem(fleet[: int(SHORT * enough)], parts),
+            "all": Problem(whole, as_workloads(requests)),
+        }
+        for what, problem in problems.items():
+            found, best = (pack(problem, solver) for solver in ("heuristic", "auto"))
+            _say("%s, %s, heuristic" % (file.name, what), found)
+            _say("%s, %s, search" % (file.name, what), best)
+            for mine, least in ((len(found.unplaced), len(best.unplaced)), (found.score.gpus, best.score.gpus)):
+                largest = max(largest, 100 * (mine - least) / max(least, 1))
+    return "packing_heuristic_gap_percent", largest, "percent"
 
 
 def _online(name: str, options, seeds: Iterable[int]):
