@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
 
+from tests.lab import warm_playbook
 from tests.lab.lab_fixtures import REPOSITORY
 
 #: Modules that run only on the controller.
@@ -72,13 +73,14 @@ class Done:
     results: dict[str, dict]
 
 
-def run_role(inventory: Path, role: str, host: str, asks: list[Ask], *options: str) -> list[Done]:
+def run_role(inventory: Path, role: str, host: str, asks: list[Ask], *options: str, warm: bool = False) -> list[Done]:
     """Run openfleet.gpu.ROLE on the host once for each of `asks`, in order.
 
-    `options` are options of ansible-playbook.
+    `options` are options of ansible-playbook. If `warm` is true, it is a fork of a loaded process (warm_playbook.py).
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [*_command(folder, inventory, role, host, asks), *options]
+        program = warm_playbook.COMMAND if warm else ("ansible-playbook",)
+        command = [*program, *_arguments(folder, inventory, role, host, asks), *options]
         ended = subprocess.run(command, cwd=REPOSITORY, env=_environment(), capture_output=True, text=True, check=False)
     assert "{" in ended.stdout, ended.stderr
     told, _end = json.JSONDecoder().raw_decode(ended.stdout[ended.stdout.index("{") :])
@@ -96,7 +98,7 @@ def kill_role(inventory: Path, role: str, host: str, ask: Ask, moment: Callable[
     A module that runs on the host continues.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = _command(folder, inventory, role, host, [ask])
+        command = ["ansible-playbook", *_arguments(folder, inventory, role, host, [ask])]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         running = subprocess.Popen(command, cwd=REPOSITORY, env=_environment(), **quiet)
         try:
@@ -107,10 +109,10 @@ def kill_role(inventory: Path, role: str, host: str, ask: Ask, moment: Callable[
     assert running.returncode == -signal.SIGKILL, "the run ended before it was killed"
 
 
-def _command(folder: str, inventory: Path, role: str, host: str, asks: list[Ask]) -> list[str]:
+def _arguments(folder: str, inventory: Path, role: str, host: str, asks: list[Ask]) -> list[str]:
     playbook = Path(folder, "plays.json")
     playbook.write_text(json.dumps([_play(role, host, number, ask) for number, ask in enumerate(asks)]))
-    return ["ansible-playbook", "--inventory", str(inventory), str(playbook)]
+    return ["--inventory", str(inventory), str(playbook)]
 
 
 def _environment() -> dict[str, str]:

@@ -8,9 +8,9 @@ The tests cover changes while jobs run, refused changes and interruptions.
 from __future__ import annotations
 
 import pytest
-from slurm_host import INVENTORY, MIXED, NODE, RUN_SECONDS, SEVEN, SHOWN, THREE, follow, layout
+from slurm_host import INVENTORY, MIXED, NODE, RUN_SECONDS, SEVEN, SHOWN, THREE, follow, layout, run
 
-from tests.lab.role_plays import Ask, kill_role, run_role
+from tests.lab.role_plays import Ask, kill_role
 
 FILES = "/etc/slurm/openfleet_nodes.conf /etc/slurm/openfleet_gres.conf"
 # A command that prints the state that a refused change must not change.
@@ -29,24 +29,17 @@ def test_slurm_follows_the_layout_beside_a_running_job(host):
     job, _environment = host.submit("gpu:h100:1")
     alive = f"scontrol show job {job} | grep -q 'JobState=RUNNING' && scontrol show job {job} | grep -q Restarts=0; "
     lines = "/etc/slurm/openfleet_gres.conf"
-    in_place, quiet, refused, bad, away = run_role(
-        INVENTORY,
-        "gpu_slurm",
-        "one",
-        [
-            follow(layout(THREE), then=alive + SHOWN),
-            follow(
-                layout(THREE), first=f"({STATE}) > /tmp/state-before", then=f"({STATE}) | diff /tmp/state-before - >&2"
-            ),
-            # The number of GPUs in the GRES changes, so slurmctld would end the job.
-            unchanged(layout(SEVEN), then=alive),
-            unchanged(
-                layout(MIXED),
-                first=f"echo 'NodeName=gpu-z Name=gpu Colour=red' >> {lines}",
-                then=f"sed -i /gpu-z/d {lines}; {alive}",
-            ),
-            unchanged(layout(MIXED), gpu_slurm_controllers=["one", "away"], then=alive),
-        ],
+    in_place, quiet, refused, bad, away = run(
+        follow(layout(THREE), then=alive + SHOWN),
+        follow(layout(THREE), first=f"({STATE}) > /tmp/state-before", then=f"({STATE}) | diff /tmp/state-before - >&2"),
+        # The number of GPUs in the GRES changes, so slurmctld would end the job.
+        unchanged(layout(SEVEN), then=alive),
+        unchanged(
+            layout(MIXED),
+            first=f"echo 'NodeName=gpu-z Name=gpu Colour=red' >> {lines}",
+            then=f"sed -i /gpu-z/d {lines}; {alive}",
+        ),
+        unchanged(layout(MIXED), gpu_slurm_controllers=["one", "away"], then=alive),
     )
     assert in_place.changed and "Gres=gpu:1g.10gb:3,gpu:h100:3" in in_place.seen and "State=MIXED " in in_place.seen
     assert not quiet.changed
@@ -70,21 +63,16 @@ def test_changed_total_waits_for_the_jobs_and_no_other_drain_ends(host):
     )
     # slurmctld keeps the reason of the drain while jobs run.
     late = follow(layout(SEVEN), fails=True, gpu_layout_on_busy="drain", gpu_drain_poll=1, gpu_drain_timeout=2)
-    timed_out, waits, drained = run_role(
-        INVENTORY,
-        "gpu_slurm",
-        "one",
-        [
-            late,
-            follow(
-                layout(SEVEN),
-                first=f'nohup bash -c "{ends}" >/dev/null 2>&1 &',
-                then=f"cat /tmp/job-at-drain; grep -h -o 'Gres=.*' /tmp/openfleet_nodes.conf; {SHOWN}",
-                gpu_layout_on_busy="drain",
-                gpu_drain_poll=1,
-            ),
-            follow(layout(MIXED), first=f"scontrol update NodeName={NODE} State=DRAIN Reason=fan"),
-        ],
+    timed_out, waits, drained = run(
+        late,
+        follow(
+            layout(SEVEN),
+            first=f'nohup bash -c "{ends}" >/dev/null 2>&1 &',
+            then=f"cat /tmp/job-at-drain; grep -h -o 'Gres=.*' /tmp/openfleet_nodes.conf; {SHOWN}",
+            gpu_layout_on_busy="drain",
+            gpu_drain_poll=1,
+        ),
+        follow(layout(MIXED), first=f"scontrol update NodeName={NODE} State=DRAIN Reason=fan"),
     )
     assert f"after 2 s jobs still run that must end first: {job}." in timed_out.failed
     assert "The drain was rolled back." in timed_out.failed
@@ -111,23 +99,18 @@ def test_files_that_slurmctld_refuses_are_restored(host):
         "> /usr/local/bin/scontrol; chmod 755 /usr/local/bin/scontrol"
     )
     accepts = "rm -r /run/systemd/system/slurmctld.service.d /usr/local/bin/scontrol; systemctl daemon-reload"
-    refused, again = run_role(
-        INVENTORY,
-        "gpu_slurm",
-        "one",
-        [
-            follow(
-                layout(SEVEN),
-                first=f"cp {FILES} /tmp; {refuses}",
-                # The lines of the old devices are left out, because slurmd would end with them.
-                then=f"{accepts}; diff /etc/slurm/openfleet_nodes.conf /tmp >&2; "
-                "grep -c 3g.40gb /etc/slurm/openfleet_gres.conf || true; "
-                f"systemctl is-active slurmd; {SHOWN}",
-                fails=True,
-                gpu_slurm_timeout=10,
-            ),
-            follow(layout(SEVEN), gpu_layout_on_busy="drain"),
-        ],
+    refused, again = run(
+        follow(
+            layout(SEVEN),
+            first=f"cp {FILES} /tmp; {refuses}",
+            # The lines of the old devices are left out, because slurmd would end with them.
+            then=f"{accepts}; diff /etc/slurm/openfleet_nodes.conf /tmp >&2; "
+            "grep -c 3g.40gb /etc/slurm/openfleet_gres.conf || true; "
+            f"systemctl is-active slurmd; {SHOWN}",
+            fails=True,
+            gpu_slurm_timeout=10,
+        ),
+        follow(layout(SEVEN), gpu_layout_on_busy="drain"),
     )
     assert "The old files are restored, and slurmctld uses them." in refused.failed
     # The devices of the old GRES do not exist, so no job may start.
@@ -154,7 +137,7 @@ def test_killed_runs_are_completed(host, moment):
     job, _environment = host.submit("gpu:h100:1")
     condition = moment.format(node=NODE, gres="gpu:1g.10gb:3")
     kill_role(INVENTORY, "gpu_slurm", "one", follow(layout(THREE)), lambda: host.wait_until(condition, RUN_SECONDS))
-    (completed,) = run_role(INVENTORY, "gpu_slurm", "one", [follow(layout(THREE))])
+    (completed,) = run(follow(layout(THREE)))
     assert "Gres=gpu:1g.10gb:3,gpu:h100:3" in completed.seen and "State=MIXED " in completed.seen
     assert host.state(job) == "JobState=RUNNING Restarts=0"
     assert host.mapping(layout(THREE))["change"]["way"] == "nothing"
@@ -177,19 +160,14 @@ def test_job_that_started_during_the_change_is_awaited(host):
         f"cp {FILES} /tmp; scancel $(cat /tmp/job)"
     )
     changed = follow(layout(THREE), then=starts)
-    _before, after = run_role(
-        INVENTORY,
-        "gpu_slurm",
-        "one",
-        [
-            Ask(changed.variables, steps=changed.steps[:2], then=starts),
-            Ask(
-                changed.variables,
-                steps=changed.steps[2:],
-                first=f'nohup bash -c "{ends.replace("$", chr(92) + "$")}" >/dev/null 2>&1 &',
-                then=f"cat /tmp/job-at-drain; grep -h -o 'Gres=.*' /tmp/openfleet_nodes.conf; {SHOWN}",
-            ),
-        ],
+    _before, after = run(
+        Ask(changed.variables, steps=changed.steps[:2], then=starts),
+        Ask(
+            changed.variables,
+            steps=changed.steps[2:],
+            first=f'nohup bash -c "{ends.replace("$", chr(92) + "$")}" >/dev/null 2>&1 &',
+            then=f"cat /tmp/job-at-drain; grep -h -o 'Gres=.*' /tmp/openfleet_nodes.conf; {SHOWN}",
+        ),
     )
     at_drain, before, now = after.seen.splitlines()
     assert (at_drain, before) == ("JobState=RUNNING Restarts=0", "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3")
@@ -198,15 +176,10 @@ def test_job_that_started_during_the_change_is_awaited(host):
 
 def test_removal_leaves_the_line_of_the_node(host):
     host.reset(layout(MIXED))
-    removed, quiet, present = run_role(
-        INVENTORY,
-        "gpu_slurm",
-        "one",
-        [
-            Ask(entry="remove", then=f"cat {FILES}; {SHOWN}"),
-            Ask(entry="remove"),
-            follow(layout(MIXED)),
-        ],
+    removed, quiet, present = run(
+        Ask(entry="remove", then=f"cat {FILES}; {SHOWN}"),
+        Ask(entry="remove"),
+        follow(layout(MIXED)),
     )
     assert "NodeName=gpu-a" in removed.seen and "Name=gpu " not in removed.seen
     assert "Gres=(null)" in removed.seen and "State=IDLE " in removed.seen

@@ -11,9 +11,7 @@ import shlex
 import time
 
 import pytest
-from slurm_host import INVENTORY, NODE, PLANNED_STEPS, SEVEN, THREE, follow, layout
-
-from tests.lab.role_plays import run_role
+from slurm_host import NODE, PLANNED_STEPS, SEVEN, THREE, follow, layout, run
 
 # Time in seconds until the first new job must run.
 FIRST_JOB = 60
@@ -128,7 +126,7 @@ def test_role_changes_seven_three_and_seven_slices_beside_a_job(typed):
         # The job has an instance of GPU 0, and the instances of GPU 1 change.
         for wanted in (layout(SEVEN, THREE), layout(SEVEN, SEVEN)):
             host.ask("truncate --size 0 /tmp/states")
-            run_role(INVENTORY, "gpu_slurm", "one", [follow(wanted, steps=PLANNED_STEPS)])
+            run(follow(wanted, steps=PLANNED_STEPS))
             new, _environment = host.submit("gpu:1g.10gb:1")
             rows = [line.replace("\0", "").split() for line in host.ask("cat /tmp/states").splitlines()]
             drained = [float(row[0]) for row in rows if len(row) == 2 and "DRAIN" in row[1]]
