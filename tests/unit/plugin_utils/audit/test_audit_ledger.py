@@ -18,6 +18,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit import (
     report_csv,
     report_html,
+    report_index,
     report_json,
     report_prom,
 )
@@ -45,6 +46,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import (
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.owners import owners
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.owning import Known, KnownJobs, owned
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.report_index import Entry
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.workload_model import Workload
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.write_line import line
 
@@ -236,6 +238,12 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
         assert by_class == {
             word: sum((Decimal(value) for of, value in owned_series if of == word), Decimal(0)) for word in CLASSES
         }
+    # Findings: their costs in audit.csv, and the parts without a finding, add up to both headlines.
+    costs = [row["waste_per_month"] for row in csv.DictReader(io.StringIO(report_csv.to_text(audit)))]
+    wasted = (*RESERVED_UNUSED, *NOT_ASSIGNED)
+    costs += [row["cost_per_month"] for row in rows if row["class"] in wasted and not row["finding_id"]]
+    headlines = [Decimal(str(sums[name]["cost_per_month"] or 0)) for name in ("reserved_unused", "not_assigned")]
+    assert sum(map(number, costs)) == sum(headlines)
     # Owners: the rows of audit-owners.csv, and each list of totals, add up to the ledger.
     by_workload = list(csv.DictReader(io.StringIO(report_csv.owners_text(audit))))
     for column, key, part in (
@@ -258,6 +266,14 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
     assert number(by_class_table[-1][2]) == sum(number(row[2]) for row in by_class_table[:-1])
     for rows_of_table in (rows for rows in found if rows is not by_class_table):
         assert money_of(rows_of_table[-1][-1]) == sum(money_of(row[-1]) for row in rows_of_table[:-1])
+    # Sections of hosts add up to the headlines, and the index page has the same ones.
+    sections = re.findall(r'<section class="card host".*?</p>', page, re.S)
+    data = {"summary": report_json.summary(audit), "made_at_seconds": NOW, "line": line(audit)}
+    index = report_index.to_text([Entry.of("report", data)])
+    for title, headline in zip(("reserved and unused", "not assigned"), headlines):
+        of_hosts = [re.search(r"%s: [\d.]+ GPUs?, (.*?) per month" % title, section) for section in sections]
+        assert sum(money_of(found.group(1)) for found in of_hosts if found) == headline
+        assert money_of(re.search(r'data-name="%s">(.*?)</td>' % title, index).group(1)) == headline
     # Headlines are the totals of their tables.
     tiles = re.findall(r'<div class="tile wide"[^>]*><b>(.*?)</b>', page)
     if sums["total"]["cost_per_month"] is not None:
