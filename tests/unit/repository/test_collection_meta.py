@@ -45,3 +45,9 @@ def test_documents_name_the_addresses_of_galaxy_yml():
         assert GALAXY[key].startswith(repository)
     (named,) = set(re.findall(r"git\+(\S+)\.git", (REPOSITORY / "README.md").read_text(encoding="utf-8")))
     assert named == repository
+
+
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("changelogs/**/*.y*ml")), ids=lambda path: path.name)
+def test_changelogs_mark_code_with_backticks(path):
+    # Markup of Ansible's documentation, such as C(code), would stay in the changelog.
+    assert re.findall(r"\b[CIOV]\([^)]*\)", path.read_text(encoding="utf-8")) == []
