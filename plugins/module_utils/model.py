@@ -115,6 +115,8 @@ class Holder:
     clients: int | None = None
     #: CPU time of the process in seconds.
     cpu_seconds: float | None = field(default=None, metadata=INTERNAL)
+    #: Whether only a record of a scheduler shows the holder. Such a holder may have no process.
+    recorded: bool = field(default=False, metadata=INTERNAL)
 
     def __str__(self) -> str:
         return self.who

@@ -63,11 +63,14 @@ def _from(host: Host, devices: Devices, processes: Processes, directory: str, na
         return []
     except OSError as error:
         return unknown(
-            host.gpus, "%s cannot be read (%s)" % (checkpoint, error.strerror), "Run as root (become: true)."
+            host.gpus,
+            "%s cannot be read (%s)" % (checkpoint, error.strerror),
+            "Run as root (become: true).",
+            recorded=True,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         problem = "%s is not a valid checkpoint" % checkpoint
-        return unknown(host.gpus, problem, "Drain the node and restart the kubelet, which rewrites it.")
+        return unknown(host.gpus, problem, "Drain the node and restart the kubelet, which rewrites it.", recorded=True)
     running_pods = processes.pods() if allocations else set()
     past = allocations and not processes.named("kubelet") and checkpoint.stat().st_mtime < (processes.booted() or 0)
     holders = []
@@ -96,10 +99,14 @@ def _holders(host: Host, devices: Devices, given: _Allocation, pod: str, running
     unknown_ids = [device for device, known in by_id if known is None]
     if unknown_ids:
         problem = '%s has the device "%s", whose GPU cannot be determined' % (who, unknown_ids[0])
-        return holders + unknown(host.gpus, problem, "Delete the pod, or drain the node.", job=given.pod)
+        return holders + unknown(host.gpus, problem, "Delete the pod, or drain the node.", job=given.pod, recorded=True)
     if _nameless_instances(host) and not places and may_be_gpu(given.resource):
         holders += unknown(
-            host.gpus, "%s has a device that cannot be determined" % who, "Drain the node.", job=given.pod
+            host.gpus,
+            "%s has a device that cannot be determined" % who,
+            "Drain the node.",
+            job=given.pod,
+            recorded=True,
         )
     return holders
 

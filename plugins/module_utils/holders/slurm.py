@@ -105,13 +105,14 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
         jobs = [Job(job, users[job], name_of(run, job), record) for job, record in records.items() if record]
     except FileNotFoundError as error:
         problem = "slurmd runs here, but %s is not installed" % error.filename
-        return unknown(host.gpus, problem, "Install Slurm's client commands.")
+        return unknown(host.gpus, problem, "Install Slurm's client commands.", recorded=True)
     except NoAnswerError as error:
         problem = "slurmd runs here, and the GPUs of its jobs are not known: %s" % error
         return unknown(
             host.gpus,
             problem,
             "Check that slurmctld answers (scontrol ping) and how many jobs it has (squeue), then run again.",
+            recorded=True,
         )
     order = _order(devices, host, fields(record), node)
     holders: list[Holder] = []
@@ -120,7 +121,11 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
         if given is None:
             # This job may have any GPU. Add its unknown holders, but also list the GPUs of the other jobs.
             holders += unknown(
-                host.gpus, "the GPUs of %s are not known" % job, "Cancel the job (scancel), or wait.", job=job.id
+                host.gpus,
+                "the GPUs of %s are not known" % job,
+                "Cancel the job (scancel), or wait.",
+                job=job.id,
+                recorded=True,
             )
             continue
         used -= sum(count for _name, count, _indexes in given)
@@ -131,6 +136,7 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
             host.gpus,
             "Slurm has allocated %d more GPUs of this host than the records of its jobs show" % used,
             "Run again. If it persists, slurmctld counts GPUs of ended jobs: restart slurmctld. Running jobs continue.",
+            recorded=True,
         )
     return holders
 

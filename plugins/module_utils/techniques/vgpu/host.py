@@ -129,7 +129,10 @@ class VgpuHost(Tenants):
         process that was not checked before the deadline blocks the change and is not ended.
         """
         gpu = next((gpu for gpu in host.gpus if gpu.uuid == gpu_uuid), None)
-        candidates = [holder for holder in (gpu.held_by if gpu is not None else ()) if not holder.watches]
+        # Processes of a tenant have its environment or mount. So the record of a scheduler alone is none of them.
+        candidates = [
+            holder for holder in (gpu.held_by if gpu is not None else ()) if not (holder.watches or holder.recorded)
+        ]
         names = self._names_at(host, [holder.pid for holder in candidates if holder.pid is not None])
         holders = []
         for holder in candidates:
