@@ -129,7 +129,8 @@ def _grouped(
 ) -> tuple[OwnerTotal, ...]:
     """Return the totals by name.
 
-    The most unused GPU hours are first. The totals without an owner are last.
+    The highest cost of reserved and unused GPUs is first, then the most of these GPUs, then the most unused GPU hours.
+    The totals without an owner are last.
     """
     rows: dict[str, list[Row]] = defaultdict(list)
     members: dict[str, set[Workload]] = defaultdict(set)
@@ -144,10 +145,16 @@ def _grouped(
         _total(name, kind, rows[name], members[name], _sum([uses.get(one, Use()) for one in members[name]]))
         for name in members
     ]
-    made.sort(key=lambda one: (-one.unused_gpu_hours, -one.unused_gpus, -one.held_gpu_hours, -one.gpus, one.name))
+    made.sort(key=_rank_order)
     ranked = [replace(one, rank=number) for number, one in enumerate(made, start=1)]
     rest = [_total(name, "", rows[name], set(), Use()) for name in (EARLIER, FREE_PARTS) if name in rows]
     return (*ranked, *rest)
+
+
+def _rank_order(one: OwnerTotal) -> tuple[float, float, float, float, float, str]:
+    """Return the sort key of ranks, which starts with the cost per month now."""
+    cost = -(one.unused_per_month or 0.0)
+    return (cost, -one.unused_gpus, -one.unused_gpu_hours, -one.held_gpu_hours, -one.gpus, one.name)
 
 
 def _total(name: str, kind: str, rows: Sequence[Row], members: set[Workload], use: Use) -> OwnerTotal:

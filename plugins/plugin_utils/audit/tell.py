@@ -218,7 +218,7 @@ def text_of(audit: Audit) -> str:
 
 
 def _wasteful(audit: Audit) -> dict[str, list[OwnerTotal]]:
-    """Return the first teams, users and workloads with unused GPU hours."""
+    """Return the first teams, users and workloads with unused GPUs or hours."""
     rows = {"teams": audit.owners.teams, "users": audit.owners.users, "workloads": audit.owners.workloads}
     return {
         kind: [one for one in of_kind if one.rank is not None and (one.unused_gpu_hours or one.unused_gpus)][:_OWNERS]
@@ -230,7 +230,7 @@ def _wasteful(audit: Audit) -> dict[str, list[OwnerTotal]]:
 def _owner_lines(audit: Audit) -> list[str]:
     lines = []
     for kind, rows in _wasteful(audit).items():
-        lines += ["", "Most unused GPU hours by %s:" % kind[:-1]] if rows else []
+        lines += ["", "Reserved and unused by %s:" % kind[:-1]] if rows else []
         lines += [_owner_line(one, audit.currency) for one in rows]
     return [*lines, ""] if lines else []
 
@@ -239,16 +239,16 @@ def _owner_line(one: OwnerTotal, currency: str) -> str:
     who = [
         text for text in (one.user if one.user != one.name else "", one.team, one.contact) if text and text != one.name
     ]
-    text = "%d. %s%s: %s of %s GPU hours unused" % (
+    cost = "" if one.unused_per_month is None else " (%s/month)" % money(one.unused_per_month, currency)
+    text = "%d. %s%s: now %s%s, in the window %s of %s GPU hours" % (
         one.rank or 0,
         one.name,
         " (%s)" % ", ".join(who) if who else "",
+        gpus(one.unused_gpus),
+        cost if one.unused_gpus else "",
         format(one.unused_gpu_hours, ",.0f"),
         format(one.held_gpu_hours, ",.0f"),
     )
     if one.efficiency_ratio is not None:
         text += ", efficiency %.0f %%" % (100 * one.efficiency_ratio)
-    if one.unused_gpus:
-        text += "; now %s reserved and unused" % gpus(one.unused_gpus)
-        text += "" if one.unused_per_month is None else " (%s/month)" % money(one.unused_per_month, currency)
     return text

@@ -76,7 +76,8 @@ class OwnerTotal:
     """GPUs and GPU hours of a workload, a user or a team.
 
     `gpus`, `unused_gpus` and `unused_per_month` describe the current state, and GPU hours the window. Unused GPUs and GPU
-    hours are reserved and unused. `rank` is 1 for the most unused GPU hours. It is None for totals without an owner.
+    hours are reserved and unused. `rank` is 1 for the highest `unused_per_month`, then the most `unused_gpus`. It is
+    None for totals without an owner.
     """
 
     name: str

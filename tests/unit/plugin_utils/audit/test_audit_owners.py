@@ -220,8 +220,20 @@ def test_running_job_has_the_user_account_and_use_of_the_accounting():
     assert totals.users[0].name == "dave" and totals.users[0].memory_max_bytes == GIB
 
 
-def test_most_unused_hours_have_the_first_rank():
-    other = dataclasses.replace(GPU, gpu_uuid="GPU-2", gpu_index="1")
+def test_first_rank_can_save_the_most_now():
+    # A user with more unused hours in the past is second. Costs come before numbers of GPUs.
+    second, third = (dataclasses.replace(GPU, gpu_uuid="GPU-%d" % n, gpu_index=str(n)) for n in (2, 3))
     bob = dataclasses.replace(UNIT, user="bob")
-    _book, totals = owned_by((holding(GPU, UNIT), "right"), (holding(other, bob, quiet=Quiet(90 * HOUR)), "idle"))
-    assert [(one.rank, one.name) for one in totals.users] == [(1, "bob"), (2, "alice")]
+    places = ((GPU, UNIT, 90), (second, UNIT, 90), (third, bob, 250))
+
+    def users(price_of_bob):
+        rows = [
+            (holding(place, one, quiet=Quiet(quiet * HOUR), price_per_hour=price_of_bob if one is bob else 1.0), "idle")
+            for place, one, quiet in places
+        ]
+        return owned_by(*rows)[1].users
+
+    cheap = users(1.0)
+    assert [(one.rank, one.name, one.unused_gpus) for one in cheap] == [(1, "alice", 2), (2, "bob", 1)]
+    assert cheap[0].unused_gpu_hours < cheap[1].unused_gpu_hours
+    assert [(one.rank, one.name) for one in users(3.0)] == [(1, "bob"), (2, "alice")]
