@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts cont
 UUID = "GPU-5c890000-0000-4000-8000-000000000001"
 TENANTS = [VgpuTenant(name, 1 << 30, 50, (VgpuSeat(UUID, seat),)) for seat, name in enumerate(("own", "victim"))]
 WAIT = "echo open; read _"
-# A container of root, with a PID namespace and without one, as with an engine's --pid=host.
+# Root's containers: one with its own PID namespace, and one without (as with an engine's --pid=host).
 CONTAINERS = {
     "container": ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"],
     "container of the host's PIDs": ["unshare", "--mount"],

@@ -223,7 +223,7 @@ def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, see
     seconds, peaks = [], []
     for name, mix in mixes.items():
         problem = Problem(fleet, as_workloads(mix))
-        # A separate process, so that its peak memory is that of one packing.
+        # Each packing runs in its own process, so that the peak memory of that process belongs to one packing alone.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             packing, took, peak = pool.submit(timed, problem).result()
         wrong = check.problems(problem, packing)

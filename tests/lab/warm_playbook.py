@@ -37,7 +37,7 @@ FOLDER = Path(__file__).resolve().parents[2] / ".cache" / ("warm-playbook-%d" % 
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 #: The process sends this byte before it begins a run.
 TAKEN = b"+"
-#: Prefixes of variables that Ansible, Python or the linker read at their start.
+#: Prefixes of environment variables that Ansible, Python or the dynamic linker read when they start.
 AT_START = (
     "ANSIBLE_",
     "_ANSIBLE",

@@ -281,7 +281,7 @@ def prepared(name: str, host: Any) -> SlurmHost:
     """
     found = SlurmHost(name, host)
     host_modules.install(name)
-    # The simulator creates the nodes of capabilities, but not the nodes of GPUs. slurmd only checks that the nodes
+    # The simulator creates device nodes for capabilities, but not for GPUs. slurmd only checks that the GPUs' nodes
     # exist.
     names = " ".join(f"/dev/nvidia{index}" for index in GPUS)
     found.ask(f"for name in {names}; do [ -e $name ] || mknod -m 666 $name c 1 3; done")

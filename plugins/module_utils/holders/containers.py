@@ -265,8 +265,8 @@ def _status(path: str) -> os.stat_result | None:
 def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
     """Replace the ids of Docker containers with their names.
 
-    Docker is queried only if a holder is in a Docker container. If Docker does not answer, the ids are kept. If the
-    name of a container is not the name of a watcher, its holder is no longer marked as a watcher.
+    Docker is queried only if a holder is in a Docker container. If Docker does not answer, the ids are kept. A
+    holder whose container does not have the name of a watcher is no longer marked as a watcher.
     """
     unnamed = {holder.unit_or_container for holder in holders if UNNAMED.fullmatch(holder.unit_or_container or "")}
     if not unnamed:

@@ -144,7 +144,7 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
     if reason is not None and not target.check:
         content = archive(sources.texts(), made_from, shebang(sys.executable))
     if target.mark(UNFINISHED):
-        target.done.append("start the units, which an earlier run did not do")
+        target.done.append("start the units (an earlier run did not start them)")
     if reason is not None:
         target.replace(command, content, MODE, reason)
     for relative in KEPT:

@@ -48,7 +48,7 @@ def _install(target: Installation, params: Mapping[str, Any]) -> None:
     settings = {"version": 1, "node": params["node"], "gres_file": params["gres_file"], "slots": _known(target, found)}
     before = _text(target, DEVICES)
     if target.mark(UNFINISHED):
-        target.done.append("write /%s, which an earlier run did not do" % DEVICES)
+        target.done.append("write /%s (an earlier run did not write it)" % DEVICES)
     target.write(PROGRAM, params["program"].encode(), 0o755)
     target.write(SETTINGS, json.dumps(settings, indent=1).encode())
     target.write(UNIT_FILE, params["unit"].encode())

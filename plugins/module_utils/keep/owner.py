@@ -63,7 +63,7 @@ def find(name: str, holders: Sequence[Holder]) -> Target:
         raise KeepError(name, "several holders have this name", cure)
     (holder,) = named.values()
     if is_lease_unit(str(holder.unit_or_container)):
-        # Only processes of the lease's account are in its scope.
+        # The lease's scope has only processes of the lease's account.
         owner = _process(int(holder.pid or 0), holders).owner
         return Target("unit", str(holder.unit_or_container), str(holder.unit_or_container), owner)
     return _container(holder) if container_of(holder) else _unit(str(holder.unit_or_container))

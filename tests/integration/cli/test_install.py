@@ -108,9 +108,9 @@ def test_next_run_starts_units_that_failed(tmp_path, monkeypatch):
     for _ in range(2):
         with pytest.raises(InstallError, match=r"systemctl restart gpu-layout\.service: it failed with status 1"):
             run()
-    assert run(check=True) == ["start the units, which an earlier run did not do"] and called == []
+    assert run(check=True) == ["start the units (an earlier run did not start them)"] and called == []
     failing.clear()
-    assert run() == ["start the units, which an earlier run did not do"]
+    assert run() == ["start the units (an earlier run did not start them)"]
     assert called == ["daemon-reload", "enable", "restart"]
     assert run() == [] and called == []
     # Only the layout file changes. systemd is not reloaded, because a reload could detach GPUs from running containers.

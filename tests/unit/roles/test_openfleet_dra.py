@@ -201,7 +201,7 @@ def test_claim_that_a_container_cannot_use_is_refused(problem, results):
         claims.read(claim(*results), NODE, POOL)
 
 
-# -- Calls of the kubelet ----------------------------------------------------------------------------------------------
+# -- Calls from the kubelet --------------------------------------------------------------------------------------------
 
 
 class ApiServer:

@@ -90,7 +90,7 @@ def test_untrusted_or_missing_packages_change_nothing(first_runs, number):
 
 
 def test_dry_run_predicts_a_version_change(boxes):
-    """Change to a release without its own units, and back.
+    """Change to a release that ships no units, then change back.
 
     Between the two changes, upgrades must not change the held packages.
     """

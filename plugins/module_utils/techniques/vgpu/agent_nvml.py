@@ -291,7 +291,7 @@ class Report:
         self._path = root / vgpu_files.nvml_report_path(key)
         self._others = OthersSlot(root / region_path(key))
         self._sequence = 0
-        #: Content of the file that follows the time of writing. Empty before the first NVML query.
+        #: The part of the file after its timestamp. Empty before the first NVML query.
         self._content = b""
         #: Bytes in the last report. `_beyond` has them by slot, nonce and column, and `_unslotted` by PID and column for
         #: processes without a slot.

@@ -103,7 +103,7 @@ class Identities:
         return {name for name in named if table.at(self._folder(name)) == host.at(self._folder(name))}
 
     def _of_host(self, table: _Mounts, names: set[str]) -> set[str]:
-        """Return the names whose mounted folders are the folders of the host.
+        """Return the names for which the host's own folder is mounted.
 
         Users may mount other folders in their containers.
         """

@@ -95,7 +95,7 @@ class VgpuTenant:
     aliases: tuple[str, ...] = ()
     #: The lease and its account, for messages. None for a tenant of the layout.
     lease: str | None = None
-    #: With the policy `colocate`, the percentage of the GPU up to which offline tenants use it. Otherwise None.
+    #: Offline tenants may use up to this percentage of the GPU (policy `colocate`). None for other policies.
     waterline_percent: int | None = None
 
     @property

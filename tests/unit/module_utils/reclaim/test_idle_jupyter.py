@@ -205,7 +205,7 @@ def test_server_itself_continues(server, unit):
 
 @pytest.mark.parametrize("part", ["head", "body"])
 def test_trickling_server_times_out(monkeypatch, part):
-    """A server of a user could send its answer very slowly.
+    """A user's server could send its answer very slowly.
 
     If the timeout applied to each byte, such a server could block root's run forever.
     """
