@@ -15,7 +15,7 @@ from typing import Any, Mapping
 import yaml
 
 PLUGINS = Path(__file__).resolve().parents[1] / "plugins"
-#: Keys that any module may return: those on Ansible's page Return Values, and those of diff mode and failures.
+#: Keys that any module may return: the keys on Ansible's page Return Values, and the keys of diff mode and failures.
 COMMON = {"changed", "deprecations", "diff", "exception", "failed", "invocation", "msg", "skipped", "warnings"}
 #: Keys that the fragment `errors` documents.
 FAILURE = {

@@ -76,8 +76,8 @@ class MemoryClock:
 class Variant:
     """A variant of the model's first board, with another subsystem id.
 
-    `differences` maps field paths to values. The paths are those of hardware reports, such as ``memory_reserved_mib``
-    or ``profiles.3g.71gb.memory_mib``.
+    `differences` maps field paths to values. The paths are the same as in hardware reports, such as
+    ``memory_reserved_mib`` or ``profiles.3g.71gb.memory_mib``.
     """
 
     pci_subsystem_id: str

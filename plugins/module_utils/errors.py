@@ -52,7 +52,7 @@ class FleetError(Exception):
 class LayoutError(FleetError):
     """`gpu_layout` is malformed.
 
-    `problems` has all problems. `where`, `problem` and `cure` are those of the first one.
+    `problems` has all problems. `where`, `problem` and `cure` describe the first one.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:

@@ -444,7 +444,7 @@ class LostGpu:
 class Work:
     """The measured work of a GPU or a GPU instance.
 
-    Values that are not measured are None. Utilization, power and traffic are those of the whole GPU. With MIG, the
+    Values that are not measured are None. Utilization, power and traffic are measured for the whole GPU. With MIG, the
     utilization is None.
     """
 

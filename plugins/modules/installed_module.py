@@ -62,7 +62,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 code_needed:
-  description: Why the host cannot run the module. Otherwise, the return values are those of O(module).
+  description: Why the host cannot run the module. Otherwise, the return values come from O(module).
   returned: when the module was not run
   type: str
   sample: it is of another release, or of another Python

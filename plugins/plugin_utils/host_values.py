@@ -24,7 +24,7 @@ __all__ = ["MOST_TEXT", "text"]
 _SHOWN = 80
 #: Maximum number of entries in a list of holders or processes, and in all such lists from a host.
 MOST_ENTRIES, MOST_ENTRIES_OF_HOST = 200, 5000
-#: Maximum values for numbers of bytes, and for small numbers such as those of GPUs and slices.
+#: Maximum values for numbers of bytes, and for small numbers such as counts of GPUs and slices.
 _LARGEST, _LARGEST_SMALL = 1 << 60, 1 << 14
 
 #: Regular expression and description for each kind of name.

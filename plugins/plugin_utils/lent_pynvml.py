@@ -22,7 +22,7 @@ class LendingAction(HostAction):
     _supports_check_mode = True
 
     def run_lending(self, module: str, args: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
-        """Run the module and return its result. `variables` are those of the task."""
+        """Run the module and return its result. `variables` are the task's variables."""
 
         def execute(given: dict[str, Any]) -> dict[str, Any]:
             return self.execute(module, given, variables)

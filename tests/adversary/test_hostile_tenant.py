@@ -183,7 +183,7 @@ def test_monitor_of_a_user_names_no_container_of_root(folder):
 def delegated():
     """Create a service's cgroup, of which a part is delegated to its user.
 
-    The cgroups are next to those of this machine's systemd.
+    The cgroups are next to the cgroups of this machine's systemd.
     """
     with contextlib.ExitStack() as ending:
         try:

@@ -78,7 +78,7 @@ def screen(
 ) -> Iterator[Screen]:
     """Open a file on a screen or on paper of this width in pixels.
 
-    Below 800, the screen is that of a phone. `media` is "print" for paper.
+    Below 800, the screen is a phone's. `media` is "print" for paper.
     """
     phone = media == "screen" and width < 800
     with started.new_context(viewport={"width": width, "height": 800}, is_mobile=phone, color_scheme=scheme) as context:

@@ -120,7 +120,7 @@ class Pattern:
     without: series that the exporter lacks.
     renamed: until this minute, the series have another label `host`.
     lengthened: minutes that are added to the grace period because signals are missing.
-    rare: true if the history may look like that of an abandoned GPU.
+    rare: true if the history may look like the history of an abandoned GPU.
     beside: patterns with the same value are GPUs of one host that one process holds.
     index: the GPU's index on that host.
     """
@@ -134,8 +134,8 @@ class Pattern:
     waits: bool = False
     memory_gib: float = 30
     instance: str = ""
-    #: The constant activity of a second instance of the GPU. If it is set, the power and traffic of the whole GPU are
-    #: those of this instance.
+    #: The constant activity of a second instance of the GPU. If it is set, all power and traffic of the GPU come from
+    #: this instance.
     neighbour: Use | None = None
     dcgm: bool = False
     sampled: Callable[[str, int, float], float | None] | None = None
@@ -155,7 +155,7 @@ class Pattern:
     process_ends: int = MINUTES
     #: Whether the exporter counts the time with kernels, and reports the total.
     counts: bool = False
-    #: Whether the owner must be asked before a stop, even if the history looks like that of an abandoned GPU.
+    #: Whether the owner must be asked before a stop, even if the GPU looks abandoned.
     asked: bool = False
     #: Whether kernels that are no work of the holder end each pause. The verdict may then be standby.
     discounted: bool = False

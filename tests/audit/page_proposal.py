@@ -161,7 +161,7 @@ def _renamed(made, called, text):
 
 
 def _together(made):
-    """Combine several proposals. The sums are those of the first one."""
+    """Combine several proposals. The sums belong to the first one."""
     return replace(
         made[0],
         hosts=tuple(one for each in made for one in each.hosts),

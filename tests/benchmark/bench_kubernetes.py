@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure layout changes on Kubernetes.
 
-The figures are the time until a new layout is offered, disturbed pods, and API requests. The cluster is that of
-tests/kubernetes with one node. The API server, scheduler, kubelet and NVIDIA's device plugin are real, and the GPUs are
-simulated. A second cluster, with a node of Debian 13, has NVIDIA's DRA driver instead of the device plugin.
+The figures are the time until a new layout is offered, disturbed pods, and API requests. The cluster is the same as in
+tests/kubernetes, with one node. The API server, scheduler, kubelet and NVIDIA's device plugin are real, and the GPUs
+are simulated. A second cluster, with a node of Debian 13, has NVIDIA's DRA driver instead of the device plugin.
 site.yml runs with the role's defaults and the permissions of the role's manifest. SEED selects the transitions of the
 eviction plan and of the DRA driver, and CASES sets the number of the former.
 """
@@ -271,7 +271,7 @@ def dra_transitions(dra, cluster, moves):
 class Claiming(NamedTuple):
     """A pod with a claim, and the number of its GPU.
 
-    `uuid` is that of its device.
+    `uuid` is its device's UUID.
     """
 
     gpu: int

@@ -150,7 +150,7 @@ def read_pods(path, choose):
                 row for row in csv.DictReader(lines) if int(row["num_gpu"]) == 1 and 0 < int(row["gpu_milli"]) < WHOLE
             ]
     if not rows or "deletion_time" not in rows[0]:
-        # The shares and the spread of durations are like those of clusters for development and inference.
+        # The shares and the spread of durations are like in clusters for development and inference.
         milli = [int(row["gpu_milli"]) for row in rows] or [100, 140, 140, 280, 280, 320, 460, 460, 470, 810]
         at = 0.0
         for _number in range(4 * REQUESTS):

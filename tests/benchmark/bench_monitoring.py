@@ -3,9 +3,9 @@
 """Measure monitoring of 1,000 simulated GPUs in a real Prometheus.
 
 All rules and alerts are loaded. One small HTTP server provides the metrics of 125 hosts with 8 GPUs each. Half of the
-hosts have the format of the embedded exporter, and half have that of dcgm-exporter. One GPU in eight has seven MIG
-instances. Each host also has the metrics of `gpu-layout metrics`. Values change with every scrape. SIZE is the number
-of GPUs.
+hosts have the format of the embedded exporter, and half have the format of dcgm-exporter. One GPU in eight has seven
+MIG instances. Each host also has the metrics of `gpu-layout metrics`. Values change with every scrape. SIZE is the
+number of GPUs.
 """
 
 from __future__ import annotations

@@ -294,8 +294,8 @@ def _online(name: str, options, seeds: Iterable[int]):
 def _replans(parts: list[Request], fleet: tuple[FleetGpu, ...], first: Packing, seed: int, replans: int):
     """Return the figure for instances that replans destroy.
 
-    The number is divided by that of packing from scratch. Before each replan, 5 % of the workloads change. A changed
-    workload gets the request of a random workload of the file.
+    The number is divided by the number for packing from scratch. Before each replan, 5 % of the workloads change. A
+    changed workload gets the request of a random workload of the file.
     """
     today = tuple(Standing(s.host, s.index, s.shape, s.start, s.workload) for s in first.standing)
     mine = fresh = 0

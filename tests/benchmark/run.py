@@ -10,8 +10,8 @@ usage: run.py [GROUP]      every group if none is named
 A figure that cannot be measured is printed as `name n/a reason`.
 
 A group is a module bench_GROUP.py in this folder. Its FIGURES lists the names of its figures, and figures(options) yields (name,
-value, unit) or (name, None, reason). The options are those of the environment variables SEED, SIZE, CASES, FAULTS, TRACE, PODS
-and NODES that are set. SMALL=1 measures as little as possible. This proves that each figure can be measured, but the values mean
+value, unit) or (name, None, reason). The environment variables SEED, SIZE, CASES, FAULTS, TRACE, PODS and NODES set the
+options. SMALL=1 measures as little as possible. This proves that each figure can be measured, but the values mean
 nothing.
 """
 

@@ -36,7 +36,7 @@ PATHS = (("default", MIG), ("quota", QUOTA))
 
 @dataclass
 class Score:
-    """Counts of workloads in all plans. `gpus` are those of the plans."""
+    """Counts of workloads in all plans. `gpus` are the GPUs in the plans."""
 
     gpus: int = 0
     shrunk: int = 0

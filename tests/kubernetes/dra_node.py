@@ -28,7 +28,8 @@ _NOT_YET = (429, 500, 503)
 class DraNode:
     """A node, and a thread that runs the driver while its DaemonSet selects the node.
 
-    `environment` is that of a SimulatedHost, and `library` is its folder of NVML. `starts` counts the starts of the driver.
+    `environment` is a SimulatedHost's environment, and `library` is the host's folder with NVML. `starts` counts the
+    starts of the driver.
     """
 
     def __init__(self, plane, name, environment, library):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build programs of a Go module that only some tests need.
 
-The programs are cached together with those of tests/kubernetes/build.
+The programs are cached together with the programs of tests/kubernetes/build.
 """
 
 from __future__ import annotations

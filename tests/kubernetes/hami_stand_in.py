@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Simulate HAMi's device plugin and scheduler, and the kubelet, on a node.
 
-The API server is real. The answers are those of hami_recorded.py. As in HAMi 2.10, the plugin reads its configuration and the
-GPUs only when it starts, and the scheduler reads the node's annotations only if the registration or the handshake changes.
+The API server is real. The answers come from hami_recorded.py. As in HAMi 2.10, the plugin reads its configuration and
+the GPUs only when it starts, and the scheduler reads the node's annotations only if the registration or the handshake
+changes.
 """
 
 from __future__ import annotations

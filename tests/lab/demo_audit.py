@@ -44,8 +44,8 @@ OWNERS = [
 class Service:
     """A systemd unit on a GPU of HOST, its user, and its recorded use.
 
-    If `profile` is not empty, the unit first runs in the first instance with that profile. The verdict of the first audit
-    must be `word`, and that of the last audit `then`.
+    If `profile` is not empty, the unit first runs in the first instance with that profile. The first audit's verdict
+    must be `word`, and the last audit's verdict must be `then`.
     """
 
     name: str

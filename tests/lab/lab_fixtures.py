@@ -111,6 +111,6 @@ def lab_host():
 def host_vars():
     """Return a function from the name of a lab host to its variables.
 
-    The variables are those of inventories/simulated.
+    The variables come from inventories/simulated.
     """
     return lambda host_name: yaml.safe_load((INVENTORY / "host_vars" / f"{host_name}.yml").read_text())

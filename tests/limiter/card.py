@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the memory use of the stub's cards from outside the tested processes.
 
-With these numbers, tests see whether the limiter allowed too much memory. The file format is that of stub/card.h. Only
+With these numbers, tests see whether the limiter allowed too much memory. stub/card.h defines the file format. Only
 the stub driver writes the numbers, and the limiter cannot access them.
 """
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test the memory and process data that programs get from the driver and NVML.
 
-The queries are those of nvidia-smi and similar tools.
+nvidia-smi and similar tools make the same queries.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ to the same job as node-2, but its exporter has been down for half an hour.
 
 GPU 5 of node-1 offers 64 GiB for leases. carol has a lease of 16 GiB, and dave waits.
 
-A second exporter reports GPUs 0, 1 and 6 of node-1, the tenants and the leases. Its names and values are the same as those of the
+A second exporter reports GPUs 0, 1 and 6 of node-1, the tenants and the leases. It has the same names and values as the
 first one.
 
 Idle devices have been idle for 49 hours, with two exceptions: the instance that slurm holds worked a day ago, and the T4 has

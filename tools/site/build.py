@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the documentation site of the collection.
 
-The pages are those of docs/, the READMEs of the roles and of the collection, and the reference that antsibull-docs writes from
-the documentation of modules and roles. `make docs` runs this program.
+The site has the pages of docs/, the READMEs of the roles and of the collection, and the reference that antsibull-docs
+writes from the documentation of modules and roles. `make docs` runs this program.
 """
 
 from __future__ import annotations

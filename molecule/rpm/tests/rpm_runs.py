@@ -39,7 +39,7 @@ kill -KILL $pids
 def kill_in(name: str, version: str, kind: str) -> str:
     """Return a shell command that makes a scriptlet kill the run once.
 
-    The scriptlet is that of type `kind` in the package.
+    `kind` is the type of the scriptlet in the package.
     """
     test = f'#!/bin/sh\n[ "$*" = "{name} {version} {kind}" ] || exit 0\nrm /run/scriptlet\n'
     return script("/run/scriptlet", test + KILL)

@@ -27,7 +27,7 @@ class HostChange:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """Return the journal data of each change. The keys are those of the techniques."""
+        """Return the journal data of each change. The keys are the techniques' keys."""
         return {change.key: change.record for change in self._changes}
 
     def stop(self, done: list[str]) -> None:

@@ -57,7 +57,7 @@ def plan_gpu(gpu: Device, target: Target, ownership: Ownership = ALL_OURS) -> Gp
 
 
 def reload_disturbs(gpus: Sequence[Device]) -> tuple[Disturbance, ...]:
-    """Return the holders that a reload of the driver ends: those of all GPUs."""
+    """Return the holders of all GPUs, which a reload of the driver ends."""
     found = []
     for gpu in gpus:
         who = gpu.held_by or gpu.processes

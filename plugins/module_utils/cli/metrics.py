@@ -31,7 +31,7 @@ FILE = "openfleet_gpu_layout.prom"
 class LookError(FleetError):
     """Some data could not be read.
 
-    `problems` has all problems. The place, problem and fix of the error itself are those of the first problem.
+    `problems` has all problems. The error's own place, problem and fix come from the first problem.
     """
 
     def __init__(self, problems: Iterable[FleetError]) -> None:

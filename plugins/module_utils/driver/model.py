@@ -74,7 +74,7 @@ class Host(PackageHost):
     dkms: tuple[str, ...] = ()
     #: Folder that the installer of a .run file left on the host. Empty if there is none.
     installer_log: str = ""
-    #: Folder of a driver container, such as that of the GPU operator.
+    #: Folder of a driver container, such as the GPU operator's container.
     driver_container: str = ""
     #: An earlier change that was interrupted, such as "from 580.95.05 to 580.105.08", or "".
     interrupted: str = ""

@@ -134,7 +134,7 @@ def _secure_boot() -> SecureBoot:
     # The variable has four bytes of attributes, and then the value.
     enabled = _bytes(_SECURE_BOOT)[4:5] == b"\x01"
     certificate = next((path for path in _CERTIFICATES if _bytes(path)), "")
-    # The firmware has lists of certificates in DER format: those of the user (MOK) and those of the vendor (db).
+    # The firmware has lists of certificates in DER format: one from the user (MOK) and one from the vendor (db).
     lists = [path for name in ("MokListRT", "db-") for path in Path(_EFI).glob(name + "*")] if enabled else []
     enrolled = bool(certificate) and any(_bytes(certificate) in _bytes(str(path)) for path in lists)
     return SecureBoot(enabled, certificate, enrolled)

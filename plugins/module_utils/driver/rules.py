@@ -220,7 +220,7 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
     signed = names.get("signed", {}).get(chosen)
     untrusted = host.secure_boot.enabled and not host.secure_boot.enrolled
     if signed and (untrusted or request.precompiled):
-        # The distribution builds and signs these modules for each kernel. Their version is that of the kernel.
+        # The distribution builds and signs these modules for each kernel. Their version is the kernel's version.
         free, modules = list(signed), []
     elif request.precompiled and chosen != "none":
         precompiled, modules = _precompiled(host, catalogue, chosen), []

@@ -91,7 +91,7 @@ class Processes:
     crowded: tuple[int, ...] = ()
     # Processes that may hold a GPU.
     suspects: tuple[Suspect, ...] = ()
-    # Open files of the driver, including those of `own` processes: (task id, descriptor, major, minor).
+    # Open files of the driver, including the files of `own` processes: (task id, descriptor, major, minor).
     driver_files: tuple[tuple[int, int, int, int], ...] = ()
     # Number of mappings of the driver's nodes, by device number.
     driver_mappings: Mapping[tuple[int, int], int] = field(default_factory=dict)

@@ -233,7 +233,7 @@ def job_gres(run: Run, node: str) -> list[tuple[str, str, Any]]:
 def resources_of(run: Run, job: str, user: str, node: str) -> list[Resource] | None:
     """Return the GPU resources and units of leases of a job on a node.
 
-    The result is that of `Job.given_on`. Raises NoAnswerError.
+    The result has the format of `Job.given_on`. Raises NoAnswerError.
     """
     record = _record(run, job)
     names = (*_GPU_RESOURCES, QUOTA)

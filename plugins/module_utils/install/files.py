@@ -83,7 +83,7 @@ class Installation:
 
     @property
     def is_host(self) -> bool:
-        """Return whether the root is that of the host, with its systemd and accounts."""
+        """Return whether this is the host's own root, with its systemd and accounts."""
         return self.root == Path("/")
 
     def path(self, relative: str) -> Path:
@@ -171,7 +171,7 @@ class Installation:
                 folder.rmdir()
 
     def systemctl(self, *arguments: str, log_of: str = "") -> None:
-        """Run systemctl if the root is that of this host.
+        """Run systemctl if this is the host's own root.
 
         Raises InstallError with the end of the log of the unit `log_of`. `enable` and `disable` are run with
         --no-reload, because only `reload` may reload systemd.

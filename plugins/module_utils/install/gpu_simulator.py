@@ -129,7 +129,7 @@ def _part(given: Mapping[str, str], prefix: str) -> dict[str, str]:
 def _install_library(target: Installation, source: Mapping[str, str]) -> None:
     """Build the library and configure the loader, unless they are current.
 
-    The compiler and the C library are those of the host.
+    The host's own compiler and C library are used.
     """
     parts = [*platform.libc_ver(), platform.machine(), *(part for item in sorted(source.items()) for part in item)]
     stamp = hashlib.sha256("\0".join(parts).encode()).hexdigest() + "\n"
@@ -209,7 +209,7 @@ def _lay_out(target: Installation, configuration: str) -> None:
 def _install_kernel_files(target: Installation) -> None:
     """Write the files now, at each boot, and each time instances change.
 
-    If the root is not that of the host, only the unit is installed.
+    If this is not the host's own root, only the unit is installed.
     """
     target.write(KERNEL_FILES_UNIT, KERNEL_FILES_SERVICE.encode())
     link(target, KERNEL_FILES_AT_BOOT, "/" + KERNEL_FILES_UNIT)

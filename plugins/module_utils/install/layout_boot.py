@@ -261,7 +261,7 @@ def _refuse_readers(target: Installation, accounts: list[str]) -> None:
         raise InstallError(
             "gpu_layout_readers", "sudo is not installed on this host", "Install it, or set gpu_layout_readers: []."
         )
-    # If the root is not that of the host, it has different accounts.
+    # A root that is not the host's own has different accounts.
     missing = [name for name in accounts if not _exists(name)] if target.is_host else []
     if missing:
         raise InstallError(

@@ -79,7 +79,7 @@ def _known(target: Installation, found: list[dict[str, Any]]) -> list[dict[str, 
 
 
 def _refuse_other_devices(current: list[str], expected: list[str]) -> None:
-    """Raise InstallError if the current devices differ from those of the plan.
+    """Raise InstallError if the current devices differ from the planned devices.
 
     They differ if the layout changed after the plan was made.
     """

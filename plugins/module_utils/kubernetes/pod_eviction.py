@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Select the pods of a Kubernetes node to evict, by UID and options. Pure.
 
-The rules are those of `kubectl drain` (k8s.io/kubectl/pkg/drain/filters.go). A pod cannot exempt itself:
+The rules are the same as in `kubectl drain` (k8s.io/kubectl/pkg/drain/filters.go). A pod cannot exempt itself:
 
 - A pod belongs to a DaemonSet only if the API has a DaemonSet with this UID and its selector matches the pod's labels.
 - The mirror annotation is trusted. The API server refuses to add it to an existing pod. If a pod has the annotation but

@@ -20,7 +20,7 @@ from .types import MOST_GPUS, MOST_INSTANCES
 
 #: Programs that can grant leases. An entry names one of them.
 HOST, KUBERNETES, SLURM = ALLOCATORS = ("host", "kubernetes", "slurm")
-#: Default and maximum values of `hours`, followed by those of `count`.
+#: Default and maximum of `hours`, then default and maximum of `count`.
 HOURS, MOST_HOURS = 24, 8760
 COUNT, MOST_COUNT = 16, 64
 

@@ -134,7 +134,7 @@ class LeaseHost:
         return tuple(offer for offer in offers if offer.cards)
 
     def tenants(self) -> tuple[Any, ...]:
-        """Return the tenants of the layout, without those of leases."""
+        """Return the layout's tenants, without the tenants that leases created."""
         with vendor_of_host().open() as session:
             lenders = lenders_of(self._directory, session.private)
         return tuple(tenant for lender in lenders.values() for tenant in lender.fixed())

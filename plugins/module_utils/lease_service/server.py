@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Serve the lease socket, and update the leases of the host.
 
-The limits of clients are those of `keep.server`. In addition, the connection of a waiting request stays open. If its client
-ends, the request is removed.
+Clients have the same limits as in `keep.server`. In addition, the connection of a waiting request stays open. If its
+client ends, the request is removed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ..frozen import frozen
 class Grant:
     """The part of the GPUs that a lease has.
 
-    number       number of the lease, which is that of its request
+    number       number of the lease, which is also the number of its request
     gpu_uuids    UUIDs of the GPUs, in the order in which programs see them
     mig_uuids    UUIDs of the MIG devices, in the same order. Empty for a quota
     tenant       name of the vGPU tenant, or None for MIG

@@ -48,7 +48,7 @@ def pod_account(name: str) -> str:
 def job_account(job: str, user: str) -> str:
     """Return the text in place of an account for the lease of a Slurm job.
 
-    The text has a slash, like that of a pod.
+    The text has a slash, like the text for a pod.
     """
     return "job:%s/%s" % (user, job)
 

@@ -71,7 +71,7 @@ class Apt(Manager):
         # apt downloads as another user, who needs access to the folder.
         private.chmod(0o755)
         (private / "lists" / "partial").mkdir(parents=True)
-        # Link the host's own sources, pins and lists, except those of this role.
+        # Link the host's own sources, pins and lists, except the files that this role writes.
         for kind, folder in _FOLDERS:
             (private / kind).mkdir()
             for path in Path(folder).glob("*"):
@@ -131,7 +131,7 @@ class Apt(Manager):
     ) -> Transaction:
         """Return the changes of an installation that also removes the unwanted packages.
 
-        `packages` are those of the host. `pins` is the text of APT's file of pins. Raises PlanError.
+        `packages` are the host's packages. `pins` is the text of APT's file of pins. Raises PlanError.
         """
         if pins and self._private:
             (self._private / "preferences" / self.owner.name).write_text(pins)

@@ -19,7 +19,7 @@ _KEYRINGS = {"apt": "/etc/apt/keyrings/%s.gpg", "dnf": "/etc/pki/rpm-gpg/RPM-GPG
 class Owner:
     """The role that installs packages of a vendor.
 
-    `role` is the prefix of the role's variables, and `name` that of its files. `what` is the software in words, such as
+    The role's variables start with `role`, and its files start with `name`. `what` is the software in words, such as
     "the driver". `vendor` is a word in the names of the vendor's packages, such as "nvidia".
     """
 

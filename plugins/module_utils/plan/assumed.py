@@ -16,8 +16,8 @@ MIB = 1 << 20
 def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None = None) -> tuple[Gpu, ...]:
     """Return empty GPUs of these catalogue models, in the default modes.
 
-    UUIDs and PCI addresses are placeholders that no selector matches. The name of a GPU is that of its model's first
-    board. Raises CatalogueError for an unknown key.
+    UUIDs and PCI addresses are placeholders that no selector matches. A GPU has the name of its model's first board.
+    Raises CatalogueError for an unknown key.
     """
     known = {} if models is None else models
     chosen = [known.get(key) or catalogue.find_model(key) for key in keys]
@@ -27,8 +27,8 @@ def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None 
 def gpus_on_the_bus(devices: Sequence[tuple[str, str]]) -> tuple[Gpu, ...]:
     """Return the GPUs with these PCI addresses and device ids.
 
-    The GPUs are like those of `assumed_gpus`. A device id has four hex digits. Returns an empty tuple if the catalogue
-    lacks one of the ids.
+    The GPUs are like the results of `assumed_gpus`. A device id has four hex digits. Returns an empty tuple if the
+    catalogue lacks one of the ids.
     """
     boards = {
         board.pci_device_id: (model, board.name) for model in catalogue.load_models().values() for board in model.boards

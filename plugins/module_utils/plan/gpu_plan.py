@@ -170,7 +170,7 @@ class Plan:
     def after(self, gpu: GpuPlan) -> str:
         """Return the planned state of a GPU and its services.
 
-        The format is that of `before`.
+        The format is the same as for `before`.
         """
         return ", ".join(filter(None, [gpu.after(), *(part.after(gpu.gpu.uuid) for part in self.parts)]))
 

@@ -203,8 +203,8 @@ def _shown(text: str) -> str:
 def test(node: str, candidate: str, lines: Sequence[str] | None) -> None:
     """Let slurmd of this host read files, before the daemons use them.
 
-    Raises SlurmFilesError with slurmd's message. `candidate` is a result of `Files.plan`. If `lines` is None, the lines of
-    gres.conf are those of the former devices, so that their number is not checked.
+    Raises SlurmFilesError with slurmd's message. `candidate` is a result of `Files.plan`. If `lines` is None, the lines
+    of gres.conf still describe the former devices, so their number is not checked.
     """
     texts = unpacked(candidate)
     with tempfile.TemporaryDirectory(prefix="openfleet-slurm-") as folder:

@@ -78,7 +78,7 @@ def device_files(device: Device, nodes: DeviceNodes) -> tuple[str, ...]:
 def mig_devices(gpu: Gpu) -> list[Device]:
     """Return the MIG devices of a GPU in the order of gres.conf.
 
-    Large profiles come first, then the order is that of the placements.
+    Large profiles come first. Devices of one profile are in the order of their placements.
     """
     whole = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
     found = []

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read this host's Slurm node: its version, its GRES and the jobs that hold them.
 
-The values are those of slurmctld. The device nodes of the GPUs are read from files of the driver.
+The values come from slurmctld. The device nodes of the GPUs are read from files of the driver.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ _UNTYPED = re.compile(r"gres[:/]gpu(?:[:=][0-9]+[KMGTP]?)?(?:,|$)", re.IGNORECAS
 def pad_problem(run: Run, partitions: str, configured: Mapping[str, str]) -> str:
     """Return why a job could get a pad of a node.
 
-    Returns an empty text if the cluster refuses all such requests. `partitions` are those of the node, separated by commas.
-    Nothing is submitted.
+    Returns an empty text if the cluster refuses all such requests. `partitions` are the node's partitions, separated by
+    commas. Nothing is submitted.
     """
     if configured.get("JobSubmitPlugins", "(null)") == "(null)":
         return "no job_submit plugin refuses requests for GPUs without a type"

@@ -59,7 +59,7 @@ class Lender(Protocol):
     def grant(self, number: int, text: str | None, host: Host, nodes: DeviceNodes) -> Grant | None:
         """Return the grant of a lease, or None if it has no part.
 
-        The devices are those of the part only. Raises LeaseError if a part is gone.
+        The grant has only the devices of this part. Raises LeaseError if a part is gone.
         """
 
     def settle(self, host: Host) -> None:

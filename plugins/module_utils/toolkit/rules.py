@@ -45,7 +45,7 @@ REFRESH_PATH, REFRESH_SERVICE = "nvidia-cdi-refresh.path", "nvidia-cdi-refresh.s
 _UNIT_AND_DROP_IN_SINCE = (1, 18)
 
 #: Engines that nvidia-ctk can configure, and Podman, which reads specifications without configuration. The drop-in of
-#: containerd is in its default folder (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1407), that of CRI-O in
+#: containerd is in its default folder (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1407), and CRI-O's is in
 #: the folder from crio.conf.d(5).
 ENGINES = (
     Engine("docker", "dockerd", "docker.service", "/etc/docker/daemon.json"),

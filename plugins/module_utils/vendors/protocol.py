@@ -144,7 +144,7 @@ class Divider(Protocol):
     def differences(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """Return the differences between two values of `observed_data`.
 
-        The first list has the differences of the device, and the second those of its parts.
+        The first list has the differences of the device, and the second has the differences of its parts.
         """
 
 

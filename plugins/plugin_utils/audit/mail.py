@@ -20,7 +20,7 @@ _PORTS = {PLAIN: 25, STARTTLS: 587, TLS: 465}
 class MailServer:
     """A mail server: its address (host:port), encryption and login.
 
-    `ca_file` has the certificates of the authority. If it is empty, those of the system apply.
+    `ca_file` has the certificates of the authority. If it is empty, the system's certificates apply.
     """
 
     address: str

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Determine the files and packages that the hosts of an inventory need.
 
-The rules are those of the roles. Nothing is written or fetched here. The only files that are read are the hashes that the
-collection ships.
+The rules are the same as in the roles. Nothing is written or fetched here. The only files that are read are the hashes
+that the collection ships.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ...module_utils.hardware.model_readings import Readings
 from .outcome import DIFFERS, PASSED, Check, compared, not_run
 
 _SMI = "nvidia-smi"
-#: Names in /proc/devices for two major numbers: that of the driver, and that of the driver's capabilities.
+#: Names in /proc/devices for two major numbers: the driver's, and the driver's capabilities'.
 _MAJORS, _CAP_MAJORS = ("nvidia", "nvidia-frontend"), ("nvidia-caps",)
 #: Parameters of the rule for the capability minors of a GPU:
 #: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#device-nodes-and-capabilities

@@ -47,7 +47,7 @@ def models_of(reading: Mapping[str, Any], files: Sequence[ModelFile]) -> tuple[l
 
 
 def checks(reading: Mapping[str, Any], other: Mapping[str, Any] | None, reason: str) -> list[Check]:
-    """Return the checks that compare the readings with those of simulated GPUs.
+    """Return the checks that compare the readings with simulated GPUs.
 
     If there are no readings of simulated GPUs, one check that was not run is returned, with the reason.
     """

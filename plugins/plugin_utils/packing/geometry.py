@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check what fits on one GPU.
 
-The rules are those of the MIG planner (techniques/mig/fit). The sizes are from the catalogue.
+The MIG planner (techniques/mig/fit) has the same rules. The sizes are from the catalogue.
 """
 
 from __future__ import annotations

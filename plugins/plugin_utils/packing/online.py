@@ -24,7 +24,7 @@ from .model import PackingError
 
 #: Free thousandths of an unused GPU.
 WHOLE = 1000
-#: Weight of stranded shares. Chosen on request lists other than those of the published table.
+#: Weight of stranded shares. Chosen on request lists that are not in the published table.
 STRANDED = 0.5
 #: Weight of the share that stays free on the chosen GPU. It decides between places with equal losses.
 FULLEST = 1e-6
@@ -146,7 +146,7 @@ class Online:
         )
 
     def _current(self, demand: Demand) -> _Scores:
-        """Return the losses of all hosts. Only those of changed hosts are computed."""
+        """Return the losses of all hosts. Only the values of changed hosts are computed."""
         scores = self._scores.get(demand)
         if scores is None:
             scores = self._scores[demand] = _Scores(len(self._hosts))

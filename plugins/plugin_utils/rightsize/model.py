@@ -302,7 +302,8 @@ class Proposal:
     notes: tuple[str, ...] = ()
     #: Steps that apply the proposal, in order.
     steps: tuple[Step, ...] = ()
-    #: Sums of the ledger by class, today and with the proposal. GPU hours are those of the window, and 0 with the proposal.
+    #: Sums of the ledger by class, today and with the proposal. GPU hours are counted in the window, and are 0 with the
+    #: proposal.
     ledger_today: Mapping[str, Sum] = field(default_factory=dict)
     ledger_then: Mapping[str, Sum] = field(default_factory=dict)
     #: How often a resized workload may exceed its memory, as a sentence. Empty if no workload is sized.

@@ -139,7 +139,7 @@ def _place(finding: Finding) -> tuple[str, str, str]:
 def _holders(host: str, state: Mapping[str, Any]):
     """Yield (place as text, place, holder).
 
-    If a GPU has instances, the holders of the instances are yielded instead of those of the GPU.
+    If a GPU has instances, the instances' holders are yielded instead of the GPU's holders.
     """
     for gpu in state.get("gpus") or ():
         instances = (gpu.get("mig") or {}).get("instances") or ()

@@ -37,7 +37,7 @@ def memory_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -
     """Return (n, bins): the probabilities of memory use, in bins of BIN_BYTES.
 
     Row i has the probabilities that workload i uses 0, 1, 2, … bins at a moment. They mix the samples of the workload
-    with those of the fleet. To make the fleet's samples comparable, each sample is divided by the median of its
+    with the samples of the fleet. To make the fleet's samples comparable, each sample is divided by the median of its
     workload and multiplied by the median of workload i. The weight of the workload's own samples is days / (days +
     `prior_days`). The drift is added to all samples. No sample exceeds the memory of the workload's current card.
     """

@@ -47,7 +47,7 @@ class Evidence:
 def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
     """Return the evidence of each workload, in the order of the fleet.
 
-    Policy has the minimum amounts, which are those of KRR.
+    Policy has the minimum amounts, which are the same as in KRR.
     """
     complete = ~np.isnan(fleet.duty) & ~np.isnan(fleet.memory)
     hours = np.floor(fleet.times / 3600).astype(int) % _HOURS

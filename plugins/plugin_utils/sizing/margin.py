@@ -78,7 +78,7 @@ def cycles(duty: np.ndarray, step: float, policy: Policy) -> np.ndarray:
 
 
 def excesses(memory: np.ndarray) -> np.ndarray:
-    """Return the maximum of one part of a history divided by that of the other.
+    """Divide the maximum of one part of a history by the maximum of the other.
 
     The result has a value for each history, cut and direction. `memory` is (n, t) bytes. A part without memory use
     is not compared.

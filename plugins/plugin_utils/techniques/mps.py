@@ -47,7 +47,7 @@ class FleetMps(FleetTechnique):
         return most_clients(compute_capability, None)
 
     def part(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return the daemon of a GPU. Its limits are those of the largest client."""
+        """Return the daemon of a GPU. It gets the limits of the largest client."""
         memory, percent = max(p.size.memory_mib for p in parts), max(1, *(p.size.sm_percent for p in parts))
         daemon: dict[str, Any] = {
             "name": "gpu%d" % parts[0].gpu_index,

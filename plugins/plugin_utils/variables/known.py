@@ -40,7 +40,7 @@ class Variable:
 
 @lru_cache(maxsize=None)
 def variables() -> dict[str, Variable]:
-    """Return all variables by name. Variables of roles are before those of playbooks."""
+    """Return all variables by name. Variables of roles come first."""
     found: dict[str, Variable] = {}
     for owner, options in _specs():
         for name, option in options.items():

@@ -45,7 +45,7 @@ def bounds_of(name: str) -> tuple[int, int]:
 
 
 def waves(value: Any, name: str) -> None:
-    """Check the sizes of waves. The format is that of `serial` in a play."""
+    """Check the sizes of waves. The format is the same as for `serial` in a play."""
     cure = 'Use numbers of hosts from 1, and percentages from 1%% to 100%%: %s: [1, "25%%", "100%%"].' % name
     sizes = value if isinstance(value, (list, tuple)) else [value]
     if not sizes:

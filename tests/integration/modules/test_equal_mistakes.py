@@ -59,7 +59,7 @@ def fleet(host, library, tmp_path):
 def play(fleet, variables, *arguments):
     """Run site.yml with variables of the group gpu_hosts."""
     hosts = {name: fleet.variables(name, None) for name in HOSTS}
-    # These variables of the simulated hosts must not override those of the group.
+    # These variables of the simulated hosts must not override the group's variables.
     for own in hosts.values():
         for name in variables:
             own.pop(name, None)

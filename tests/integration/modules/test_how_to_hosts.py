@@ -176,7 +176,7 @@ def test_ansible_pull(host, library, tmp_path):
             **site.environment,
             "PATH": f"{Path(sys.executable).parent}:{site.environment['PATH']}",
             "ANSIBLE_COLLECTIONS_PATH": str(Path("collections").resolve()),
-            # The address of the page is that of this repository.
+            # The page has the address of this repository.
             "GIT_CONFIG_COUNT": "1",
             "GIT_CONFIG_KEY_0": f"url.{site.folder}.insteadOf",
             "GIT_CONFIG_VALUE_0": "https://git.example.org/inventory.git",

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Let pods take leases of a host, also while the lease service fails or dies.
 
-The requests are those of the kubelet's plugin. The kubelet repeats each request until it succeeds. The test states the
-identity of the plugin, which a host reads from the kernel. All other parts are real, with a simulated driver.
+The tests send the same requests as the kubelet's plugin. The kubelet repeats each request until it succeeds. The test
+states the identity of the plugin, which a host reads from the kernel. All other parts are real, with a simulated
+driver.
 """
 
 from __future__ import annotations

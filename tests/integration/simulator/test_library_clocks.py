@@ -141,7 +141,7 @@ def test_graphics_clocks_are_listed_for_each_memory_clock(simulator, nvml):
     "architecture, highest, first", [(10, 2062, [2062, 2055, 2047, 2040]), (5, 1530, [1530, 1522, 1515])]
 )
 def test_graphics_clocks_of_volta_and_blackwell_have_smaller_steps(simulator, nvml, architecture, highest, first):
-    """Check that the lists end like those of a GB200, with 127 and 120."""
+    """Check that the lists end with 127 and 120, like on a GB200."""
     gpu = lay_out(simulator, nvml, architecture=architecture, supported_clocks=f"2619:120-{highest}")
     found = nvml.nvmlDeviceGetSupportedGraphicsClocks(gpu, MEMORY_MAXIMUM)
     assert (found[: len(first)], found[-2:]) == (first, [127, 120])

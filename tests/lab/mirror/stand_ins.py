@@ -220,7 +220,7 @@ STAND_INS = (
 def headers(kernel: str) -> StandIn:
     """Return a package with the headers of the kernel that lab hosts run on.
 
-    The kernel is that of the machine below, and no archive has its headers.
+    The kernel belongs to the machine below, and no archive has its headers.
     """
     folder = "usr/src/linux-headers-%s/" % kernel
     return StandIn(

@@ -81,8 +81,8 @@ def daemon(name: str, what: str, besides: str = "", requires: tuple[str, ...] = 
     )
 
 
-# RPM runs the new package's scriptlets before those of the old package. So the new module is built before the old one
-# is removed.
+# RPM runs the new package's scriptlets before the old package's scriptlets. So the new module is built before the old
+# one is removed.
 BUILD = "dkms add -m nvidia -v {version} || true\ndkms install --force -m nvidia -v {version} -k $(uname -r)"
 UNBUILD = "dkms remove -m nvidia -v {version} --all || true"
 

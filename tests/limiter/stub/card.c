@@ -147,7 +147,7 @@ static int group_index(void)
     return STUB_MAX_GROUPS - 1;
 }
 
-/* NVML reports host pids. If /proc is that of the host, its pids are host pids even within a pid namespace. */
+/* NVML reports host pids. If this is the host's /proc, its pids are host pids even within a pid namespace. */
 static int pid_of_host(void)
 {
     char text[16];

@@ -71,7 +71,7 @@ EXPORT CUresult cuInit(unsigned int flags)
     return result;
 }
 
-/* A callback like that of a profiler (CUPTI). Each entry point calls it in the calling thread. It may call the
+/* A callback like a profiler's (CUPTI). Each entry point calls it in the calling thread. It may call the
  * driver. */
 static void (*subscriber)(void);
 

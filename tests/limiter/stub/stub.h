@@ -102,7 +102,7 @@ uint64_t stub_graph_nanoseconds(CUgraphExec exec);
 
 /* --- gpu.c --- */
 
-/* Return a stream's GPU (for default streams, that of the current context), or -1. */
+/* Return a stream's GPU (for default streams, the GPU of the current context), or -1. */
 int stub_stream_gpu(CUstream stream);
 /* Return the graph that a stream is captured into, or NULL. */
 CUgraph stub_stream_graph(CUstream stream);

@@ -44,7 +44,7 @@ SHARED = {"layout": OF_LAYOUTS, "state": {"state_directory"}, "audit": OF_AUDITS
 
 
 def documented_options(module):
-    """Return a module's documented options and those of its documentation fragments."""
+    """Return a module's options, with the options of its documentation fragments."""
     documentation = yaml.safe_load(module.DOCUMENTATION)
     found = dict(documentation.get("options", {}))
     for name in documentation.get("extends_documentation_fragment", []):

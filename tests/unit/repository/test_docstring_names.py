@@ -120,7 +120,7 @@ class Names:
         return None
 
     def _inherited(self, owner: str) -> set[str]:
-        """Return the members of a module, package or class, with those of base classes."""
+        """Return the members of a module, package or class, with inherited members."""
         found, queue = set(), [owner]
         seen = set(queue)
         while queue:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The folders of tests/unit mirror those of the repository."""
+"""The folders of tests/unit mirror the repository's folders."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ WRITTEN = [
 
 @pytest.fixture(scope="module")
 def bare(lab_host):
-    """Return the image's Debian packages whose names are like those of the driver."""
+    """Return the image's Debian packages that are named like driver packages."""
     return set(lab_host(BOARD).check_output(TRACES).splitlines())
 
 

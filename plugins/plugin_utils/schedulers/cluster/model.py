@@ -41,7 +41,7 @@ class Request:
 def members(rows: Sequence[Mapping[str, Any]], host: str) -> tuple[tuple[Member, ...], tuple[str, ...]]:
     """Return the hosts in the same cluster as `host`, and problems.
 
-    The problems are those of the hosts' variables.
+    The problems are in the hosts' variables.
     `rows` are the variables of all hosts of the inventory that are Kubernetes nodes.
     """
     by_name = {row["inventory_hostname"]: row for row in rows}

@@ -36,7 +36,7 @@ _SHARING = {Turns: "timeSlicing", Clients: "mps"}
 GPU_RESOURCE = "nvidia.com/gpu"
 # Node label that selects a key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
-# Root directory of MPS. If this setting is missing, a plugin that uses MPS exits. The value is that of the plugin's
+# Root directory of MPS. If this setting is missing, a plugin that uses MPS exits. The value comes from the plugin's
 # Helm chart.
 _MPS_ROOT = "/run/nvidia/mps"
 # Minimum number of replicas that the plugin accepts.

@@ -126,7 +126,7 @@ def _job_gres(rows: Sequence[Mapping[str, Any]] | None) -> tuple[tuple[str, int,
 
 
 def removal(node: Mapping[str, Any], host: str) -> dict[str, Any]:
-    """Return a result like that of `answer` for a node that gives up its GPU GRES."""
+    """Return a result like `answer` does, for a node that gives up its GPU GRES."""
     name = host or "this host"
     empty = {"problems": [], "checked": True, "plan": [], "config": {}, **_NOTHING}
     try:
@@ -151,7 +151,7 @@ def _record(
 
     The recorded devices are returned if they match the GRES of the node. Otherwise, the devices are read from
     gres.conf. The record is preferred: if a run was interrupted after it changed the layout, the files in gres.conf may
-    be those of new devices.
+    now belong to new devices.
     """
     rows = [(row["type"], row.get("uuid") or "") for row in info.get("recorded") or ()]
     return in_order(rows, current.gres) or record(info.get("gres_conf") or (), info["node"], current.gres, gpus, nodes)

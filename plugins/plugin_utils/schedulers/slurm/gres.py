@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parse and format the GRES of a node.
 
-The format is that of `Gres=` in slurm.conf and in `scontrol show node`:
+The format is the same as for `Gres=` in slurm.conf and in `scontrol show node`:
 
 https://slurm.schedmd.com/slurm.conf.html (Gres) and https://slurm.schedmd.com/gres.html.
 """

@@ -21,7 +21,7 @@ _PAD = re.compile(PAD + "[0-9]*")
 
 
 def is_pad(kind: str) -> bool:
-    """Return whether a GRES type is that of pads."""
+    """Return whether this GRES type is used for pads."""
     return bool(_PAD.fullmatch(kind))
 
 
@@ -42,7 +42,7 @@ def ordered(devices: Sequence[Device], total: int, fixed: Mapping[int, Device]) 
     """Return an order of `total` numbers with all devices, or None if none exists.
 
     `fixed` are devices that must have the given numbers. All of them are also in `devices`. Without fixed devices, the
-    order is that of `devices`, followed by the pads.
+    result has `devices` in their order, then the pads.
     """
     kinds = list(dict.fromkeys(device.type for device in devices))
     groups = {kind: [device for device in devices if device.type == kind] for kind in kinds}

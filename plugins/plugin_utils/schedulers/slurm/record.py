@@ -26,7 +26,7 @@ def record(
     """Return type and UUID of each device by number.
 
     `lines` are the lines of gres.conf about gres/gpu of the node, `gres` its current GRES, and `nodes` its device
-    nodes. The UUID is empty if the files in a line are not those of a current device. Returns an empty tuple if the
+    nodes. The UUID is empty if no current device has the files in a line. Returns an empty tuple if the
     lines do not list the devices. AutoDetect is an example.
     """
     devices = [device for gpu in gpus for device in all_devices(gpu)]
@@ -42,7 +42,7 @@ def record(
 def in_order(devices: Sequence[tuple[str, str]], gres: Sequence[Gres]) -> tuple[tuple[str, str], ...]:
     """Return devices in the order of their numbers.
 
-    Returns an empty tuple if the types of the devices differ from those of `gres`.
+    Returns an empty tuple if the devices' types differ from the types in `gres`.
     """
     counts = [(each.type, each.count) for each in gres if each.name == GPU]
     kinds = [kind for kind, _uuid in devices]

@@ -47,7 +47,7 @@ class ControlError(FleetError):
 
 
 class Control:
-    """Control calls of one simulated library. Units and codes are those of gpusim.h."""
+    """Control calls of one simulated library. Units and codes are defined in gpusim.h."""
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path or os.environ.get("GPUSIM_LIBRARY") or LIBRARY_PATH

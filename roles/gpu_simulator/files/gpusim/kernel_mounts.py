@@ -26,7 +26,7 @@ READ_BY_ALL = 0o444
 
 
 def write(state: dict[str, Any], root: Path) -> list[str]:
-    """Write the files of a host below `root`, and remove those of former instances.
+    """Write a host's files below `root`, and remove files of former instances.
 
     Return what was omitted, with reasons. `state` is the output of `gpusim show --json`. Requires root. Raises
     FleetError.

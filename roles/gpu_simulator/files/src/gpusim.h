@@ -225,7 +225,7 @@ int gpusimDetach(int pid);
 /*
  * Raises an Xid event on a GPU, or on one of its instances (-1: the whole GPU, the whole GPU instance).
  * Every event set with nvmlEventTypeXidCriticalError on the GPU receives it once, in all processes.
- * Only root's sets receive those of an instance (nvml.h, nvmlEventSetWait_v2). A client that does not
+ * Only root's sets receive the events of an instance (nvml.h, nvmlEventSetWait_v2). A client that does not
  * read 128 events loses the oldest. `number` starts at 1 (NVIDIA's table of Xid errors).
  */
 int gpusimXid(int gpu, int gpu_instance, int compute_instance, unsigned number);

@@ -326,7 +326,7 @@ def test_dnf_gets_the_versionlock_plugin_if_missing():
 
 
 def test_locks_of_dnf():
-    """Compare the locks with those of NVIDIA's page on version locking.
+    """Compare the locks with the locks on NVIDIA's page on version locking.
 
     Source: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/version-locking.html
     """

@@ -93,8 +93,8 @@ def test_other_nodes_hold_nothing(dev, find):
 
 
 def test_capability_holds_only_its_instance(dev, find):
-    # In NVIDIA's guide, the device of gpu3/gi3/ci3 has number 439 and that of gpu6/gi11/ci5 has 918. By the same rule,
-    # 156 is gpu1/gi2 and 157 is gpu1/gi2/ci0.
+    # In NVIDIA's guide, the device of gpu3/gi3/ci3 has number 439 and the device of gpu6/gi11/ci5 has 918. By the same
+    # rule, 156 is gpu1/gi2 and 157 is gpu1/gi2/ci0.
     for minor in (156, 157):
         (dev / "nvidia-caps" / ("nvidia-cap%d" % minor)).touch()
     with opened(dev / "nvidia1", *(dev / "nvidia-caps" / ("nvidia-cap%d" % m) for m in (156, 157))) as process:

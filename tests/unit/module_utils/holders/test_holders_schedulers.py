@@ -282,7 +282,7 @@ CLAIM = "067798be-454e-4be4-9047-1aa06aea63f7"
 def claimed(*devices, driver="gpu.nvidia.com"):
     """Return the kubelet's DRA checkpoint.
 
-    The format is that of kubernetes/kubernetes pkg/kubelet/cm/dra/state since 1.32.
+    The format comes from kubernetes/kubernetes pkg/kubelet/cm/dra/state since 1.32.
     """
     listed = [
         {"PoolName": "n1", "DeviceName": d, "RequestNames": ["r"], "CDIDeviceIDs": ["k8s.x/d=" + d]} for d in devices

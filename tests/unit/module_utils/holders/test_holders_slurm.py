@@ -138,7 +138,7 @@ def test_listed_devices_determine_the_instances_of_a_job(jobs, listed):
         (DEVICE_ROWS, {"boot": "boot-0"}),
         (DEVICE_ROWS, {"node": "gpu-b"}),
         (DEVICE_ROWS, {"mode": 0o666}),
-        # The types of these devices differ from those of the node, so slurmd does not use them.
+        # These devices' types differ from the node's types, so slurmd does not use the devices.
         (DEVICE_ROWS[:-1], {}),
         ((DEVICE_ROWS[1], DEVICE_ROWS[0], *DEVICE_ROWS[2:]), {}),
         # The list has no UUID for the job's device because it is changing, or it has the UUID of a missing device.

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the kubelet's policies from files like those of a host."""
+"""Read the kubelet's policies from files like on a host."""
 
 from __future__ import annotations
 

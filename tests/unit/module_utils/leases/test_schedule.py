@@ -347,7 +347,7 @@ class Hours:
                 assert len(units) == len(set(units))
 
     def order(self):
-        """Check that of two equal requests, the earlier request starts first."""
+        """Check that the earlier one of two equal requests starts first."""
         bookings = self.schedule.waiting
         for number, first in enumerate(bookings):
             for later in bookings[number + 1 :]:

@@ -152,7 +152,7 @@ def test_real_key_rings_are_read_like_gpg():
         told = subprocess.run(
             ["gpg", "--show-keys", "--with-colons", str(ring)], capture_output=True, text=True, check=True
         )
-        # gpg prints a part for each key, in which the first fingerprint is that of the primary key.
+        # gpg prints a part for each key, which starts with the primary key's fingerprint.
         parts = ("\n" + told.stdout).split("\npub:")[1:]
         primary = [part.split("\nfpr:")[1].split(":")[8] for part in parts]
         assert sorted(openpgp.fingerprints(ring.read_bytes())) == sorted(primary)

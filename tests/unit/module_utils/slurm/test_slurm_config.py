@@ -91,7 +91,7 @@ def test_unknown_lines_are_kept():
         ({"slurm": f"Include {NODES}\nInclude more.conf\n", "more.conf": NODE_LINE}, "more.conf line 1", "Move the line"),
         ({"nodes": ""}, NODES, "slurmd -C"),
         ({"nodes": "NodeName=gpu-[1-3],gpu-a CPUs=1\n"}, f"{NODES} line 1", "one line for each node"),
-        # Devices that slurmd would add to those of the layout.
+        # Devices that slurmd would add to the layout's devices.
         ({"gres": f"Include {GRES}\nName=gpu File=/dev/nvidia0\n"}, "gres.conf line 2", "with NodeName=gpu-a in front"),
         ({"gres": f"Include {GRES}\nNodeName=gpu-a Name=gpu File=/dev/nvidia0\n"}, "gres.conf line 2", "Move the line"),
         ({"gres": f"Include {GRES}\nNodeName=gpu-a AutoDetect=nvml\n"}, "gres.conf line 2", "Move the line"),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The host's Slurm node as the module slurm_info returns it.
 
-The answers of Slurm's tools are those of Slurm 22.05 and 24.11.
+The tools' answers have the formats of Slurm 22.05 and 24.11.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ PAD = GPU_LINE + "Type=pad MultipleFiles=/dev/nvidia-caps/nvidia-cap1,/dev/nvidi
 def cap(instance):
     """Return the capability number of an instance of GPU 0.
 
-    The next number is that of its compute instance.
+    The next number belongs to its compute instance.
     """
     return 100 + 10 * instance
 

@@ -158,7 +158,7 @@ def least_churn(model, count, today, wanted):
 def _gpu_churn(model, number, here, names, wanted, home):
     """Return (1 if in use, unmoved workloads, destroyed instances) of one GPU.
 
-    The numbers are those of the best placement of these workloads. If no placement exists, the result is None.
+    The numbers describe the best placement of these workloads. If no placement exists, the result is None.
     """
     if not names:
         return (0, 0, len(here))

@@ -253,7 +253,7 @@ def left(states, held_hours=None, **more):
 def test_new_holder_has_no_history():
     words = "it runs for less than 24 h, and earlier history belongs to others"
     assert left(began(23)) == left(began(25), held_hours=12) == left(began(25), held_hours=0) == words
-    # The age is that of the oldest process, because workers are restarted.
+    # The oldest process gives the age, because workers are restarted.
     assert left(began(1, 25)) == left(began(25), held_hours=24) == left(state(gpu("a", 0, H100, "x.service"))) == ""
 
 

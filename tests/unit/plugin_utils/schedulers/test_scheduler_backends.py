@@ -141,7 +141,7 @@ def test_a_backend_that_writes_labels_can_remove_them(key):
 
 
 def test_a_backend_without_a_config_map_restarts_no_plugin():
-    # The role's default namespace and default selector are those of NVIDIA's device plugin.
+    # The role has the same default namespace and default selector as NVIDIA's device plugin.
     offer = {"labels": Counted.fixed_labels, "config_name": "", "config": {}, "resources": {"example.com/gpu": 2}}
     place = Place("n1", "ns", "cm")
     node = {"metadata": {"name": "n1", "labels": {}}, "status": {"allocatable": {"example.com/gpu": "1"}}}
