@@ -49,17 +49,26 @@ def test_a_finding_leads_to_its_host(show):
     assert shown(page, ".host h2") == [place.split()[0]]
 
 
-def test_first_table_names_the_most_expensive_workloads_and_their_owners(show):
+def test_headlines_say_what_to_take_back_from_whom(show):
     page = show(page_fleet.usual())
+    # On each of three hosts, the container of bob has no process on one GPU. Alice's unit works elsewhere on the host.
+    stop, ask, resize, free = (" ".join(text.split()) for text in shown(page, ".headlines .tile"))
+    assert stop.startswith("Stop 3 GPUs") and stop.endswith("bob 3")
+    assert ask.startswith("Ask about ") and "alice" in ask and "bob" not in ask
+    assert resize.startswith("Resize to save ") and free.endswith("per month")
     assert shown(page, "h2")[0] == "Take back first"
-    # One GPU on each of three hosts is idle under alice's unit, and one under bob's container.
-    owners = shown(page, "#take [data-name=owner]")[:6]
-    assert sorted(owners) == ["alice, vision, vision@example.org"] * 3 + ["bob, notebooks, #notebooks"] * 3
-    assert set(shown(page, "#take tbody td:first-child")[:6]) == {"idle"}
-    advice = dict(zip(owners, shown(page, "#take [data-name='what to do']")))
+
+
+def test_first_table_has_what_a_message_to_an_owner_needs(show):
+    page = show(page_fleet.usual())
+    rows = page.locator("#take tbody").first.locator("tr:not(.action)")
+    assert [" ".join(text.split()) for text in rows.all_inner_texts()] == [
+        "bob notebooks, #notebooks container jupyter-bob gpu-%04d gpu 1 no process for 14 days 1 GPU 1,753 EUR" % number
+        for number in range(3)
+    ]
+    reasons = dict(zip(shown(page, "#take td.why"), shown(page, "#take td.owner")))
     # Alice's unit works on other GPUs of its host, so a stop would end its work.
-    assert advice["alice, vision, vision@example.org"].endswith("it is not stopped.")
-    assert advice["bob, notebooks, #notebooks"].startswith("Stop it.")
+    assert reasons["it works on other GPUs, so it is not stopped"] == "alice"
 
 
 def test_names_are_told_in_full_where_there_is_little_room(show):

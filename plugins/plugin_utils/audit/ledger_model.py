@@ -34,13 +34,6 @@ CLASS_MEANINGS = {
     UNHEALTHY: "The GPU failed, or errors slow it down.",
     UNKNOWN: "There are too few or contradicting samples.",
 }
-#: Advice about the classes that are reserved and unused.
-CLASS_ADVICE = {
-    IDLE: "Stop it. rightsize.yml lists it, and stops it on request.",
-    RESIZABLE: "Give it a smaller part. rightsize.yml proposes one.",
-    STANDBY: "Ask its owner: it waits for clients.",
-    STALLED: "Ask its owner: it looks hung.",
-}
 
 
 #: Units of GPUs and of GPU hours in rows, as parts of one. Whole numbers of units add up without errors.

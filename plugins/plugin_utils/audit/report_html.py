@@ -19,13 +19,10 @@ import jinja2
 
 from ..counted import counted
 from .ledger_model import (
-    CLASS_ADVICE,
     CLASS_MEANINGS,
     HEADLINES,
-    IDLE,
     NOT_ASSIGNED,
     RESERVED_UNUSED,
-    WORKING,
     Ledger,
     Row,
     Sum,
@@ -33,6 +30,7 @@ from .ledger_model import (
 )
 from .model import ASKING, MEANINGS, WORDS, Audit, Day, Finding, Stat
 from .report_json import summary, sums
+from .take_back import ASK, RESIZE, STOP, actions, total_of
 from .workload_model import OwnerTotal, OwnerTotals
 from .write_line import gpus, line, money
 
@@ -42,10 +40,19 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _TOP = 100
 #: Maximum number of accounts, of users and of jobs on the page. The JSON file has more.
 _ROWS_OF_USE = 50
-#: Maximum number of rows in the first table, which must be readable in a minute.
+#: Maximum number of workloads for each action in the first table, which must be readable in a minute.
 _ROWS_TO_TAKE = 10
-#: Advice about an idle part of a workload that uses another part. Stopping it would end its work.
-_WORKS = "Ask its owner: it works on other GPUs, so it is not stopped."
+#: Headings of the actions, and how to do them.
+_HEADINGS = {STOP: "Stop", ASK: "Ask about", RESIZE: "Resize to save"}
+_ADVICE = {
+    STOP: "Stop: ansible-playbook -i INVENTORY openfleet.gpu.rightsize -e gpu_rightsize_dir=DIRECTORY "
+    "-e gpu_rightsize_reclaim=act notifies the owners, and stops what is still idle after the notice period. "
+    "Without the last option it only lists.",
+    ASK: "Ask: no command stops these workloads.",
+    RESIZE: "Resize: ansible-playbook -i INVENTORY openfleet.gpu.rightsize -e gpu_rightsize_dir=DIRECTORY proposes the sizes.",
+}
+#: Maximum number of users in a headline.
+_USERS = 5
 #: Maximum number of teams, of users and of workloads on the page. The CSV file has all workloads.
 _ROWS_OF_OWNERS = 20
 #: Maximum number of hosts in the table of GPUs that are not assigned.
@@ -102,12 +109,18 @@ def to_text(audit: Audit) -> str:
             not_assigned=(by_host := _not_assigned(audit.ledger)),
             more_free=_more_free(by_host[_HOSTS_OF_FREE:]),
             owners=_owners(audit.owners),
-            take=_take_back(audit.ledger),
+            take=actions(audit.ledger, audit.findings),
+            total_of=total_of,
+            headings=_HEADINGS,
+            advice=_ADVICE,
+            most_rows=_ROWS_TO_TAKE,
+            most_users=_USERS,
             owner_sum=_owner_sum,
             gpus=gpus,
             most_hosts=_HOSTS_OF_FREE,
             hosts=hosts,
             pages={host["name"]: host["id"] for host in hosts},
+            shorts={host["name"]: host["short"] for host in hosts},
             chart=_chart(audit.history),
             money=lambda amount: money(amount, audit.currency),
             bar=_bar,
@@ -123,35 +136,6 @@ def _reserved(book: Ledger) -> dict[str, Sum]:
         if row.finding and row.gpus and row.word in RESERVED_UNUSED:
             rows.setdefault(row.finding, []).append(row)
     return {name: sum_of(of_finding) for name, of_finding in rows.items()}
-
-
-def _take_back(book: Ledger) -> dict[str, Any]:
-    """Return the reserved and unused parts by workload and class.
-
-    The most expensive are first. `rest` is the sum of the omitted ones.
-    """
-    busy = {row.owner for row in book.rows if row.owner and row.gpus and row.word in WORKING}
-    rows: dict[tuple[str, str], list[Row]] = {}
-    for row in book.rows:
-        if row.gpus and row.word in RESERVED_UNUSED:
-            rows.setdefault((row.word, str(row.owner) if row.owner else row.host), []).append(row)
-    made = [
-        {
-            "word": word,
-            "owner": of_workload[0].owner,
-            "hosts": sorted({row.host for row in of_workload}),
-            "sum": sum_of(of_workload),
-            "advice": _WORKS if word == IDLE and of_workload[0].owner in busy else CLASS_ADVICE[word],
-        }
-        for (word, _name), of_workload in rows.items()
-    ]
-    made.sort(key=lambda one: (-(one["sum"].cost_per_month or 0.0), -one["sum"].gpus, one["hosts"], one["word"]))
-    more = [row for one in made[_ROWS_TO_TAKE:] for row in rows[_take_key(one)]]
-    return {"rows": made[:_ROWS_TO_TAKE], "more": len(made) - _ROWS_TO_TAKE, "rest": sum_of(more)}
-
-
-def _take_key(one: Mapping[str, Any]) -> tuple[str, str]:
-    return (one["word"], str(one["owner"]) if one["owner"] else one["hosts"][0])
 
 
 def _owners(totals: OwnerTotals) -> list[dict[str, Any]]:

@@ -86,4 +86,4 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
 def duration(seconds: float) -> str:
     """Return a duration as text, in hours below two days and in days from two days on."""
     hours = seconds / HOUR_SECONDS
-    return "%.1f days" % (hours / 24) if hours >= 48 else "%.0f h" % hours
+    return "%s days" % ("%.1f" % (hours / 24)).removesuffix(".0") if hours >= 48 else "%.0f h" % hours

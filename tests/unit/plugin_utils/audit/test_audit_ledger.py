@@ -206,6 +206,7 @@ def tables(page):
         rows = [
             [re.sub(r"<[^>]+>", " ", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.S)]
             for row in re.findall(r"<tr[^>]*>(.*?)</tr>", table.partition("<tbody>")[2], re.S)
+            if "<td" in row
         ]
         if rows and rows[-1][0] == "Total":
             yield rows
@@ -275,10 +276,16 @@ def test_rows_of_random_fleets_add_up_to_totals_everywhere(seed):
         assert sum(money_of(found.group(1)) for found in of_hosts if found) == headline
         assert money_of(re.search(r'data-name="%s">(.*?)</td>' % title, index).group(1)) == headline
     # Headlines are the totals of their tables.
-    tiles = re.findall(r'<div class="tile wide"[^>]*><b>(.*?)</b>', page)
+    *actions, free = re.findall(r'<div class="tile wide[^>]*>(.*?)</div>', page, re.S)
     if sums["total"]["cost_per_month"] is not None:
         known = [Decimal(str(sums[name]["cost_per_month"] or 0)) for name in ("reserved_unused", "not_assigned")]
-        assert [money_of(text) for text in tiles] == known
+        assert [sum(map(money_of, actions)), money_of(free)] == known
+        # Each part of the first table adds up to its heading, and has a headline with the same amount.
+        parts = re.findall(r'<tr class="action"><th[^>]*>(.*?)</th></tr>(.*?)</tbody>', page, re.S)
+        assert [money_of(heading) for heading, _rows in parts] == [money_of(text) for text in actions]
+        for heading, rows in parts:
+            amounts = re.findall(r'<td class="money">(.*?)</td>', rows)
+            assert sum(map(money_of, amounts)) == money_of(heading)
         assert money_of(found[-1][-1][-1]) == known[0]
     for name, title in (("reserved_unused", "reserved and unused: "), ("not_assigned", "not assigned: ")):
         if sums[name]["cost_per_month"] is not None:
