@@ -319,6 +319,7 @@ KUBERNETES ?=
 without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
 needs_kubernetes := $(if $(without_kubernetes),,kubernetes-programs image-kubernetes etcd)
 needs_kubernetes-api := $(if $(without_kubernetes),,kubernetes-programs etcd)
+needs_gpu_slurm += $(if $(and $(OPENFLEET_THOROUGH),$(if $(without_kubernetes),,1)),kubernetes-programs etcd)
 needs_trixie := image prometheus-tools $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest-core := $(if $(NEWEST_PYTHON),venv-newest)
 needs_docs := venv-docs

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.simulated_host import ROOT, SimulatedHost
+from tests.integration.simulated_host import SimulatedHost
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes import control_plane
 from tests.kubernetes.go_programs import GoModule
-from tests.kubernetes.node_stand_in import CONFIG_MAP, NAMESPACE
-
-RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
+from tests.kubernetes.node_stand_in import install_plugin, role_account
 
 
 @pytest.fixture(scope="session")
@@ -53,18 +51,12 @@ def library():
 @pytest.fixture(scope="session")
 def kubeconfig(api_server):
     """Create the account of rbac.yml, and return a kubeconfig with its token."""
-    api_server.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    # In a complete cluster, the controller manager creates this account in each namespace.
-    for namespace in (NAMESPACE, "default"):
-        api_server.call("POST", "/api/v1/namespaces/%s/serviceaccounts" % namespace, {"metadata": {"name": "default"}})
-    api_server.kubectl("apply", "-f", str(RBAC))
-    return api_server.kubeconfig_with_token(NAMESPACE, "openfleet-gpu")
+    return role_account(api_server)
 
 
 @pytest.fixture
 def config_map(api_server, kubeconfig):
     """Create the ConfigMap of an installed plugin, and remove it after the test."""
-    path = "/api/v1/namespaces/%s/configmaps" % NAMESPACE
-    api_server.call("POST", path, {"metadata": {"name": CONFIG_MAP}, "data": {"default": "version: v1\n"}})
-    yield "%s/%s" % (path, CONFIG_MAP)
-    api_server.call("DELETE", "%s/%s" % (path, CONFIG_MAP))
+    path = install_plugin(api_server)
+    yield path
+    api_server.call("DELETE", path)

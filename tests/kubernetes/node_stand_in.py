@@ -13,8 +13,9 @@ import http.client
 import json
 import threading
 from collections import Counter
+from pathlib import Path
 
-from tests.kubernetes.control_plane import ApiError
+from tests.kubernetes.control_plane import REPOSITORY, ApiError
 
 #: Defaults of the role.
 NAMESPACE, CONFIG_MAP = "nvidia-device-plugin", "openfleet-gpu-device-plugin"
@@ -24,6 +25,24 @@ STRATEGIC = "application/strategic-merge-patch+json"
 SELECTED = {"openfleet-lab": "daemonset"}
 #: Status codes of a server that has not read all of its data yet.
 _NOT_YET = (429, 500, 503)
+RBAC = REPOSITORY / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
+
+
+def role_account(plane) -> Path:
+    """Create the account of rbac.yml, and return a kubeconfig with its token."""
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    # In a complete cluster, the controller manager creates this account in each namespace.
+    for namespace in (NAMESPACE, "default"):
+        plane.call("POST", "/api/v1/namespaces/%s/serviceaccounts" % namespace, {"metadata": {"name": "default"}})
+    plane.kubectl("apply", "-f", str(RBAC))
+    return plane.kubeconfig_with_token(NAMESPACE, "openfleet-gpu")
+
+
+def install_plugin(plane) -> str:
+    """Create the ConfigMap of an installed plugin, and return its path."""
+    path = "/api/v1/namespaces/%s/configmaps" % NAMESPACE
+    plane.call("POST", path, {"metadata": {"name": CONFIG_MAP}, "data": {"default": "version: v1\n"}})
+    return "%s/%s" % (path, CONFIG_MAP)
 
 
 class NodeStandIn:

@@ -16,7 +16,6 @@ import threading
 import pytest
 
 from tests.integration.simulated_fleet import Fleet
-from tests.integration.simulated_host import ROOT
 from tests.kubernetes import api_gate
 from tests.kubernetes.node_fleet import NodeFleet, said
 from tests.kubernetes.node_stand_in import CONFIG_MAP, LABEL, NAMESPACE, NodeStandIn
@@ -30,7 +29,6 @@ MIG_CONFIG = "nvidia.com/mig.config"
 MIG_STATE = "nvidia.com/mig.config.state"
 BEFORE = "openfleet.gpu/labels-before"
 CORDONED = "openfleet.gpu/cordoned-for-drain"
-RBAC = ROOT / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
 #: Maximum requests per node in a run that changes nothing.
 MOST_CALLS = 5
 MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
