@@ -195,6 +195,13 @@ variables: $(venv_test_stamp) ## write docs/variables*.md from the argument spec
 docs: $(venv_docs_stamp) ## build the documentation site in .cache/docs
 	@$(venv_docs)/bin/python tools/site/build.py .cache/docs
 
+# The tarball is built from the last commit. The tests follow the README and how-to pages from the tarball, on two lab hosts.
+RELEASE ?= 0.9.0
+.PHONY: release
+release: venv-test image-sharing ## build and test the tarball of a release in .cache/release (RELEASE=0.9.0)
+	@.venv/bin/python tools/release/build.py $(RELEASE) .cache/release
+	$(MAKE) leg-release OPENFLEET_THOROUGH=1
+
 # The packages whose hashes are recorded are installed as root, or in this checkout's environment. pip uses its
 # configured index.
 .PHONY: hashes
@@ -278,6 +285,7 @@ apart := $(as_root) env OPENFLEET_APART=1 unshare --pid --fork --kill-child --mo
 #leg trixie             thorough run only: Debian 13 on hosts
 #leg sanity             thorough run only: ansible-test sanity on the installed collection with three releases of ansible-core
 #leg docs               thorough run only: the documentation site, and its pages in Chromium
+#leg release            thorough run only: the README and how-tos from a release's tarball, on lab hosts
 #leg slurm_accounting   thorough run only: jobs from a real slurmdbd with MariaDB
 #leg sanitized          thorough run only: the limiter with address and undefined-behavior sanitizers
 #leg threads            thorough run only: the limiter with the thread sanitizer
@@ -293,7 +301,7 @@ legs := modules commands kubernetes default kubernetes-api container_toolkit aud
 # The thorough run also includes all long tests (tests/thorough.py) and these legs.
 export OPENFLEET_THOROUGH ?=
 ifneq ($(OPENFLEET_THOROUGH),)
-legs += trixie sanitized threads pythons cores slurm_accounting sanity docs
+legs += trixie sanitized threads pythons cores slurm_accounting sanity docs release
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
 # A leg that runs longer than this is ended and fails. The longest leg, modules, takes half of this time on two free cores.
@@ -323,6 +331,7 @@ needs_gpu_slurm += $(if $(and $(OPENFLEET_THOROUGH),$(if $(without_kubernetes),,
 needs_trixie := image prometheus-tools $(if $(without_kubernetes),,kubernetes-programs etcd)
 needs_newest-core := $(if $(NEWEST_PYTHON),venv-newest)
 needs_docs := venv-docs
+needs_release := image-sharing
 needs_sanity := $(needs_newest-core) $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 # Number of lab hosts of each leg. The number of concurrent lab hosts of all legs is limited by this machine
@@ -339,6 +348,7 @@ hosts_leases := 1
 hosts_mig := 4
 hosts_monitoring := 3
 hosts_nvidia_driver := 4
+hosts_release := 2
 hosts_rpm := 2
 hosts_sharing := 2
 hosts_slurm_accounting := 1
@@ -489,6 +499,9 @@ leg-cores:
 
 leg-docs:
 	@OPENFLEET_DOCS_PYTHON=$(venv_docs)/bin/python tests/leg run docs pytest --quiet tests/docs
+
+leg-release:
+	@tests/leg run release pytest --quiet tests/collection/test_release.py
 
 leg-sanity:
 	@OPENFLEET_CORES='.venv $(if $(NEWEST_PYTHON),.venv-newest) $(if $(OLDEST_CORE_PYTHON),$(venv_oldest_core))' \

@@ -18,12 +18,17 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands(page: str, prompt: str) -> list[str]:
-    """Return the commands of a page with this prompt ("$" or "#"), without it.
+    """Return the commands of a page with this prompt ("$" or "#"), without it."""
+    return prompted("".join(blocks(page, "console")), prompt)
+
+
+def prompted(text: str, prompt: str) -> list[str]:
+    """Return the commands of a console block with this prompt, without it.
 
     A line that ends with a backslash continues in the next line.
     """
     found: list[str] = []
-    for line in "".join(blocks(page, "console")).splitlines():
+    for line in text.splitlines():
         if line.startswith(("$ ", "# ")):
             found.append(line)
         elif found and found[-1].endswith("\\"):

@@ -174,7 +174,10 @@ def test_leg_counts_the_hosts_of_its_inventory():
     counted = dict(re.findall(r"^hosts_([\w-]+) := (\d+)$", makefile, re.MULTILINE))
     inventories = {path.parents[1].name: path.parent for path in ROOT.glob("molecule/*/inventory/hosts.yml")}
     inventories.update(
-        default=ROOT / "inventories" / "simulated", kubernetes=ROOT / "tests" / "kubernetes" / "inventory"
+        default=ROOT / "inventories" / "simulated",
+        kubernetes=ROOT / "tests" / "kubernetes" / "inventory",
+        # The README's example.
+        release=ROOT / "inventories" / "minimal",
     )
     for leg, folder in inventories.items():
         hosts = InventoryManager(DataLoader(), [str(folder)]).get_hosts("gpu_hosts,gpu_monitoring")
