@@ -35,7 +35,9 @@ SECONDS = 14 * 86400.0
 
 
 def stat(p50, p95, p99, most):
-    return Stat(SECONDS, 1.0, p50, p95, p99, most, (p50 + most) / 2)
+    """Return statistics of values that are equal up to the median, and linear above."""
+    mean = 0.5 * p50 + 0.45 * (p50 + p95) / 2 + 0.04 * (p95 + p99) / 2 + 0.01 * (p99 + most) / 2
+    return Stat(SECONDS, 1.0, p50, p95, p99, most, mean)
 
 
 def well(subject, **more):
@@ -63,6 +65,7 @@ def well(subject, **more):
     return dataclasses.replace(base, **more)
 
 
+EMPTY = {"memory": stat(0, 0, 0, 0), "tensor": stat(0, 0, 0, 0), "bandwidth": stat(0, 0, 0, 0)}
 REST = {"busy": stat(0, 0, 0, 0), "compute": stat(0, 0, 0, 0), "quiet": Quiet(SECONDS, True), "held_seconds": SECONDS}
 SERVER = (
     Holder("process", "pid 12 (vllm serve)", NOW - SECONDS, listens=True, clients=0, unit="llm.service", user="llm"),
@@ -96,7 +99,7 @@ def gpus(host):
     yield gpu(0)
     yield gpu(1, **REST, holders=JOB, processes_now=0.0)
     yield gpu(2, **REST)
-    yield gpu(3, **{**REST, "held_seconds": None}, holders=(), processes_now=0.0)
+    yield gpu(3, **{**REST, **EMPTY, "held_seconds": None}, holders=(), processes_now=0.0)
     yield gpu(4, memory=stat(8 * GIB, 9 * GIB, 9 * GIB, 10 * GIB), compute=stat(0.1, 0.2, 0.2, 0.3))
     yield gpu(5, compute=stat(0.9, 0.97, 1.0, 1.0))
     yield part(6, 1, "3g.40gb", 40, memory=stat(30 * GIB, 33 * GIB, 34 * GIB, 35 * GIB),

@@ -100,8 +100,33 @@ def test_every_part_of_the_page_has_a_date(show):
 
 def test_figures_are_named_as_statistics(show):
     text = show(page_fleet.usual()).locator(".host").first.text_content()
-    assert "median 0\u00a0%, p95 0\u00a0%, p99 0\u00a0%, max 0\u00a0%" in text
+    assert "mean 0\u00a0%, median 0\u00a0%, p95 0\u00a0%, p99 0\u00a0%, max 0\u00a0%" in text
     assert "median 50.0\u00a0GiB, p95 60.0\u00a0GiB, max 64.0\u00a0GiB of 80.0\u00a0GiB" in text
+
+
+def test_reasons_are_not_contradicted(show):
+    page = show(page_fleet.usual())
+    follow(page, ".map a")
+    for row in page.locator(".host:target tbody tr:not(.gpu)").all():
+        text = row.text_content()
+        if "Kernels use tensor cores" in text:
+            assert not [word for word in ("stalled", "idle", "no data", "free", "unhealthy") if word in text], text
+
+
+def test_efficiency_of_partly_measured_hours_names_them(show):
+    page = show(page_fleet.usual())
+    # The use of tenants, of unhealthy GPUs and of GPUs with wrong metrics says nothing about their workloads.
+    (alice,) = (
+        row for row in page.locator("#owners tbody tr").all_text_contents() if "alice" in row and "unit" not in row
+    )
+    held = audit_hours("alice")
+    assert "of %s hours measured" % held in alice
+
+
+def audit_hours(user):
+    (one,) = (total for total in page_fleet.audit(3).owners.users if total.name == user)
+    assert 0 < one.measured_gpu_hours < one.held_gpu_hours
+    return f"{one.held_gpu_hours:,.2f}".rstrip("0").rstrip(".")
 
 
 def test_the_page_of_all_reports_has_a_row_for_each_and_its_trend(show):

@@ -19,6 +19,8 @@ from .workloads import Ages, Workloads
 NO_TEAM, NO_USER = "(no team)", "(unknown user)"
 #: Names of totals without an owner: hours of workloads that ended or are unknown, and GPUs that are not assigned.
 EARLIER, FREE_PARTS = "earlier or unknown workloads", "not assigned"
+#: Verdicts on GPUs whose use says nothing about the workload: the GPU fails, or its metrics are wrong.
+_UNMEASURED = ("unhealthy", "broken_metrics")
 #: Smallest share of the measured time that a workload must have held a part, so that the part's use is its own.
 _COVERED = 0.98
 
@@ -88,7 +90,9 @@ def _uses(
     for found in findings:
         ages = workloads.of(found) if found.id in sizes else {}
         for workload, age in ages.items():
-            if found.id in recent:
+            if found.verdict.word in _UNMEASURED:
+                parts[workload].append(Use(memory_max_bytes=found.holding.memory.max if found.holding.memory else None))
+            elif found.id in recent:
                 parts[workload].append(_scaled(recent[found.id], sizes[found.id]))
             else:
                 parts[workload].append(_use(found, ages, age, sizes[found.id]))

@@ -51,6 +51,8 @@ _ADVICE = {
     ASK: "Ask: no command stops these workloads.",
     RESIZE: "Resize: ansible-playbook -i INVENTORY openfleet.gpu.rightsize -e gpu_rightsize_dir=DIRECTORY proposes the sizes.",
 }
+#: Verdicts that say nothing about the kind of use. A sentence about kernels would contradict the reason of the others.
+_USES = ("saturated", "oversized_memory", "oversized_compute", "right")
 #: Maximum number of users in a headline.
 _USERS = 5
 #: Maximum number of teams, of users and of workloads on the page. The CSV file has all workloads.
@@ -79,6 +81,7 @@ def environment(*folders: Path) -> jinja2.Environment:
     made.filters.update(words=_words, when=when, percent=_percent, gib=_gib, hours=_hours, counted=counted)
     made.filters["gpu_hours"] = _gpu_hours
     made.filters["part"] = _part
+    made.filters["number"] = _number
     made.globals["meanings"] = MEANINGS
     return made
 
@@ -100,6 +103,7 @@ def to_text(audit: Audit) -> str:
             line=line(audit),
             sums=summary(audit),
             kinds=WORDS,
+            uses=_USES,
             top=asking[:_TOP],
             asking=len(asking),
             reserved=reserved,
@@ -287,7 +291,8 @@ def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
     if not lines:
         return None
     grid = [_EDGE + room * share for share in (0, 0.5, 1)]
-    first, last = (when(day.start_seconds)[:10] for day in (days[0], days[-1]))
+    end = 2 * days[-1].start_seconds - days[-2].start_seconds
+    first, last = (when(seconds)[:10] for seconds in (days[0].start_seconds, end))
     return {**_CHART, "lines": lines, "grid": grid, "first": first, "last": last}
 
 
@@ -318,6 +323,11 @@ def _hours(seconds: float | None) -> str:
 
 def _part(gpus: float) -> str:
     return ("%.2f" % gpus).rstrip("0").rstrip(".")
+
+
+def _number(value: float) -> str:
+    """Return a number with two decimals at most. Its rows add up to their total."""
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
 def _gpu_hours(seconds: float) -> str:

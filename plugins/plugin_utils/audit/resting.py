@@ -72,10 +72,10 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
             duration(after),
         )
     pause = "its longest earlier pause was %s" % duration(quiet.longest_seconds)
-    why = "No sign of work for %s; %s, so it is idle after %s. Signals: %s." % (
+    why = "No sign of work for %s. Its limit is %s, because %s. Signals: %s." % (
         duration(quiet.seconds),
-        pause if quiet.longest_seconds else "no earlier pause is known",
         duration(after),
+        pause if quiet.longest_seconds else "no earlier pause is known",
         ", ".join(known) or "none",
     )
     if missing:

@@ -44,6 +44,8 @@ _CONTRADICTION_SECONDS = 3600.0
 #: kernels wait for requests look the same, so the longer time applies to holders that listen.
 _STALLED_SECONDS, _STALLED_IN_DOUBT_SECONDS = 3600.0, 86400.0
 
+#: Advice about a GPU that failed.
+_REPAIR = "Drain the host, and reset or replace the GPU."
 #: Throttle reasons that indicate a fault. A power cap does not indicate one, because operators configure it and a GPU
 #: reaches it only under load.
 _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
@@ -103,14 +105,18 @@ def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float
 def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple[str, str, float]:
     """Return (verdict, reason, wasted share of the price)."""
     if holding.lost:
-        return "unhealthy", "The driver lost the GPU, or NVML calls for it fail.", 1.0
+        return "unhealthy", "The driver lost the GPU, or NVML calls for it fail. %s" % _REPAIR, 1.0
     hard = sorted((code for code, kind in holding.xid.items() if kind in _HARD_CLASSES), key=lambda code: code.zfill(4))
     if hard:
-        return "unhealthy", "XID %s in the window." % ", ".join(hard), 0.0
+        return "unhealthy", "XID %s in the window. %s" % (", ".join(hard), _REPAIR), 0.0
     slowed = {reason: share for reason, share in holding.throttled.items() if reason in _HARMFUL}
     worst = max(slowed, key=lambda reason: slowed[reason], default=None)
     if worst is not None and slowed[worst] >= limits.throttled_ratio:
-        return "unhealthy", "Throttled (%s) for %.0f %% of the time." % (worst, 100 * slowed[worst]), 0.0
+        return (
+            "unhealthy",
+            "Throttled (%s) for %.0f %% of the time. Check cooling and power supply." % (worst, 100 * slowed[worst]),
+            0.0,
+        )
     if holding.silent_seconds > _SILENT_SECONDS:
         return "no_data", "No samples for %s." % duration(holding.silent_seconds), 0.0
     held = is_held(holding)

@@ -237,3 +237,11 @@ def test_first_rank_can_save_the_most_now():
     assert [(one.rank, one.name, one.unused_gpus) for one in cheap] == [(1, "alice", 2), (2, "bob", 1)]
     assert cheap[0].unused_gpu_hours < cheap[1].unused_gpu_hours
     assert [(one.rank, one.name) for one in users(3.0)] == [(1, "bob"), (2, "alice")]
+
+
+@pytest.mark.parametrize(("word", "efficiency"), [("right", 0.25), ("unhealthy", None), ("broken_metrics", None)])
+def test_use_of_broken_gpus_is_not_the_use_of_their_workload(word, efficiency):
+    compute = Stat(HOURS * HOUR, 1.0, 0.25, 0.25, 0.25, 0.25, 0.25)
+    _book, totals = owned_by((holding(GPU, UNIT, compute=compute), word))
+    (alice,) = (one for one in totals.users if one.rank)
+    assert alice.efficiency_ratio == efficiency

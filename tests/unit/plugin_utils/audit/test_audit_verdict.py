@@ -229,7 +229,7 @@ def test_each_verdict_has_a_case():
 
 def test_every_verdict_has_a_reason_and_a_waste():
     idle = judge(holding(**IDLE), seconds=TWO_WEEKS)
-    assert "pid 4711" in idle.reason and "No sign of work for 14 days; no earlier pause is known" in idle.reason
+    assert "pid 4711" in idle.reason and "No sign of work for 14 days. Its limit is " in idle.reason
     assert (
         "Signals: none. Not measured: kernels, profiling, transfers, video engines, power, CPU time, client connections."
         in idle.reason
