@@ -37,7 +37,7 @@ _GPU_RESOURCES = ("gpu", "mps", "shard")
 QUOTA = "quota"
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 #: A resource in a list: its name, an optional type and count, and details. Examples: gpu:h100:2(IDX:0-1),
-#: gpu(IDX:0-1), gpu:8(S:0-1).
+#: gpu(IDX:0-1), gpu:8(S:0-1), quota(CNT:3).
 _RESOURCE = re.compile(r"([A-Za-z_]\w*)((?::[^,(]+)*)(?:\(([^)]*)\))?(?:,|$)")
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
 #: The start of a job's record up to the job's name, and the field before the list of resources on each node. Until Slurm
@@ -392,7 +392,9 @@ def resources(text: str, names: Sequence[str] = _GPU_RESOURCES) -> list[Resource
             continue
         last = counted.rpartition(":")[2]
         indexes = numbers(detail[len("IDX:") :]) if detail.startswith("IDX:") else None
-        count = int(last) if last.isdigit() else len(indexes or ()) or 1
+        # A resource without device files has its number in the details.
+        counted = last or (detail[len("CNT:") :] if detail.startswith("CNT:") else "")
+        count = int(counted) if counted.isdigit() else len(indexes or ()) or 1
         found.append((name, count, indexes))
     return found
 

@@ -27,7 +27,10 @@ RECORD = (
 
 
 class Slurm:
-    """Answers Slurm's tools for these jobs, and records changes of jobs."""
+    """Answers Slurm's tools for these jobs, and records changes of jobs.
+
+    Slurm 24.11 shows units as quota(CNT:3).
+    """
 
     def __init__(self, **jobs):
         self.jobs = {name[1:]: gres for name, gres in jobs.items()}
@@ -99,7 +102,7 @@ class Node:
 
 
 def test_job_gets_its_lease_and_gives_it_back(node):
-    node.slurm = Slurm(_7="quota:3")
+    node.slurm = Slurm(_7="quota(CNT:3)")
     assert node.prolog("7") == "OPENFLEET_QUOTA=12GiB and 30 %\nOPENFLEET_LEASE=1\n"
     assert (node.folder / "7").stat().st_mode & 0o777 == 0o644
     assert node.world.rows() == [(1, "job:alice/7", "active")]
@@ -116,7 +119,7 @@ def test_job_without_units_needs_no_lease(node, gres):
 
 
 def test_refused_job_is_requeued_and_the_prolog_succeeds(node):
-    node.slurm = Slurm(**{"_%d" % job: "quota:5" for job in range(1, 6)})
+    node.slurm = Slurm(**{"_%d" % job: "quota(CNT:5)" for job in range(1, 6)})
     for job in "1234":
         assert "OPENFLEET_LEASE" in node.prolog(job)
     assert node.prolog("5").startswith("refused job 5: no GPU has 20GiB and 50 % free now")
@@ -126,7 +129,7 @@ def test_refused_job_is_requeued_and_the_prolog_succeeds(node):
 
 
 def test_job_that_never_fits_is_held(node):
-    node.slurm = Slurm(_7="quota:6", _8="gpu:h100:1(IDX:0),quota:1")
+    node.slurm = Slurm(_7="quota(CNT:6)", _8="gpu:h100:1(IDX:0),quota(CNT:1)")
     assert "which is 5. Request less." in node.prolog("7")
     assert "it requests gres/quota and other GPUs" in node.prolog("8")
     assert node.slurm.actions == ["scontrol requeuehold 7", "scontrol requeuehold 8"]
@@ -134,14 +137,14 @@ def test_job_that_never_fits_is_held(node):
 
 
 def test_job_that_cannot_be_requeued_is_cancelled(node):
-    node.slurm = Slurm(_7="quota:6")
+    node.slurm = Slurm(_7="quota(CNT:6)")
     node.slurm.can_requeue = False
     node.prolog("7")
     assert node.slurm.actions == ["scontrol requeuehold 7", "scancel 7"]
 
 
 def test_leases_of_jobs_whose_epilog_did_not_run_make_room(node):
-    node.slurm = Slurm(_1="quota:5", _2="quota:5", _3="quota:5", _4="quota:5", _5="quota:5")
+    node.slurm = Slurm(_1="quota(CNT:5)", _2="quota(CNT:5)", _3="quota(CNT:5)", _4="quota(CNT:5)", _5="quota(CNT:5)")
     for job in "1234":
         node.prolog(job)
     del node.slurm.jobs["2"], node.slurm.jobs["3"]
@@ -150,7 +153,7 @@ def test_leases_of_jobs_whose_epilog_did_not_run_make_room(node):
 
 
 def test_job_does_not_start_without_the_controller(node):
-    node.slurm = Slurm(_7="quota:1")
+    node.slurm = Slurm(_7="quota(CNT:1)")
     node.slurm.answers = False
     assert node.prolog("7").startswith("refused job 7: its resources are not known")
     assert node.world.rows() == []
