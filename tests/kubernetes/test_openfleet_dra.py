@@ -15,10 +15,12 @@ import re
 import subprocess
 
 import pytest
+import testinfra
 
 from tests.kubernetes import cdi, dra
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes.control_plane import ApiError, ControlPlane
+from tests.lab.lab_fixtures import reboot
 
 pytestmark = [
     pytest.mark.thorough,
@@ -30,6 +32,7 @@ pytestmark = [
 NODE = "node1"
 KUBECONFIG = "/srv/kubernetes/system-node-node1.kubeconfig"
 API = "/apis/resource.k8s.io/v1"
+CLAIM = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
 LEASED = {
     "gpus": [0, 1],
     "sharing": "vgpu",
@@ -108,7 +111,11 @@ def template(name, memory=None, percent=None, device_class="lease.gpu.openfleet.
         exactly["capacity"] = {"requests": {"memory": memory, "smPercent": str(percent)}}
     if selector:
         exactly["selectors"] = [{"cel": {"expression": selector}}]
-    spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+    devices: dict = {"requests": [{"name": "gpu", "exactly": exactly}]}
+    if count > 1:
+        # Without this constraint, the scheduler may allocate two shares of one GPU.
+        devices["constraints"] = [{"requests": ["gpu"], "distinctAttribute": "gpu.openfleet.io/uuid"}]
+    spec = {"devices": devices}
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
@@ -236,6 +243,21 @@ def test_lease_of_a_claim_that_the_kubelet_forgot_is_given_back(cluster):
     cluster.plane.wait(lambda: not tenants(cluster), "the plugin gives the lease back")
 
 
+def test_rebooted_node_gives_stale_leases_back(cluster):
+    """Delete a pod from the API while its node reboots."""
+    for name in ("stays", "gone"):
+        start(cluster, name, "10Gi", 10)
+        cluster.runs(name)
+    cluster.run(NODE, "systemctl", "stop", "kubelet")
+    cluster.plane.kubectl("delete", "pod", "gone", "--grace-period=0", "--force")
+    reboot(testinfra.get_host("podman://%s" % clusters.container(NODE)))
+    cluster.run(NODE, "sh", "-c", cdi.MAKE_NODES)
+    cluster.plane.wait(lambda: len(tenants(cluster)) == 1, "one lease is left")
+    cluster.runs("stays")
+    [row] = leases(cluster)
+    assert row["account"].startswith("pod:default/stays-")
+
+
 def test_claim_beyond_the_limit_waits(cluster):
     start(cluster, "large", "61Gi", 10)
     why_pending(cluster, "large")
@@ -272,7 +294,7 @@ def test_owner_of_a_pod_cannot_take_more(cluster, node):
             change,
             "application/merge-patch+json",
         )
-    forged = json.dumps({**claim, "metadata": {**claim["metadata"], "resourceVersion": ""}})
+    forged = json.dumps({**CLAIM, **claim, "metadata": {**claim["metadata"], "resourceVersion": ""}})
     assert "orbidden" in refused(plane, owner, "replace", "--subresource=status", "--filename=-", text=forged)
     assert "orbidden" in refused(plane, owner, "get", "resourceslices")
     # A container with the socket of the lease service, as root, is not the plugin.

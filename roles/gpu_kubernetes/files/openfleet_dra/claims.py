@@ -96,7 +96,9 @@ def read(claim: Mapping[str, Any], node: str, pool: Mapping[str, Any]) -> Any:
     if any(name in tenants for name in names):
         raise ClaimError("it has a tenant and a GPU, and a container has only one quota. Request one device.")
     if len(set(names)) < len(names):
-        raise ClaimError("it has several shares of one GPU. Request a larger share.")
+        raise ClaimError(
+            "it has several shares of one GPU. Request a larger share, or add the constraint distinctAttribute."
+        )
     sizes = {_size(each) for each in results}
     if len(sizes) > 1:
         raise ClaimError("its GPUs have different sizes. Request equal sizes.")
