@@ -7,7 +7,8 @@ Requires Debian 13, because Debian 12's containerd does not support CDI.
 
 from __future__ import annotations
 
-#: Creates what a driver's installation would create: the library whose name contains the version.
+#: Creates what a driver's installation and udev would create: the library whose name contains the version, and device
+#: nodes of GPUs. The nodes have the numbers of /dev/null, because there is no driver.
 _DRIVER = """
 set -eu
 folder=/usr/lib/$(uname -m)-linux-gnu
@@ -15,14 +16,12 @@ echo 'a stand-in' >"$folder/libcuda.so.$0"
 ln -sf "libcuda.so.$0" "$folder/libcuda.so.1"
 # A hook of CDI's would make it in the pod, whose /usr is the node's and cannot be written.
 ln -sf libcuda.so.1 "$folder/libcuda.so"
+for name in nvidia0 nvidia1 nvidia2 nvidia3 nvidiactl; do mknod -m 666 /dev/$name c 1 3; done
 cd /etc/containerd
 keys='enable_cdi = true\\ncdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]'
 sed -i "/^\\[plugins.*cri\\"\\]/a $keys" config.toml
 systemctl restart containerd
 """
-#: Creates the device nodes of GPUs, which udev would create at each boot. They have the numbers of /dev/null, because there
-#: is no driver.
-MAKE_NODES = "for name in nvidia0 nvidia1 nvidia2 nvidia3 nvidiactl; do mknod -m 666 /dev/$name c 1 3; done"
 LIST_NODES = "find /dev -type c -name 'nvidia*'; echo end; trap 'exit 0' TERM; while :; do sleep 1000 & wait; done"
 
 
@@ -32,7 +31,6 @@ def enable(cluster, node: str) -> None:
     A playbook must have copied NVML's bindings to the node.
     """
     version = cluster.module(node, "openfleet.gpu.gpu_info")["driver_version"]
-    cluster.run(node, "sh", "-c", MAKE_NODES)
     cluster.run(node, "sh", "-c", _DRIVER, version)
 
 

@@ -15,12 +15,10 @@ import re
 import subprocess
 
 import pytest
-import testinfra
 
 from tests.kubernetes import cdi, dra
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes.control_plane import ApiError, ControlPlane
-from tests.lab.lab_fixtures import reboot
 
 pytestmark = [
     pytest.mark.thorough,
@@ -241,21 +239,6 @@ def test_lease_of_a_claim_that_the_kubelet_forgot_is_given_back(cluster):
     cluster.run(NODE, "sh", "-c", remove + "rm -f /var/lib/kubelet/dra_manager_state")
     cluster.run(NODE, "systemctl", "start", "kubelet")
     cluster.plane.wait(lambda: not tenants(cluster), "the plugin gives the lease back")
-
-
-def test_rebooted_node_gives_stale_leases_back(cluster):
-    """Delete a pod from the API while its node reboots."""
-    for name in ("stays", "gone"):
-        start(cluster, name, "10Gi", 10)
-        cluster.runs(name)
-    cluster.run(NODE, "systemctl", "stop", "kubelet")
-    cluster.plane.kubectl("delete", "pod", "gone", "--grace-period=0", "--force")
-    reboot(testinfra.get_host("podman://%s" % clusters.container(NODE)))
-    cluster.run(NODE, "sh", "-c", cdi.MAKE_NODES)
-    cluster.plane.wait(lambda: len(tenants(cluster)) == 1, "one lease is left")
-    cluster.runs("stays")
-    [row] = leases(cluster)
-    assert row["account"].startswith("pod:default/stays-")
 
 
 def test_claim_beyond_the_limit_waits(cluster):
