@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.ledger import CLASS_OF
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import WORDS
 from tests.audit import browser, page_fleet, page_index
 from tests.audit.page_checks import HOSTILE, active, contrasts, follow, outside, shown
@@ -63,7 +64,8 @@ def test_first_table_has_what_a_message_to_an_owner_needs(show):
     page = show(page_fleet.usual())
     rows = page.locator("#take tbody").first.locator("tr:not(.action)")
     assert [" ".join(text.split()) for text in rows.all_inner_texts()] == [
-        "bob notebooks, #notebooks container jupyter-bob gpu-%04d gpu 1 no process for 14 days 1 GPU 1,753 EUR" % number
+        "bob team notebooks · #notebooks container jupyter-bob gpu-%04d gpu 1 no process for 14 days 1 GPU 1,753 EUR"
+        % number
         for number in range(3)
     ]
     reasons = dict(zip(shown(page, "#take td.why"), shown(page, "#take td.owner")))
@@ -85,6 +87,9 @@ def test_nothing_found_is_said(show):
 def test_the_legend_explains_every_verdict(show, made):
     page = show(made.usual())
     assert shown(page, "#legend dt") == [word.replace("_", " ") for word in WORDS]
+    assert [text.rpartition(" class is ")[2] for text in shown(page, "#legend dd")] == [
+        CLASS_OF[word].replace("_", " ") + "." for word in WORDS
+    ]
     assert all(text.endswith(".") for text in shown(page, "#legend dd")) and len(shown(page, "#legend dd")) == len(
         WORDS
     )

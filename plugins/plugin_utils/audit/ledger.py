@@ -41,7 +41,8 @@ HOURS_PER_MONTH = 730.5
 #: Smaller remainders of a GPU are errors of rounding.
 _LEAST_REMAINDER = 0.001
 
-_CLASS_OF = {
+#: The class of each verdict.
+CLASS_OF = {
     "unhealthy": UNHEALTHY,
     "broken_metrics": UNKNOWN,
     "stalled": STALLED,
@@ -164,7 +165,7 @@ def _price(cells: Sequence[Finding], sizes: Sequence[float]) -> float | None:
 def _parts_of_cell(cell: _Cell, size: float, window_seconds: float) -> list[_Part]:
     found = cell.finding
     instance = found.holding.subject.mig_instance
-    word = _CLASS_OF[found.verdict.word]
+    word = CLASS_OF[found.verdict.word]
     now, past = _now(found), _past(found, window_seconds)
     if not cell.tenants or word == UNHEALTHY or found.verdict.word == "broken_metrics":
         return [_Part(size, now, past, found, instance)]
@@ -201,7 +202,7 @@ def _quotas(cell: _Cell) -> list[float]:
 
 def _now(found: Finding) -> dict[str, float]:
     """Return the ratios of the current classes."""
-    word = _CLASS_OF[found.verdict.word]
+    word = CLASS_OF[found.verdict.word]
     if word != RESIZABLE:
         return {word: 1.0}
     return {RESIZABLE: found.verdict.waste_ratio, IN_USE: 1 - found.verdict.waste_ratio}
@@ -212,7 +213,7 @@ def _past(found: Finding, window_seconds: float) -> dict[str, float]:
 
     An idle workload was in use before it became quiet. Time without samples is unknown.
     """
-    word, holding = _CLASS_OF[found.verdict.word], found.holding
+    word, holding = CLASS_OF[found.verdict.word], found.holding
     if word in (UNHEALTHY, UNKNOWN) or not window_seconds:
         return {word: 1.0}
     stats = (holding.memory, holding.busy, holding.processes)

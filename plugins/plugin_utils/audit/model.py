@@ -175,7 +175,11 @@ class Holder:
         if self.pod and self.kind == KUBELET:
             return str(self.pod)
         kind = self.kind.replace("_", " ")
-        text = "%s (%s)" % (kind, self.who) if self.who.isdigit() else "%s %s" % (kind, self.who)
+        if self.who.isdigit():
+            text = "%s (%s)" % (kind, self.who)
+        else:
+            # Some names start with their kind: "Slurm job 417".
+            text = self.who if self.who.lower().startswith(kind + " ") else "%s %s" % (kind, self.who)
         return "%s, %s" % (text, self.pod) if self.pod else text
 
 

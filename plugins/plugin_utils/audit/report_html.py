@@ -18,6 +18,7 @@ from typing import Any, Iterable, Mapping, Sequence
 import jinja2
 
 from ..counted import counted
+from .ledger import CLASS_OF
 from .ledger_model import (
     CLASS_MEANINGS,
     HEADLINES,
@@ -31,7 +32,7 @@ from .ledger_model import (
 from .model import ASKING, MEANINGS, WORDS, Audit, Day, Finding, Stat
 from .report_json import summary, sums
 from .take_back import ASK, RESIZE, STOP, actions, total_of
-from .workload_model import OwnerTotal, OwnerTotals
+from .workload_model import OwnerTotal, OwnerTotals, Workload
 from .write_line import gpus, line, money
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -82,7 +83,7 @@ def environment(*folders: Path) -> jinja2.Environment:
     made.filters["gpu_hours"] = _gpu_hours
     made.filters["part"] = _part
     made.filters["number"] = _number
-    made.globals["meanings"] = MEANINGS
+    made.globals.update(meanings=MEANINGS, classes=CLASS_OF, owner_labels=_owner_labels)
     return made
 
 
@@ -159,6 +160,16 @@ def _owners(totals: OwnerTotals) -> list[dict[str, Any]]:
             }
         )
     return tables
+
+
+def _owner_labels(one: OwnerTotal | Workload, title: str) -> str:
+    """Return the user, the team and the contact in this order.
+
+    Leaves out the name that the row of a table by `title` has already.
+    """
+    user = one.user if title == "workload" else ""
+    team = "team %s" % one.team if one.team and title != "team" else ""
+    return " \u00b7 ".join(text for text in (user, team, one.contact) if text)
 
 
 def _owner_sum(rows: Sequence[OwnerTotal]) -> OwnerTotal:

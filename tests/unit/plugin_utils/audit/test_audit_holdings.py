@@ -20,7 +20,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.holdings impor
     price_of,
     runs_processes,
 )
-from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Stat, Subject, Window
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.model import Holder, Stat, Subject, Window
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.prometheus import Answer, Sample
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.signals import read
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.audit.verdict import Thresholds, judge
@@ -225,3 +225,9 @@ def test_impossible_price_is_left_out_with_a_note():
     found = read(Prices(2.5, math.inf, 1e308, math.nan, -1.0, 1e9), HOUR)
     assert [one.price_per_hour for one in found.records.values()] == [2.5, None, None, None, None, 1e9]
     assert "4 impossible values of gpu:price_per_hour dropped" in " ".join(found.notes)
+
+
+def test_holder_does_not_repeat_its_kind():
+    assert str(Holder("slurm", "Slurm job 417")) == "Slurm job 417"
+    assert str(Holder("container", "web (docker)")) == "container web (docker)"
+    assert str(Holder("process", "3")) == "process (3)"
