@@ -34,8 +34,8 @@ _value:
   description:
     - C(gpus) is true if the layout has any GPUs. C(cdi) is true if the layout has MPS daemons or tenants, because these have
       their own CDI devices. C(tenants) lists the names of its tenants, including previous names (C(was)). C(quotas) is true if
-      it has tenants or leases of quotas. C(leases) is true if the host grants leases. C(problems) lists messages, and is empty
-      if the layout is valid.
+      it has tenants or leases of quotas. C(leases) is true if the host grants leases, and C(lenders) lists who decides
+      about them (C(leases.by) of the entries). C(problems) lists messages, and is empty if the layout is valid.
   type: dict
   sample:
     gpus: true
@@ -43,6 +43,7 @@ _value:
     tenants: [notebook-a]
     quotas: true
     leases: false
+    lenders: []
     problems: []
 """
 

@@ -24,6 +24,7 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
     `tenants`: names of the tenants.
     `quotas`: true if it has tenants or leases of quotas, which need the limiter.
     `leases`: true if it has leases, which a service of the host creates.
+    `lenders`: who grants its leases (`leases.by` of the entries), sorted.
     `problems`: errors in the layout.
 
     If the layout has errors, `gpus` is true and all other needs are empty. A run can then still remove the collection from
@@ -33,7 +34,15 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
         layout = parse_layout(layout_data)
     except LayoutError as error:
         problems = [str(problem) for problem in error.problems]
-        return {"gpus": True, "cdi": False, "tenants": [], "quotas": False, "leases": False, "problems": problems}
+        return {
+            "gpus": True,
+            "cdi": False,
+            "tenants": [],
+            "quotas": False,
+            "leases": False,
+            "lenders": [],
+            "problems": problems,
+        }
     parts = list(_parts(layout))
     tenants = [name for form, part in parts for name in form.tenants(part)]
     granted = [entry for entry in layout.entries if entry.leases is not None]
@@ -44,6 +53,7 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
         "tenants": tenants,
         "quotas": bool(tenants) or any(limits.get(entry.sharing) == QUOTA_LIMIT for entry in granted),
         "leases": bool(granted),
+        "lenders": sorted({entry.leases.by for entry in granted if entry.leases is not None}),
         "problems": [],
     }
 

@@ -52,23 +52,32 @@ LEASED_VGPU = {"gpus": [0], "sharing": "vgpu", "vgpu": {"policy": "fixed"}, "lea
     ids=["nothing", "mig", "mps", "mps-in-mig", "vgpu"],
 )
 def test_needs_of_a_layout(layout, gpus, cdi, tenants):
-    needs = {"gpus": gpus, "cdi": cdi, "tenants": tenants, "quotas": bool(tenants), "leases": False, "problems": []}
+    needs = {
+        "gpus": gpus,
+        "cdi": cdi,
+        "tenants": tenants,
+        "quotas": bool(tenants),
+        "leases": False,
+        "lenders": [],
+        "problems": [],
+    }
     assert layout_needs(layout) == needs
 
 
 @pytest.mark.parametrize(
-    ("entry", "cdi", "quotas"), [(LEASED_MIG, False, False), (LEASED_VGPU, True, True), (BY_PODS, True, True)]
+    ("entry", "cdi", "quotas", "lender"),
+    [(LEASED_MIG, False, False, "host"), (LEASED_VGPU, True, True, "host"), (BY_PODS, True, True, "kubernetes")],
 )
-def test_leases_need_their_service_and_quotas_need_the_limiter(entry, cdi, quotas):
-    needs = {"gpus": True, "cdi": cdi, "tenants": [], "quotas": quotas, "leases": True, "problems": []}
-    assert layout_needs([entry]) == needs
+def test_leases_need_their_service_and_quotas_need_the_limiter(entry, cdi, quotas, lender):
+    needs = {"gpus": True, "cdi": cdi, "tenants": [], "quotas": quotas, "leases": True, "lenders": [lender]}
+    assert layout_needs([entry]) == {**needs, "problems": []}
 
 
 @pytest.mark.parametrize("layout", [None, "all", 7, {"gpus": "all"}, [VGPU, VGPU], [{"vgpu": None}], [None]], ids=str)
 def test_invalid_layout_needs_nothing_and_does_not_block_a_reset(layout):
     found = layout_needs(layout)
     assert found.pop("problems")
-    assert found == {"gpus": True, "cdi": False, "tenants": [], "quotas": False, "leases": False}
+    assert found == {"gpus": True, "cdi": False, "tenants": [], "quotas": False, "leases": False, "lenders": []}
 
 
 # ---------------------------------------------------------------------- who reads gpu_layout in YAML and Jinja

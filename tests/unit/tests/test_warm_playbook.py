@@ -35,7 +35,8 @@ PLAY = """
     # What a module is given, and the Python that programs are given to.
     - ansible.builtin.command: {argv: [sh, -c, "echo module of $OPENFLEET_SAID in $PWD with $(umask)"]}
       register: module
-    - ansible.builtin.command: {argv: ["{{ ansible_playbook_python }}", -c, "import sys; print(sys.executable, sys.argv)", word]}
+    - ansible.builtin.command: {argv: ["{{ ansible_playbook_python }}", -c, "{{ script }}", word]}
+      vars: {script: "import os, sys; print(os.path.realpath(sys.executable), sys.argv)"}
       register: program
     - ansible.builtin.debug: {msg: "{{ module.stdout_lines + program.stdout_lines }}"}
     - ansible.builtin.fail:
