@@ -97,8 +97,8 @@ def detached(scopes: Collection[str], missing: Collection[str], run: Run | None)
         if scope not in limits:
             lost = bool(missing)
         else:
-            # Without limits, the container keeps all devices. If a hook gave the GPU to the container, the list in its
-            # scope does not have the GPU.
+            # A container without limits keeps all devices. If a hook gave a GPU to the container, the list in the
+            # container's scope does not have the GPU.
             entries = limits[scope]
             lost = entries is not None and (bool(missing) or not any(map(_NVIDIA_ALLOWED.match, entries)))
         if lost:

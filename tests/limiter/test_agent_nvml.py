@@ -53,7 +53,7 @@ def speaking(agent: Agent, tenant: Tenant) -> Agent:
 def speak(agent: Agent, *tenants: Tenant) -> Agent:
     """Start the agent.
 
-    The agent reads the real PID namespaces of programs. The simulated namespace of each tenant is therefore set to the
+    The agent reads the programs' real PID namespaces. The simulated namespace of each tenant is therefore set to the
     real namespace.
     """
     for tenant in tenants:
@@ -97,7 +97,7 @@ def test_contexts_in_a_container_count(speaking: Agent, tenant: Tenant, tmp_path
 
 
 def test_a_context_of_a_process_that_calls_nothing_more_counts(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """Charge the first context of a process that makes no further call.
+    """Charge a process's first context if the process makes no further call.
 
     The size of the first context is not known in advance. A process checks its own usage only during calls, so the
     agent must charge the context.
@@ -107,7 +107,7 @@ def test_a_context_of_a_process_that_calls_nothing_more_counts(speaking: Agent, 
 
 
 def test_memory_that_nobody_reserved_is_charged(speaking: Agent, tenant: Tenant, tmp_path: Path) -> None:
-    """Charge memory of a program that runs without the limiter."""
+    """Charge the memory of a program that runs without the limiter."""
     with client(tenant) as counted:
         with in_container(tenant, tmp_path, preload="no") as bare:
             bare.alloc(100 * MIB)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test what an offline tenant can do to others by writes into its own page.
+"""Test what an offline tenant can do to other tenants by writing to its own page.
 
 The agent runs, as on hosts, so the tenant can write only its own page.
 """

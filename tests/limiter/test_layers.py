@@ -17,8 +17,8 @@ import pytest
 
 from tests.limiter.limiter_lab import SOURCE, Built
 
-#: The layers from the lowest to the highest. README.md lists them in the same order, and the Makefile builds them in
-#: it.
+#: The layers from the lowest to the highest. README.md lists the layers in this order, and the Makefile builds them in
+#: this order.
 LAYERS = ("base", "formats", "driver", "tables", "account", "process", "throttle", "hooks")
 #: Sources that are not part of the library, with the layers that they use.
 PROGRAMS = {"top": ("base", "formats", "top"), "front.c": ()}
@@ -115,7 +115,7 @@ def test_no_file_reaches_itself(includes: dict[str, set[str]]) -> None:
 def test_a_file_calls_its_own_layer_and_those_below(built: Built) -> None:
     """Check calls too.
 
-    A file could declare a function itself and so have no include.
+    A file that declares a function itself needs no include.
     """
     folder = built.library.parent
     objects = [path for layer in LAYERS for path in sorted((folder / layer).glob("*.o"))]

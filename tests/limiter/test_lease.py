@@ -97,7 +97,7 @@ def test_the_lease_of_the_dead_counts_no_more_and_their_seats_next_does(library,
 
 
 def test_a_lease_is_never_so_long_that_it_would_bind_nobody(library, turnstile):
-    """Limit the lease of a process with ten seconds of pending work.
+    """Limit the lease if a process has ten seconds of pending work.
 
     Other processes see the lease for at most one second at a time.
     """

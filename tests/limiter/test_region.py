@@ -123,7 +123,7 @@ def test_a_dead_processs_slot_is_used_again(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("waiters", [0, 1])
 def test_the_lock_of_a_dead_process_is_taken_over(tenant: Tenant, waiters: int) -> None:
-    """Take over the lock of a process that was killed while it held the lock.
+    """Take over the lock if the process that held it was killed.
 
     The killed process had changed a slot but not the sum, or only the sum.
     """

@@ -80,8 +80,8 @@ def exported(client: Client, symbol: str) -> int:
 def test_each_answer_is_the_very_variant(tenant: Tenant, runtime: str, aliases: str) -> None:
     """Compare cuGetProcAddress by name and version with dlsym by the symbol's name.
 
-    With aliases, the driver returns other addresses than its exported ones. Pointers that are not intercepted are then
-    compared with those that the driver returns without the limiter.
+    With aliases, the driver returns addresses that differ from its exported functions. Pointers that are not
+    intercepted are then compared with those that the driver returns without the limiter.
     """
     tenant.quota(1 << 30)
     asked = requests({**LISTS, **LAYERS}[runtime])

@@ -149,7 +149,7 @@ def test_gpu_hosts_without_an_exporter_are_counted_and_files_of_no_further_use_g
     labels = [target["labels"] for target in site.prometheus.get("targets", state="active")["activeTargets"]]
     assert {each["host"] for each in labels} == {"gpu-1", "gpu-2"}
     assert price(site) == ["6"]
-    # Files of others in the folder are kept.
+    # Other owners' files in the folder are kept.
     assert not old.exists()
     assert all(path.exists() for path in others)
     for path in others:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Attack leases as users.
 
-The users try to use leases of others, to keep their own leases after the end, to exceed limits, to fill the queue and
-to leave the slice.
+The users try to use other users' leases, to keep their own leases after the end, to exceed limits, to fill the queue
+and to leave the slice.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def toolkit(desk):
     (image,) = re.findall(r"registry\.\S+", command)
     write(desk, "/usr/bin/nvidia-ctk", (ROOT / "tests" / "lab" / "stand_in_nvidia_ctk.py").read_text(), mode="755")
     write(desk, "/usr/bin/nvidia-cdi-hook", CDI_HOOK, mode="755")
-    # The specification lists nodes of GPUs, which the simulated driver does not have.
+    # The specification lists GPU device nodes, which the simulated driver does not have.
     desk.ask("for n in 0 1 2 3; do mknod -m 0666 /dev/nvidia$n c 195 $n; done")
     desk.ask("[ -e /dev/nvidiactl ] || mknod -m 0666 /dev/nvidiactl c 195 255")
     desk.ask("mkdir -p /etc/cdi && nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")

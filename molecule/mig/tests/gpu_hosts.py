@@ -32,7 +32,8 @@ WAIT_SECONDS = 240
 #: gone and some of the new ones are missing.
 HALF_WAY = ("nvmlDeviceCreateGpuInstanceWithPlacement", 2)
 
-#: A program that prints the pid of the lock's last holder, and whether the holder's child that calls NVML is stopped.
+#: A program that prints the pid of the process that last held the lock, and whether the child that calls NVML is
+#: stopped.
 OWNER = rf"""pid=$(sed -n 's/.*"pid": \([0-9]*\),.*/\1/p' {STATE}/lock 2>/dev/null)"""
 CHILDREN = '$(grep -ls "^PPid:.$pid$" /proc/[0-9]*/status | grep -o "[0-9]*")'
 STOPPED = """grep -qs '^State:.T' $(grep -ls "^PPid:.$pid$" /proc/[0-9]*/status) /dev/null"""

@@ -54,7 +54,7 @@ class Unit:
 class Seen:
     """The CDI specifications and services of a host.
 
-    `starting` is true if systemd jobs may be waiting for this process to end.
+    `starting` is true if systemd jobs may wait until this process ends.
     """
 
     toolkit: bool = False

@@ -55,7 +55,7 @@ class Applied:
 
 
 class AppliedRecord:
-    """The file that records the last applied state of a host."""
+    """The file that records a host's last applied state."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "applied.json"

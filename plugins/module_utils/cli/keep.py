@@ -23,8 +23,8 @@ from ..keep.notices import utc
 from ..printable import printable
 from .request_client import Answers, check, connect, is_busy
 
-#: Seconds until the command gives up. The service needs less for one answer, but it may serve two requests of another
-#: user first.
+#: Seconds until the command gives up. One answer takes the service less time, but it may first serve two requests from
+#: another user.
 _SECONDS = 3 * keep_server.ANSWER_SECONDS
 #: First and longest delay in seconds before a rejected request is sent again.
 _FIRST_DELAY, _MOST_DELAY = 0.1, 2.0
@@ -69,7 +69,7 @@ def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         reply = _ask_once(path, line, deadline)
         if not is_busy(reply) or time.monotonic() + delay > deadline:
             return reply
-        # Spread the retries of users whose requests were rejected at the same time.
+        # If several users' requests were rejected at the same time, their retries are spread.
         time.sleep(delay * random.uniform(0.5, 1.0))
         delay = min(2 * delay, _MOST_DELAY)
 

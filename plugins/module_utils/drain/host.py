@@ -55,7 +55,7 @@ class Done:
     steps: list[str] = field(default_factory=list)
     #: Workloads that still use the GPUs: {"kind", "id", "name", "user", "state", "who"}.
     waiting: list[dict[str, Any]] = field(default_factory=list)
-    #: Messages about state that belongs to others and is kept.
+    #: Messages about state that is kept because someone else set it.
     kept: list[str] = field(default_factory=list)
     #: Units that this host does not have.
     absent: list[str] = field(default_factory=list)

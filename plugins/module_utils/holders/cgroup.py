@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the unit, container, job and pod of a process from its cgroup path.
+"""Find a process's unit, container, job and pod from its cgroup path.
 
 The path is parsed from the top, as in systemd, because only root can create cgroups at the top of the hierarchy. Below
 a unit or user manager with delegation, processes choose the names. A service may create a cgroup postgresql.service.

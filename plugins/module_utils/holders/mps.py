@@ -204,7 +204,7 @@ def _pipe_directory(processes: Processes, pid: int) -> str | None:
 def _is_same(own: str, through_root: str) -> bool:
     """Return whether two paths are the same folder. Runs in a child process.
 
-    One path leads through the root directory of another process, and its file system may hang. Raises OSError if a path
+    One path leads through another process's root directory, whose file system may hang. Raises OSError if a path
     does not exist.
     """
     other = Path(through_root)

@@ -113,8 +113,8 @@ class Processes:
     def is_roots(self, pid: int, program: str) -> bool:
         """Return whether root runs the process and it executes a file named `program`.
 
-        All user ids are checked. Name, arguments and environment are not used, because a process chooses them, and a
-        setuid program gets them from its caller.
+        All user ids are checked. The name, arguments and environment are not used. A process chooses them, and a setuid
+        program gets them from its caller.
         """
         return self.runs_as_root(pid) and executable_of(pid, self.proc) == program
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Grant leases to pods, for the plugin of the kubelet.
+"""Grant leases to pods, for the kubelet's plugin.
 
 The scheduler of Kubernetes has chosen the GPUs, and the lease lasts until the kubelet gives it back. A lease belongs to a
 ResourceClaim, which has at most one.
@@ -30,7 +30,7 @@ _SECONDS = 3600.0 * MOST_HOURS
 
 
 def is_plugin(pid: int, uid: int) -> bool:
-    """Return whether a process is the plugin of the kubelet, from kernel data.
+    """Return whether a process is the kubelet's plugin, from kernel data.
 
     Root in a container is not the plugin, and no other unit is.
     """
@@ -111,7 +111,7 @@ def check_same(ask: Ask, booking: Booking) -> None:
 
 
 class PodLeases:
-    """Answers the plugin of the kubelet. `write` writes the record of a turn."""
+    """Answers the kubelet's plugin. `write` writes the record of a turn."""
 
     def __init__(self, host: Any, write: Any) -> None:
         self._host, self._write = host, write

@@ -44,7 +44,7 @@ _KEYS = {
     "job_begin": {"op", "job", "user", "units"},
     "job_end": {"op", "job"},
 }
-#: Requests that only the plugin of the kubelet may send.
+#: Requests that only the kubelet's plugin may send.
 OF_PODS = frozenset({"pool", "claims", "prepare", "unprepare"})
 #: Requests that only Prolog and Epilog of Slurm may send.
 OF_JOBS = frozenset({"jobs", "job_begin", "job_end"})

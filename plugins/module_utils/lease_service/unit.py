@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the programs of leases in transient scopes of the system's systemd.
 
-A scope has a control group that belongs to root, so no user can leave it or change it. The process of a user becomes the
-first process of the scope, and keeps its environment, terminal and limits.
+A scope has a control group that belongs to root, so no user can leave it or change it. A user's process becomes the
+scope's first process, and keeps its environment, terminal and limits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freede
 
 
 def start(pid: int, uid: int, grant: Grant, account: str, run: Run = run_tool) -> None:
-    """Move a process of a user into the new scope of a lease.
+    """Move a user's process into a lease's new scope.
 
     Raises LeaseError if the process has ended or systemd refuses. The process then stays where it was.
     """

@@ -54,7 +54,7 @@ def job_account(job: str, user: str) -> str:
 
 
 def user_of(account: str) -> str:
-    """Return the user of an account, or of a job's text in its place."""
+    """Return the user of an account. A job's text can replace the account."""
     match = _JOB_ACCOUNT.fullmatch(account)
     return match.group(1) if match else account
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Mount a tmpfs of limited size in /run, for files of users and containers.
+"""Mount a tmpfs of limited size in /run, for users' and containers' files.
 
 Without the limit, users and containers could fill the host's /run. A systemd unit mounts the tmpfs at boot.
 """

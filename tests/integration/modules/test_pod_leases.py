@@ -37,7 +37,7 @@ LEASED = {
 
 
 class PluginKernel(Kernel):
-    """Takes each caller for the plugin of the kubelet."""
+    """Takes each caller for the kubelet's plugin."""
 
     @staticmethod
     def is_plugin(_pid, _uid):

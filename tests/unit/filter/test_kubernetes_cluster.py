@@ -186,7 +186,7 @@ def policy(**mig_manager):
         ({MIG_MANAGER: None, MIG_CONFIG: None}, policy(), "all-disabled"),
         ({MIG_MANAGER: "true", MIG_CONFIG: None}, policy(enabled=True), "all-disabled"),
         ({MIG_MANAGER: "true", MIG_CONFIG: "all-balanced"}, policy(config={"default": ""}), "all-balanced"),
-        # A node of an earlier release, with the label of the operator.
+        # A node that an earlier release configured, with the operator's label.
         ({MIG_MANAGER: None}, policy(enabled=True), NO_CONFIG),
     ],
     ids=["no labels", "enabled", "another configuration", "earlier release"],

@@ -19,7 +19,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.site.losses import l
 ROOT = Path(__file__).resolve().parents[3]
 SITE = yaml.safe_load((ROOT / "playbooks/site.yml").read_text(encoding="utf-8"))
 PLAN = next(play for play in SITE if play["name"].startswith("Plan (every host"))
-# Modules that only read, and so fail only if a host or a cluster fails.
+# Modules that only read. They fail only if a host or a cluster fails.
 READERS = {"gpu_info", "slurm_info", "kubernetes_eviction", "kubernetes_objects", "kubelet_info"}
 FAILING = ("ansible.builtin.assert", "ansible.builtin.fail")
 # Files that fail on purpose: checks of the controller run once, and host_error.yml fails hosts of other plays.

@@ -207,7 +207,7 @@ def test_claim_that_a_container_cannot_use_is_refused(problem, results):
 class ApiServer:
     """An API server with one node, ResourceSlices and ResourceClaims.
 
-    `gate` is the feature gate DRAConsumableCapacity. Without it, the field of shares is dropped.
+    `gate` is the feature gate DRAConsumableCapacity. Without the gate, the API server drops the field for shares.
     """
 
     def __init__(self) -> None:

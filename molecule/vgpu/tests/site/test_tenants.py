@@ -90,7 +90,7 @@ def test_sandboxed_service_of_another_user_is_limited(ada):
 def test_only_members_of_a_tenants_group_can_use_it(ada):
     """Let only members of the tenant's group use the tenant.
 
-    vgpu-run refuses other users. Without vgpu-run, these users get no GPU memory, and not the quota of another tenant.
+    vgpu-run refuses other users. Without vgpu-run, these users get neither GPU memory nor another tenant's quota.
     """
     command = f"{CLIENT} fill 64"
     member, other = ("setpriv --reuid=65534 --regid=65534 --groups=%s " % group for group in ("operator", "nogroup"))

@@ -81,7 +81,7 @@ def test_user_can_keep_only_own_processes(ada, users):
 def test_mps_daemon_of_a_user_is_not_queried(ada, users):
     """Do not query a user's daemon, which could return any pid.
 
-    A program of the user has the name of the daemon, and has the GPU open.
+    A user's program has the daemon's name, and has the GPU open.
     """
     program = "/home/alice/nvidia-cuda-mps-control"
     ada.ask(f"cp /usr/bin/sleep {program} && chown alice {program}")

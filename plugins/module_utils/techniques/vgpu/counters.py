@@ -26,7 +26,7 @@ _LATE_SECONDS = 0.02
 class Counters:
     """Counters of a tenant on a GPU, since the agent created the page.
 
-    `starts` are the launches of an online tenant without other work in flight. `waited_more` has pairs of seconds and
+    `starts` counts an online tenant's launches that had no other work in flight. `waited_more` has pairs of seconds and
     the number of starts that waited longer for an offline kernel, in the order of the seconds.
     """
 

@@ -59,8 +59,7 @@ def text(count, users="-", others=OTHERS):
         (text(5), text(0), NOTHING, Verdict(0, False)),
         (text(0), text(5), NOTHING, Verdict(0, False)),
         (text(7), text(5), NOTHING, Verdict(5, False)),
-        # The number of shared open files is unknown. A count above the maximum is evidence of hidden users, and a count
-        # up to it is none.
+        # The number of shared open files is unknown. Only a count above the maximum is evidence of hidden users.
         (text(4), text(4), Found(None, 4, True, True), Verdict(0, False)),
         (text(5), text(5), Found(None, 4, True, True), Verdict(1, False)),
         # Some processes were not scanned.

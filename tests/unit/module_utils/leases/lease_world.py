@@ -154,7 +154,7 @@ class World:
         return self.ask(uid, op="take", shape=shape, gpus=gpus, seconds=seconds, wait=wait, number=number)
 
     def ask_as_plugin(self, **request):
-        """Send a request as the plugin of the kubelet, and return its answer."""
+        """Send a request as the kubelet's plugin, and return the answer."""
         return self.service.work(self.waiting, json.dumps(request).encode(), Caller(PLUGIN_PID, 0))["answer"]
 
     def prepare(self, claim, *uuids, memory=10, sm=20, name="research/job-gpu-x2x4q"):

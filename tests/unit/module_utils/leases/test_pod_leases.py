@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the leases of pods, which the plugin of the kubelet takes and gives back."""
+"""Test pods' leases, which the kubelet's plugin takes and gives back."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_cpu_time_is_of_processes_that_use_the_gpu():
         holder(WHOLE.uuid, None, "mps", 8, 20.5),
         # A data loader in the unit of a GPU process has the node open, so its time counts for the unit.
         holder(WHOLE.uuid, None, "device_handle", 9, 3.0, "train.service"),
-        # A process of another or unknown unit has only the node open, so its time does not count.
+        # A process in another or an unknown unit has only the node open, so the process's time does not count.
         holder(WHOLE.uuid, None, "device_handle", 10, 5000.0, "other.service"),
         holder(WHOLE.uuid, None, "device_handle", 11, 5000.0),
         # Holders of containers and jobs have no process, and ended processes have no CPU time.

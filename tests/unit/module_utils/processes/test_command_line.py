@@ -75,7 +75,7 @@ def test_aws_key_is_hidden_with_its_secret():
     id, secret = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
     assert shown(["s3", id, secret, "bucket"]) == "s3 *** *** bucket"
     assert shown(["s3", "%s:%s" % (id.replace("AKIA", "ASIA"), secret)]) == "s3 ***:***"
-    # Without a key before them, 40 characters may be anything, for example a commit.
+    # Without a key before it, a text of 40 characters may be anything, for example a commit.
     assert shown(["git", "checkout", HEX]) == "git checkout " + HEX
 
 

@@ -140,7 +140,7 @@ def test_every_kind_of_request_is_tried_in_every_partition():
         ),
         (lambda request: REFUSED if "pad" not in request else (0, "", ""), "does not refuse --gres=gpu:pad:1"),
         (lambda request: REFUSED if "night" not in request else (0, "", ""), "partition night does not refuse"),
-        # With this error, slurmctld may accept the request later.
+        # After this error, slurmctld may accept the request later.
         (
             lambda request: (1, "", "allocation failure: Requested node configuration is not available"),
             "does not refuse",

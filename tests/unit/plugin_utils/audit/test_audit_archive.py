@@ -72,7 +72,7 @@ def test_reports_are_for_the_owner_and_the_group(tmp_path, no_umask):
         files = {path for path in place.rglob("*") if path.is_file() and "latest" not in path.parts}
         assert len(files) == len(FILES) * (day + 1) + 1 and modes(files) == {0o640}
         assert modes([place.parent, place, *map(place.joinpath, directories(place))]) == {0o750}
-        # An earlier release left such a file, and so does an interrupted run.
+        # An earlier release or an interrupted run leaves such a file.
         (place / "index.html").chmod(0o644)
         (place / "index.html.new").write_text("half")
 

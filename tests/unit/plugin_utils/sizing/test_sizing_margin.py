@@ -38,7 +38,7 @@ def test_each_hour_of_uninterrupted_work_is_a_cycle():
     assert count([50] * (HOUR + 1)) == 2
     assert count([*[50] * (2 * HOUR), 0, *[50] * HOUR]) == 3
     assert count(hours(7, (0, 24))) == 7 * 24
-    # With a sample per hour or less, each sample with work is a cycle.
+    # If there is at most one sample per hour, each sample with work counts as a cycle.
     assert count([50] * 5, step=7200) == 5
 
 

@@ -15,7 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.nvml.
 
 
 class Changes(_ChildSession):
-    """A session whose changes only call a function, without NVML."""
+    """A session that calls a function for each change, without NVML."""
 
     def __init__(self, parent: socket.socket) -> None:
         self._note, self._parent = CallNote(), parent
