@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test that the audit finds idle Slurm jobs.
+"""Test how idle Slurm jobs are found, announced to their users and cancelled.
 
-Slurm, Prometheus and the playbook are real. The history of the GPUs is generated.
+Slurm, Prometheus, the playbooks and the mail server are real. The history of the GPUs is generated.
 """
 
 from __future__ import annotations
@@ -10,62 +10,118 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import dataclass
 
 import pytest
 from slurm_host import INVENTORY, layout
 
 from tests.audit.fleet_history import AT_REST, CLEAR, NOBODY, Device, prometheus, steady
+from tests.audit.mailbox import mailbox
 from tests.lab.lab_fixtures import REPOSITORY
+
+__all__ = ["mailbox"]
 
 pytestmark = pytest.mark.thorough
 USER = "alice"
 # Length of the history in hours.
 HOURS = 50
+RUNNING = "JobState=RUNNING Restarts=0"
 
 
-@dataclass(frozen=True)
-class Known(Device):
-    """A GPU with the UUID that its host reports."""
+class IdleJob:
+    """A user's job on a GPU without processes, at rest for two days.
 
-    known_uuid: str = ""
+    The other GPUs were free.
+    """
 
-    @property
-    def uuid(self) -> str:
-        return self.known_uuid
+    def __init__(self, host, folder):
+        self.host, self.folder, self.url = host, folder, ""
+        host.reset(layout())
+        host.ask(f"id {USER} >/dev/null 2>&1 || useradd --create-home {USER}")
+        batch = "cd /tmp && sbatch --parsable --output=/dev/null --gres=gpu:h100:1 --wrap 'sleep 1d'"
+        self.job = host.ask(f'runuser -u {USER} -- sh -c "{batch}"').strip()
+        host.wait_until(f"squeue --noheader --states R --jobs {self.job} | grep -q .")
+        self.gpus = host.module("gpu_info", telemetry=False, holders=True)["gpus"]
+        (self.gpu,) = [gpu["uuid"] for gpu in self.gpus if any(one["kind"] == "slurm" for one in gpu["holders"])]
 
+    def history(self):
+        """Return the course of each GPU."""
+        held = {("gpu:held", "kind", "slurm"): steady(1)}
+        at_rest = {**AT_REST, "gpu:processes": steady(0), "gpu:processes:max5m": steady(0)}
+        return [
+            Device("one", gpu["index"], series=at_rest, labelled=held, known_uuid=gpu["uuid"])
+            if gpu["uuid"] == self.gpu
+            else Device("one", gpu["index"], series=NOBODY, labelled=CLEAR, known_uuid=gpu["uuid"])
+            for gpu in self.gpus
+        ]
 
-def test_idle_job_is_found_with_its_user(host, tmp_path):
-    """Check a job on a GPU that was at rest for two days, without processes."""
-    host.reset(layout())
-    host.ask(f"id {USER} >/dev/null 2>&1 || useradd --create-home {USER}")
-    batch = "cd /tmp && sbatch --parsable --output=/dev/null --gres=gpu:h100:1 --wrap 'sleep 1d'"
-    job = host.ask(f'runuser -u {USER} -- sh -c "{batch}"').strip()
-    host.wait_until(f"squeue --noheader --states R --jobs {job} | grep -q .")
-    info = host.module("gpu_info", telemetry=False, holders=True)
-    (held,) = {gpu["uuid"] for gpu in info["gpus"] for holder in gpu["holders"] if holder["kind"] == "slurm"}
-    history = []
-    for gpu in info["gpus"]:
-        idle = gpu["uuid"] == held
-        kinds = {("gpu:held", "kind", "slurm"): steady(1)} if idle else CLEAR
-        series = {**AT_REST, "gpu:processes": steady(0), "gpu:processes:max5m": steady(0)} if idle else NOBODY
-        history.append(Known("one", gpu["index"], series=series, labelled=kinds, known_uuid=gpu["uuid"]))
-    (tmp_path / "prometheus").mkdir()
-    with prometheus(history, HOURS, tmp_path / "prometheus") as url:
-        given = {
-            "gpu_audit_prometheus": {"url": url},
-            "gpu_audit_dir": str(tmp_path),
-            "gpu_audit_window": f"{HOURS}h",
-            "gpu_audit_thresholds": {"least_history_hours": 0, "idle_hours": 24, "new_holder_hours": 24},
-        }
-        command = ["ansible-playbook", "-i", str(INVENTORY), "playbooks/audit.yml", "-e", json.dumps(given)]
-        environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
+    def play(self, playbook, **variables):
+        """Run a playbook, and return its report."""
+        given = {"gpu_audit_prometheus": {"url": self.url}, "gpu_audit_window": f"{HOURS}h", **variables}
+        given.update(gpu_audit_dir=str(self.folder), gpu_rightsize_dir=str(self.folder))
+        command = ["ansible-playbook", "-i", str(INVENTORY), f"playbooks/{playbook}.yml", "-e", json.dumps(given)]
         done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=480, check=False
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
         )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    findings = json.loads((tmp_path / "audit.json").read_text())["findings"]
+        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+        return json.loads((self.folder / f"{playbook}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def idle(host, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("idle")
+    found = IdleJob(host, folder)
+    (folder / "prometheus").mkdir()
+    with prometheus(found.history(), HOURS, folder / "prometheus") as found.url:
+        yield found
+
+
+def test_idle_job_is_found_with_its_user(idle):
+    thresholds = {"least_history_hours": 0, "idle_hours": 24, "new_holder_hours": 24}
+    findings = idle.play("audit", gpu_audit_thresholds=thresholds)["findings"]
     verdicts = {row["holding"]["subject"]["gpu_uuid"]: row["verdict"] for row in findings}
-    assert verdicts[held]["word"] == "held_without_process", verdicts[held]
-    assert f"Slurm job {job} (wrap) of user {USER}. No process runs on it." in verdicts[held]["reason"]
-    assert [verdict["word"] for uuid, verdict in verdicts.items() if uuid != held] == ["free"] * 3
+    held = verdicts.pop(idle.gpu)
+    assert held["word"] == "held_without_process", held
+    assert f"Slurm job {idle.job} (wrap) of user {USER}. No process runs on it." in held["reason"]
+    assert [verdict["word"] for verdict in verdicts.values()] == ["free"] * 3
+
+
+def test_idle_job_is_announced_and_cancelled_only_if_the_inventory_allows_it(idle, mailbox):
+    def act(jobs):
+        idle.play(
+            "rightsize",
+            gpu_rightsize_thresholds={"least_history_hours": 0, "idle_hours": 1, "new_holder_hours": 1},
+            gpu_rightsize_reclaim="act",
+            gpu_rightsize_reclaim_grace="1h",
+            gpu_rightsize_reclaim_look_seconds=2,
+            gpu_rightsize_reclaim_notice="0.001m",
+            gpu_rightsize_reclaim_tell=[{"to": "{user}@example.org", "server": mailbox.server, "tls": ""}],
+            gpu_rightsize_reclaim_jobs=jobs,
+        )
+
+    host = idle.host
+    # The job is younger than an hour.
+    act("cancel")
+    assert mailbox.mails == [] and host.state(idle.job) == RUNNING
+
+    host.move_start(idle.job, HOURS * 3600)
+    act("spare")
+    assert mailbox.mails == []
+    act("notify")
+    act("notify")
+    ((receivers, mail),) = mailbox.mails
+    assert receivers == [f"{USER}@example.org"] and f"scancel {idle.job}" in mail.get_content()
+    assert host.state(idle.job) == RUNNING
+
+    # The first run announces that the job is cancelled, and the second run cancels it.
+    act("cancel")
+    assert host.state(idle.job) == RUNNING
+    act("cancel")
+    assert host.state(idle.job).startswith("JobState=CANCELLED")
+    assert "AdminComment=openfleet.gpu" in host.ask(f"scontrol show job {idle.job}")
+    assert ["will be cancelled" in mail.get_content() for _to, mail in mailbox.mails] == [False, True, False]
+    assert "was cancelled" in mailbox.mails[2][1].get_content()
