@@ -6,6 +6,8 @@
 Names include units. None means that the driver reports no value. It never means zero.
 """
 
+# `frozen` makes dataclasses.
+# pylint: disable=invalid-field-call
 from __future__ import annotations
 
 import dataclasses

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = {
     "CHANGELOG.md", "COPYING", "FILES.json", "LICENSES", "MANIFEST.json", "README.md", "SECURITY.md", "changelogs", "docs",
     "galaxy.yml", "inventories", "meta", "playbooks", "plugins", "requirements-bundle.txt", "requirements-rightsize.txt", "roles",
-    "tests",
 }  # fmt: skip
 
 
@@ -62,8 +61,6 @@ def test_it_carries_what_users_need_and_nothing_of_a_checkout(collection):
     assert [path for path in waste if path.name != "doc_fragments"] == []
     assert sorted(path.name for path in (collection / "inventories").iterdir()) == ["example", "minimal"]
     assert (collection / "playbooks" / "callback_plugins" / "openfleet_gpu_summary.py").is_file()
-    # Only the ignore files of ansible-test.
-    assert {path.parent.name for path in (collection / "tests").rglob("*") if path.is_file()} == {"sanity"}
     # The file with the same name at the root is only for a checkout.
     assert (collection / "inventories" / "minimal" / "ansible.cfg").is_file()
 
@@ -93,9 +90,28 @@ def test_galaxy_takes_it_without_a_warning(tarball, tmp_path):
         GALAXY_IMPORTER_ANSIBLE_LOCAL_TMP=str(tmp_path / "ansible"),
     )
     assert "Importer processing completed successfully" in told
-    # It counts the statements of ignore files. tests/sanity gives the reason for each.
-    said = [line for line in told.splitlines() if re.match("WARNING|ERROR", line)]
-    assert [line for line in said if not re.search(r"ignore-2\.\d+\.txt", line)] == []
+    assert [line for line in told.splitlines() if re.match("WARNING|ERROR", line)] == []
+
+
+def test_execution_environments_get_its_requirements(collection, tmp_path):
+    """Run ansible-builder's own reader of requirements.
+
+    No image is built, because the base images need a registry.
+    """
+    python, system = tmp_path / "python.txt", tmp_path / "system.txt"
+    run(
+        "ansible-builder",
+        "introspect",
+        f"--write-pip={python}",
+        f"--write-bindep={system}",
+        str(collection.parents[2]),
+        folder=tmp_path,
+    )
+    wanted = (collection / "meta" / "execution-environment-python.txt").read_text()
+    names = re.findall(r"^([a-z_-]+)==", wanted, re.MULTILINE)
+    assert {"nvidia-ml-py", "numpy", "ortools"} <= set(names)
+    assert [name for name in names if f"{name}==" not in python.read_text()] == []
+    assert "gpgv [platform:dpkg]" in system.read_text()
 
 
 def test_its_documentation_has_no_broken_reference(collection):

@@ -7,6 +7,8 @@ The journal is written before the first step and removed after the last one. If 
 interrupted, for example by kill -9 or a power loss.
 """
 
+# `frozen` makes dataclasses.
+# pylint: disable=invalid-field-call
 from __future__ import annotations
 
 import dataclasses

@@ -8,6 +8,8 @@ the caller's environment, folder, standard input and signals. It prints the part
 reads (plugins/plugin_utils/audit/answers.py).
 """
 
+# A program, which prints to its user.
+# pylint: disable=ansible-bad-function
 from __future__ import annotations
 
 import contextlib

@@ -10,6 +10,8 @@ process then becomes the program, so that the program has the caller's terminal,
 signals and exit status need no forwarding.
 """
 
+# A program, which prints to its user.
+# pylint: disable=ansible-bad-function
 from __future__ import annotations
 
 import contextlib

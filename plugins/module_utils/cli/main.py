@@ -6,6 +6,8 @@
 Each subcommand is in its own module, which is imported only when it runs.
 """
 
+# A program, which prints to its user.
+# pylint: disable=ansible-bad-function
 from __future__ import annotations
 
 import argparse

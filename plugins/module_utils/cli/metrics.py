@@ -6,6 +6,8 @@
 It exports the drift of the host and the GPU holders to Prometheus.
 """
 
+# A program, which prints to its user.
+# pylint: disable=ansible-bad-function
 from __future__ import annotations
 
 import contextlib

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the subcommands that need only the catalogue: fits and import."""
 
+# A program, which prints to its user.
+# pylint: disable=ansible-bad-function
 from __future__ import annotations
 
 import json

@@ -9,6 +9,8 @@
 See proc(5).
 """
 
+# `frozen` makes dataclasses.
+# pylint: disable=invalid-field-call
 from __future__ import annotations
 
 import contextlib

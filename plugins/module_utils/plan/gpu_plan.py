@@ -6,6 +6,8 @@
 Check mode, diff, reports and apply use the same object. `change.planner` creates it.
 """
 
+# `frozen` makes dataclasses.
+# pylint: disable=invalid-field-call
 from __future__ import annotations
 
 from dataclasses import field

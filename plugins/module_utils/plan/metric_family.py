@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the samples of a Prometheus metric, and the labels of a GPU."""
 
+# `frozen` makes dataclasses.
+# pylint: disable=invalid-field-call
 from __future__ import annotations
 
 from dataclasses import field

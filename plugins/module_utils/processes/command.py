@@ -7,6 +7,8 @@
 package managers. It has a time limit for each kind of command (docs/limits.md).
 """
 
+# Modules and programs without Ansible run commands here.
+# pylint: disable=ansible-bad-function
 from __future__ import annotations
 
 import contextlib

@@ -13,6 +13,8 @@ must be a process of the unit or container in the inventory (peer.py). With http
 certificate. If the verification fails, nothing is shut down.
 """
 
+# `frozen` makes dataclasses.
+# pylint: disable=invalid-field-call
 from __future__ import annotations
 
 import calendar

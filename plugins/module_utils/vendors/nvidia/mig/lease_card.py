@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find places for leased instances on a GPU. Pure functions."""
 
+# `frozen` makes dataclasses.
+# pylint: disable=invalid-field-call
 from __future__ import annotations
 
 import dataclasses
