@@ -73,6 +73,23 @@ def test_first_table_has_what_a_message_to_an_owner_needs(show):
     assert reasons["it works on other GPUs, so it is not stopped"] == "alice"
 
 
+def test_gpus_of_the_map_have_numbers(show):
+    page = show(page_fleet.usual())
+    numbers = [str(number) for number in range(page_fleet.gpus_of_a_host())]
+    assert shown(page, ".map a:first-child .gpus small") == numbers
+
+
+def test_phone_shows_who_and_how_much_in_the_first_screen(show):
+    page = show(page_fleet.usual(), width=390)
+    first = page.locator("#take td.owner").first.bounding_box()
+    assert first["y"] + first["height"] < 800
+    # A row has its owner, GPUs and cost on one line.
+    cells = [page.locator("#take td.%s" % name).first.bounding_box() for name in ("owner", "number", "money")]
+    assert len({round(cell["y"] + cell["height"] / 2) for cell in cells}) == 1
+    # Verdicts without a part take no space.
+    assert shown(page, ".tile.none") == []
+
+
 def test_names_are_told_in_full_where_there_is_little_room(show):
     page = show(page_fleet.hostile(HOSTILE))
     titles = page.locator("[title]").evaluate_all("all => all.map((one) => one.title).join('|')")

@@ -285,7 +285,11 @@ def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
     room = _CHART["height"] - 2 * _EDGE
     across = [_CHART["width"] * number / (len(days) - 1) for number in range(len(days))]
     lines = []
-    for name, title in (("held_ratio", "held"), ("busy_ratio", "busy"), ("memory_ratio", "memory in use")):
+    for name, title in (
+        ("held_ratio", "held by a workload"),
+        ("busy_ratio", "a kernel ran"),
+        ("memory_ratio", "memory in use"),
+    ):
         values = [getattr(day, name) for day in days]
         known = [value for value in values if value is not None]
         if not known:
