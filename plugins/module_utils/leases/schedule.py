@@ -66,10 +66,15 @@ def book(schedule: Schedule, request: Request, offers: Sequence[Offer], now: flo
     best: Booking | None = None
     for offer in offers:
         try:
-            check_limits(schedule, offer, request)
             made = _earliest(request, offer, _Times(offer, schedule.bookings, now))
         except LeaseError as error:
             problems.append(error)
+            continue
+        try:
+            check_limits(schedule, offer, request)
+        except LeaseError as error:
+            # The entry could grant the request, so its limit is the reason to report.
+            problems.insert(0, error)
             continue
         if best is None or made.begins < best.begins:
             best = made

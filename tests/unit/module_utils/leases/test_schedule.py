@@ -191,6 +191,15 @@ def test_overdue_lease_keeps_its_place():
     assert [each.request.number for each in leases.ended(late, 1, NOW + HOUR + 5).started] == [2]
 
 
+def test_limit_of_the_entry_that_could_grant_the_request_is_reported():
+    offers = (offer(mig_card()), offer(quota_card(), where="gpu_layout[1]", memory_bytes=40 * GIB))
+    schedule = book(Schedule(offers), quota(1, memory=30))
+    with pytest.raises(
+        LeaseError, match=r"gpu_layout\[1\]: alice has 30GiB and asks for 30GiB on 1 GPU, and the limit is 40GiB"
+    ):
+        book(schedule, quota(2, memory=30))
+
+
 def test_queue_has_a_limit():
     schedule = book(host(quota_card(), hours=8760), quota(0, sm=100))
     for number in range(1, leases.MOST_WAITING + 1):
