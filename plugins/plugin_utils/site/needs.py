@@ -24,7 +24,7 @@ def of_layout(layout_data: Any) -> dict[str, Any]:
     `tenants`: names of the tenants.
     `quotas`: true if it has tenants or leases of quotas, which need the limiter.
     `leases`: true if it has leases, which a service of the host creates.
-    `lenders`: who grants its leases (`leases.by` of the entries), sorted.
+    `lenders`: who grants its leases (key `by` in `leases`), sorted.
     `problems`: errors in the layout.
 
     If the layout has errors, `gpus` is true and all other needs are empty. A run can then still remove the collection from
