@@ -33,7 +33,7 @@ from .model import ASKING, MEANINGS, WORDS, Audit, Day, Finding, Stat
 from .report_json import summary, sums
 from .take_back import ASK, RESIZE, STOP, actions, total_of
 from .workload_model import OwnerTotal, OwnerTotals, Workload
-from .write_line import gpus, line, money
+from .write_line import gpus, line, money, part
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -81,7 +81,7 @@ def environment(*folders: Path) -> jinja2.Environment:
     )
     made.filters.update(words=_words, when=when, percent=_percent, gib=_gib, hours=_hours, counted=counted)
     made.filters["gpu_hours"] = _gpu_hours
-    made.filters["part"] = _part
+    made.filters["part"] = part
     made.filters["number"] = _number
     made.globals.update(meanings=MEANINGS, classes=CLASS_OF, owner_labels=_owner_labels)
     return made
@@ -334,10 +334,6 @@ def _hours(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     return "%.0f days" % (seconds / 86400) if seconds >= 172800 else "%.0f h" % (seconds / 3600)
-
-
-def _part(gpus: float) -> str:
-    return ("%.2f" % gpus).rstrip("0").rstrip(".")
 
 
 def _number(value: float) -> str:

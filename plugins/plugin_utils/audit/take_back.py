@@ -13,11 +13,23 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Iterable, Sequence
 
-from .ledger_model import IDLE, RESERVED_UNUSED, RESIZABLE, STALLED, STANDBY, WORKING, Ledger, Row, Sum, sum_of
+from .ledger_model import (
+    GPU_UNITS,
+    IDLE,
+    RESERVED_UNUSED,
+    RESIZABLE,
+    STALLED,
+    STANDBY,
+    WORKING,
+    Ledger,
+    Row,
+    Sum,
+    sum_of,
+)
 from .model import Finding
 from .resting import duration
 from .workload_model import PROCESS, TENANT, UNKNOWN_HOLDER, Workload
-from .write_line import gpus
+from .write_line import gpus, part
 
 STOP, ASK, RESIZE = ACTIONS = ("stop", "ask", "resize")
 #: Workloads that no command stops: a quota runs nothing, and processes of a session belong to their user.
@@ -74,8 +86,11 @@ def actions(book: Ledger, findings: Iterable[Finding]) -> tuple[Action, ...]:
     known = {found.id: found for found in findings}
     busy = {row.owner for row in book.rows if row.owner and row.gpus and row.word in WORKING}
     needs: dict[tuple[str, Workload | None], float] = defaultdict(float)
+    held: dict[Workload, float] = defaultdict(float)
     groups: dict[tuple[str, bool, Workload | str], list[Row]] = defaultdict(list)
     for row in book.rows:
+        if row.owner:
+            held[row.owner] += row.gpus
         if row.gpus and row.word in RESERVED_UNUSED:
             found = known.get(row.finding)
             empty = found is not None and found.verdict.word == _WITHOUT_PROCESS
@@ -90,6 +105,8 @@ def actions(book: Ledger, findings: Iterable[Finding]) -> tuple[Action, ...]:
         action, why = _action(word, owner, owner in busy)
         if not why:
             why = _why(word, empty, of_rows, needed, total.gpus)
+        if owner and action != RESIZE and held[owner] > total.gpus + 1 / GPU_UNITS:
+            why += ", %s of its %s" % (part(total.gpus), gpus(held[owner]))
         items.append(Item(action, owner, _places(rows, known), total, why, empty))
     items.sort(key=_order)
     made = [(name, tuple(item for item in items if item.action == name)) for name in ACTIONS]
@@ -125,7 +142,7 @@ def _action(word: str, owner: Workload | None, works: bool) -> tuple[str, str]:
 
 def _why(word: str, empty: bool, findings: Sequence[Finding], needed: float, unused: float) -> str:
     if word == RESIZABLE:
-        return "needs %s of %s" % (("%.2f" % needed).rstrip("0").rstrip("."), gpus(needed + unused))
+        return "needs %s of %s" % (part(needed), gpus(needed + unused))
     if word == STALLED:
         lasts = [found.holding.stalled_seconds for found in findings]
         return "busy without progress%s" % _since(lasts)

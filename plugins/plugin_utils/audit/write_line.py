@@ -36,9 +36,14 @@ def _words(audit: Audit, words: Sequence[str]) -> str:
     return ", ".join("%d %s" % (audit.count(word), word.replace("_", " ")) for word in words if audit.count(word))
 
 
+def part(count: float) -> str:
+    """Return a number of GPUs without the noun."""
+    return ("%.2f" % count).rstrip("0").rstrip(".")
+
+
 def gpus(count: float) -> str:
     """Return a number of GPUs, which can be a fraction."""
-    text = ("%.2f" % count).rstrip("0").rstrip(".")
+    text = part(count)
     return "%s %s" % (text, "GPU" if text == "1" else "GPUs")
 
 

@@ -69,9 +69,9 @@ def test_only_workloads_that_a_command_can_stop_are_stopped():
         ("t", "no sign of work for 3 days"),
         ("processes of zoe", "no sign of work for 3 days"),
         (None, "its holder is unknown"),
-        ("tune.service", "it works on other GPUs, so it is not stopped"),
-        ("tune.service", "waits, no sign of work for 3 days"),
-        ("tune.service", "busy without progress for 4 days"),
+        ("tune.service", "it works on other GPUs, so it is not stopped, 1 of its 2 GPUs"),
+        ("tune.service", "waits, no sign of work for 3 days, 1 of its 2 GPUs"),
+        ("tune.service", "busy without progress for 4 days, 1 of its 2 GPUs"),
     }
 
 
