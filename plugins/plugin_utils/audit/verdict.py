@@ -46,6 +46,8 @@ _STALLED_SECONDS, _STALLED_IN_DOUBT_SECONDS = 3600.0, 86400.0
 
 #: Advice about a GPU that failed.
 _REPAIR = "Drain the host, and reset or replace the GPU."
+#: Verdicts on use. A long pause that is still within the limit is worth a sentence.
+_USED = ("saturated", "oversized_memory", "oversized_compute", "right")
 #: Throttle reasons that indicate a fault. A power cap does not indicate one, because operators configure it and a GPU
 #: reaches it only under load.
 _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
@@ -99,6 +101,11 @@ def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float
         money = round(holding.price_per_hour * HOURS_PER_MONTH * waste, 2)
     rest = resting(holding, limits.idle_policy)
     idle_after = rest.idle_after_seconds if rest else None
+    if rest and word in _USED:
+        reason += " It has been quiet for %s, and is idle after %s." % (
+            duration(rest.seconds),
+            duration(rest.idle_after_seconds),
+        )
     return Verdict(word, reason, use_of(holding, limits), money, idle_after, waste)
 
 

@@ -404,3 +404,14 @@ def test_gpu_is_not_free_with_less_evidence(more):
 @pytest.mark.parametrize(("silent_hours", "expected"), [(2.9, "idle"), (3.1, "no_data")])
 def test_gpu_without_recent_samples_is_not_idle(silent_hours, expected):
     assert word(holding(**IDLE, silent_seconds=silent_hours * 3600)) == expected
+
+
+def test_used_gpu_in_a_long_pause_names_the_pause_and_the_limit():
+    paused = Quiet(60 * 3600.0, longest_seconds=40 * 3600.0, held_seconds=TWO_WEEKS)
+    verdict = judge(holding(quiet=paused, held_seconds=TWO_WEEKS), seconds=TWO_WEEKS)
+    assert verdict.word == "right" and verdict.idle_after_seconds > paused.seconds
+    assert (
+        "It has been quiet for 2.5 days, and is idle after %.1f days." % (verdict.idle_after_seconds / 86400)
+        in verdict.reason
+    )
+    assert "quiet" not in judge(holding(), seconds=TWO_WEEKS).reason
