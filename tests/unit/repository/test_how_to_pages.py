@@ -18,8 +18,8 @@ NAMES = sorted(path.name for path in how_to.PAGES.glob("*.md"))
 #: Pages whose commands no test runs, with a sentence of the page that says so, or the reason.
 NOT_FOLLOWED = {
     "audit-owners.md": "tests/audit runs the same playbook with these settings",
-    "awx.md": "They were not run in AWX or Semaphore.",
-    "cloud-init.md": "It was not run in a cloud.",
+    "awx.md": "were not run in AWX or Semaphore.",
+    "cloud-init.md": "was not run in a cloud.",
     "colocate.md": "tests of the limiter run these tenants",
     "find-waste.md": "the scenario audit runs these steps with its own settings",
     "upgrade-the-driver.md": "the scenario nvidia_driver runs the role with stand-in packages",
