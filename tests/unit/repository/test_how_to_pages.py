@@ -61,4 +61,6 @@ def test_pages_name_playbooks_and_variables_that_exist(name):
 def test_pages_have_numbered_steps(name):
     text = (how_to.PAGES / name).read_text(encoding="utf-8")
     steps = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.M)]
-    assert steps == list(range(1, len(steps) + 1)) and steps
+    # A page with several tasks numbers the steps of each.
+    assert steps and steps[0] == 1
+    assert all(step in (1, before + 1) for before, step in zip(steps, steps[1:]))
