@@ -3,8 +3,8 @@
 """Repeat the experiment of FGD's published table with online placement.
 
 Source: Weng et al., USENIX ATC 2023. Requests arrive one by one. Each gets a place at once or fails for good, and nothing
-moves. The list is shuffled, and random requests of the list are appended. The figure is the allocated share of all GPUs
-when the arrivals reach the size of the fleet.
+moves. The list is shuffled, and random requests of the list are appended. The result is the allocated share of all GPUs
+when the arrived requests together ask for as many GPUs as the fleet has.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Ask:
     check: bool = False
     #: True if the run must fail.
     fails: bool = False
-    #: Shell commands before the run, and after it even if the run failed.
+    #: Shell commands. `first` runs before the run, and `then` after it, even if the run failed.
     first: str = ""
     then: str = ""
 

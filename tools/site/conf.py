@@ -18,7 +18,7 @@ html_theme = "furo"
 html_title = f"openfleet.gpu {version}"
 html_copy_source = False
 html_show_sphinx = False
-# References of the reference pages to ansible-core's own documentation. The file is written at each build, so that a build
+# The reference pages link to ansible-core's documentation. Each build writes the inventory of these links itself, so that it
 # needs no network.
 intersphinx_mapping = {
     "ansible": ("https://docs.ansible.com/projects/ansible/latest/", str(Path(__file__).with_name("external.inv")))

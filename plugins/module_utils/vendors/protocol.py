@@ -62,7 +62,7 @@ class Session(Protocol):
 
 
 class Divider(Protocol):
-    """Divide a device into parts. Planning is pure."""
+    """Divide a device into parts. The methods that plan have no side effects."""
 
     #: Value of `sharing` in `gpu_layout`, and key of the steps.
     key: str

@@ -275,7 +275,7 @@ def test_sick_gpu_in_the_other_mode_blocks_no_other(three, sick, call, entry, ch
     fail(three, call, code, gpu=sick)
     before = three.module("gpu_info")["gpus"][sick]
     if (sick, call) == (2, "nvmlDeviceGetGpuInstanceProfileInfo"):
-        changed = True  # The other two GPUs agree on the profiles of their model.
+        changed = True  # The other two GPUs of the model report the same profiles.
     # The run changes the healthy GPUs as well.
     layout = [{"gpus": healthy, "sharing": "mig", "mig": WHOLE}, dict(entry, gpus=[sick])]
     if call.startswith("nvmlDeviceGet") and not changed:

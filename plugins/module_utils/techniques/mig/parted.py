@@ -37,7 +37,7 @@ _KEYS = {"devices", "device-filter", "mig-enabled", "mig-devices"}
 
 @frozen
 class Converted:
-    """A layout as data, and one sentence for each part that it does not express."""
+    """A layout as data, and a sentence for each part that it cannot express."""
 
     layout: list[dict[str, Any]]
     problems: tuple[str, ...] = ()

@@ -117,8 +117,8 @@ class VgpuChange:
         """
         attempt_all(
             *(functools.partial(self._host.forget, name) for name in self._came),
-            # The changes were applied in the order shrink, grow. In reverse order, tenants again shrink before others
-            # grow.
+            # The changes were applied in the order shrink, grow. Undone in reverse order, each grow becomes a shrink,
+            # so tenants again shrink before others grow.
             *(functools.partial(self._host.write, tenant) for tenant in reversed(self._changed)),
         )
 

@@ -326,7 +326,7 @@ def _packed(
         raise PlanError(where[misfit.name], *_too_large(tenant, misfit, bins, gpus, vgpu.oversubscribe_memory_ratio))
     raise PlanError(
         where[misfit.name],
-        "%s does not fit with the tenants before it. Free is %s"
+        "%s does not fit beside the tenants before it. Free: %s"
         % (tenant, ", ".join("%s on gpu %d" % (_room(each), index[each.uuid]) for each in free)),
         "Lower memory or sm_percent, move tenants, or raise oversubscribe.",
     )
@@ -349,7 +349,7 @@ def _too_large(
     )
     times = "" if memory_ratio == 1 else ", times %g by oversubscribe.memory" % memory_ratio
     return (
-        "%s is larger than the memory of its GPUs, which is %s%s" % (tenant, sizes, times),
+        "%s needs more memory than its GPUs have, which is %s%s" % (tenant, sizes, times),
         "The largest memory that fits is %s." % size(largest(bins, misfit)),
     )
 

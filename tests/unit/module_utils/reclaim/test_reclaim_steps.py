@@ -128,7 +128,7 @@ def test_clock_set_back_restarts_the_waiting_time(machine):
 
 
 def test_each_finding_has_its_own_idle_time(machine):
-    """Check two idle times: a common one would be too short for slower rhythms."""
+    """Check two idle times. One time for all would be too short for slow workloads."""
     machine.holders = [replace(one, pid=7, started_seconds=machine.now - 5 * DAY) for one in machine.holders]
     done = machine.run(
         {**UNIT, "idle_after_seconds": 6 * DAY}, {**OTHER, "idle_after_seconds": 4 * DAY}, grace_seconds=2 * DAY

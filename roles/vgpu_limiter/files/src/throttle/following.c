@@ -57,7 +57,7 @@ static void ask(struct throttle *t, const struct quota *quota, struct seat_answe
 	t->ask_change_ns = now + CHANGE_AGAIN_NS;
 }
 
-/* Update the tenant's seat on a GPU that this process only reads. */
+/* Update the tenant's seat on a GPU whose seat pages this process may only read. */
 static void follow_peer(struct peer *peer, const struct quota_gpu *gpu, struct seat_pages *pages)
 {
 	struct seat *page = pages->own;

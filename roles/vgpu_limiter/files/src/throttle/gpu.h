@@ -41,7 +41,7 @@ struct throttle_gpu {
 	bool ending;			/* the turn ends when the work in flight is done */
 	bool alone;			/* no other tenant wanted the GPU at looked_ns */
 	int64_t looked_ns;		/* time at which the other seats were last read */
-	int64_t progress_ns;		/* last time at which some work was known to be done, or at which no work was in flight */
+	int64_t progress_ns;		/* last time at which work was known to have finished, or at which no work was in flight */
 	int64_t done_ns;		/* last time at which work finished, or at which work began on an idle GPU */
 	int64_t turn_checked_ns;	/* time of the last check whether the turn is over */
 	int64_t lead_ns;		/* credit added to this GPU, so that it has as much as the tenant's best GPU */

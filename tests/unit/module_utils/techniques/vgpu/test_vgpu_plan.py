@@ -137,7 +137,7 @@ def test_memory_and_share_can_be_oversubscribed():
 def test_too_large_tenant_is_refused_with_the_size_of_the_gpu(tenants, oversubscribe, size):
     text = refused(entry([0, 1], *tenants, oversubscribe=oversubscribe))
     assert text.startswith("gpu_layout[0].vgpu.tenants[%d]: the tenant a (" % (len(tenants) - 1))
-    assert "is larger than the memory of its GPUs, which is" in text and size in text
+    assert "needs more memory than its GPUs have, which is" in text and size in text
     assert "with the tenants before it" not in text
     fits = [
         dict(each, memory="%dMiB" % (MIB * oversubscribe.get("memory", 1))) for each in tenants if each["name"] == "a"
@@ -149,7 +149,7 @@ def test_misfit_is_named_with_the_free_amount():
     text = refused(entry([0, 1], tenant("a", 40, 60), tenant("b", 40, 10), tenant("pair", 8, 30, gpus=2)))
     assert text.startswith("gpu_layout[0].vgpu.tenants[2]: the tenant pair (8GiB and 30 % on each of 2 GPUs)")
     total = GPUS[0].memory_total_bytes // 2**20 - 40 * 1024
-    assert "Free is %dMiB and 40 %% on gpu 0, %dMiB and 90 %% on gpu 1" % (total, total) in text
+    assert "Free: %dMiB and 40 %% on gpu 0, %dMiB and 90 %% on gpu 1" % (total, total) in text
 
 
 def test_a_gpu_has_64_seats():
