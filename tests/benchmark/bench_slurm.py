@@ -6,6 +6,7 @@ The node is a lab host with Debian 13, whose Slurm 24.11 is real, and with simul
 layouts, and random jobs run on all four GPUs. slurmctld refuses requests for GPUs without a type. Each change is a run of the
 roles gpu_slurm and gpu_layout in the order of site.yml, with `gpu_layout_on_busy: drain`. While the run waits for jobs, the
 benchmark ends them one by one in random order. SEED selects the transitions, and CASES sets their number.
+Results of different seeds add up, so a long measurement can be split. The log has the time of each transition.
 
 A job is lost if it does not run on the same devices after the change, although the run did not wait for it. A job waits without
 need if the run waits for it, although its devices stay and the jobs of all staying devices can keep their numbers. The time to
