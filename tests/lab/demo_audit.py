@@ -60,7 +60,7 @@ class Service:
 SERVICES = [
     # Two services that need only small parts of a GPU, and one that uses its whole instance.
     Service("chat", "root", 6, "", Use((5, 7), (0.02, 0.1)), "oversized_memory", "right"),
-    Service("search", "root", 7, "", Use((11, 14), (0.05, 0.2)), "oversized_memory", "right"),
+    Service("search", "root", 7, "", Use((22, 26), (0.05, 0.3)), "oversized_memory", "right"),
     Service("train", "bob", 0, "2g.20gb", Use((14, 17), (0.12, 0.24)), "right", "right"),
     # A service whose instance is too small, and a notebook that does not use its instance.
     Service("render", "bob", 3, "1g.20gb", Use((18.6, 19), (0.04, 0.1)), "saturated", "saturated"),
@@ -108,6 +108,8 @@ def _loop(run: Run, prometheus: Prometheus, places: dict[str, Place], settings: 
     proposal = json.loads((REPORT / "rightsize.json").read_text())
     for step in proposal["steps"]:
         places.update(_follow(step, run, proposal))
+    if not any(step["kind"] == "apply" for step in proposal["steps"]):
+        wrong.append("the proposal changes no layout")
     resized = {row["name"] for row in proposal["workloads"] if row["change"] in ("moved", "resized")}
     wrong += [f"the proposal does not change {name}" for name in sorted({"chat", "search"} - resized)]
 
@@ -132,6 +134,8 @@ def _settings(url: str) -> dict[str, object]:
         # The history of three days contains no weekend.
         "gpu_audit_thresholds": SHORT,
         "gpu_rightsize_hosts": HOST,
+        # No instance with this profile is free, so the layout changes.
+        "gpu_rightsize_workloads": [{"match": "search", "profile": "4g.40gb"}],
         "gpu_rightsize_dir": str(REPORT),
         # The history covers the services, although they have only just started.
         "gpu_rightsize_thresholds": {**SHORT, "least_history_hours": 0},
