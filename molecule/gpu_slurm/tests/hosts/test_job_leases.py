@@ -19,6 +19,8 @@ from slurm_host import INVENTORY, JOB_SUBMIT, NODE, ROLE, SHOWN, follow
 from tests.lab.role_plays import run_role
 from tests.thorough import THOROUGH
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = "/usr/lib/openfleet-gpu/slurm/job-lease"
 LINES = {"Prolog": PROGRAM, "Epilog": PROGRAM, "TaskProlog": "/usr/lib/openfleet-gpu/slurm/task-prolog"}
 UNIT = {"memory": "8GiB", "sm_percent": 10}
@@ -49,6 +51,9 @@ NODE_STATE = f"sinfo --noheader --nodes {NODE} --format %T"
 @pytest.fixture(scope="module")
 def leased(host):
     """Apply the layout with the roles, and set Prolog, Epilog and TaskProlog."""
+    version = host.ask("sinfo --version")
+    if version.startswith("slurm 22."):
+        pytest.skip("jobs have no lease until slurmd restarts: %s" % version.strip())
     for name in LINES:
         host.ask(f"sed -i '/^{name}=/d' /etc/slurm/slurm.conf")
     host.reset(PLAIN)
