@@ -66,13 +66,15 @@ def test_waterline_changes_under_running_programs(ada, layout):
         assert train("alloc 10000") == [0]
         changed = copy.deepcopy(layout)
         changed[0]["vgpu"]["waterline_percent"] = 80
-        ada.play("site.yml", "--tags", "gpu_layout", gpu_layout=changed, vgpu_limiter_services={})
+        ada.play("site.yml", "--tags", "gpu_layout,vgpu_limiter", gpu_layout=changed, vgpu_limiter_services={})
         train.until("alloc 12000", [0])
         assert train(f"alloc {most - 24000 + 1}") == [OUT_OF_MEMORY]
         ada.apply(layout)
         # The tenant keeps its memory, and the online tenant may use the rest.
         train.until("alloc 100", [OUT_OF_MEMORY])
         assert serve("alloc 4000") == [0]
+    # The run removed what belongs to the services of the inventory.
+    ada.play("site.yml", "--tags", "gpu_layout,vgpu_limiter")
 
 
 def test_removed_tenant_cannot_be_started(ada, layout):
