@@ -24,6 +24,9 @@ PERCENT = 100
 # First release in which shards on a node do not split the files of MIG devices (NEWS of 23.02.7: "gpu/nvml - Fix issue that
 # resulted in the wrong MIG devices being constrained to a job"). In 22.05, jobs on such a node run without a GPU.
 SHARDS_BESIDE_MIG = (23, 2, 7)
+# Release with which leases of jobs were tested. With 22.05.8, jobs had no lease until slurmd restarted, although
+# `scontrol reconfigure` had been run.
+LEASES = (24, 11)
 _CURE = "Change the entry."
 
 
@@ -35,6 +38,7 @@ def offer(node: Node) -> Offer:
         *_refuse_nameless(listed),
         *_refuse_clients(listed),
         *_refuse_shards(listed),
+        *_refuse_leases(node),
         *refuse_quotas(node.gpus),
     ]
     if refusals:
@@ -168,6 +172,17 @@ def _refuse_shards(node: Node) -> list[Refusal]:
     )
     cure = "Update Slurm, or change the entry."
     return [refusal(group, problem, cure) for group in by_entry([each for each in node.gpus if replicas(each)])]
+
+
+def _refuse_leases(node: Node) -> list[Refusal]:
+    if node.version is None or node.version[:2] >= LEASES[:2]:
+        return []
+    problem = "jobs get leases with Slurm %s or later, and the node runs %s" % (
+        version_text(LEASES),
+        version_text(node.version),
+    )
+    groups = by_entry([each for each in node.gpus if leases_of(each) is not None])
+    return [refusal(group, problem, "Update Slurm, or change the entry.") for group in groups]
 
 
 def version_text(version: Sequence[int]) -> str:

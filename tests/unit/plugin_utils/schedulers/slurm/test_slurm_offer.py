@@ -274,6 +274,7 @@ def test_layout_is_offered_completely_or_refused(version):
             any(entry in REFUSED_ALONE for entry in pair)
             or (MPS in pair and (SLICED in pair or any(e in PARTITIONED for e in pair)))
             or (SLICED in pair and any(e in PARTITIONED for e in pair) and version != NEW)
+            or (LEASED in pair and version == OLD)
         )
         assert bool(found.refusals) == must_refuse, pair
         if found.refusals:
@@ -284,6 +285,16 @@ def test_layout_is_offered_completely_or_refused(version):
             # Slurm refuses a node that has GRES of one name both with and without a type.
             assert all(bool(each.type) == (each.name == "gpu") for each in gres), pair
             assert len({each.kind for each in gres}) == len(gres), pair
+
+
+@pytest.mark.parametrize(
+    ("version", "is_refused"), [((22, 5, 8), True), ((23, 11, 0), True), ((24, 11, 0), False), (None, False)]
+)
+def test_leases_of_jobs_need_a_release_with_which_they_were_tested(version, is_refused):
+    found = offer_node(parse_layout([dict(LEASED, gpus=[0])]), gpus(1), "slurm", version=version)
+    assert bool(found.refusals) == is_refused
+    if is_refused:
+        assert "jobs get leases with Slurm 24.11 or later, and the node runs 2" in found.refusals[0].problem
 
 
 def test_units_of_an_entry_are_counted_so_that_each_job_fits():
