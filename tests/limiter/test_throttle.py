@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import statistics
 
 import pytest
 
@@ -107,24 +108,24 @@ def test_the_time_of_a_launch_on_the_host_is_not_counted_as_busy(tmp_path, built
 
 
 @pytest.mark.parametrize(
-    "kernels",
+    ("kernels", "runs"),
     [
-        "--kernel 5000",
-        "--kernel 3000 --kernel 8000",
-        "--kernel 3000 --kernel 8000 --kernel 2000 --kernel 6000",
-        "--kernel 7000 --kernel 2000 --kernel 3000",
-        "--kernel 30000 --kernel 2000",
+        ("--kernel 5000", 1),
+        ("--kernel 3000 --kernel 8000", 1),
+        ("--kernel 3000 --kernel 8000 --kernel 2000 --kernel 6000", 1),
+        ("--kernel 7000 --kernel 2000 --kernel 3000", 12),
+        ("--kernel 30000 --kernel 2000", 1),
     ],
 )
-def test_launches_that_take_as_long_as_their_kernels_are_counted(tmp_path, built, kernels):
+def test_launches_that_take_as_long_as_their_kernels_are_counted(tmp_path, built, kernels, runs):
     """Count only the part of each launch in which the GPU is idle.
 
-    During the rest of the launch, the previous kernel runs. Which launches are timed depends on the process number, so
-    the share differs between runs: 60 runs gave 34.1 to 39.2 for the worst pattern. If the whole launch were counted,
-    the share would be below 30.
+    During the rest of the launch, the previous kernel runs. Which launches are timed depends on the process number. With
+    three lengths, the share of a run differs by up to 3 points from the mean, so the mean of several runs is compared.
     """
-    share = alone(tmp_path, built, 40, f"{kernels} --sync 800 --seconds 2", STUB_LAUNCH_NS="5000")
-    assert 30 < share < 40 + POINTS
+    options = f"{kernels} --sync 800 --seconds 2"
+    shares = [alone(tmp_path / str(run), built, 40, options, STUB_LAUNCH_NS="5000") for run in range(runs)]
+    assert statistics.mean(shares) > 35 and max(shares) < 40 + POINTS, shares
 
 
 def test_launches_that_wait_for_their_kernels_are_counted(tmp_path, built):
@@ -191,15 +192,19 @@ def test_a_kernel_that_takes_another_time_than_before_is_charged_for_it(tmp_path
 
 @pytest.mark.parametrize("every", [3, 10])
 @pytest.mark.parametrize("options", ["", "--sync 1 --gap 100000"])
-def test_a_kernel_of_two_lengths_is_charged_for_both(world, every, options):
+def test_a_kernel_of_two_lengths_is_charged_for_both(tmp_path, built, every, options):
     """Learn the second length of a kernel after some long launches, in half a second.
 
-    Which launches are timed depends on the process number. 16 runs of the last case gave 39.8 to 42.1.
+    Which launches are timed depends on the process number, so the mean of several runs is compared.
     """
     words = f"--kernel mixed_10000_1000000_{every} {options} --report 0.5 --seconds 20"
-    worker = world.worker(world.tenant(40), words)
-    world.run()
-    assert worker.share(2, 20) == pytest.approx(40, abs=POINTS + 2)
+    shares = []
+    for run in range(4):
+        world = World(tmp_path / str(run), built)
+        worker = world.worker(world.tenant(40), words)
+        world.run()
+        shares.append(worker.share(2, 20))
+    assert statistics.mean(shares) == pytest.approx(40, abs=POINTS), shares
 
 
 def test_dependent_launches_are_parted_only_while_their_lengths_are_learned(world):
