@@ -21,7 +21,7 @@ from subprocess import CalledProcessError
 from tests.lab.fleet import LAB, FleetError, play
 from tests.lab.nvidia_smi import NvidiaSmiError, Run, read_gpus
 from tests.lab.prometheus import Prometheus, PrometheusError
-from tests.lab.recorded_history import DAY, Place, Subject, Use, goes_on, put_into, subjects, text
+from tests.lab.recorded_history import DAY, Place, Subject, Use, goes_on, put_into, subjects, text, without_activity
 from tests.lab.relay import relay
 from tests.lab.verify_layout import podman_run
 
@@ -67,8 +67,6 @@ SERVICES = [
     Service("notebook", "alice", 0, "3g.40gb", Use((9, 9), (0, 0)), "idle", ""),
 ]
 NOTEBOOK = SERVICES[-1]
-#: The series that shows how much of its part a service uses.
-ACTIVITY = "gpu:compute_active_ratio"
 
 
 def show() -> list[str]:
@@ -273,14 +271,12 @@ def _seen(prometheus: Prometheus, uses: dict[Place, Use]) -> dict[Place, Subject
         split = {uuid for uuid, instance in seen if instance}
         # The processes of a GPU include those in its instances.
         differing = {place for place in working ^ set(uses) if place[1] or place[0] not in split}
-        # The activity of a new instance is known after a second measurement. Without it, no history is recorded for it.
-        unknown = {place for place in uses if ACTIVITY not in getattr(seen.get(place), "series", {})}
-        if not differing | unknown:
+        differing |= without_activity(seen, uses)
+        if not differing:
             return seen
         reason = prometheus.why_broken()
         if reason or time.monotonic() > deadline:
-            places = sorted(differing | unknown)
-            raise RuntimeError(f"Prometheus and the services differ on {places} {reason}".rstrip())
+            raise RuntimeError(f"Prometheus and the services differ on {sorted(differing)} {reason}".rstrip())
         time.sleep(0.5)
 
 

@@ -67,6 +67,9 @@ _COURSES: Mapping[str, Callable[[Use, float, int], float]] = {
 #: missing too.
 _MADE_OF = {"gpu:activity_ratio:max5m": "gpu:busy_ratio"}
 
+#: A GPU has at least one of these series, and an instance has the second one.
+_ACTIVITIES = {"gpu:busy_ratio", "gpu:compute_active_ratio"}
+
 
 @dataclass
 class Subject:
@@ -91,6 +94,14 @@ def subjects(prometheus: Prometheus) -> dict[Place, Subject]:
         if _place(sample.labels) in found:
             found[_place(sample.labels)].series[name] = Sample(_named(sample.labels), sample.value)
     return found
+
+
+def without_activity(there: Mapping[Place, Subject], uses: Mapping[Place, Use]) -> set[Place]:
+    """Return the used places whose activity Prometheus does not know yet.
+
+    The activity of a new instance is known after a second measurement. Before, no history of it would be recorded.
+    """
+    return {place for place in uses if place not in there or not _ACTIVITIES & set(there[place].series)}
 
 
 def _named(labels: Mapping[str, str]) -> dict[str, str]:

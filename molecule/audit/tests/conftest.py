@@ -16,7 +16,7 @@ import pytest
 
 from tests.lab.lab_fixtures import container_name, lab_host
 from tests.lab.prometheus import Prometheus
-from tests.lab.recorded_history import DAY, goes_on, put_into, subjects, text
+from tests.lab.recorded_history import DAY, goes_on, put_into, subjects, text, without_activity
 from tests.lab.relay import relay
 from tests.thorough import THOROUGH
 
@@ -137,8 +137,11 @@ class Monitor:
         while (seen := self._as_it_is_seen()) != wanted:
             assert time.monotonic() < deadline, f"Prometheus sees {seen}, and there is {wanted}"
             time.sleep(0.5)
+        while unknown := without_activity(there := subjects(self.prometheus), fleet.uses()):
+            assert time.monotonic() < deadline, f"Prometheus does not know the activity of {sorted(unknown)}"
+            time.sleep(0.5)
         end = int(time.time())
-        put_into(container_name("monitor"), text(subjects(self.prometheus), fleet.uses(), end - 7 * DAY, end))
+        put_into(container_name("monitor"), text(there, fleet.uses(), end - 7 * DAY, end))
         goes_on(self.prometheus)
 
     @staticmethod
