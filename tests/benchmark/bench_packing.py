@@ -178,8 +178,8 @@ def sample(requests: list[Request], count: int, rng: random.Random) -> list[Requ
 # -- Measurements --
 
 
-def checked(problem: Problem, what: str) -> Packing:
-    packing = pack(problem)
+def checked(problem: Problem, what: str, solver: str = "auto") -> Packing:
+    packing = pack(problem, solver)
     wrong = check.problems(problem, packing)
     if wrong:
         raise SystemExit("bench: %s: the packing is wrong: %s" % (what, wrong[0]))
@@ -248,9 +248,8 @@ def _heuristic_gap(path: str, hosts: list[tuple[str, int]], most: int) -> tuple[
     """Return the figure for the largest gap of the heuristic to the search.
 
     Each list in the folder of the file is packed three times: its requests for parts of GPUs on enough GPUs and on too few,
-    and all requests on the hosts. The gap is how many more GPUs the heuristic uses,
-    or how many more workloads it leaves out, in percent of the search's
-    number.
+    and all requests on the hosts. The gap is how many more GPUs the heuristic uses, or how many more workloads it leaves
+    out, in percent of the search's number.
     """
     whole = fleet_of(hosts, sum(count for _host, count in hosts))
     largest = 0.0
@@ -258,19 +257,21 @@ def _heuristic_gap(path: str, hosts: list[tuple[str, int]], most: int) -> tuple[
         requests = read_requests(str(file))
         parts = as_workloads([r for r in requests if r.gpus == 1 and r.thousandths < 1000])
         fleet = fleet_of(hosts, len(parts))
-        enough = pack(Problem(fleet, parts)).score.gpus
+        enough, gap = _gap(Problem(fleet, parts), "%s, parts" % file.name)
         problems = {
-            "parts": Problem(fleet, parts),
             "parts on too few GPUs": Problem(fleet[: int(SHORT * enough)], parts),
             "all": Problem(whole, as_workloads(requests)),
         }
-        for what, problem in problems.items():
-            found, best = (pack(problem, solver) for solver in ("heuristic", "auto"))
-            _say("%s, %s, heuristic" % (file.name, what), found)
-            _say("%s, %s, search" % (file.name, what), best)
-            for mine, least in ((len(found.unplaced), len(best.unplaced)), (found.score.gpus, best.score.gpus)):
-                largest = max(largest, 100 * (mine - least) / max(least, 1))
+        gaps = [gap, *(_gap(problem, "%s, %s" % (file.name, what))[1] for what, problem in problems.items())]
+        largest = max(largest, *gaps)
     return "packing_heuristic_gap_percent", largest, "percent"
+
+
+def _gap(problem: Problem, what: str) -> tuple[int, float]:
+    """Return the search's number of GPUs, and the heuristic's gap in percent."""
+    found, best = checked(problem, "%s, heuristic" % what, "heuristic"), checked(problem, "%s, search" % what)
+    pairs = (len(found.unplaced), len(best.unplaced)), (found.score.gpus, best.score.gpus)
+    return best.score.gpus, max(100 * (mine - least) / max(least, 1) for mine, least in pairs)
 
 
 def _online(name: str, options, seeds: Iterable[int]):
