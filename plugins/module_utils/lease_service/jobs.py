@@ -13,7 +13,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
-from ..errors import FleetError
 from ..holders.cgroup import parse_cgroup
 from ..holders.peer_owner import own_container
 from ..layout.leases import MOST_HOURS, SLURM
@@ -21,6 +20,7 @@ from ..leases.model import LATER, Booking, LeaseError, Offer, Place, Request, Re
 from ..leases.names import job_account, job_claim, job_of
 from ..leases.units import most_units, shape_of
 from ..processes import peer
+from .grant import grant
 from .request import Ask
 
 _ROOT = 0
@@ -106,27 +106,17 @@ class JobLeases:
             raise RetryLaterError("job %s" % ask.job, "its former lease is still in use", LATER)
         if booking is not None:
             # Slurm can run the Prolog again.
-            return self._granted(self._host.take(booking))
+            return self._answer(self._host.take(booking))
         offer, place, request = place_of(ask, self._host.offers(SLURM), turn.bookings)
         number = turn.next_number
         request = dataclasses.replace(request, number=number, claim=job_claim(ask.job, self._boot))
         booking = Booking(request, offer.where, (place,), turn.now, True)
-        turn.next_number += 1
-        turn.bookings = (*turn.bookings, booking)
-        turn.started.add(number)
-        # If this call is interrupted here, the Epilog gives the lease back.
-        self._write(turn)
-        try:
-            grant = self._host.take(booking)
-        except FleetError:
-            self._host.give_back(number)
-            turn.end(booking)
-            raise
+        granted = grant(self._host, turn, booking, self._write)
         turn.log.append("job %s takes lease %d: %s" % (ask.job, number, request.shape))
-        return self._granted(grant)
+        return self._answer(granted)
 
-    def _granted(self, grant: Any) -> Mapping[str, Any]:
-        return {"number": grant.number, "environment": dict(grant.environment)}
+    def _answer(self, granted: Any) -> Mapping[str, Any]:
+        return {"number": granted.number, "environment": dict(granted.environment)}
 
     def _end(self, turn: Any, booking: Booking | None) -> Mapping[str, Any]:
         if booking is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Mapping
 
-from ..errors import FleetError
 from ..holders.cgroup import Origin, parse_cgroup
 from ..holders.peer_owner import own_container
 from ..layout.leases import KUBERNETES, MOST_HOURS
@@ -20,6 +19,7 @@ from ..leases.names import job_of, pod_account
 from ..processes import peer
 from ..techniques.vgpu.files import CDI_KIND
 from ..techniques.vgpu.model import VgpuTenant
+from .grant import grant
 from .request import Ask
 
 #: The unit of the plugin. The role gpu_kubernetes installs it.
@@ -132,25 +132,14 @@ class PodLeases:
         if booking is not None:
             # The kubelet repeats the request after it restarts.
             check_same(ask, booking)
-            return self._granted(self._host.take(booking))
+            return self._answer(self._host.take(booking))
         booking = booking_of(ask, self._host.offers(KUBERNETES), turn.next_number, turn.now)
-        number = booking.request.number
-        turn.next_number += 1
-        turn.bookings = (*turn.bookings, booking)
-        turn.started.add(number)
-        # If this call is interrupted here, the plugin finds a claim that the kubelet does not know, and gives it back.
-        self._write(turn)
-        try:
-            grant = self._host.take(booking)
-        except FleetError:
-            self._host.give_back(number)
-            turn.end(booking)
-            raise
-        turn.log.append("claim %s takes lease %d: %s" % (ask.name, number, ask.shape))
-        return self._granted(grant)
+        granted = grant(self._host, turn, booking, self._write)
+        turn.log.append("claim %s takes lease %d: %s" % (ask.name, granted.number, ask.shape))
+        return self._answer(granted)
 
-    def _granted(self, grant: Any) -> Mapping[str, Any]:
-        return {"number": grant.number, "cdi": list(grant.cdi)}
+    def _answer(self, granted: Any) -> Mapping[str, Any]:
+        return {"number": granted.number, "cdi": list(granted.cdi)}
 
     def _unprepare(self, turn: Any, booking: Booking | None) -> Mapping[str, Any]:
         if booking is None:
