@@ -16,7 +16,6 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from ....module_utils.layout.leases import KUBERNETES
 from ....module_utils.sizes import format_size
-from ...techniques.registry import technique_of
 from ..kubernetes.api_objects import OWNED, differs, is_owned, name_of, of_kind, reference, texts, title
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, differing
 from ..model import LeftOut, Node, NodeGpu, Offer, Request, by_entry
@@ -158,8 +157,7 @@ def _is_leased(gpu: NodeGpu) -> bool:
 
 
 def _tenants(gpu: NodeGpu) -> Sequence[Any]:
-    technique = technique_of(gpu.entry.sharing) if gpu.entry is not None else None
-    return technique.tenants(gpu.entry.part) if technique is not None and gpu.entry is not None else ()
+    return gpu.technique.tenants(gpu.entry.part) if gpu.technique is not None and gpu.entry is not None else ()
 
 
 def _limits(groups: Sequence[Sequence[NodeGpu]]) -> str:

@@ -175,7 +175,7 @@ def _refuse_shards(node: Node) -> list[Refusal]:
 
 
 def _refuse_leases(node: Node) -> list[Refusal]:
-    if node.version is None or node.version[:2] >= LEASES[:2]:
+    if node.version is None or node.version >= LEASES:
         return []
     problem = "jobs get leases with Slurm %s or later, and the node runs %s" % (
         version_text(LEASES),

@@ -45,6 +45,24 @@ def test_each_key_of_the_registry_has_a_class_with_that_key(key):
     assert registry.backend(key).key == key
 
 
+@pytest.mark.parametrize("key", registry.KEYS)
+def test_pods_are_listed_before_their_claims(key):
+    """List pods first, because the module reads the claims that they name.
+
+    Otherwise, a removal would not see pods with claims.
+    """
+    needs = scheduler_backend(key)
+    kinds = [each for each in [needs.get("offered_in"), *needs["reads"]] if each]
+    for place, kind in enumerate(kinds):
+        assert not kind["of_pods"] or "Pod" in [each["kind"] for each in kinds[:place]]
+
+
+def test_backend_of_the_dra_driver_reads_claims_of_pods_only():
+    assert [
+        each["of_pods"] for each in scheduler_backend("nvidia_dra")["reads"] if each["kind"] == "ResourceClaim"
+    ] == [True]
+
+
 @pytest.mark.parametrize("key", registry.ALL_KEYS)
 def test_each_backend_of_any_scheduler_has_its_key(key):
     assert registry.any_backend(key).key == key
