@@ -44,7 +44,7 @@ _value:
       reason.
     - C(offered_in) is the kind of the objects that publish the node's GPUs, and C(reads) lists kinds of further objects that the
       filter P(openfleet.gpu.kubernetes_changes#filter) needs. Each has C(api_version), C(kind), C(node_field),
-      C(namespaced) and C(of_pods).
+      C(node_label), C(namespaced) and C(of_pods).
     - C(leases) is true if the role installs a plugin on the host that gives leases to pods.
     - C(shares) is true if the backend has objects of the cluster that P(openfleet.gpu.kubernetes_cluster#filter) changes.
   type: dict
@@ -63,7 +63,7 @@ _value:
     chart_values: {}
     chart_config: {config: {name: '%s', default: default}}
     refused: ['', '']
-    offered_in: {api_version: v1, kind: Node, node_field: '', namespaced: false, of_pods: false}
+    offered_in: {api_version: v1, kind: Node, node_field: '', node_label: '', namespaced: false, of_pods: false}
     reads: []
     leases: false
     shares: false

@@ -40,6 +40,15 @@ options:
         description: Field selector of the objects, such as C(spec.nodeName=h100-01).
         type: str
         default: ""
+      label_selector:
+        description: Label selector of the objects, such as C(openfleet.gpu/node=h100-01).
+        type: str
+        default: ""
+      names:
+        description: Further objects to read if they exist, although the selectors do not match them, as C(namespace/name).
+        type: list
+        elements: str
+        default: []
       of_pods:
         description: Read only the ResourceClaims of the pods that the kinds before this one list, each by its name.
         type: bool
@@ -73,6 +82,7 @@ EXAMPLES = r"""
       - {api_version: resource.k8s.io/v1, kind: ResourceSlice, field_selector: spec.nodeName=h100-01}
       - {api_version: v1, kind: Pod, field_selector: spec.nodeName=h100-01}
       - {api_version: resource.k8s.io/v1, kind: ResourceClaim, of_pods: true}
+      - {api_version: resource.k8s.io/v1, kind: ResourceClaimTemplate, label_selector: openfleet.gpu/node=h100-01}
   delegate_to: localhost
 """
 
@@ -97,7 +107,7 @@ from ansible.module_utils.basic import AnsibleModule, env_fallback, missing_requ
 
 from ..module_utils.kubernetes.claims import claims_of
 from ..module_utils.kubernetes.client import core_api, has_client
-from ..module_utils.kubernetes.objects import Reader
+from ..module_utils.kubernetes.objects import Objects, Reader
 from ..module_utils.runner import run
 
 
@@ -107,6 +117,8 @@ def argspec() -> dict[str, Any]:
         "kind": {"type": "str", "required": True},
         "namespace": {"type": "str", "default": ""},
         "field_selector": {"type": "str", "default": ""},
+        "label_selector": {"type": "str", "default": ""},
+        "names": {"type": "list", "elements": "str", "default": []},
         "of_pods": {"type": "bool", "default": False},
     }
     return {
@@ -126,11 +138,26 @@ def read(params: Mapping[str, Any]) -> dict[str, Any]:
             claims = {claim for item in objects if item["kind"] == "Pod" for claim in claims_of(item)}
             items = reader.named(each["api_version"], each["kind"], sorted(claims))
         else:
-            items = reader.list(each["api_version"], each["kind"], each["namespace"], each["field_selector"])
+            items = _listed(reader, each)
         if items is None:
             missing.append("%s %s" % (each["api_version"], each["kind"]))
         objects += items or ()
     return {"changed": False, "objects": objects, "missing": missing}
+
+
+def _listed(reader: Reader, kind: Mapping[str, Any]) -> Objects | None:
+    """Return the selected and the named objects of a kind.
+
+    Returns None if the API lacks the kind.
+    """
+    version, name = kind["api_version"], kind["kind"]
+    items = reader.list(version, name, kind["namespace"], kind["field_selector"], kind["label_selector"])
+    if items is None or not kind["names"]:
+        return items
+    metadata = [item["metadata"] for item in items if isinstance(item.get("metadata"), dict)]
+    listed = {(each.get("namespace"), each.get("name")) for each in metadata}
+    pairs = ((namespace, item) for namespace, _slash, item in (each.partition("/") for each in kind["names"]))
+    return [*items, *(reader.named(version, name, [pair for pair in pairs if pair not in listed]) or ())]
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import urllib.parse
 
 import pytest
 
@@ -71,6 +72,20 @@ def follow(fleet, layout, *entries):
     return run.stdout
 
 
+def test_template_of_someone_else_is_refused(api_server, fleet, node):
+    """Read a template that the plan names.
+
+    It lacks the label of the node.
+    """
+    template = {"metadata": {"name": "dra-one-exclusive-2"}, "spec": {"spec": {"devices": {}}}}
+    api_server.call("POST", TEMPLATES, template)
+    fleet.share(FIRST)
+    refused = fleet.run_roles(FIRST, "gpu_kubernetes/plan")
+    assert refused.returncode != 0
+    problem = "the ResourceClaimTemplate default/dra-one-exclusive-2 exists, and the role did not write it"
+    assert problem in said(refused), said(refused)[-4000:]
+
+
 def test_driver_publishes_the_layout_and_is_restarted_only_for_a_change(api_server, fleet, node):
     follow(fleet, FIRST, "gpu_kubernetes/plan", "gpu_kubernetes/prepare", "gpu_kubernetes")
     assert node.devices() == [("gpu", "")] * 2 + [("mig", "1g.10gb")] * 2 + [("mig", "3g.40gb")]
@@ -85,6 +100,12 @@ def test_driver_publishes_the_layout_and_is_restarted_only_for_a_change(api_serv
     remaining = names(api_server, "resourceclaimtemplates") & {*templates, "dra-one-mig-0-2g.20gb"}
     assert remaining == {*templates, "dra-one-mig-0-2g.20gb"} - {"dra-one-mig-0-1g.10gb"}
 
+    requests = len(api_server.requests_of_role())
     again = follow(fleet, SECOND, "gpu_kubernetes")
     assert re.search(r"^one .*changed=0 ", again, re.MULTILINE), again[-3000:]
     assert node.starts == starts + 1
+    # The API server selects the templates of the node. A fleet has many more.
+    paths = [path for _verb, path in api_server.requests_of_role()[requests:] if "templates" in path]
+    assert paths and {urllib.parse.urlparse(path).query for path in paths} == {
+        "labelSelector=openfleet.gpu%2Fnode%3Ddra-one"
+    }

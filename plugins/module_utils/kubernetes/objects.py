@@ -28,17 +28,18 @@ class Reader:
         # The kinds of each version of an API: (plural name, whether objects have a namespace) by kind.
         self._kinds: dict[str, dict[str, tuple[str, bool]]] = {}
 
-    def list(self, version: str, kind: str, namespace: str = "", fields: str = "") -> Objects | None:
+    def list(self, version: str, kind: str, namespace: str = "", fields: str = "", labels: str = "") -> Objects | None:
         """Return the objects of a kind, or None if the API lacks the kind.
 
-        `version` is an apiVersion such as `apps/v1`, and `fields` is a field selector. Without `namespace`, the objects of all
+        `version` is an apiVersion such as `apps/v1`. `fields` and `labels` are selectors. Without `namespace`, the objects of all
         namespaces are listed. The objects lack `managedFields`. Raises ClusterError.
         """
         where = "%s %s" % (version, kind)
         path = self._path(version, kind, namespace)
         if path is None:
             return None
-        answer = self._get(where, path, {"fieldSelector": fields} if fields else {})
+        selectors = {"fieldSelector": fields, "labelSelector": labels}
+        answer = self._get(where, path, {name: value for name, value in selectors.items() if value})
         items = (answer or {}).get("items")
         if not isinstance(items, list):
             raise ClusterError(where, "the API server answers with something other than a list")

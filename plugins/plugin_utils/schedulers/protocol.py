@@ -84,6 +84,8 @@ class Kind:
     """A kind of objects of the API.
 
     node_field  field selector for the node name, or empty for objects that belong to no node
+    node_label  label with the node name. Only objects with this label and the templates that an offer names are read. A longer
+                name is shortened to the 63 characters of a label
     namespaced  true to read only the namespace of the component
     of_pods     true to read only the ResourceClaims of the pods that an earlier kind lists
     """
@@ -91,6 +93,7 @@ class Kind:
     api_version: str
     kind: str
     node_field: str = ""
+    node_label: str = ""
     namespaced: bool = False
     of_pods: bool = False
 

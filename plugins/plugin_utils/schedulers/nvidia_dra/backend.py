@@ -55,7 +55,7 @@ class Dra(KubernetesBackend):
     offered_in = _SLICES
     reads = (
         Kind(api.API, "DeviceClass"),
-        Kind(api.API, "ResourceClaimTemplate"),
+        Kind(api.API, "ResourceClaimTemplate", node_label=api.OF_NODE),
         Kind("apps/v1", "DaemonSet", namespaced=True),
         Kind("v1", "Pod", "spec.nodeName"),
         Kind(api.API, "ResourceClaim", of_pods=True),

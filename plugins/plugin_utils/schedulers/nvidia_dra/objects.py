@@ -20,8 +20,9 @@ from ..kubernetes.api_objects import OWNED, annotations_of, is_owned, labels_of,
 API = "resource.k8s.io/v1"
 DRIVER = "gpu.nvidia.com"
 GPU_CLASS, MIG_CLASS = "gpu.nvidia.com", "mig.nvidia.com"
-# Annotation of a node's templates.
+# Annotation and label of a node's templates. The label selects them in the API, and may have a shortened name.
 OF_NODE = "openfleet.gpu/node"
+_LABEL_LENGTH = 63
 _GATES = "FEATURE_GATES"
 # Name of the chart's container that publishes GPUs. Another container of the DaemonSet is for ComputeDomains.
 _CONTAINER = "gpus"
@@ -54,7 +55,8 @@ def device_class(profile: str) -> dict[str, Any]:
 
 def template(name: str, namespace: str, node: str, claim: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ResourceClaimTemplate. `claim` is the `spec` of its claims."""
-    metadata = {"name": name, "namespace": namespace, "labels": dict(OWNED), "annotations": {OF_NODE: node}}
+    labels = {**OWNED, OF_NODE: node[:_LABEL_LENGTH].rstrip("-.")}
+    metadata = {"name": name, "namespace": namespace, "labels": labels, "annotations": {OF_NODE: node}}
     return {"apiVersion": API, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": {"spec": dict(claim)}}
 
 

@@ -16,11 +16,12 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.claims im
 from ansible_collections.openfleet.gpu.plugins.module_utils.kubernetes.client import ClusterError
 from ansible_collections.openfleet.gpu.plugins.modules.kubernetes_objects import read
 
-EVERY = {"namespace": "", "field_selector": "", "of_pods": False}
+EVERY = {"namespace": "", "field_selector": "", "label_selector": "", "names": [], "of_pods": False}
 SLICES = {"api_version": "resource.k8s.io/v1", "kind": "ResourceSlice", **EVERY}
 PODS = {"api_version": "v1", "kind": "Pod", **EVERY, "field_selector": "spec.nodeName=n1"}
 DAEMONSETS = {"api_version": "apps/v1", "kind": "DaemonSet", **EVERY, "namespace": "dra"}
 CLAIMS = {"api_version": "resource.k8s.io/v1", "kind": "ResourceClaim", **EVERY, "of_pods": True}
+TEMPLATES = {**CLAIMS, "kind": "ResourceClaimTemplate", "of_pods": False, "label_selector": "openfleet.gpu/node=n1"}
 POD = {"metadata": {"name": "a", "managedFields": [{}]}, "spec": {"nodeName": "n1"}}
 RESOURCES = {
     "/api/v1": [{"name": "pods", "kind": "Pod", "namespaced": True}, {"name": "pods/eviction", "kind": "Eviction"}],
@@ -28,6 +29,7 @@ RESOURCES = {
     "/apis/resource.k8s.io/v1": [
         {"name": "resourceslices", "kind": "ResourceSlice", "namespaced": False},
         {"name": "resourceclaims", "kind": "ResourceClaim", "namespaced": True},
+        {"name": "resourceclaimtemplates", "kind": "ResourceClaimTemplate", "namespaced": True},
     ],
 }
 
@@ -145,6 +147,22 @@ def test_only_the_claims_of_listed_pods_are_read(server):
     ]
     assert found["missing"] == []
     assert not [path for path in server.requests if path.endswith(("/resourceclaims", "/another"))]
+
+
+def test_objects_are_read_by_label_and_further_objects_by_name(server):
+    """Read an object by its name if the label has not selected it.
+
+    One name does not exist.
+    """
+    folder = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates/"
+    for name in ("n1-a", "n1-b", "n2-a"):
+        server.answers[folder + name] = (200, {"metadata": {"name": name, "namespace": "team"}})
+    listed = "/apis/resource.k8s.io/v1/resourceclaimtemplates?labelSelector=openfleet.gpu%2Fnode%3Dn1"
+    server.answers[listed] = (200, {"items": [{"metadata": {"name": "n1-a", "namespace": "team"}}, {"metadata": "x"}]})
+    found = server.read({**TEMPLATES, "names": ["team/n1-a", "team/n1-b", "team/n1-c"]})
+    names = [item["metadata"]["name"] for item in found["objects"] if item["metadata"] != "x"]
+    assert (names, found["missing"]) == (["n1-a", "n1-b"], [])
+    assert server.requests == ["/apis/resource.k8s.io/v1", listed, folder + "n1-b", folder + "n1-c"]
 
 
 def test_claims_are_missing_where_the_api_lacks_them(server):

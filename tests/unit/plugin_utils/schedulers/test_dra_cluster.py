@@ -92,12 +92,12 @@ def daemonset(gates="", labels=None):
 GATED = daemonset("MPSSupport=true,TimeSlicingSettings=true,")
 
 
-def changes(found, at, *objects, namespaces=("team",)):
+def changes(found, at, *objects, namespaces=("team",), name="n1"):
     return kubernetes_changes(
         found,
         at,
         None,
-        name="n1",
+        name=name,
         namespace="dra",
         selector=SELECTOR,
         claim_namespaces=list(namespaces),
@@ -150,6 +150,18 @@ def test_a_template_has_the_claim_of_its_entry():
     templates = [each for each in found["write"] if each["kind"] == "ResourceClaimTemplate"]
     assert [each["spec"]["spec"] for each in templates] == [request["claim"] for request in planned["requests"]]
     assert {each["metadata"]["namespace"] for each in templates} == {"team"}
+
+
+@pytest.mark.parametrize(("name", "label"), [("n1", "n1"), ("n" * 62 + ".example", "n" * 62)])
+def test_a_template_has_a_label_of_its_node(name, label):
+    """Shorten a long name to a label value.
+
+    It has at most 63 characters, and ends with a letter or digit.
+    """
+    found = changes(mapping(name=name), node(name=name), GATED, name=name)
+    templates = [each["metadata"] for each in found["write"] if each["kind"] == "ResourceClaimTemplate"]
+    assert {each["labels"]["openfleet.gpu/node"] for each in templates} == {label}
+    assert {each["annotations"]["openfleet.gpu/node"] for each in templates} == {name}
 
 
 def test_matching_node_needs_nothing():
