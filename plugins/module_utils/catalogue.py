@@ -53,10 +53,10 @@ class Placement:
 
 @frozen
 class Board:
-    """A product with this GPU model: its name in NVML and its PCI device id.
+    """A board: a product with this GPU model.
 
-    The id has four hex digits in lower case. `minimum_driver` is set if the board and the model have different minimum
-    drivers.
+    `name` is its name in NVML. The PCI device id has four hex digits in lower case. `minimum_driver` is set if the
+    board needs another driver than the model.
     """
 
     name: str
@@ -74,10 +74,10 @@ class MemoryClock:
 
 @frozen
 class Variant:
-    """A variant of the model's first board, with another subsystem id.
+    """A variant of the model's first board that has another PCI subsystem id.
 
-    `differences` maps field paths to values. The paths are the same as in hardware reports, such as
-    ``memory_reserved_mib`` or ``profiles.3g.71gb.memory_mib``.
+    `differences` maps the path of each field that differs to its value. The paths are the same as in hardware reports,
+    such as ``memory_reserved_mib`` or ``profiles.3g.71gb.memory_mib``.
     """
 
     pci_subsystem_id: str
@@ -88,8 +88,8 @@ class Variant:
 class Profile:
     """A GPU instance profile.
 
-    `nvml_profile` is the enum value for queries to NVML. `profile_id` is the number that the create, list and placement
-    calls take. `memory_mib` is None if it is unknown. `Model.profile_memory_mib` then returns an estimate.
+    `nvml_profile` is the enum value for NVML queries. `profile_id` is the number for the NVML calls that create, list
+    and place instances. `memory_mib` is None if it is unknown. `Model.profile_memory_mib` then returns an estimate.
     """
 
     name: str
@@ -114,10 +114,7 @@ class Profile:
 
     @property
     def attribute(self) -> str:
-        """Return the suffix of the profile name.
-
-        It is "", "+me", "+me.all", "+gfx" or "-me".
-        """
+        """Return the suffix of the profile name: "", "+me", "+me.all", "+gfx" or "-me"."""
         match = _PROFILE_NAME.match(self.name)
         return (match.group("attribute") or "") if match else ""
 
@@ -142,7 +139,7 @@ class ComputeInstanceProfile:
 
 @frozen
 class Model:
-    """A GPU model. The names of the fields include the units.
+    """A GPU model. The field names include the units.
 
     None means unknown. models/README.md describes each field.
     """
@@ -220,16 +217,16 @@ class Model:
     def bar1_mib(self) -> int:
         """Return the size of the BAR1 window in MiB.
 
-        If it is unknown, the memory size rounded up to a power of two is returned.
+        If the size is unknown, returns the memory size rounded up to a power of two.
         """
         return self.bar1_total_mib or 1 << (self.memory_total_mib - 1).bit_length()
 
     def profile_memory_mib(self, profile: Profile) -> int:
-        """Return the memory of the profile in MiB, or an estimate if it is unknown.
+        """Return the profile's memory in MiB, or an estimate if it is unknown.
 
-        The estimate is the profile's share of the memory that the driver does not reserve, in proportion to placement
-        units. The name of a profile has its memory in GB, rounded to eighths of the GPU's memory. The estimate is
-        therefore rounded down to a multiple of DERIVED_MEMORY_STEP_MIB, so that it leads to the same name.
+        The estimate is a share of the memory that the driver does not reserve, in proportion to the profile's placement
+        units. It is rounded down to a multiple of DERIVED_MEMORY_STEP_MIB, so that it leads to the memory in the
+        profile's name. The name has the memory in GB, rounded to eighths of the GPU's memory.
         """
         if profile.memory_mib is not None:
             return profile.memory_mib
@@ -269,7 +266,7 @@ def _read_models(directory: str | None) -> dict[str, Model]:
 
 
 def find_model(key: str, directory: str | None = None) -> Model:
-    """Return the model with this key. Upper and lower case are equal.
+    """Return the model with this key. Case does not matter.
 
     Raises CatalogueError with similar keys and a list of all keys.
     """
@@ -285,9 +282,9 @@ def find_model(key: str, directory: str | None = None) -> Model:
 
 
 def _nearest(key: str, models: Mapping[str, Model]) -> list[str]:
-    """Return the keys that are similar to an unknown key.
+    """Return the known keys that are similar to an unknown key.
 
-    They are matched by board name, prefix or similarity.
+    Compares board names, prefixes and spelling.
     """
     wanted = _plain(key)
     boards = {_plain(board.name): model.key for model in models.values() for board in model.boards}
@@ -299,7 +296,7 @@ def _nearest(key: str, models: Mapping[str, Model]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a key or board name in lower case, in the form of a key."""
+    """Convert a key or board name to the form of a key, in lower case."""
     plain = re.sub(r"[\s_-]+", "-", name.strip().lower())
     return plain[len("nvidia-") :] if plain.startswith("nvidia-") else plain
 
@@ -325,7 +322,7 @@ def parse_model(text: str | bytes, source: str) -> Model:
 def _model_files(directory: str | None) -> Iterator[tuple[str, bytes]]:
     """Yield the path and content of each model file.
 
-    The files may be members of a zipapp.
+    The files may be inside a zipapp.
     """
     archive = getattr(globals().get("__loader__"), "archive", None)
     if directory is None and archive:
@@ -345,7 +342,7 @@ def _model_files(directory: str | None) -> Iterator[tuple[str, bytes]]:
         yield str(file), file.read_bytes()
 
 
-#: (type, whether None is allowed) for each annotation in the dataclasses above.
+#: For each annotation in the dataclasses above: the Python type, and whether None is allowed.
 _PLAIN = {
     "str": (str, False),
     "int": (int, False),
@@ -369,7 +366,7 @@ _MAPPINGS = {
 
 
 class _Reader:
-    """Read the fields of a JSON object into a dataclass.
+    """Read a JSON object into a dataclass, and check its fields.
 
     Errors name the file and the field.
     """
@@ -390,7 +387,7 @@ class _Reader:
         value = self.rest.pop(field)
         if value is None and nullable:
             return None
-        # In Python, bool is a subclass of int. In a model file, true is never a number.
+        # In Python, bool is a subclass of int. In a model file, `true` is not a number.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             self.fail(field, f"is {json.dumps(value)}, not {kind.__name__}")
         if kind is int and value < 0:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write small files atomically.
 
-After a crash, a file has either its old or its new content. When a function returns, the new content is on disk.
+After a crash, a file has either its old or its new content. Functions return when the new content is on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO, Any, Callable, Iterator, Mapping
 
 from .errors import ApplyError
 
-#: Suffix for the backup of a file that is replaced on trial. If there was no file, the backup is empty.
+#: Suffix of the backup of a file that is replaced on trial. The backup is empty if there was no file.
 FORMER = ".former"
 
 _SYSTEM = {"etc", "usr", "run"}
@@ -37,7 +37,7 @@ _CURES = {
 def write(path: Path, data: Any) -> None:
     """Write `data` as JSON.
 
-    Raises ApplyError if the file system refuses. At this point, no GPU has been changed.
+    Raises ApplyError if the file system refuses. No GPU has been changed at this point.
     """
     write_text(path, json.dumps(data, indent=1))
 
@@ -55,7 +55,7 @@ def write_bytes(
 ) -> None:
     """Write bytes in the same way as `write_text`.
 
-    `accept` checks the new file before it replaces the old one. It raises an exception to refuse the file.
+    `accept` checks the new file before it replaces the old one, and raises an exception to refuse it.
     """
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def write_bytes(
                 accept(unfinished(path))
         _sync(path.parent)
     except OSError as error:
-        # The state directory can be moved elsewhere, but files in system directories cannot.
+        # A state directory can be moved. System directories cannot.
         cure = cure_of(error, movable=not _SYSTEM.intersection(path.parts))
         raise ApplyError(str(path), "it cannot be written: %s" % error, cure, outcome="old") from error
 
@@ -87,12 +87,12 @@ def cure_of(error: OSError, movable: bool = False) -> str:
 def replacing(path: Path, mode: int | None = None, most: int = 0o666) -> Iterator[IO[bytes]]:
     """Open a new file that atomically replaces `path` at the end of the block.
 
-    Raises OSError. If `mode` is None, the file gets the mode `most` minus the umask.
+    If `mode` is None, the file gets the mode `most` minus the umask. Raises OSError.
     """
     new = unfinished(path)
     new.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    # Until the mode is set, only this user can read the file.
+    # Only this user can read the file until its mode is set.
     descriptor = os.open(new, flags, most if mode is None else 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -124,13 +124,13 @@ def make_folder(folder: Path) -> None:
     if not folder.exists():
         make_folder(folder.parent)
         with contextlib.suppress(OSError):
-            # An error is reported by the next write into the folder.
+            # If this fails, the next write into the folder reports the error.
             folder.mkdir()
             folder.chmod(0o755)
 
 
 def differing(root: Path, files: Mapping[str, str]) -> list[str]:
-    """Return the paths, below the root, of missing and differing files."""
+    """Return the missing and differing files as paths below the root."""
     return [path for path, text in files.items() if not _has(root / path, text)]
 
 

@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the errors of the collection.
-
-Each error has its place, its problem and its fix.
-"""
+"""Define the collection's errors, each with its place, problem and fix."""
 
 from __future__ import annotations
 
@@ -12,15 +9,15 @@ from typing import Any, Callable, Iterable
 
 from .frozen import frozen
 
-#: The layout after a failed apply. If it is "unknown", the host must be checked by hand.
+#: The layout after a failed apply. If it is "unknown", an administrator must check the host.
 OUTCOMES = ("old", "new", "unknown")
 
 
 @frozen
 class Problem:
-    """A problem. `where` is its place.
+    """A problem with its place.
 
-    The place is for example ``gpu_layout[2].mig[0].profile`` or the UUID of a GPU.
+    `where` is, for example, ``gpu_layout[2].mig[0].profile`` or a GPU's UUID.
     """
 
     where: str
@@ -36,7 +33,7 @@ class Problem:
 class FleetError(Exception):
     """Base class of all errors that a user can fix."""
 
-    #: Whether the host, and not the inventory, is the cause. If so, site.yml may skip the host.
+    #: Whether the host is the cause, and not the inventory. site.yml may then skip the host.
     host_fault = False
 
     def __init__(self, where: str, problem: str, cure: str = "") -> None:
@@ -70,7 +67,7 @@ class LayoutError(FleetError):
 class SelectorError(FleetError):
     """A valid selector matches no GPU, or a GPU that another selector matches too.
 
-    `more` has further problems of this kind.
+    `more` has more problems of this kind.
     """
 
     def __init__(self, where: str, problem: str, cure: str = "", more: Iterable[Problem] = ()) -> None:
@@ -82,7 +79,7 @@ class SelectorError(FleetError):
 
 
 class PlanError(FleetError):
-    """A valid layout that cannot be applied to these GPUs."""
+    """A valid layout cannot be applied to these GPUs."""
 
 
 class DeviceError(FleetError):
@@ -92,10 +89,10 @@ class DeviceError(FleetError):
     """
 
     host_fault = True
-    #: Codes of a GPU that is in use, and of an unknown failure. None if the driver has no such codes.
+    #: The driver's codes for a GPU that is in use and for an unknown failure. None if the driver has no such codes.
     IN_USE: int | None = None
     UNKNOWN: int | None = None
-    #: Set by the code that calls NVML.
+    #: Name of the code, set by the code that calls NVML.
     code_name: str | None = None
 
     def __init__(
@@ -127,7 +124,7 @@ class DriverAbsentError(NvmlError):
 class UnansweredCallError(NvmlError):
     """An NVML call did not return in time, or its process ended.
 
-    The whole driver may hang. `changes` is true if a GPU may have been changed before the call.
+    The whole driver may hang. `changes` is true if a GPU may have been changed before this call.
     """
 
     #: Xid 119 and 120 are timeouts and errors of the GSP (docs.nvidia.com/deploy/xid-errors).
@@ -182,7 +179,7 @@ class ApplyError(FleetError):
 
 
 class BusyError(ApplyError):
-    """The plan would interrupt holders. The old layout is unchanged.
+    """The plan would interrupt holders, so the old layout is unchanged.
 
     `disturbs` has the holders.
     """
@@ -215,7 +212,7 @@ class FollowError(ApplyError):
 def attempt_all(*parts: Callable[[], None] | None) -> None:
     """Call all parts that are not None, even if one of them fails.
 
-    If one part fails, its error is raised. If several fail, one ApplyError with all problems is raised.
+    Raises the error of the part that failed, or one ApplyError with the problems of several parts.
     """
     errors: list[FleetError] = []
     for part in filter(None, parts):

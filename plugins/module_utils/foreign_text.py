@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shorten and clean texts from hosts and API servers. Pure functions.
+"""Shorten and clean texts from hosts and API servers, with pure functions.
 
 The texts are for messages and reports.
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 from .printable import printable
 
-#: Default for the maximum length of a text in characters.
+#: Default maximum length of a text in characters.
 MOST_TEXT = 1000
-#: A number above this is replaced by the name of its type.
+#: Show the type's name instead of a number above this limit.
 _LARGEST = 1 << 60
 
 
@@ -27,7 +27,7 @@ def text(value: Any, most: int = MOST_TEXT) -> str:
 
 def one_line(value: Any, most: int = MOST_TEXT) -> str:
     """Return the value as text in one line, for messages from servers."""
-    # Start with more characters than the maximum, because blanks are removed.
+    # Take more characters than the maximum, because joining removes blanks.
     return text(" ".join(str(value)[: 4 * most].split()), most)
 
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define immutable values like `dataclass(frozen=True)`, at a tenth of the cost.
+"""Define immutable classes like `dataclass(frozen=True)`, at a tenth of its cost.
 
 `dataclass` compiles six functions for each class, which takes about a millisecond. A module loads a hundred such
 classes. Here, classes share their functions. Only `__init__` is compiled, when the first value of the class is created.
@@ -47,7 +47,7 @@ def frozen(cls: type[T]) -> type[T]:
 def sortable(cls: type[T]) -> type[T]:
     """Make the values of a frozen class sortable by their fields.
 
-    Write this decorator in the line above `frozen`, so that it is applied after `frozen`.
+    Write this decorator above `frozen`. Python applies the lower decorator first.
     """
     values = _values([each.name for each in fields(cls) if each.compare])
 

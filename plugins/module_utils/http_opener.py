@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send HTTP requests to one server only.
 
-Redirects to another server must not receive passwords, tokens or reports.
+Passwords, tokens and reports must not reach another server through a redirect.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import urllib.request
 from typing import Any, Callable, Iterator
 
 HTTPException, Request = http.client.HTTPException, urllib.request.Request
-#: Errors if a server does not answer, or if the request or the response is invalid.
+#: Errors if a server does not answer, or if the request or response is invalid.
 FAILURES = (OSError, HTTPException, ValueError)
-#: A function that is called with the connected socket, after the TLS handshake if there is one. The caller of the
-#: request receives its errors.
+#: A function that receives the connected socket, after the TLS handshake if the connection uses TLS. Its errors reach
+#: the caller of the request.
 Check = Callable[[Any], None]
 
 
@@ -63,9 +63,9 @@ class _CheckedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
 
 class TimeLimit:
-    """A time limit in seconds for all requests to a server together.
+    """A time limit in seconds for all requests to one server.
 
-    The timeout of a socket starts again with each byte. A slow server could therefore evade it.
+    A socket's own timeout starts again with each byte, so a slow server could exceed it forever.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -89,7 +89,7 @@ class TimeLimit:
         finally:
             for timer in timers:
                 timer.cancel()
-            # The response may be incomplete.
+            # The response may be cut short.
             if time.monotonic() >= self._deadline:
                 raise TimeoutError("it did not answer within %g s in all" % self._seconds)
 
@@ -109,8 +109,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def opener(context: Any = None, check: Check | None = None, redirects: bool = False) -> urllib.request.OpenerDirector:
     """Return an opener for requests to one server.
 
-    `context` is the TLS context. By default, the certificate is checked against the system's authorities and the name
-    of the server. `check` is for servers on this host. It also disables proxies from the environment. Set `redirects`
+    `context` is the TLS context. By default, the certificate is checked against the system's authorities and the
+    server's name. `check` is for servers on this host, and also disables proxies from the environment. Set `redirects`
     only for content that is verified afterwards.
     """
     handlers: list[Any] = [] if redirects else [_NoRedirect]

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Regenerate CDI specifications and restart services after MIG devices changed.
 
-`look` reads the host. `steps` decides and is pure. `follow` runs the steps. docs/after-a-change.md is the user
-documentation.
+`look` reads the host. `steps` is a pure function that decides. `follow` runs the steps. docs/after-a-change.md
+describes them for users.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..frozen import frozen
 from ..processes.command import Run, ask, run_tool
 from . import nvidia_ctk
 
-#: The service that writes /var/run/cdi/nvidia.yaml. It exists since release 1.18 of the container toolkit and does not
-#: react to MIG changes: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
+#: The systemd service that writes /var/run/cdi/nvidia.yaml. It exists since release 1.18 of the container toolkit and
+#: does not react to MIG changes: https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828
 REFRESH = "nvidia-cdi-refresh.service"
-#: The service that lists the devices for Slurm jobs. It is not active after its work (role gpu_slurm).
+#: The service that lists the devices for Slurm jobs. Its unit becomes inactive when it is done (role gpu_slurm).
 SLURM_DEVICES = "openfleet-slurm-devices.service"
 BOOT = systemd.BOOT
 
@@ -42,7 +42,7 @@ class Unit:
     load: str
     active: str
     enabled: str
-    #: An id that changes with each start.
+    #: systemd's InvocationID, which changes with each start.
     invocation: str
 
     @property
@@ -54,7 +54,7 @@ class Unit:
 class Seen:
     """The CDI specifications and services of a host.
 
-    `starting` is true if systemd jobs may wait until this process ends.
+    `starting` is true while the host boots, when systemd jobs may wait until this process ends.
     """
 
     toolkit: bool = False
@@ -70,14 +70,14 @@ class Restart:
     """Restart a unit. If `wait` is false, only queue the job in systemd."""
 
     unit: Unit
-    #: "restart" also starts a stopped unit. "try-restart" does not.
+    #: "restart" also starts a unit that is stopped. "try-restart" does not.
     verb: str
     wait: bool
 
 
 @frozen
 class Renew:
-    """Regenerate a specification, unless its file changed after it was read."""
+    """Regenerate a specification, unless its file has changed since `look` read it."""
 
     spec: nvidia_ctk.Spec
 
@@ -86,11 +86,11 @@ Step = Union[Restart, Renew]
 
 
 def follow(services: Sequence[str], run: Run = run_tool, root: str = "/", again: bool = False) -> tuple[str, ...]:
-    """Regenerate specifications and restart services for the new devices.
+    """Regenerate specifications and restart services after devices have changed.
 
-    Returns a text for each action. `services` that are running are restarted. If `again` is true, failed services are
-    restarted too. `again` is true if this run completes an earlier run (`PendingFollowUp.due`). Raises FollowError with
-    all failures. The layout is not rolled back.
+    Returns a text for each action. Restarts those `services` that are running. If `again` is true, also restarts those
+    that have failed. Set `again` if this run completes the follow-up of an earlier run (`PendingFollowUp.due`). Raises
+    FollowError with all failures. A failure does not roll back the layout.
     """
     done: list[str] = []
     problems: list[Problem] = []
@@ -124,10 +124,10 @@ def steps(seen: Seen, again: bool = False) -> tuple[Step, ...]:
     specs = seen.specs + seen.passing_specs
     if seen.toolkit:
         if seen.refresh is not None and _refreshes(seen.refresh):
-            # The unit stays active after its work, so starting it would do nothing.
+            # The unit stays active after it is done, so "start" would not run it again.
             result.append(Restart(seen.refresh, "restart", wait))
             if not wait:
-                # The unit runs after this process and writes these files with its own settings.
+                # This unit runs after the current process, and writes these files with its own settings.
                 specs = seen.specs
         result += map(Renew, specs)
     for unit in seen.services:
@@ -142,10 +142,7 @@ def steps(seen: Seen, again: bool = False) -> tuple[Step, ...]:
 
 
 def _refreshes(unit: Unit) -> bool:
-    """Return whether the unit is in use.
-
-    It is in use if it is loaded, and is running, failed or enabled.
-    """
+    """Return whether the refresh unit runs, has failed or is enabled."""
     return unit.load == "loaded" and (
         unit.running or unit.active == "failed" or unit.enabled.startswith(("enabled", "linked"))
     )
@@ -196,7 +193,7 @@ def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
     except systemd.NoAnswerError as error:
         return None, _not_restarted(name, str(error))
     if now.running and now.invocation != step.unit.invocation:
-        # The unit was already restarted through a dependency.
+        # The service has already restarted because a service that it depends on was restarted.
         return "%s restarted" % name, None
     systemd.reset_failed(run, [name])
     _text, problem = ask(run, ["systemctl", step.verb, "--", name], timeout_seconds=_RESTART_SECONDS)

@@ -5,10 +5,10 @@
 
 Container engines read these files to give devices to containers. A specification lists the GPUs and MIG devices that
 existed when the file was written. The container toolkit does not regenerate it when MIG devices are created or
-destroyed:
-https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html
+destroyed: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html
 
-The options are documented at https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk/cdi/generate.
+The options of the command are documented at https://github.com/NVIDIA/nvidia-container-toolkit,
+cmd/nvidia-ctk/cdi/generate.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ..frozen import frozen
 from ..processes.command import Run, ask
 
 TOOL = "nvidia-ctk"
-#: Folders of the container engines: LASTING is for files of administrators, PASSING for files that are created at each
-#: boot. Source: https://github.com/cncf-tags/container-device-interface
+#: Folders that container engines read: LASTING has the administrators' files, PASSING has files that are created at
+#: each boot. Source: https://github.com/cncf-tags/container-device-interface
 LASTING, PASSING = "etc/cdi", "var/run/cdi"
 
-#: nvidia-ctk initializes all GPUs. Without a persistence daemon, this takes seconds for each GPU.
+#: nvidia-ctk initializes all GPUs, which takes seconds for each GPU if no persistence daemon runs.
 _TIMEOUT_SECONDS = 120
 
-#: The default kind of nvidia-ctk. Files of other kinds belong to the device plugin, the DRA driver or the toolkit's
-#: management mode, which regenerate these files themselves.
+#: The default CDI kind of nvidia-ctk. Files of other kinds belong to the device plugin, the DRA driver or the toolkit's
+#: management mode. These programs regenerate their files themselves.
 _KIND = "nvidia.com/gpu"
-#: Every specification of nvidia-ctk has hooks that run one of these programs.
+#: The hooks in every specification by nvidia-ctk run one of these programs.
 _HOOKS = ("nvidia-cdi-hook", TOOL)
 _YAML_KIND = re.compile(r"^kind:\s*[\"']?([^\"'\s]+)", re.MULTILINE)
 _YAML_NAME = re.compile(r"^\s*(?:-\s+)?name:\s*[\"']?([^\"'\s]+)[\"']?\s*$", re.MULTILINE)
-#: Pattern of the device names for each naming strategy of nvidia-ctk. Each strategy also has a device named "all".
+#: Device names by naming strategy of nvidia-ctk. Each strategy also has a device named "all".
 _STRATEGIES = {
     "index": re.compile(r"[0-9]+(:[0-9]+)?"),
     "uuid": re.compile(r"(GPU|MIG)-.+"),
@@ -48,10 +48,10 @@ _STRATEGIES = {
 
 @frozen
 class Spec:
-    """A specification file of nvidia-ctk.
+    """A specification file that nvidia-ctk wrote.
 
-    `format` is "yaml" or "json". `strategies` are the naming strategies of its devices. `written` identifies the
-    version of the file.
+    `format` is "yaml" or "json". `strategies` are the naming strategies of its device names. `written` changes when the
+    file is written again.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Spec:
         nvidia-ctk does not write the file itself, because that would not be atomic.
         """
         names = ["--device-name-strategy=%s" % strategy for strategy in self.strategies]
-        # The first option also overrides NVIDIA_CTK_CDI_OUTPUT_FILE_PATH from the environment.
+        # `--output` also overrides NVIDIA_CTK_CDI_OUTPUT_FILE_PATH from the environment.
         return [TOOL, "cdi", "generate", "--output=", "--format=%s" % self.format, *names]
 
 
@@ -115,7 +115,7 @@ def _read(path: Path) -> Spec | None:
     """
     format = path.suffix[1:]
     try:
-        # Resolve links, so that the link is kept and its target is replaced.
+        # Write to the target of a link, so that the link itself is kept.
         path = path.resolve()
         written, text = _written(path), path.read_text(errors="replace")
     except OSError:
@@ -128,9 +128,9 @@ def _read(path: Path) -> Spec | None:
 
 
 def _names(text: str, format: str) -> list[str] | None:
-    """Return the device names in a specification of GPUs.
+    """Return the names of the GPU devices in a specification, without a YAML parser.
 
-    Returns None for any other text. Works without a YAML parser.
+    Returns None if the text is not a specification of GPUs.
     """
     if format == "json":
         try:
@@ -145,7 +145,7 @@ def _names(text: str, format: str) -> list[str] | None:
 def _replace(path: Path, text: str) -> bool:
     if path.read_text(errors="replace") == text:
         return False
-    # Engines ignore the temporary file, because of its suffix.
+    # The temporary file's suffix makes container engines ignore it.
     durable.write_text(path, text, stat.S_IMODE(path.stat().st_mode))
     return True
 

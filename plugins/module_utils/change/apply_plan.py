@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Apply a plan, verify the result, and roll back on failure.
 
-After `apply`, the host has either the new or the old layout, and the caller learns which one.
+After `apply`, the host has either the new or the old layout, and the return value or the error says which one.
 
-The journal is written before the first step and removed after the layout was verified. If a run finds a journal, it
-first completes the interrupted run (see `recovery`).
+The journal is written before the first step and removed after the layout was verified. A run that finds a journal first
+completes the interrupted run (see `recovery`).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 @frozen
 class Context:
-    """The dependencies of a change: the session, the records and the callbacks.
+    """The session, records and callbacks that a change needs.
 
     `look` reads the host and the holders of its GPUs. It is called again for each GPU right before a step that could
     end a holder, because a job may have started after the plan was made.
 
-    `clear` requires `look`. If `clear` is given, blocking holders are ended, one GPU at a time. Otherwise a blocking
-    holder fails the run.
+    `clear` ends blocking holders, one GPU at a time, and requires `look`. Without `clear`, a blocking holder fails the
+    run.
 
-    `record`, if given, is updated with the final instances as soon as the journal is removed. `applied`, if given, is
-    updated at the same moment with the state that was applied to each GPU. `leased`, if given, has the instances of
-    leases. A rollback that recreates them updates it.
+    `record`, if given, receives the final instances as soon as the journal is removed. `applied`, if given, receives
+    the applied state of each GPU at the same moment. `leased`, if given, has the instances of leases. A rollback that
+    recreates these instances updates it.
     """
 
     session: Session
@@ -62,7 +62,7 @@ class Context:
     leased: LeasedRecord | None = None
 
     def observe(self) -> Host:
-        """Return the host. If `look` is set, the host includes the holders."""
+        """Return the host, with the holders of its GPUs if `look` is set."""
         return (self.look or self.session.observe)()
 
 
@@ -73,23 +73,21 @@ def apply(
     changes: Sequence[Change] = (),
     applied: Mapping[str, Any] | None = None,
 ) -> Host:
-    """Apply `plan` and return the host as read afterwards.
+    """Apply `plan` and return the host as read after the change.
 
-    `ownership` is the ownership that the plan was made with.
-
-    `applied` is the new content of `Context.applied`. If `applied` is None, the content does not change.
+    `ownership` is the ownership for which the plan was made. `applied` is the new content of `Context.applied`. None
+    leaves the content as it is.
 
     `changes` are the changes of services. They stop services before the first step and start services after the last
-    step. If one of them fails, everything is rolled back.
+    step. If a change of a service fails, everything is rolled back.
 
-    Raises BusyError if the plan would end a holder. The error is raised before the first step, or after a rollback if
-    the holder started later.
-    Raises ApplyError if a step fails. The outcome is "old" after a rollback, or "unknown" if the rollback failed. If it
-    failed, the journal is kept and the next run tries again.
+    Raises BusyError if the plan would end a holder. If the holder started during the run, the run is rolled back first.
+    Raises ApplyError if a step fails. The outcome is "old" after a rollback, or "unknown" if the rollback failed. After
+    a failed rollback, the journal is kept and the next run tries again.
     """
     if context.clear is None:
         plan.refuse_disturbance()
-    # Change the modes of GPUs first. A refused reset then fails the run before any other change.
+    # Change the GPUs' modes first. If the driver refuses a reset, the run then fails before any other change.
     changed = sorted((gpu for gpu in plan.gpus if gpu.steps), key=lambda gpu: not gpu.needs(RESET))
     before, after = [planner.target_of(gpu.gpu) for gpu in changed], [gpu.target for gpu in changed]
     services = HostChange(changes)
@@ -124,7 +122,7 @@ def apply(
 def settled(outcome: str) -> Iterator[None]:
     """Raise ApplyError with the current layout if the code in the block fails.
 
-    The code in the block records the result of a change.
+    Use it around code that records the result of a change.
     """
     try:
         yield
@@ -141,9 +139,9 @@ def settled(outcome: str) -> Iterator[None]:
 
 
 def _make_way(gpu_plan: GpuPlan, look: Look, clear: Clear | None) -> None:
-    """Read the holders again, and refuse or end those that the steps would disturb.
+    """Read the holders again, and end or refuse those that the steps would disturb.
 
-    Holders are ended if `clear` is given. Otherwise BusyError is raised.
+    `clear` ends them. Without `clear`, BusyError is raised.
     """
     if not any(step.ends for step in gpu_plan.steps):
         return
@@ -176,9 +174,9 @@ def run_plans(
 ) -> None:
     """Apply the steps of these GPUs, and append each completed step to `done`.
 
-    If steps need a reload of the driver, it is reloaded once: after these steps of all GPUs, and before the remaining
-    steps. If `look` is given, it reads the holders before each change, and they are refused or ended. If `failed` is
-    given, a GPU that fails is added to it, and the other GPUs change. Otherwise the error is raised.
+    If steps need a reload of the driver, it is reloaded once for all GPUs. Their remaining steps follow. If `look` is
+    given, the holders are read before each change, and ended or refused. If `failed` is given, a GPU that fails is
+    added to it, and the other GPUs change. Otherwise the error is raised.
     """
     for gpu_plan in plans:
         if look is not None:
@@ -195,7 +193,7 @@ def run_plans(
 
 
 def _around_reload(gpu_plan: GpuPlan) -> tuple[Sequence[GpuStep], Sequence[GpuStep]]:
-    """Return the steps up to the last one that needs a reload, and the others."""
+    """Split the steps after the last step that needs a reload of the driver."""
     steps = gpu_plan.steps
     count = max((n for n, step in enumerate(steps, 1) if step.needs == RELOAD), default=len(steps))
     return steps[:count], steps[count:]
@@ -212,14 +210,14 @@ def _run_steps(
     done: list[str],
     failed: dict[str, DeviceError | PlanError] | None,
 ) -> None:
-    """Apply these steps of a GPU. `run_plans` documents the other arguments."""
+    """Apply these steps of a GPU. `run_plans` describes the other arguments."""
     gpu = gpu_plan.gpu
     if failed is not None and gpu.uuid in failed:
         return
     try:
         _apply(context.session, gpu, steps, lambda step: done.append("gpu %d: %s" % (gpu.index, step)))
     except DeviceError as error:
-        # Steps know only the UUID of a GPU. Messages also need its index.
+        # A step knows only the GPU's UUID. Messages also need the index.
         if error.where == "gpu %s" % gpu.uuid:
             error.where = "gpu %d (%s)" % (gpu.index, gpu.uuid)
         if failed is None:
@@ -276,8 +274,8 @@ def _undo(
             steps_done=done,
         ) from cause
     try:
-        # The rollback removes only what this run created. So an unknown holder must not stop the rollback half way. If
-        # ending holders is permitted, a holder without a process must not stop it either.
+        # The rollback removes only what this run created, so unidentified holders must not stop it half way. If ending
+        # holders is permitted, holders without a process must not stop it either.
         counts = can_be_ended if context.clear is not None else is_known
         services.clear_away()
         host = go_back(context, before, counts)
@@ -322,8 +320,8 @@ def go_back(
     """Restore the layout before the run: plan from the current layout and apply.
 
     Returns the host. A GPU that cannot be restored counts as lost and does not block the other GPUs. Raises BusyError
-    if the plan would end a holder for which `counts` is true. Raises DeviceError or PlanError if a GPU that cannot be
-    restored is in use, or if no working GPU remains.
+    if the plan would end a holder for which `counts` returns True. Raises DeviceError or PlanError if a GPU that cannot
+    be restored is in use, or if no working GPU remains.
     """
     host = context.observe()
     plans: list[GpuPlan] = []
@@ -354,9 +352,9 @@ def go_back(
 
 
 def _give_up(session: Session, host: Host, failed: Mapping[str, DeviceError | PlanError]) -> None:
-    """Mark these GPUs as lost.
+    """Mark these GPUs as lost, or raise the GPU's failure.
 
-    Raises the failure instead if the GPU is in use or missing, or if no working GPU would remain.
+    The failure is raised if the GPU is in use or missing, or if no working GPU would remain.
     """
     seen = {gpu.uuid for gpu in host.gpus}
     for uuid, error in failed.items():
@@ -378,7 +376,7 @@ def working(targets: Sequence[Target], host: Host) -> list[Target]:
 def end_journal(journal: Journal, host: Host, before: Sequence[Target], after: Sequence[Target]) -> tuple[LostGpu, ...]:
     """Remove the journal, but keep the targets of lost GPUs in it.
 
-    A later run completes these targets when the GPUs work again. Returns the lost GPUs.
+    Returns the lost GPUs. When they work again, a later run completes their targets.
     """
     lost = {target.gpu_uuid: lost_of(host, target.gpu_uuid) for target in (*before, *after)}
     left = [[target for target in targets if lost[target.gpu_uuid]] for targets in (before, after)]

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 class Request:
     """The options of a run.
 
-    `parts` are the parts of the layout to apply. If `saved` is given, that saved plan is applied. `directory` is the
-    state directory of the host. `unlisted` is one of ownership.POLICIES, `lost` one of lost_gpus.POLICIES, and
-    `unnamed` one of ownership.UNNAMED_POLICIES. Only a run with all parts uses `unnamed`.
-    If devices change, `services` are restarted (docs/after-a-change.md).
+    `parts` are the parts of the layout to apply. If `saved` is given, this saved plan is applied instead of a new plan.
+    `directory` is the host's state directory. `unlisted` is one of ownership.POLICIES, `lost` one of
+    lost_gpus.POLICIES, and `unnamed` one of ownership.UNNAMED_POLICIES. Only a run with all parts uses `unnamed`.
+    `services` are restarted if devices change (docs/after-a-change.md).
     """
 
     layout: Layout
@@ -64,16 +64,14 @@ class Request:
 
 @frozen
 class Run:
-    """The result of a run: its plan, the host as last read, and the actions taken.
+    """The result of a run: the plan, the host as last read, and the actions taken.
 
-    `recovered` is the layout ("old" or "new") after completing an interrupted run, or None if there was no interrupted
-    run.
-    `ended` names the ended processes. `followed` names the follow-up steps for changed devices.
-    If `reboot_required` is true, the plan was not applied, and its MIG modes are pending until the host reboots.
-    `missing` names software that must be installed before a predicted plan can be applied.
-    `warnings` has a sentence for each lost GPU, and `reboots` one for each GPU whose MIG mode may need a reboot.
-    `unmanaged` lists the GPUs that lost their entry in the layout. `not_restored` has a sentence for each of them that
-    cannot be restored.
+    `recovered` is the layout ("old" or "new") after an interrupted run was completed. It is None if no run was
+    interrupted. `ended` names the ended processes, and `followed` the follow-up steps for changed devices. If
+    `reboot_required` is true, the plan was not applied, and its MIG modes are pending until the host reboots. `missing`
+    names software that must be installed before a predicted plan can be applied. `warnings` has a sentence for each
+    lost GPU, and `reboots` one for each GPU whose MIG mode may need a reboot. `unmanaged` lists the GPUs that lost
+    their layout entry. `not_restored` has a sentence for each GPU without an entry that cannot be restored.
     """
 
     plan: Plan
@@ -89,7 +87,7 @@ class Run:
     not_restored: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the plan as text, with a line for each unmanaged GPU and each reboot."""
+        """Return the plan as text, with lines for unmanaged GPUs and for reboots."""
         return [*self.plan.lines(), *(each.line() for each in self.unmanaged), *self.reboots]
 
     @property
@@ -99,7 +97,7 @@ class Run:
 
 @frozen
 class _Observed:
-    """The input of a plan that does not come from the request."""
+    """The observed and recorded state that a plan starts from."""
 
     host: Host
     ownership: Ownership
@@ -110,8 +108,8 @@ class _Observed:
 def predict(request: Request, on_busy: str = FAIL, installs: bool = False) -> Run:
     """Return the plan of a run without changing anything.
 
-    Needs no lock. Raises the errors of `converge` that can be predicted. If `installs` is true, the software that
-    services need may be missing.
+    Needs no lock. Raises those errors of `converge` that can be predicted. If `installs` is true, missing software of
+    services is not an error.
     """
     with vendor_of_host().open() as session:
         applied = _applied(request)
@@ -146,8 +144,8 @@ def converge(
     """Apply the requested layout to the GPUs of the host.
 
     If devices change, CDI specifications are regenerated and services are restarted. If `leave_pending` is true and the
-    plan changes MIG modes, the plan is not applied. The modes are left pending, and the caller must reboot the host at
-    once (`Run.reboot_required`).
+    plan changes MIG modes, only the modes are set, as pending. The caller must then reboot the host at once
+    (`Run.reboot_required`).
 
     Raises DriverAbsentError, SelectorError or PlanError before anything changes. Raises BusyError or ApplyError, both
     with an outcome, after a change has started. Raises FollowError if the layout was applied but a follow-up step
@@ -162,7 +160,7 @@ def converge(
             try:
                 return work.attempt(held.enter_context(vendor_of_host().open()))
             except BusyError:
-                # While this run waits, no new lease may take what it waits for.
+                # While this run waits for holders to end, no new lease may take their place.
                 if on_busy.policy == WAIT:
                     waiting.begin()
                 raise
@@ -175,15 +173,15 @@ def converge(
 
 
 class _Attempts:
-    """The state of a run. A run that waits makes several attempts."""
+    """The state of a run, which may make several attempts."""
 
     def __init__(self, request: Request, on_busy: OnBusy, leave_pending: bool) -> None:
         self.request, self.on_busy, self.leave_pending = request, on_busy, leave_pending
         self.journal, self.record = Journal(request.directory), Record(request.directory)
         self.leased = LeasedRecord(request.directory)
         self.follow_up, self.pending_reboot = PendingFollowUp(request.directory), PendingReboot(request.directory)
-        #: Whether an earlier run left follow-up steps pending. This is read once, in the first attempt, because the
-        #: lock is needed for it.
+        #: Whether an earlier run left follow-up steps pending. Reading this needs the lock, so it is read once, in the
+        #: first attempt.
         self.owed: bool | None = None
         self.recovered: str | None = None
         self.ended: list[str] = []
@@ -200,8 +198,8 @@ class _Attempts:
             run = self._without_new_sick(session)
         except ApplyError as error:
             if error.outcome == "old" and error.steps_done:
-                # A recreated device is a new device to its clients, so they are restarted. If this fails, the host keeps
-                # the mark that they must be restarted, for the next run. The error of the change is raised in any case.
+                # Restart the clients of recreated devices. If a restart fails, the host's mark for the next run stays,
+                # and the error of the change itself is raised.
                 with contextlib.suppress(FollowError):
                     self._follow(session)
             raise
@@ -217,7 +215,7 @@ class _Attempts:
                 return self._attempt(session)
             except ApplyError as error:
                 if error.outcome == "old" and self.restores and self.request.saved is None:
-                    # A GPU without an entry must not block the other GPUs. This retry happens at most once.
+                    # Retry at most once, because a GPU without an entry must not block the other GPUs.
                     self.restores, self.not_restored = False, str(error)
                     continue
                 may_skip = self.request.lost == lost_gpus.SKIP and self.request.saved is None
@@ -226,9 +224,9 @@ class _Attempts:
                     raise
 
     def _lost_more(self, session: Session, error: ApplyError) -> bool:
-        """Return whether a GPU was lost since the plan was made.
+        """Return whether a GPU was lost after the plan was made.
 
-        If the step of a GPU failed while other GPUs work, this function marks the GPU as lost.
+        If a step of one GPU failed while other GPUs work, marks that GPU as lost.
         """
         host, cause = session.observe(), error.__cause__
         if len(host.lost) > self.lost:
@@ -245,7 +243,7 @@ class _Attempts:
         own: Pids = {}
 
         def look_again(gpu: str | None = None) -> Host:
-            # A service that keeps running does not block the change. A service that should have stopped blocks it.
+            # Processes of a service that keeps running do not block the change. Processes that should have stopped do.
             return observe(session, own, gpu)
 
         clear = self._clear if self.on_busy.policy == FORCE else None
@@ -275,13 +273,13 @@ class _Attempts:
         lost = host.lost
         self.lost = len(lost)
         if GPUS in self.request.parts:
-            # The rest of this run sets or reverts the modes that an earlier run left pending.
+            # Modes that an earlier run left pending are set or reverted by the rest of this run.
             self.pending_reboot.end()
         own = staying(plan, services)
         if plan.changes and clear is None:
             plan.refuse_disturbance()
         if self.leave_pending and any(each.needs(RESET) for each in plan.gpus):
-            # Clients of services that keep running count here, because the reboot would end them too.
+            # Clients of services that would keep running also count, because the reboot ends them too.
             self._refuse_loss(observe(session, merged(each.own(clients=False) for each in services)), decision)
             self._leave_pending(session, plan)
             run = Run(plan, look_again(), self.recovered, tuple(self.ended), True, warnings=working.warnings)
@@ -301,10 +299,10 @@ class _Attempts:
             host = apply(context, plan, ownership, _changes(services, plan, look_again, clear), after)
         for technique in SETTINGS:
             if technique.observer in session.observers:
-                # The setting of a lost GPU is unknown, so the next run must read it again.
+                # The lost GPU's setting is unknown. The next run must read it again.
                 technique.record(self.request.directory, host.gpus, [gpu.uuid for gpu in host.lost if gpu.uuid])
         if GPUS in self.request.parts:
-            # Adopt existing instances that match the layout: the collection owns them from now on.
+            # Record matching instances that already exist, so that the collection owns them from now on.
             seen = {gpu.uuid: gpu for gpu in host.gpus}
             self.record.adopt((seen[gpu.gpu.uuid], gpu.left) for gpu in plan.gpus if gpu.gpu.uuid in seen)
         if decision.applied.entries is not None:
@@ -319,7 +317,7 @@ class _Attempts:
         return AppliedRecord(self.request.directory)
 
     def _leave_pending(self, session: Session, plan: Plan) -> None:
-        """Leave the changed MIG modes pending, and mark this in the state directory.
+        """Leave changed MIG modes pending, and set the mark for a reboot.
 
         The mark is set before the first mode. If this process is killed in between, the next boot keeps the layout that
         matches the pending modes.
@@ -335,7 +333,7 @@ class _Attempts:
     def _record_coming(self, host: Host, plan: Plan) -> None:
         """Record GPU settings before they change.
 
-        If this run is interrupted, the next run then reads the settings too.
+        After an interruption, the next run then reads these settings too.
         """
         for technique in SETTINGS:
             default = (None, technique.default)
@@ -363,7 +361,7 @@ class _Attempts:
     def _follow(self, session: Session) -> tuple[str, ...]:
         """Run the pending follow-up steps for changed devices.
 
-        The devices were changed by this run, or by an earlier run that did not complete its follow-up steps.
+        Either this run or an earlier, incomplete run changed the devices.
         """
         if GPUS not in self.request.parts or not self.follow_up.due():
             # Only a run that changes GPUs restarts services that depend on the list of devices.
@@ -379,8 +377,7 @@ class _Attempts:
     def _refuse_loss(self, host: Host, decision: Decision) -> None:
         """Refuse a reboot that would end holders or lose instances.
 
-        All holders of all GPUs of the host are considered. An instance is lost if the boot service does not recreate
-        it.
+        Checks the holders of all GPUs on the host. An instance is lost if the boot service does not recreate it.
         """
         ownership = Ownership(self.request.unlisted, self.record.read(), self.leased.read())
         held = [(gpu, [h for h in gpu.held_by if not h.watches] + _leases_on(gpu, ownership)) for gpu in host.gpus]
@@ -425,10 +422,10 @@ def _applied(request: Request) -> Applied:
 def _decide_for_working(
     request: Request, observed: _Observed, refuses: bool, installs: bool = False, restore: bool = True
 ) -> tuple[_Observed, Answering, Decision]:
-    """Decide on the layout for the GPUs that work. All other GPUs count as lost.
+    """Decide on the layout for the working GPUs. All other GPUs count as lost.
 
-    A GPU also counts as lost if the layout is refused because of its missing values. If `refuses` is true, the layout
-    is also refused if holders block the plan.
+    A GPU also counts as lost if its missing values cause a refusal of the layout. If `refuses` is true, blocking
+    holders also cause a refusal.
     """
 
     def decide(host: Host, policy: str, refuses: bool) -> tuple[_Observed, Answering, Decision]:
@@ -449,14 +446,14 @@ def _decide_for_working(
         sick = () if request.saved is not None else sick_gpus(observed.host, error, attempt)
         if not sick and isinstance(error, PlanError):
             raise
-        # Do not refuse disturbances here, because the caller does so at the right time.
+        # Do not refuse disturbances here. The caller does so at the right time.
         return decide(without(observed.host, sick), request.lost, False)
 
 
 def _decide(
     request: Request, layout: Layout, observed: _Observed, installs: bool = False, restore: bool = True
 ) -> Decision:
-    """Plan the requested layout and the GPUs that lost their entry.
+    """Plan the requested layout, and the GPUs that lost their layout entry.
 
     `layout` has no entries for lost GPUs that are skipped.
     """
@@ -483,7 +480,7 @@ def _decide(
 def _saved_gpus(saved: Mapping[str, Any] | None) -> frozenset[str]:
     """Return the UUIDs, in lower case, of the GPUs in a saved plan.
 
-    Returns an empty set if `saved` is not a valid plan. This error is reported later.
+    Returns an empty set if `saved` is not a valid plan. The error is raised later.
     """
     gpus = saved.get("gpus") if isinstance(saved, Mapping) else None
     rows = gpus if isinstance(gpus, (list, tuple)) else ()

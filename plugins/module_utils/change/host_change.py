@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Change all services of a host together.
 
-The services stop in reverse order, then the GPUs change, and then the services start in order.
+The services stop in reverse order. Then the GPUs change. Then the services start in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..plan.services import Change
 
 
 class HostChange:
-    """The changes of several services, in the registry's order of the techniques.
+    """The changes of several services, in the order of the registry of techniques.
 
     The methods are the same as in `Change`.
     """
@@ -27,7 +27,7 @@ class HostChange:
 
     @property
     def record(self) -> dict[str, dict[str, Any]]:
-        """Return the journal data of each change. The keys are the techniques' keys."""
+        """Return the journal data of each change, by the technique's key."""
         return {change.key: change.record for change in self._changes}
 
     def stop(self, done: list[str]) -> None:
@@ -44,12 +44,12 @@ class HostChange:
             change.start(host, done)
 
     def clear_away(self) -> None:
-        """Remove what the services created, before the GPUs are rolled back."""
+        """Remove what the services created, before a rollback of the GPUs."""
         for change in self._changes:
             change.clear_away()
 
     def bring_back(self, host: Host) -> None:
-        """Restore what the services removed, after the GPUs were rolled back.
+        """Restore what the services removed, after a rollback of the GPUs.
 
         Raises one ApplyError with all failures.
         """

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a change of a host's layout atomic with a journal.
+"""Keep a journal, so that a change of a host's layout is atomic.
 
-The journal is written before the first step and removed after the last one. If a run finds a journal, an earlier run was
-interrupted, for example by kill -9 or a power loss.
+The journal is written before the first step and removed after the last one. If a run finds a journal, an earlier run
+was interrupted, for example by kill -9 or a power loss.
 """
 
 # `frozen` makes dataclasses.
@@ -24,18 +24,18 @@ from ..vendors.registry import target_data, target_from_data
 
 @frozen
 class Entry:
-    """The content of a journal: the run, and the targets for the old and new layout."""
+    """The content of a journal: the run, and the targets of the old and new layout."""
 
     before: tuple[Target, ...]
     after: tuple[Target, ...]
     run: str | None = None
-    #: Journal data of the changes of services (`services.Change`), by key of the technique.
+    #: The journal data of service changes (`services.Change`), by the technique's key.
     beside: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    #: Contents of `unnamed.AppliedRecord` for the old and the new layout. Empty if the run does not change the record.
+    #: The data of `unnamed.AppliedRecord` for the old and the new layout. Empty if the run does not change that record.
     applied: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def interrupted(self) -> str:
-        """Return the text at the beginning of each message about this journal."""
+        """Return the first words of each message about this journal."""
         return "a run was interrupted%s" % (" (%s)" % self.run if self.run else "")
 
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Share the arguments, the run and the return values of the layout modules.
 
-These modules apply a layout or a part of a layout.
+These modules apply a layout or parts of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .targets import asked
 def argspec() -> dict[str, Any]:
     """Return the options of every module that applies a layout.
 
-    The documentation fragment is `layout`.
+    Documented in the fragment `openfleet.gpu.layout`.
     """
     return {
         # The type is `raw` because the parser of the layout reports errors for each entry.
@@ -48,7 +48,7 @@ def argspec() -> dict[str, Any]:
 def argspec_of_gpus() -> dict[str, Any]:
     """Return the options of the modules that change GPUs and instances.
 
-    The documentation fragment is `openfleet.gpu.layout.gpus`.
+    Documented in the fragment `openfleet.gpu.layout.gpus`.
     """
     return dict(
         argspec(),
@@ -57,7 +57,7 @@ def argspec_of_gpus() -> dict[str, Any]:
         leave_pending={"type": "bool", "default": False},
         mig_manager={"type": "str", "choices": ["refuse", "disable"], "default": "refuse"},
         restart_services={"type": "list", "elements": "str", "default": list(RESTARTED)},
-        # The text of a Python file. It must not be logged.
+        # The text of a Python file, which must not be logged.
         pynvml={"type": "str", "no_log": True},
     )
 
@@ -65,7 +65,7 @@ def argspec_of_gpus() -> dict[str, Any]:
 def argspec_of_layout() -> dict[str, Any]:
     """Return the options of the module `layout`.
 
-    Two of these options are used only by the module's action plugin, on the controller.
+    The module's action plugin uses two of these options on the controller.
     """
     return dict(
         argspec_of_gpus(),
@@ -164,7 +164,7 @@ def _reload_risk(host: Host) -> bool:
 def _mig_manager(params: dict[str, Any], request: Request) -> tuple[str, ...]:
     """Return the step for NVIDIA's MIG manager, or none if it is not needed.
 
-    A layout without entries changes nothing, so the MIG manager can stay enabled.
+    An empty layout changes nothing, so the MIG manager can stay enabled.
     """
     if "mig_manager" not in params or not request.layout.entries:
         return ()
@@ -174,7 +174,7 @@ def _mig_manager(params: dict[str, Any], request: Request) -> tuple[str, ...]:
 
 
 def _without_mig_manager(done: Run, also: tuple[str, ...], check_mode: bool) -> Run:
-    """Apply the step from `_mig_manager` and return the run including the step.
+    """Apply the step from `_mig_manager`, and return the run with this step.
 
     Raises FollowError.
     """

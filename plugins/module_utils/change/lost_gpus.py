@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan around lost GPUs (`Host.lost`).
+"""Plan a layout for a host that has lost GPUs (`Host.lost`).
 
-A GPU is lost if an NVML call for it fails or if the driver does not count it. Selectors are compared with the known
-attributes of the lost GPU. A selector by model may match a lost GPU whose model is unknown. A selector by index, UUID
-or PCI address may match a lost GPU if this attribute is unknown and if the selector matches no other GPU.
+A GPU is lost if an NVML call for it fails or if the driver does not count it. A selector is compared with the
+attributes of a lost GPU that are known. If the model is unknown, a selector by model may match the GPU. If the index,
+UUID or PCI address is unknown, a selector by this attribute may match the GPU if it matches no other GPU.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..model import Host, LostGpu
 from ..techniques.forms import FORMS
 from ..vendors.registry import vendor_of_host
 
-#: Policies for an entry that names a lost GPU: fail before anything changes, or skip the GPU.
+#: Policies for layout entries that name a lost GPU: fail before anything changes, or skip the GPU.
 POLICIES = FAIL, SKIP = ("fail", "skip")
 
 
 @frozen
 class Answering:
-    """The part of a layout that can be planned, and a warning for each lost GPU."""
+    """The part of a layout that can be planned, with a warning for each lost GPU."""
 
     layout: Layout
     warnings: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ def answering(layout: Layout, host: Host, policy: str) -> Answering:
 
 
 def newly_lost(before: Sequence[LostGpu], host: Host) -> tuple[str, ...]:
-    """Return a sentence for each GPU that has been lost since `before`."""
+    """Return a sentence for each GPU that is lost now but was not in `before`."""
     known = {(gpu.index, gpu.pci_address if gpu.index is None else None) for gpu in before}
     found = [gpu for gpu in host.lost if (gpu.index, gpu.pci_address if gpu.index is None else None) not in known]
     return tuple("%s %s: it worked when the run began (%s)" % (gpu.label, gpu.state, gpu.problem) for gpu in found)
@@ -70,7 +70,7 @@ def newly_lost(before: Sequence[LostGpu], host: Host) -> tuple[str, ...]:
 def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:
     """Return the lost GPUs that the selector matches or may match."""
     known = {"index": "index", "uuid": "uuid", "pci": "pci_address", "model": "name"}
-    # A selector of these kinds names exactly one GPU.
+    # Selectors of these kinds match one GPU.
     single = selector.kind in ("index", "uuid", "pci")
     if single and any(matches(selector, gpu) for gpu in host.gpus):
         return ()
@@ -85,7 +85,7 @@ def _lost(selector: Selector, host: Host) -> tuple[LostGpu, ...]:
 
 
 def _without_lost(entry: Entry, host: Host) -> Entry | None:
-    """Return the entry for the working GPUs.
+    """Return the entry without its lost GPUs.
 
     Returns None if the entry cannot be split or has no working GPU.
     """

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Handle NVIDIA's MIG manager for systemd.
+"""Disable NVIDIA's MIG manager for systemd.
 
-It would repartition the GPUs at the next boot. Source:
+Otherwise it would repartition the GPUs at the next boot. Source:
 https://github.com/NVIDIA/mig-parted/tree/main/deployments/systemd
 """
 
@@ -41,7 +41,7 @@ def plan(policy: str, run: Run = run_tool, root: Path = Path("/")) -> tuple[str,
 def disable(run: Run = run_tool) -> None:
     """Disable the MIG manager from the next boot on.
 
-    Raises FollowError, because the layout itself was applied.
+    Raises FollowError on failure, because the layout was already applied.
     """
     try:
         systemd.tell(run, ["systemctl", "disable", "--no-reload", "--quiet", UNIT])

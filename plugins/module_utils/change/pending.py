@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Mark unfinished work in the state directory, for the next run.
 
-The run after an interruption reads the marks. The content of a mark does not matter, so a damaged mark still counts.
+The next run checks whether a mark's file exists. Its content does not matter, so a damaged mark still counts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..plan.transaction import this_run
 
 _SCHEMA = 1
 
-#: Default list of services that read the devices only when they start. The exporters may be clients of nvidia-dcgm. The
-#: MIG manager itself stops more services, either to free the GPUs or for Kubernetes (NVIDIA/mig-parted,
+#: The services to restart by default: they read the devices only when they start. The exporters may be clients of
+#: nvidia-dcgm. NVIDIA's MIG manager stops more services, to free the GPUs or for Kubernetes (NVIDIA/mig-parted,
 #: deployments/systemd/hooks.sh).
 RESTARTED = ("nvidia-dcgm.service", "dcgm-exporter.service", "nvidia-dcgm-exporter.service")
 
 
 class Mark:
-    """A mark: a file in the state directory. `name` is the name of the file."""
+    """A mark: a file with this name in the state directory."""
 
     name: str
 
@@ -56,17 +56,17 @@ class PendingFollowUp(Mark):
 class WaitingRun(Mark):
     """The mark of a run that waits for holders.
 
-    It counts only while the run lives, so a run that was killed leaves no mark behind.
+    It counts only while the run's process lives, so a killed run leaves no valid mark.
     """
 
     name = "waiting.json"
 
     def begin(self) -> None:
-        """Set the mark, which names this process."""
+        """Set the mark. It contains the identity of this process."""
         durable.write(self.path, dict(this_run(), schema=_SCHEMA))
 
     def due(self) -> bool:
-        """Return whether a run waits. A damaged mark does not count."""
+        """Return whether a run waits. Ignores a damaged mark."""
         try:
             run = durable.read(self.path, _SCHEMA)
             return run is not None and started_ticks_of(run["pid"]) == run["start"]

@@ -1,12 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Save plans as data, and apply a saved plan later exactly or not at all.
+"""Save plans as data. Later, apply a saved plan exactly or not at all.
 
-A saved plan has the observed state, the desired state and the steps between the two. The steps in the file are never
-run directly. The planner plans again with the saved placements, and the result must equal the saved steps. The
-planner's checks therefore also apply to a saved plan, for example for blocking processes and for instances of other
-owners.
+A saved plan has the observed state, the desired state and the steps between them. The saved steps are never run
+directly. The planner plans again with the saved placements, and the new steps must equal the saved steps. So the
+planner's checks also apply to a saved plan, for example for blocking processes and for instances of other owners.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ def save(plan: Plan, host: Host) -> dict[str, Any]:
 def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], ownership: Ownership) -> Plan:
     """Return the saved plan as a plan for the current host.
 
-    If the plan was already applied, the returned plan has no steps. Raises PlanError with the differences if the state
-    of the host or the layout has changed.
+    The returned plan has no steps if the saved plan was already applied. Raises PlanError with the differences if the
+    host's state or the layout has changed.
     """
     try:
         return _restore(_checked(saved), host, tuple(targets), ownership)
@@ -73,9 +72,9 @@ def restore(saved: Mapping[str, Any], host: Host, targets: Iterable[Target], own
 
 
 def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
-    """Raise PlanError if the plan has steps of services that are not in `saved`.
+    """Raise PlanError if the plan has service steps that are not in `saved`.
 
-    The plan may lack saved steps, because they may already be done.
+    Saved steps may be missing from the plan, because they may already be done.
     """
     for part in plan.parts:
         then = _checked(saved)[part.key]
@@ -87,7 +86,7 @@ def check_beside(saved: Mapping[str, Any], plan: Plan) -> None:
 
 
 def fleet(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the content of a plan file. `plans` has a plan for each host name."""
+    """Return the content of a plan file. `plans` has one plan for each host name."""
     return {"schema": SCHEMA, "hosts": dict(plans)}
 
 
@@ -112,7 +111,7 @@ def host_part(text: str, host: str) -> dict[str, Any]:
 
 
 def _checked(data: Any) -> Mapping[str, Any]:
-    """Return the data. Raises PlanError if it has another schema version."""
+    """Return the data. Raises PlanError if its schema version is not supported."""
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if schema != SCHEMA:
         raise PlanError(
@@ -153,7 +152,7 @@ def _pinned(target: Target, gpu: Device, planned: Any) -> Target:
 
 
 def _reached(host: Host, pinned: Sequence[Target], ownership: Ownership) -> bool:
-    """Return whether every GPU is already in the desired state of the saved plan."""
+    """Return whether all GPUs already have the desired state of the saved plan."""
     try:
         return not planner.plan(host.gpus, pinned, ownership).changes
     except PlanError:
@@ -165,9 +164,9 @@ def _moved(moved: Sequence[str]) -> PlanError:
 
 
 def differences(saved: Mapping[str, Any], host: Host) -> list[str]:
-    """Return the differences between the saved and the current state of the GPUs.
+    """Return the differences between the GPUs' saved and current state.
 
-    Only the GPUs in the plan are compared. Each difference is one text.
+    Compares only the GPUs in the plan. Each difference is one text.
     """
     found = []
     if saved["driver_version"] != host.driver_version:
@@ -194,7 +193,7 @@ def _differences(then: Mapping[str, Any], gpu: Device) -> Iterable[str]:
 
 
 def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Device], targets: Sequence[Target]) -> list[str]:
-    """Return the differences between the current and the saved layout as texts."""
+    """Return texts for the differences between the current and the saved layout."""
     then = {gpu["uuid"]: gpu for gpu in saved["gpus"]}
     found = []
     for target in targets:
@@ -209,15 +208,15 @@ def _asked_otherwise(saved: Mapping[str, Any], gpus: Mapping[str, Device], targe
 
 
 def _asked(target: Target) -> dict[str, Any]:
-    """Return the desired state of a GPU without the position of its layout entry.
+    """Return a GPU's desired state without the position of its layout entry.
 
-    The desired state does not change if the entry moves within the layout.
+    An entry that only moves within the layout is then no difference.
     """
     data = target_data(target)
     del data["gpu_uuid"], data["where"]
     for technique in SETTINGS:
         if data.get(technique.setting) in (None, technique.default):
-            # A setting that a run does not read counts as the default.
+            # A setting that the run does not read has its default value.
             data.pop(technique.setting, None)
     for value in data.values():
         if isinstance(value, list):
@@ -228,7 +227,7 @@ def _asked(target: Target) -> dict[str, Any]:
 def _observed(gpu: Device) -> dict[str, Any]:
     """Return the part of a GPU's state that a plan depends on.
 
-    Holders are left out because they are read again when a plan is made.
+    Holders are left out, because each plan reads them again.
     """
     settings = {each.setting: each.observed(gpu) for each in planner.settings_of(gpu)}
     return {**divider_of(gpu).observed_data(gpu), **settings}

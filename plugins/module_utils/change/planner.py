@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Plan the change from the observed to the desired state of GPUs.
 
-Planning is a pure function: it uses no I/O, clock, randomness, NVML or Ansible. Equal arguments give equal plans. Each
+Planning is a pure function, without I/O, clock, randomness, NVML or Ansible. Equal arguments give equal plans. Each
 technique plans its own part.
 """
 
@@ -24,8 +24,8 @@ from ..vendors.registry import divider_of, vendor_of
 if TYPE_CHECKING:
     from ..vendors.protocol import DeviceSetting
 
-#: An ownership under which every instance belongs to the collection. It is used for rollbacks, and for plans of GPUs
-#: that do not exist yet.
+#: The ownership under which every instance belongs to the collection. For rollbacks, and for plans of GPUs that do not
+#: exist yet.
 ALL_OURS = Ownership("remove")
 
 
@@ -33,8 +33,8 @@ def plan(gpus: Sequence[Device], targets: Iterable[Target], ownership: Ownership
     """Plan every target on the observed GPUs.
 
     Raises PlanError with the GPU and the entry if a target is impossible. Also raises PlanError if a target would
-    remove instances of other owners and `ownership` does not allow that. A plan that would end holders is returned and
-    not refused. `Plan.disturbs` lists these holders, and the code that applies the plan decides.
+    remove instances of other owners and `ownership` does not allow that. A plan that would end holders is not refused.
+    `Plan.disturbs` lists these holders, and the code that applies the plan decides.
     """
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     plans = []
@@ -57,7 +57,7 @@ def plan_gpu(gpu: Device, target: Target, ownership: Ownership = ALL_OURS) -> Gp
 
 
 def reload_disturbs(gpus: Sequence[Device]) -> tuple[Disturbance, ...]:
-    """Return the holders of all GPUs, which a reload of the driver ends."""
+    """Return all holders of these GPUs: a reload of the driver ends them."""
     found = []
     for gpu in gpus:
         who = gpu.held_by or gpu.processes
@@ -68,7 +68,7 @@ def reload_disturbs(gpus: Sequence[Device]) -> tuple[Disturbance, ...]:
 
 
 def settings_of(gpu: Device) -> tuple[DeviceSetting, ...]:
-    """Return the settings of the GPU's vendor, followed by the settings of techniques."""
+    """Return the GPU's settings: first the vendor's, then those of techniques."""
     return (*vendor_of(gpu).settings, *SETTINGS)
 
 

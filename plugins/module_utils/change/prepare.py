@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a host and plan a layout for it.
+"""Read a host, and plan a layout for it.
 
-The host is read with its GPUs, their holders and settings, and the services.
+Reads the GPUs with their holders and settings, and the services.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 from . import planner
 from .targets import targets
 
-#: The part for divisions and the vendor's settings. ALL_PARTS also has a part for each technique, named by its key.
+#: The part of a layout with the divisions and the vendor's settings. ALL_PARTS also has one part per technique, named
+#: by the technique's key.
 GPUS = "gpus"
 ALL_PARTS = (GPUS, *(technique.key for technique in (*SETTINGS, *SERVING)))
 
 
 @frozen
 class PlanRequest:
-    """The `parts` of a layout to plan, and the `saved` plan or None.
+    """The parts of a layout to plan, and the `saved` plan or None.
 
     If `installs` is true, missing software of a service is not an error.
     """
@@ -44,15 +45,15 @@ class PlanRequest:
 
 
 def removal_of(key: str) -> str:
-    """Return the name of the part that removes the technique's service from a host.
+    """Return the name of the part that removes this technique's service.
 
-    A run with this part removes the service whatever the layout contains.
+    A run with this part removes the service from the host, whatever the layout contains.
     """
     return "no_%s" % key
 
 
 def services_for(parts: Sequence[str], layout: Layout, private: bool) -> tuple[Service, ...]:
-    """Return the services of a run that the host has or the layout needs."""
+    """Return the services that the host runs or that the layout needs."""
     about = [each for each in SERVING if {each.key, removal_of(each.key)}.intersection(parts)]
     return tuple(each.service(private) for each in about if each.used(layout, private))
 
@@ -60,7 +61,7 @@ def services_for(parts: Sequence[str], layout: Layout, private: bool) -> tuple[S
 def look(session: Session, services: Sequence[Service]) -> Host:
     """Read the services and the GPUs. Return the host with the GPUs' holders.
 
-    The processes that belong to a service are not holders.
+    Processes of a service do not count as holders.
     """
     for service in services:
         service.observe()
@@ -71,10 +72,10 @@ def look(session: Session, services: Sequence[Service]) -> Host:
 
 
 def observe(session: Session, own: Pids | None = None, only: str | None = None) -> Host:
-    """Return the host with all holders of its GPUs and instances.
+    """Return the host with the holders of its GPUs and instances.
 
-    `own` are the processes of services by GPU UUID. They are not holders. `only` is the UUID of the GPU to read, as in
-    `protocol.Session.observe`. Holders of all GPUs are read in any case.
+    `own` has the processes of services by GPU UUID. They do not count as holders. If `only` is the UUID of a GPU, only
+    this GPU is read, as in `protocol.Session.observe`. Holders are always read for all GPUs.
     """
     return vendor_of_host().with_holders(session.observe(only=only), own or {})
 
@@ -105,7 +106,7 @@ def make_plan(
 
         plan = plan_file.restore(saved, host, wanted, ownership)
     if GPUS not in parts:
-        # A run without the part GPUS also leaves a pending division unchanged.
+        # Without the part GPUS, a run also leaves a pending division unchanged.
         plan = dataclasses.replace(plan, gpus=tuple(map(_of_settings_only, plan.gpus)), reload_disturbs=())
     by_key = {service.key: service for service in services}
     for each in SERVING:
@@ -124,7 +125,7 @@ def make_plan(
 
 
 def _of_parts(target: Target, host: Host, parts: Sequence[str]) -> Target:
-    """Return the target with the current state of parts that the run does not apply."""
+    """Return the target, with the current state in place of parts not in this run."""
     if GPUS not in parts:
         gpu = next(gpu for gpu in host.gpus if gpu.uuid == target.gpu_uuid)
         now = planner.target_of(gpu)

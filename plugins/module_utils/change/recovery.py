@@ -34,12 +34,10 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
 
     Returns "old", "new", or None if there was no interrupted run.
 
-    If the interrupted run had already reached the new layout, the new layout is kept. Otherwise the old layout is
-    restored. If that would end a holder, such as a job that has started since, the new layout is completed instead,
-    unless that would also end a holder. If both would end holders, `context.clear` ends them. If `context.clear` is
-    None, BusyError is raised.
-    If the old layout is restored, the `services` that were stopped or changed are restored, too. Raises ApplyError if
-    the recovery fails. The journal is then kept.
+    If the interrupted run had reached the new layout, it is kept. Otherwise the old layout is restored, with the
+    `services` that were stopped or changed. If the restore would end a holder, such as a job that has started since,
+    the new layout is completed instead. If both would end holders, `context.clear` ends them. If `context.clear` is
+    None, BusyError is raised. Raises ApplyError if the recovery fails. The journal is then kept.
     """
     journal, record = context.journal, context.record
     entry = journal.read()
@@ -51,7 +49,7 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     uuids = {gpu.uuid for gpu in gpus}
     named = {target.gpu_uuid for target in (*entry.before, *entry.after)}
     if named and not named & uuids and not entry.beside and any(lost_of(host, uuid) for uuid in named):
-        # The journal has targets for lost GPUs only. Keep it until the GPUs work again.
+        # The journal only has targets of lost GPUs. Keep it until these GPUs work again.
         return None
     before, after = ([t for t in targets if t.gpu_uuid in uuids] for targets in (entry.before, entry.after))
     outcome = "new"
@@ -59,7 +57,7 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
     only_services = not entry.before and not entry.after
     unfinished = only_services and any(service.unfinished(entry.beside[service.key]) for service in changed)
     ours = Ownership("remove", leased=frozenset() if context.leased is None else context.leased.read())
-    # Journals do not have the leases of entries. Instances of leases stay if there is room.
+    # A journal does not record which entries have leases. Keep instances of leases if there is room.
     after = [dataclasses.replace(target, leases=True) for target in after]
     reached = None if unfinished else _reached(gpus, after, ours)
     if reached is None:
@@ -97,9 +95,9 @@ def recover(context: Context, services: Sequence[Service] = ()) -> str | None:
 
 
 def _observe_settings(session: Session, journal: Journal, entry: Entry) -> None:
-    """Make the session read every setting that the journal contains.
+    """Make the session read every setting in the journal.
 
-    The current values are compared with the old and the new values, even if this run does not manage the setting.
+    The current values are compared with the old and new values, even if this run does not manage the setting.
     """
     settings = [setting for target in (*entry.before, *entry.after) for setting in target.settings.items()]
     known = {each.setting for each in (*OBSERVERS, *(own for vendor in VENDORS for own in vendor.settings))}
@@ -137,10 +135,10 @@ def _back_or_on(
 
 
 def _reached(gpus: Sequence[Device], targets: Sequence[Target], ours: Ownership) -> Plan | None:
-    """Return the plan for these targets if it has no steps, otherwise None."""
+    """Return the plan for these targets if it has no steps, or None."""
     try:
         plan = planner.plan(gpus, targets, ours)
     except FleetError:
-        # The target has become impossible, for example because the driver or the card was replaced.
+        # The target is no longer possible, for example because the driver or the card was replaced.
         return None
     return None if plan.changes else plan

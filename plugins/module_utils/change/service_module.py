@@ -25,7 +25,7 @@ from ..vendors.registry import vendor_of_host
 from . import layout_module
 from .prepare import removal_of
 
-#: A host description for a host without a working driver.
+#: The host to assume if the driver does not work.
 _NO_GPUS = Host("", "", None, False, ())
 
 
@@ -40,8 +40,8 @@ def serve(
 ) -> dict[str, Any]:
     """Apply the service's part of the layout, or remove the service.
 
-    Returns the module's return values. The value called `name` is the result of `report`: the current daemons or
-    tenants. A service can be removed from a host without a driver.
+    Returns the module's return values. `report` makes the value called `name`: the current daemons or tenants. The
+    service can also be removed from a host without a driver.
     """
     absent = params["state"] == "absent"
     try:
@@ -51,7 +51,7 @@ def serve(
             raise
         told = {"driver_present": False}
     if told["driver_present"]:
-        # On a host with real GPUs, the environment variable is not set. The GPUs are then not read again.
+        # With real GPUs, the environment variable is not set, and the GPUs are not read again.
         private = "GPUSIM_STATE" in os.environ
         if private:
             with vendor_of_host().open() as session:
@@ -80,7 +80,7 @@ def _remove(kind: type[Service], params: dict[str, Any], check_mode: bool) -> di
         with contextlib.ExitStack() as held:
             if not check_mode:
                 held.enter_context(locked(params["state_directory"], params["lock_timeout"]))
-            # If the GPUs are simulated for this process only, the services of the host do not belong to them.
+            # If only this process simulates the GPUs, the host's services do not use them.
             service = kind("GPUSIM_STATE" in os.environ)
             service.observe()
             service.observe_on(())

@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Distinguish a sick GPU from a mistake in the layout.
 
-Some error codes also mean that a healthy driver or model lacks a feature. If a GPU fails with such a code, it is read
-without an error, but a value is missing. The vendor finds these gaps (`vendors.protocol.Gap`). The GPU causes a refusal
-if the refusal disappears when the missing value is taken from another GPU of the same model.
+NVML has error codes that mean either a sick GPU or a healthy driver or model that lacks a feature. A GPU with such an
+error is read without a failure, but one of its values is missing. The vendor finds these missing values
+(`vendors.protocol.Gap`). To test whether the GPU causes a refusal, the missing value is taken from another GPU of the
+same model. If the refusal then disappears, the GPU is the cause.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _without_gap(host: Host, gap: Gap) -> Host:
 
 
 def without(host: Host, sick: Sequence[LostGpu]) -> Host:
-    """Return the host with these GPUs as lost ones."""
+    """Return the host with these GPUs moved to the lost GPUs."""
     uuids = {gpu.uuid for gpu in sick}
     lost = sorted((*host.lost, *sick), key=lambda gpu: (gpu.index is None, gpu.index or 0))
     return dataclasses.replace(host, gpus=tuple(g for g in host.gpus if g.uuid not in uuids), lost=tuple(lost))

@@ -23,7 +23,7 @@ from ..vendors.registry import divider_of, vendor_of
 def resolved(layout: Layout, gpus: Sequence[Device]) -> dict[str, Entry]:
     """Return the layout entry for each selected GPU, by GPU UUID.
 
-    Raises SelectorError with all problems if a selector matches nothing or if two selectors match the same GPU.
+    Raises SelectorError with all problems: a selector matches nothing, or two selectors match the same GPU.
     """
     named: dict[str, tuple[str, Entry]] = {}
     problems: list[Problem] = []

@@ -24,7 +24,7 @@ from ..processes.command import Run, ask, run_to_end
 from ..processes.file_worker import one_look
 
 _POLL_SECONDS = 0.05
-#: Seconds until the kernel has closed the devices of a killed process.
+#: Time for the kernel to close the devices of a killed process.
 _KILL_SECONDS = 10.0
 
 
@@ -36,7 +36,7 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
     named = {h.pid: h for d in disturbs for h in d.who if can_be_ended(h)}
     targets = {pid: _Target(pid) for pid in named}
     try:
-        # Check the processes again after opening the descriptors, because a PID may have been reused.
+        # Check the processes again now that the pidfds are open, because a PID may have been reused.
         with one_look():
             texts = {pid: str(holder) for pid, holder in named.items() if _is_still(holder)}
             handed = [who for pid, who in texts.items() if may_be_handed(named[pid])]
@@ -76,7 +76,7 @@ def end_holders(disturbs: Iterable[Disturbance], grace_seconds: float) -> tuple[
 def end_leases(leases: Iterable[str], run: Run = run_to_end) -> tuple[str, ...]:
     """Stop the units of these leases, and return the leases.
 
-    If a unit does not stop, its processes still hold the GPU, and `end_holders` ends them.
+    If a unit does not stop, `end_holders` ends its processes, which still hold the GPU.
     """
     leases = tuple(leases)
     units = [unit_name(lease[0]) for lease in map(lease_of, leases) if lease is not None]
@@ -87,10 +87,10 @@ def end_leases(leases: Iterable[str], run: Run = run_to_end) -> tuple[str, ...]:
 
 
 class _Target:
-    """A process to signal by its pidfd, so that no other process gets the signal.
+    """A process to signal by its pidfd, so that no other process can get the signal.
 
-    Python before 3.9 and Linux before 5.3 have no pidfd. The start time of the process is then compared right before
-    each signal.
+    Without pidfd (Python before 3.9 or Linux before 5.3), the process's start time is compared right before each
+    signal.
     """
 
     def __init__(self, pid: int) -> None:
@@ -117,9 +117,9 @@ class _Target:
 
 
 def _signal(targets: Sequence[_Target], number: int, seconds: float) -> list[_Target]:
-    """Send a signal to all live targets and wait until they end.
+    """Send a signal to the living targets and wait until they end.
 
-    Returns the targets that are still alive after `seconds`.
+    Returns the targets that still live after `seconds`.
     """
     for target in targets:
         if target.alive:
@@ -139,9 +139,9 @@ def _is_essential(holder: Holder | Process) -> bool:
 
 
 def _is_still(holder: Holder | Process) -> bool:
-    """Return whether the PID is still the scanned process and has the GPU open.
+    """Return whether this PID is still the same process, with the GPU open.
 
-    The name of the process is not compared, because a process can change its name at any time.
+    Does not compare the process's name, because a process can change its name.
     """
     if not isinstance(holder, Holder):
         return True

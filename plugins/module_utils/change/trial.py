@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Handle a layout that is on trial until the host reboots.
 
-The boot service already has the layout on trial. The previous layout is kept as a backup.
+A layout is on trial if the boot service already applies it. The previous layout is kept as a backup.
 
 A run prepares the reboot in two steps. First, the boot service gets the new layout. Then the new MIG modes are left
-pending. If the run ends between the two steps, the layout does not fit the modes of the GPUs. The second step is
-therefore recorded. The next `gpu-layout apply` uses this record to decide which layout the host keeps.
+pending. If the run is interrupted between the two steps, the layout does not match the GPUs' modes. So the second step
+is recorded, and the next `gpu-layout apply` reads the record to decide which layout to keep.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .. import durable
 from ..durable import FORMER
 from .pending import PendingReboot
 
-#: The path of the layout that can be on trial, relative to the root of the host. Files named `.former` elsewhere belong
-#: to other programs.
+#: Path of the layout that can be on trial, relative to the host's root. Other files with the suffix `.former` belong to
+#: other programs.
 _INSTALLED = ("etc", "openfleet-gpu", "layout.json")
 
 
@@ -34,7 +34,7 @@ def replaced_files(layout: Path) -> tuple[Path, Path]:
 def settle(layout: Path, directory: str) -> bool:
     """Keep the layout on trial if its MIG modes were left pending.
 
-    Otherwise restore the previous layout. Returns True if a previous layout was restored.
+    Otherwise restore the previous layout. Returns whether it was restored.
     """
     if layout.absolute().parts[-len(_INSTALLED) :] != _INSTALLED:
         return False

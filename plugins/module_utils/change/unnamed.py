@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the changes of GPUs that the layout no longer names.
+"""Plan changes of GPUs that the layout no longer names.
 
 All functions are pure. Only `AppliedRecord` reads and writes files.
 
-The state directory records the state that the collection last applied to each GPU. With the policy `keep`, a GPU that is no
-longer named keeps this state. If the GPU lost the state, for example in a reboot, the state is restored. With the policy
-`release`, the GPU becomes `shared`.
+The state directory records the state that the collection last applied to each GPU. With the policy `keep`, a GPU that
+is no longer named keeps this state. If the GPU lost the state, for example in a reboot, the state is restored. With the
+policy `release`, the GPU becomes `shared`.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class AppliedRecord:
 
 @frozen
 class Unmanaged:
-    """A GPU that lost its entry: its recorded state, its current state and the action.
+    """A GPU that lost its layout entry: recorded state, current state and action.
 
-    `action` is "keep", "restore", "release" or "leave". It is "leave" if the GPU cannot be restored, or if its state is
-    neither the recorded state nor the state after a boot.
+    `action` is "keep", "restore", "release" or "leave". It is "leave" if the GPU cannot be restored, or if the current
+    state is neither the recorded state nor the state after a boot.
     """
 
     index: int
@@ -92,11 +92,11 @@ class Unmanaged:
     recorded: str
     current: str
     text: str
-    #: Keys of the techniques whose daemons or tenants were on the GPU.
+    #: Keys of the techniques that had daemons or tenants on the GPU.
     services: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Return the line for the GPU in a plan."""
+        """Return the GPU's line in a plan."""
         return "gpu %d: %s" % (self.index, self.text)
 
 
@@ -118,7 +118,7 @@ class Decision:
         return any(each.action == "restore" for each in self.unmanaged)
 
     def kept_places(self, uuid: str) -> frozenset[tuple[str, int | None]]:
-        """Return (profile, start) of each instance that a boot restores on the GPU.
+        """Return (profile, start) of each instance that a boot recreates on the GPU.
 
         Returns an empty set if the GPU has an entry or is not kept.
         """
@@ -132,8 +132,8 @@ class Decision:
 class Situation:
     """The input of a decision.
 
-    `services_seen` has the observed daemons or tenants of each service, by key of the technique. `saved_gpus` has the
-    UUIDs, in lower case, of the GPUs in a saved plan. These GPUs stay in the plan after it was applied.
+    `services_seen` has each service's current daemons or tenants, by the technique's key. `saved_gpus` has the UUIDs,
+    in lower case, of the GPUs in a saved plan. These GPUs stay in the plan even after it was applied.
     """
 
     layout: Layout
@@ -152,7 +152,7 @@ def decide(situation: Situation, policy: str, make: Make, make_last: Make, resto
     """Plan the layout and the GPUs that lost their entry.
 
     `make` makes the intermediate plans. `make_last` makes the plan to apply, which may be a saved plan. If `restore` is
-    false, GPUs that lost their state are not changed. Raises PlanError if `make` or `make_last` raises it.
+    false, GPUs that lost their state are not changed. Raises the PlanErrors of `make` and `make_last`.
     """
     layout, host = situation.layout, situation.host
     named = {uuid.lower() for uuid in resolved(layout, host.gpus)}
@@ -172,7 +172,7 @@ def decide(situation: Situation, policy: str, make: Make, make_last: Make, resto
 def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Seen) -> tuple[Unmanaged, ...]:
     """Return the working GPUs that have a recorded entry but no entry in the layout.
 
-    Used for reports.
+    For reports.
     """
 
     selectors = [selector for entry in layout.entries for selector in entry.selectors]
@@ -186,9 +186,9 @@ def unnamed_gpus(layout: Layout, host: Host, applied: Applied, services_seen: Se
 
 
 def without_service(applied: Applied, key: str) -> Applied:
-    """Return the record without the daemons or tenants of a technique.
+    """Return the record without this technique's daemons or tenants.
 
-    Use this after the technique's service was removed from the host.
+    For a host from which the technique's service was removed.
     """
     names = {key: {name for entry in applied.known for form, part in _parts(entry) for name in form.names(part)}}
     return applied if applied.entries is None else Applied(tuple(restricted(applied.entries, (), names)))
@@ -197,8 +197,8 @@ def without_service(applied: Applied, key: str) -> Applied:
 def restricted(entries: Iterable[Entry], named: Collection[str], taken: Mapping[str, Collection[str]]) -> list[Entry]:
     """Return the entries without the GPUs in `named` and without names in `taken`.
 
-    `named` has UUIDs in lower case. A daemon or tenant may lose one of its GPUs, or its name may be taken. In these
-    cases, the technique reduces or drops its part of the entry.
+    `named` has UUIDs in lower case. If a daemon or tenant loses a GPU, or if its name is taken, the technique reduces
+    or drops its part of the entry.
     """
     found = []
     for entry in entries:
@@ -289,8 +289,8 @@ def _release(situation: Situation, named: Collection[str], kept: Sequence[Entry]
     plan = make_last(Layout((*situation.layout.entries, *entries)))
     labels = {entry.label for entry in entries}
     new = _applied(Plan(tuple(each for each in plan.gpus if each.target.where not in labels), plan.parts))
-    # Keep the record for a lost GPU, so that the GPU is released when it works again. A GPU that was removed from the
-    # host needs no record.
+    # Keep the record of a lost GPU, to release the GPU when it works again. A GPU that was removed from the host needs
+    # no record.
     lost = [
         dataclasses.replace(entry, selectors=selectors)
         for entry in kept
@@ -305,7 +305,7 @@ def _released(gpu: Device, ownership: Ownership) -> Entry:
     label = "the released gpu %d" % gpu.index
     selectors = (Selector("uuid", gpu.uuid),)
     if ownership.policy == "keep" and any(ownership.foreign(gpu, part) for part in parts_of(gpu)):
-        # Keep the GPU divided, because other owners have parts of it.
+        # Keep the GPU divided, because parts of it belong to other owners.
         return Entry(0, selectors, divider_of(gpu).key, (), label=label)
     return Entry(0, selectors, "shared", label=label)
 
@@ -346,9 +346,9 @@ def _unmanaged(gpu: Device, entry: Entry, action: str, problem: str, seen: Seen)
 
 
 def _untouched(gpu: Device, target: Target) -> bool:
-    """Return False if another tool changed the GPU.
+    """Return whether only this collection or a boot changed the GPU's state.
 
-    Each part of the GPU's state must be as in the target or as after a boot.
+    Each part of the state must be as in the target or as after a boot.
     """
     return divider_of(gpu).untouched(gpu, target.division) and all(
         each.untouched(gpu, target.settings.get(each.setting)) for each in planner.settings_of(gpu)
@@ -358,7 +358,7 @@ def _untouched(gpu: Device, target: Target) -> bool:
 def _adopted(situation: Situation, named: Collection[str]) -> list[Entry]:
     """Return entries for GPUs that an earlier release changed without a record.
 
-    The entries are derived from the earlier release's own records of instances, daemons, tenants and time slices.
+    They are derived from that release's records of instances, daemons, tenants and time slices.
     """
     gpus = []
     for gpu in situation.host.gpus:
@@ -370,14 +370,14 @@ def _adopted(situation: Situation, named: Collection[str]) -> list[Entry]:
 
 
 def _applied(plan: Plan) -> tuple[Entry, ...]:
-    """Return layout entries with the state of the plan's GPUs after the plan."""
+    """Return layout entries for the state that the plan's GPUs have after the plan."""
     return _exported(
         [vendor_of(each.gpu).after(each) for each in plan.gpus], {part.key: part.planned() for part in plan.parts}
     )
 
 
 def _record(entries: Iterable[Entry]) -> Applied:
-    """Return a record of those entries that the parser accepts.
+    """Return a record of the entries that the parser accepts.
 
     The parser may refuse exported entries.
     """
@@ -392,13 +392,13 @@ def _record(entries: Iterable[Entry]) -> Applied:
 
 
 def _exported(gpus: Sequence[Device], seen: Seen) -> tuple[Entry, ...]:
-    # Layouts cannot express the parts of a divider without a form.
+    # A layout cannot express the parts of a divider that has no form of layout entries.
     gpus = [gpu for gpu in gpus if any(form.key == gpu.divider for form in FORMS)]
     return exported(gpus, pin_placements=True, select_by="uuid", seen=seen, whole=False).layout.entries
 
 
 def _taken(entries: Iterable[Entry]) -> dict[str, set[str]]:
-    """Return the names of daemons and tenants in the entries, by technique key."""
+    """Return the names of the entries' daemons and tenants, by the technique's key."""
     found: dict[str, set[str]] = {}
     for entry in entries:
         for form, part in _parts(entry):

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the subcommands plan and apply."""
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan(options: Namespace) -> int:
 def _is_interrupted(entry: Any, host: Host) -> bool:
     """Return whether apply would complete an interrupted run.
 
-    If the journal has only targets for lost GPUs, it is kept until these GPUs work again, and the result is False.
+    Returns False for a journal that only has targets of lost GPUs, which apply keeps until the GPUs work again.
     """
     targets = () if entry is None else (*entry.before, *entry.after)
     return entry is not None and (not targets or any(lost_of(host, target.gpu_uuid) is None for target in targets))
@@ -84,16 +84,16 @@ def apply(options: Namespace) -> int:
 
 
 def _patient(attempt: Callable[[], T], seconds: float) -> T:
-    """Return the result of `attempt`.
+    """Call `attempt` and return its result.
 
-    If the host has no driver yet, retry for `seconds`.
+    Retry for `seconds` while the host has no driver.
     """
     deadline = time.monotonic() + seconds
     while True:
         try:
             return attempt()
         except DriverAbsentError as error:
-            # Do not wait if a Python module is missing, because this does not change.
+            # Waiting does not help if a Python module is missing.
             if error.call == "import" or time.monotonic() >= deadline:
                 raise
         time.sleep(_POLL_SECONDS)

@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the subcommand holders.
 
-It is for accounts that may list GPU holders as root and do nothing else. It takes no path, name or number. It ignores
-the caller's environment, folder, standard input and signals. It prints the part of gpu_info's result that the audit
-reads (plugins/plugin_utils/audit/answers.py).
+The subcommand is for accounts that may list GPU holders as root and do nothing else. It takes no path, name or number,
+and ignores the caller's environment, folder, standard input and signals. It prints the part of gpu_info's result that
+the audit reads (plugins/plugin_utils/audit/answers.py).
 """
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from ..processes.bounded import bounded
 from ..techniques.service_views import SERVICE_VIEWS
 from ..vendors.nvidia.nvml.bounded_session import BoundedSession
 
-#: The role writes this file if an account may run this command. Only root can open the file, so that no other user can
-#: take the lock on it.
+#: The role writes this file if an account may run this command. Only root can open the file, so no other user can hold
+#: the lock on it.
 READERS = "/etc/openfleet-gpu/readers.json"
-#: Time limit in seconds. A read takes some milliseconds, or half a minute if the tools of schedulers and the MPS
-#: daemons do not answer.
+#: Time limit in seconds. A read takes milliseconds, or half a minute if tools of schedulers or MPS daemons do not
+#: answer.
 SECONDS = 60.0
 MOST_BYTES = 4 * 1024 * 1024
 #: Maximum number of holders and processes of a GPU or instance, and maximum length of a name.
 _MOST_HOLDERS, _MOST_PROCESSES, _MOST_LETTERS = 256, 1024, 500
-#: Fields of a holder that are printed.
+#: The fields of a holder to print.
 _FIELDS = (
     "kind", "who", "user", "unit_or_container", "job", "pid", "watches", "started_seconds", "listens", "clients",
 )  # fmt: skip
@@ -58,7 +58,7 @@ _POLL_SECONDS = 0.1
 def holders(options: Namespace) -> int:
     """Print the holders of each GPU and MIG instance."""
     _leave_the_caller()
-    # The child holds no lock, because it may hang in the driver. If it cannot be killed, it keeps running.
+    # The child process takes no lock. It may hang in the driver, and keeps running if it cannot be killed.
     with _alone() as directory:
         text = bounded(lambda: json.dumps(look(directory, options.json)), _THIS_HOST, SECONDS, MOST_BYTES)
     if options.json:
@@ -69,7 +69,7 @@ def holders(options: Namespace) -> int:
 
 
 def _leave_the_caller() -> None:
-    """Drop the caller's settings, so that they do not affect any tool or library."""
+    """Drop the settings that the caller could use to affect tools and libraries."""
     os.environ.clear()
     os.environ.update(_ENVIRONMENT)
     os.umask(0o077)
@@ -88,7 +88,7 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
     being changed.
     """
     try:
-        # Keep this block short. A run that resets GPUs waits until no process has them open.
+        # Keep this block short, because a run that resets GPUs waits until no process has them open.
         with _unchanged(directory), BoundedSession() as session:
             host = session.observe()
             (tenants,) = (each.report(session.private) for each in SERVICE_VIEWS if each.name == _TENANTS)
@@ -110,7 +110,7 @@ def look(directory: str = DIRECTORY, sockets: bool = False) -> dict[str, Any]:
 def _alone() -> Iterator[str]:
     """Wait for earlier runs of this command, and yield the state directory.
 
-    Without this limit, many concurrent runs could block a change of the layout without end.
+    Without this limit, concurrent runs could block a change of the layout forever.
     """
     with contextlib.ExitStack() as held:
         try:

@@ -1,13 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the subcommand keep.
+"""Run the subcommand keep, with which owners keep their idle workloads on GPUs.
 
-With this subcommand, owners keep idle GPU holders. The command runs as the calling user and decides nothing. The
-service gets the identity of the caller from the kernel.
+The command runs as the calling user and decides nothing. The service gets the caller's identity from the kernel.
 """
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from ..keep.notices import utc
 from ..printable import printable
 from .request_client import Answers, check, connect, is_busy
 
-#: Seconds until the command gives up. One answer takes the service less time, but it may first serve two requests from
-#: another user.
+#: Seconds until the command gives up. The service needs less time for one answer, but it may first serve two requests
+#: of another user.
 _SECONDS = 3 * keep_server.ANSWER_SECONDS
 #: First and longest delay in seconds before a rejected request is sent again.
 _FIRST_DELAY, _MOST_DELAY = 0.1, 2.0
@@ -71,7 +70,7 @@ def _ask(path: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         reply = _ask_once(path, line, deadline)
         if not is_busy(reply) or time.monotonic() + delay > deadline:
             return reply
-        # If several users' requests were rejected at the same time, their retries are spread.
+        # Spread the retries of users whose requests were rejected at the same time.
         time.sleep(delay * random.uniform(0.5, 1.0))
         delay = min(2 * delay, _MOST_DELAY)
 
@@ -86,7 +85,7 @@ def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
     with socket.socket(socket.AF_UNIX) as connection:
         connect(connection, path, deadline, _SECONDS, absent)
         connection.settimeout(max(0.1, deadline - time.monotonic()))
-        # If the server has already refused this client, sending fails, but its reply with the reason can still be read.
+        # If the server has already refused this client, sending fails. Its reply with the reason can still be read.
         with contextlib.suppress(OSError):
             connection.sendall(line)
         reply = Answers(connection).read()

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the subcommand keep-serve: the service behind the socket of keep."""
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FIRST_DESCRIPTOR = 3
 
 
 def serve(options: Namespace) -> int:
-    """Serve the socket from systemd until no more requests arrive."""
+    """Serve requests on the socket from systemd until no more arrive."""
     settings = Settings.read(options.settings)
 
     def answered(line: bytes, uid: int) -> str:
@@ -49,8 +49,8 @@ def _holders(state_directory: str) -> Any:
     """
 
     def run(command: list[str], **how: Any) -> Any:
-        # Only the names of Docker containers are queried. Schedulers are not queried, because their allocations cannot
-        # be kept.
+        # Query only the names of Docker containers. Schedulers' allocations cannot be kept, so schedulers are not
+        # queried.
         if command != LIST_DOCKER:
             raise FileNotFoundError(2, "not asked", command[0])
         return run_tool(command, **how)

@@ -5,12 +5,12 @@
 
 It runs a program with a leased part of a GPU, and manages leases.
 
-The command runs as the calling user and decides nothing. The service moves this process into the unit of the lease. The
-process then becomes the program, so that the program has the caller's terminal, environment, folder and limits, and its
-signals and exit status need no forwarding.
+The command runs as the calling user and decides nothing. The service moves this process into the lease's systemd unit.
+The process then executes the program. The program therefore has the caller's terminal, environment, folder and limits,
+and nothing has to forward its signals and exit status.
 """
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from ..processes.command import program
 from ..sizes import SizeError, parse_size_bytes
 from .request_client import Answers, check, connect, is_busy
 
-#: Exit status if the program does not start, as of env(1).
+#: Exit statuses if the program does not start, as in env(1).
 EXIT_REFUSED, EXIT_CANNOT_RUN, EXIT_NOT_FOUND = 125, 126, 127
 #: Seconds until the command gives up, except while it waits for a lease.
 _SECONDS = 2 * WORK_SECONDS
 #: First and longest delay in seconds before a rejected request is sent again.
 _FIRST_DELAY, _MOST_DELAY = 0.1, 2.0
-#: The caller's own libraries are loaded too (ld.so(8)).
+#: This variable also loads the caller's own libraries into the program (ld.so(8)).
 _PRELOAD = "LD_PRELOAD"
 _USAGE = (
     "Write `gpu-layout lease --memory 18GiB --sm 30 -- PROGRAM`, `gpu-layout lease --profile 1g.10gb -- PROGRAM`, or "
@@ -98,7 +98,7 @@ def _run(options: Namespace) -> int:
         environment[_PRELOAD] += ":" + os.environ[_PRELOAD]
     environment["OPENFLEET_LEASE"] = str(answer["lease"]["number"])
     environment["OPENFLEET_LEASE_CDI"] = " ".join(map(str, answer["cdi"]))
-    # Python ignores these signals, and the program must not.
+    # Python ignores these signals. Restore their default action for the program.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     sys.stderr.flush()
@@ -112,7 +112,7 @@ def _run(options: Namespace) -> int:
 def _take(path: str, request: dict[str, Any], report: Any) -> Mapping[str, Any]:
     """Send a request for a lease, and return its answer.
 
-    While the request waits, its place in the queue is reported. If the service restarts meanwhile, the place is kept.
+    Reports the request's place in the queue while it waits. The request keeps its place if the service restarts.
     """
     answer: Mapping[str, Any] | None = None
     while answer is None:
@@ -130,7 +130,7 @@ def _take(path: str, request: dict[str, Any], report: Any) -> Mapping[str, Any]:
 
 
 def _print(answer: Mapping[str, Any]) -> None:
-    """Print the state of a request. The program's output follows on another stream."""
+    """Print the state of a request to a stream that the program's output does not use."""
     row = answer.get("waiting") or answer["lease"]
     if "waiting" in answer:
         text = "request %d waits for %s behind %d other requests, and starts in %s at the latest" % (
@@ -150,7 +150,7 @@ def _print_json(answer: Mapping[str, Any]) -> None:
 
 
 def _shape(options: Namespace) -> dict[str, Any]:
-    """Return the size of a lease.
+    """Return the requested size of a lease.
 
     Raises LeaseError if the arguments cannot be combined.
     """
@@ -174,8 +174,8 @@ def _number(text: str) -> int:
 def ask(path: str, request: Mapping[str, Any], repeats: bool = False) -> Mapping[str, Any]:
     """Send a request, with retries, and return the answer.
 
-    With `repeats`, a request is also sent again if the service ends before it answers. Raises LeaseError, or RetryLaterError
-    if the same request can succeed later.
+    With `repeats`, the request is also sent again if the service ends without an answer. Raises LeaseError, or
+    RetryLaterError if the same request can succeed later.
     """
     with contextlib.closing(_Exchange(path, request, repeats)) as exchange:
         return check(exchange.first, RetryLaterError if exchange.first.get("later") else LeaseError)
@@ -184,8 +184,8 @@ def ask(path: str, request: Mapping[str, Any], repeats: bool = False) -> Mapping
 class _Exchange:
     """A request to the service, and its first answer.
 
-    A request that the service rejects as busy is sent again. With `repeats`, a request is also sent again if the service ends
-    before it answers. Raises LeaseError if there is no answer.
+    If the service is busy, the request is sent again. With `repeats`, it is also sent again if the service ends without
+    an answer. Raises LeaseError if there is no answer.
     """
 
     def __init__(self, path: str, request: Mapping[str, Any], repeats: bool = False) -> None:
@@ -211,11 +211,11 @@ class _Exchange:
         """Return the first answer, or None if the service has ended."""
         cure = "Ask an administrator to add `leases` to an entry of gpu_layout."
         absent = RetryLaterError("this host", "it has no leases: %s is not served" % path, cure)
-        # A new process would inherit the socket, but a program that is executed does not (PEP 446).
+        # A child process would inherit the socket. A program that this process executes does not (PEP 446).
         self._socket = socket.socket(socket.AF_UNIX)
         connect(self._socket, path, deadline, _SECONDS, absent)
         self._socket.settimeout(max(0.1, deadline - time.monotonic()))
-        # If the server has already refused this client, sending fails, but its reply with the reason can still be read.
+        # If the server has already refused this client, sending fails. Its reply with the reason can still be read.
         with contextlib.suppress(OSError):
             self._socket.sendall(line)
         self._answers = Answers(self._socket)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the subcommand lease-serve: the service that grants leases."""
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIRST_DESCRIPTOR = 3
 
 
 def serve(options: Namespace) -> int:
-    """Serve the socket from systemd.
+    """Serve requests on the socket from systemd.
 
     Returns when the host has no leases and no more requests arrive.
     """

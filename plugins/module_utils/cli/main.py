@@ -6,7 +6,7 @@
 Each subcommand is in its own module, which is imported only when it runs.
 """
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ STATE_DIRECTORY = "/var/lib/openfleet-gpu"
 LEASE_SOCKET = "/run/openfleet-gpu-lease.sock"
 KEEP_SOCKET, KEEP_SETTINGS = "/run/openfleet-gpu-keep.sock", "/etc/openfleet-gpu/keep.json"
 EXIT_ERROR, EXIT_CHANGES = 1, 2
-# argparse formats every argument when it is added. With a fixed width, it does not import shutil to find the width of
-# the terminal.
+# With a fixed width, argparse does not import shutil to find the terminal's width for each argument.
 _FIXED_WIDTH = functools.partial(argparse.HelpFormatter, width=80)
 
 
@@ -42,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments, program = _split(sys.argv[1:] if arguments is None else arguments)
     options = _parser(arguments).parse_args(arguments)
     options.program = program
-    # If a boot takes too long, systemd sends SIGTERM. The signal is turned into an exception, so that the old layout is
-    # restored first.
+    # systemd sends SIGTERM if a boot takes too long. An exception lets the code restore the old layout first.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     module, function = options.run
     if options.command in _DRIVER_COMMANDS:
@@ -52,13 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = getattr(importlib.import_module(module, __package__), function)(options)
         if sys.stdout is not None:
-            # Flush here, so that a closed pipe is noticed.
+            # Flush now, to notice a closed pipe.
             sys.stdout.flush()
         return status
     except FleetError as error:
         return _failed(options, error, outline(error))
     except BrokenPipeError:
-        # The reader closed the pipe. Buffered text must not be written at exit.
+        # The reader closed the pipe. Do not write buffered text at exit.
         sys.stdout = None  # type: ignore[assignment]
         return EXIT_ERROR
     except OSError as error:
@@ -68,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
-    """Return the arguments, and the program of `lease` after `--`."""
+    """Split the arguments at `--`, which is followed by the program of `lease`."""
     if arguments[:1] != ["lease"] or "--" not in arguments:
         return arguments, None
     at = list(arguments).index("--")
@@ -85,7 +83,7 @@ def _failed(options: argparse.Namespace, error: Exception, details: dict[str, An
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser for these arguments.
 
-    Each subcommand takes time, so only the requested one is added if possible.
+    Adding a subcommand takes time, so only the requested subcommand is added if possible.
     """
     parser = argparse.ArgumentParser(
         prog="gpu-layout",
@@ -327,10 +325,10 @@ def seconds(text: str) -> float:
     return seconds
 
 
-#: Subcommands that always open a session with the driver, and whose code takes time to load.
+#: Subcommands that always need the driver, and whose code takes time to load.
 _DRIVER_COMMANDS = ("plan", "apply", "export")
 
-#: Subcommands in the order of the help: function, help text, and the function that adds arguments.
+#: Subcommands in the order of the help text: function, description, and the function that adds the arguments.
 _COMMANDS = {
     "show": (".show:show", "show the GPUs and their processes", _show),
     "plan": (".change:plan", "show the changes of apply, and change nothing", _plan),

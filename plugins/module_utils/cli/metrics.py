@@ -6,7 +6,7 @@
 It exports the drift of the host and the GPU holders to Prometheus.
 """
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ..metrics.text import Snapshot, families, render
 from ..model import to_data
 from ..techniques.forms import parse_layout
 
-#: Name of the file in the given directory.
+#: Name of the file with the samples, in the given directory.
 FILE = "openfleet_gpu_layout.prom"
 
 
 class LookError(FleetError):
-    """Some data could not be read.
+    """Raised if some data could not be read.
 
-    `problems` has all problems. The error's own place, problem and fix come from the first problem.
+    `problems` has all problems. The error's place, problem and fix are those of the first problem.
     """
 
     def __init__(self, problems: Iterable[FleetError]) -> None:
@@ -48,7 +48,7 @@ class LookError(FleetError):
 def metrics(options: Namespace) -> int:
     """Print the samples, or write them to the file in the directory.
 
-    If values could not be read, an error is raised after the samples were written.
+    Raises an error for values that could not be read, after the other samples were written.
     """
     try:
         seen = look(lambda: parse_layout(read_layout(options.layout)), options.state_directory, options.unlisted)
@@ -67,13 +67,13 @@ def metrics(options: Namespace) -> int:
     if seen.problems:
         raise LookError(seen.problems)
     if seen.changing is not None:
-        # Another run is changing the host. This is not a failure, and ends soon.
+        # Another run is changing the host. This is temporary and not a failure.
         print("gpu-layout: %s" % seen.changing, file=sys.stderr)
     return 0
 
 
 def write(directory: Path, text: str) -> None:
-    """Replace the file atomically. If it cannot be written, remove it."""
+    """Replace the file atomically, or remove it if it cannot be written."""
     path = directory / FILE
     try:
         with replacing(path, 0o644) as file:
@@ -87,7 +87,7 @@ def write(directory: Path, text: str) -> None:
 
 
 def _data(seen: Snapshot) -> dict[str, Any]:
-    """Return the samples, and the differences as text."""
+    """Return the samples, and texts for the differences."""
     gpus = {gpu.uuid: gpu.index for gpu in seen.gpus}
     return {
         "changing": None if seen.changing is None else str(seen.changing),

@@ -24,13 +24,13 @@ _MOST_BYTES = 1 << 20
 
 
 def connect(connection: socket.socket, path: str, deadline: float, seconds: float, absent: FleetError) -> None:
-    """Connect to a service. If the queue of the socket is full, wait in the kernel.
+    """Connect to a service. If the socket's queue is full, wait in the kernel.
 
-    Raises `absent` if the service is not installed, or FleetError if it accepts no request until `deadline`, the end of
-    `seconds`.
+    Raises `absent` if the service is not installed. Raises FleetError if the service accepts no connection before
+    `deadline`, which is `seconds` after the start.
     """
-    # With a Python timeout, the kernel would not wait: if the queue is full, it refuses the connection at once
-    # (unix(7), EAGAIN).
+    # With a Python timeout, the socket would be non-blocking, and the kernel would refuse the connection at once if the
+    # queue is full (unix(7), EAGAIN).
     whole, microseconds = divmod(int(max(0.1, deadline - time.monotonic()) * 1e6), 1000000)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(whole, microseconds))
     try:
@@ -66,7 +66,7 @@ class Answers:
 
 
 def is_busy(answer: Mapping[str, Any]) -> bool:
-    """Return whether the service asks to send the request again."""
+    """Return whether the service asks the client to send the request again."""
     error = answer.get("error")
     return isinstance(error, dict) and bool(error.get("again"))
 

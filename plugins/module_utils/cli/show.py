@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the subcommand show."""
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show(options: Namespace) -> int:
         data = dict(to_data(host), **{service.name: to_data(service.seen) for service in services})
         data["unmanaged"] = [to_data(each) for each in unmanaged]
         for gpu in data["gpus"]:
-            # The list of profiles is long, and only the planner needs it.
+            # Leave out the long list of profiles, which only the planner needs.
             gpu["mig"].pop("profiles", None)
             for instance in gpu["mig"]["instances"]:
                 instance.pop("compute_placements", None)
@@ -52,7 +52,7 @@ def show(options: Namespace) -> int:
 
 
 def _unmanaged(options: Namespace, host: Host, services_seen: Any) -> tuple[Any, ...]:
-    """Return the GPUs that the collection changed and that have no entry now.
+    """Return the GPUs that the collection changed and that have no layout entry now.
 
     Returns an empty tuple if the host has no layout.
     """

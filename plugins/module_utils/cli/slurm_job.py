@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the subcommand slurm-job, which is Prolog and Epilog of Slurm jobs.
+"""Run the subcommand slurm-job, the Prolog and Epilog of Slurm jobs.
 
-It takes the lease of a job before the job starts, and gives it back afterwards. A job whose lease is refused is requeued. The
-subcommand still succeeds, because Slurm drains a node whose Prolog fails. The TaskProlog reads a file for each job: the
-environment of the lease, or the reason why there is none.
+It takes a job's lease before the job starts, and gives it back afterwards. A job whose lease is refused is requeued,
+but the Prolog still succeeds, because Slurm drains a node whose Prolog fails. For each job, the TaskProlog reads a file
+that has either the lease's environment or the reason why there is no lease.
 
 https://slurm.schedmd.com/prolog_epilog.html
 """
@@ -27,20 +27,20 @@ from ..printable import printable
 from ..processes.command import Run, ask, run_tool
 from . import lease
 
-#: Folder with a file for each job. It is empty after a boot, like the list of jobs.
+#: Folder with one file per job. A boot empties the folder and ends all jobs.
 JOBS = Path("/run/openfleet-gpu-jobs")
-#: First word of a file without a lease.
+#: First word of a job's file if the job has no lease.
 REFUSED = "refused"
 _CONTEXT = "SLURM_SCRIPT_CONTEXT"
 
 
 def slurm_job(options: Namespace) -> int:
-    """Take or give back the lease of a job, as SLURM_SCRIPT_CONTEXT says."""
+    """Take or give back a job's lease, depending on SLURM_SCRIPT_CONTEXT."""
     return run(os.environ, options.socket)
 
 
 def run(environment: Mapping[str, str], socket: str, tool: Run = run_tool, folder: Path = JOBS) -> int:
-    """Take or give back the lease of a job. Returns the exit status.
+    """Take or give back a job's lease. Returns the exit status.
 
     Raises FleetError if Slurm did not start this process.
     """
@@ -67,7 +67,7 @@ def run(environment: Mapping[str, str], socket: str, tool: Run = run_tool, folde
 
 
 def _units(tool: Run, job: str, user: str, node: str) -> int:
-    """Return the units of leases of a job on this node.
+    """Return how many units of leases a job has on this node.
 
     Raises LeaseError if the job cannot have its lease.
     """
@@ -90,7 +90,7 @@ def _units(tool: Run, job: str, user: str, node: str) -> int:
 def _begin(request: Mapping[str, Any], node: str, socket: str, tool: Run) -> Mapping[str, Any]:
     """Take the lease.
 
-    If there is no room, first give back the leases of jobs that Slurm does not have on this node.
+    If there is no room, first give back the leases of jobs that no longer exist on this node.
     """
     try:
         return lease.ask(socket, request, repeats=True)
@@ -108,24 +108,24 @@ def _begin(request: Mapping[str, Any], node: str, socket: str, tool: Run) -> Map
 
 
 def _end(job: str, socket: str, file: Path) -> None:
-    """Give back the lease of a job.
+    """Give back a job's lease.
 
-    If a process still uses the quota, the service ends it.
+    The service ends processes that still use the quota.
     """
     if not file.exists():
         return
     try:
         lease.ask(socket, {"op": "job_end", "job": job}, repeats=True)
     except FleetError as error:
-        # The Prolog of a later job gives the lease back.
+        # The Prolog of a later job will give this lease back.
         print("openfleet-gpu: %s" % error, file=sys.stderr)
     durable.remove(file)
 
 
 def _requeue(tool: Run, job: str, error: FleetError) -> None:
-    """Requeue a job.
+    """Requeue a job, or cancel it if it cannot be requeued.
 
-    If its request can never succeed, it is held. A job that cannot be requeued is cancelled.
+    If its request can never succeed, the job is also held.
     """
     print("openfleet-gpu: %s" % error, file=sys.stderr)
     with contextlib.suppress(FileNotFoundError):

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the subcommands that need only the catalogue: fits and import."""
+"""Run fits and import, the subcommands that need only the catalogue."""
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROFILE = re.compile(r"(?:([1-9][0-9]*)x)?([^@]+)(?:@([0-9]+))?")
 def fits(options: Namespace) -> int:
     """Check whether these profiles fit on an empty GPU of this model.
 
-    If they fit, print placements and return 0. Otherwise print the largest part that fits and return 1.
+    Prints placements and returns 0 if they fit. Otherwise prints the largest part that fits and returns 1.
     """
     models = catalogue.load_models()
     model = _model(options.model, models)
@@ -41,7 +41,7 @@ def fits(options: Namespace) -> int:
     try:
         placed = planner.plan_gpu(gpu, target).planned()
     except PlanError as error:
-        # Replace the place in the planner's error. It names a GPU of a host, but no host is involved here.
+        # The planner's error names a GPU of a host. No host is involved here, so name the model instead.
         refused = PlanError(model.key, error.problem, error.cure)
         if options.json:
             part = MigDivider().largest_part(gpu, [instance.profile for instance in wanted])
@@ -93,7 +93,7 @@ def import_(options: Namespace) -> int:
 def _model(name: str, models: dict[str, catalogue.Model]) -> catalogue.Model:
     """Return the model with this key or board name.
 
-    Upper and lower case are equal, and NVIDIA may be left out.
+    Ignores case and the word NVIDIA.
     """
     plain = name.lower().replace("nvidia ", "", 1)
     for model in models.values():

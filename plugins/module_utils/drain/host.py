@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Drain the GPUs of a host and restore its clients.
 
-Clients are custom commands, a Slurm node and systemd units. Every step is recorded before it is taken (record.py). If
-an execution fails, everything is restored at once. If an execution is interrupted, the next one continues. No execution
-waits for workloads: it lists them, and the next execution checks again.
+Clients are custom commands, a Slurm node and systemd units. Every step is recorded before it is taken (record.py). If a
+step fails, everything is restored at once. The next execution completes an interrupted one. No execution waits for
+workloads. It lists them, and the next execution checks again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import units
 from .record import DrainError, Record
 from .slurm import Node, Slurm, check_reason
 
-# Time limit for the lock. Another execution takes seconds, or as long as its commands.
+# Time limit for the lock. Another execution holds it for seconds, plus the time of its custom commands.
 LOCK_SECONDS = 60
 # Time limit for one custom command. It equals the default wait of a drain.
 HOOK_SECONDS = 3600
@@ -36,12 +36,12 @@ class Wanted:
 
     services: Sequence[str] = ()
     slurm: bool = False
-    #: Name of the Slurm node. If it is empty, the node of this host's slurmd is drained.
+    #: Name of the Slurm node, or "" for the node of this host's slurmd.
     slurm_node: str = ""
     slurm_reason: str = "openfleet.gpu: clients taken off the GPUs"
-    #: Jobs of the Slurm node that must end. None means all of them.
+    #: Jobs on the Slurm node that must end, or None for all jobs.
     slurm_jobs: Sequence[str] | None = None
-    #: {"node": name, "cordoned_before": bool}. The node is only recorded here. The controller cordons it.
+    #: {"node": name, "cordoned_before": bool}. Only recorded here: the controller cordons the node.
     kubernetes: dict[str, Any] | None = None
     commands_before: Sequence[Any] = ()
     commands_after: Sequence[Any] = ()
@@ -55,20 +55,20 @@ class Done:
     steps: list[str] = field(default_factory=list)
     #: Workloads that still use the GPUs: {"kind", "id", "name", "user", "state", "who"}.
     waiting: list[dict[str, Any]] = field(default_factory=list)
-    #: Messages about state that is kept because someone else set it.
+    #: Messages about states that are kept because they were set by other programs or users.
     kept: list[str] = field(default_factory=list)
     #: Units that this host does not have.
     absent: list[str] = field(default_factory=list)
-    #: (object, state before, state after).
+    #: Changed objects: (object, state before, state after).
     states: list[tuple[str, str, str]] = field(default_factory=list)
-    #: The Kubernetes node that the controller still has to restore.
+    #: The Kubernetes node that the controller must still restore.
     kubernetes: dict[str, Any] | None = None
 
 
 def drain(wanted: Wanted, directory: str = DIRECTORY, dry: bool = False) -> Done:
     """Drain the requested clients.
 
-    If a step fails, everything is rolled back and DrainError is raised. It reports both the failure and the rollback.
+    If a step fails, rolls everything back and raises a DrainError that reports both the failure and the rollback.
     """
     names = [units.unit_name(name) for name in wanted.services]
     reason = check_reason(wanted.slurm_reason) if wanted.slurm else ""
@@ -92,10 +92,10 @@ def drain(wanted: Wanted, directory: str = DIRECTORY, dry: bool = False) -> Done
 def resume(directory: str = DIRECTORY, dry: bool = False, kubernetes_done: bool = False) -> Done:
     """Restore each recorded client.
 
-    Raises DrainError with everything that is still drained. The controller restores the Kubernetes node and then calls
-    this function again with `kubernetes_done`. Until then, the commands after the drain do not run.
+    Raises DrainError with the clients that are still drained. If there is a Kubernetes node, the controller restores it
+    and calls this function again with `kubernetes_done`. Only then do the commands after the drain run.
     """
-    # If there is no record, no lock is needed.
+    # Without a record, no lock is needed.
     if not Record.load(directory).path.exists():
         return Done()
     with _held(directory, dry):
@@ -122,7 +122,7 @@ class _Execution:
     def report_kubernetes(self, node: dict[str, Any], action: str) -> None:
         """In a dry run, report the action that the controller would take.
 
-        The tasks of the controller do not run in a dry run.
+        In a dry run, the controller's own tasks are skipped.
         """
         if self.dry and not node["cordoned_before"]:
             states = ("schedulable", "cordoned") if action == "cordon" else ("cordoned", "schedulable")
@@ -139,7 +139,7 @@ class _Drainer(_Execution):
     def prepare(self, wanted: Wanted) -> None:
         """Run the commands before the drain.
 
-        If a drain was interrupted, all of them run again.
+        After an interrupted drain, all of them run again.
         """
         if self.record.prepared:
             return
@@ -152,7 +152,7 @@ class _Drainer(_Execution):
             self.save()
 
     def note_kubernetes(self, node: dict[str, Any]) -> None:
-        # The record of an earlier execution has precedence, because that execution may have cordoned the node.
+        # Keep the record of an earlier execution, because that execution may have cordoned the node.
         if not self.record.kubernetes:
             self.record.kubernetes = dict(node)
             self.save()
@@ -161,7 +161,7 @@ class _Drainer(_Execution):
     def own_node(self) -> str:
         """Return this host's name in Slurm.
 
-        It comes from slurmd, or from the record if the drain stopped slurmd.
+        Ask slurmd, or read the record if the drain stopped slurmd.
         """
         recorded = next(iter(self.record.slurm), None)
         name = self.slurm.name_from_slurmd()
@@ -172,7 +172,7 @@ class _Drainer(_Execution):
     def _check_host(self, node: Node) -> None:
         """Raise DrainError if the Slurm node belongs to another host.
 
-        A process that runs in place of slurmd could name the node of another host.
+        A fake slurmd could report the node name of another host.
         """
         own = os.uname().nodename
         if node.host and node.host not in (own, own.partition(".")[0]):
@@ -203,7 +203,7 @@ class _Drainer(_Execution):
                 self.record.slurm[name] = None
                 self.save()
         self.result.states.append(("Slurm node %s" % name, node.state, after))
-        # List the jobs after the node was drained, so that no job is missed.
+        # List the jobs after the drain of the node, so that no job is missed.
         jobs = () if awaited == [] else self.slurm.jobs(name)
         self.result.waiting += [job for job in jobs if awaited is None or job["id"] in awaited]
 
@@ -245,7 +245,7 @@ class _Drainer(_Execution):
 class _Restorer(_Execution):
     def __init__(self, record: Record, slurm: Slurm, dry: bool) -> None:
         super().__init__(record, slurm, dry)
-        #: Failed restores, each with the command that restores the client by hand.
+        #: Failed restores, each with a command with which an administrator can restore the client.
         self.problems: list[tuple[DrainError, str]] = []
 
     def all(self) -> None:
@@ -280,8 +280,8 @@ class _Restorer(_Execution):
         self.record.units.remove(name)
 
     def _start_unit(self, unit: units.Unit) -> None:
-        # systemd refuses to start a socket while its service runs. This can happen if a drain was interrupted between
-        # the two.
+        # systemd refuses to start a socket while its service runs. This can happen if a drain was interrupted after it
+        # stopped only the socket.
         of_socket = unit.triggers if unit.name.endswith(".socket") else ()
         running = [service.name for service in (units.show(of_socket) if of_socket else ()) if service.runs]
         new = [name for name in running if name not in self.record.units]
@@ -311,9 +311,9 @@ class _Restorer(_Execution):
         del self.record.slurm[name]
 
     def _after(self) -> None:
-        """Run the commands after the drain. Remove each of them from the record.
+        """Run the commands after the drain. Remove each completed command from the record.
 
-        If one fails, a retry starts with this command.
+        A retry starts with the command that failed.
         """
         while self.record.commands_after:
             command = self.record.commands_after[0]
@@ -338,7 +338,7 @@ def _with_aftermath(error: FleetError, directory: str) -> DrainError:
 
     Returns the error with the result of the rollback.
     """
-    # Read the record from disk. If a step could not be recorded, it was not taken.
+    # Read the record from disk, because a step that could not be recorded was not taken.
     restorer = _Restorer(Record.load(directory), Slurm(), dry=False)
     try:
         restorer.all()
@@ -368,7 +368,7 @@ def _held(directory: str, dry: bool) -> Iterator[None]:
     if dry:
         yield
         return
-    # This is not the layout's lock, because a unit that is started may apply the layout, as gpu-layout.service does.
+    # Use another lock than the layout's: a unit that this code starts may apply the layout, as gpu-layout.service does.
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(str(Path(directory) / "drain"), LOCK_SECONDS))

@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The record of drained clients. A resume restores the clients from it.
 
-The record is written to disk before each step. An entry means that the client was running when the drain reached it. If
-the client was never stopped, restoring it changes nothing. An entry may therefore be written too early, but never too
-late.
+An entry means that the client was running when the drain reached it. The entry is written to disk before the client is
+stopped. If the client was then not stopped, restoring it changes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Record:
     commands_after: list[Any] = field(default_factory=list)
     #: systemd units that were active, in the order of stopping.
     units: list[str] = field(default_factory=list)
-    #: Reason of the drain for each Slurm node. None if the node was already drained.
+    #: The reason of the drain, by name of the Slurm node. None if the node was already drained.
     slurm: dict[str, str | None] = field(default_factory=dict)
     #: {"node": name, "cordoned_before": bool}.
     kubernetes: dict[str, Any] | None = None

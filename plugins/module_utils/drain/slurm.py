@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Drain and resume a Slurm node, and list its jobs.
 
-For states and the values of State= and Reason=, see https://slurm.schedmd.com/scontrol.html and
+States and the values of State= and Reason= are documented at https://slurm.schedmd.com/scontrol.html and
 https://slurm.schedmd.com/sinfo.html (NODE STATE CODES). Slurm's tools contact the controller from this host, so root on
 this host must be a Slurm administrator. This is the case unless munge's keys are restricted.
 """
@@ -25,12 +25,12 @@ from .record import DrainError
 _LOST = {"DOWN", "UNKNOWN", "ERROR", "FUTURE", "NOT_RESPONDING"}
 # States in which Slurm starts no jobs on the node.
 _OUT = {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"}
-# Marks that may follow a state, as in IDLE* (not responding) and DOWN~ (powered down).
+# Characters that Slurm appends to states, as in IDLE* (not responding) and DOWN~ (powered down).
 _MARKS = "*~#!%$@^-"
 _REASON = re.compile(r"\sReason=(.*?)\s*\[([^@\]\s]+)@[^\]\s]+\]", re.DOTALL)
-# Seconds for slurmd to respond after a resume. It normally takes about a second. If it takes longer, this is reported.
+# Seconds for slurmd to respond after a resume. It normally takes about a second. A longer time is reported.
 _ANSWER_SECONDS = 5
-# Seconds for querying the names of jobs one by one. Further jobs are reported without a name.
+# Seconds for querying names of jobs one by one. Jobs after this time are reported without names.
 _NAMES_SECONDS = 20
 # Maximum length of a name, a state or a reason in a message.
 _MOST_SHOWN = 200
@@ -42,9 +42,9 @@ _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_
 
 @frozen
 class Node:
-    """A node as reported by the controller.
+    """A node as reported by the Slurm controller.
 
-    `reason` and `set_by` belong to the last change of the node's state. They may be empty.
+    `reason` and `set_by` describe the last change of the node's state. They may be empty.
     """
 
     name: str
@@ -85,14 +85,14 @@ def parse_node(record: str) -> Node:
 
 
 def _shown(text: str) -> str:
-    """Return a text from Slurm in printable form, shortened for messages."""
+    """Make a text from Slurm printable and short enough for messages."""
     return printable(text[:_MOST_SHOWN]) + ("..." if len(text) > _MOST_SHOWN else "")
 
 
 def check_reason(reason: str) -> str:
     """Return the reason without leading or trailing spaces.
 
-    Raises DrainError if Slurm would not return the reason unchanged.
+    Raises DrainError if Slurm would change the text.
     """
     text = reason.strip()
     if not text or not text.isprintable() or '"' in text or "[" in text:
@@ -156,7 +156,7 @@ class Slurm:
 
     def _job(self, number: str, state: str, left: str, user: str, deadline: float) -> dict[str, Any]:
         name = ""
-        # A name may contain lines that look like jobs. The query for all jobs therefore omits the names.
+        # A job's name may contain lines that look like jobs, so the query for all jobs omits names.
         with contextlib.suppress(NoAnswerError):
             name = _shown(first_line(name_of(self.run, number))) if time.monotonic() < deadline else ""
         limit = "%s left" % left if left[:1].isdigit() else "without a time limit"
@@ -181,12 +181,12 @@ class Slurm:
 
         Raises DrainError if the node is not in service afterwards.
         """
-        # UNDRAIN is not sufficient. If the node was rebooted during the drain, it is DOWN, and stays DOWN while it has
-        # a reason.
+        # UNDRAIN is not sufficient: a node that was rebooted during the drain is DOWN as long as it has a reason.
         try:
             self._update(name, "State=RESUME")
         except DrainError:
-            # If a node has not registered since slurmctld started, Slurm 22.05 reports an error but resumes the node.
+            # Slurm 22.05 reports an error, but resumes the node, if the node has not registered since slurmctld
+            # started.
             if self.node(name).is_out:
                 raise
         deadline = time.monotonic() + _ANSWER_SECONDS

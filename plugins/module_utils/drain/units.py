@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Stop and start systemd units with their dependents and triggers.
 
-Stopping a unit also stops the units that require it or are part of it, and systemd does not start these again. If a
-socket, timer or path is not stopped first, it restarts its unit. See systemd.unit(5) and systemctl(1).
+systemd also stops the units that require a stopped unit or are part of it, and does not start them again. A socket,
+timer or path must be stopped before its unit, or it starts the unit again. See systemd.unit(5) and systemctl(1).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ..frozen import frozen
 from ..processes.command import Done, TimeoutExpired, run_tool
 from .record import DrainError
 
-# Types of units that a start restores exactly. Starting a target or a slice would also start members that did not run
+# Types of units that a start restores exactly. A started target or slice would also start members that did not run
 # before.
 TYPES = ("service", "socket", "timer", "path")
 _OTHER_TYPES = ("target", "slice", "scope", "mount", "automount", "swap", "device")
-# An @ must be followed by the name of an instance, because a template cannot be stopped.
+# A template cannot be stopped, so an instance name must follow an @.
 _NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@(?!\.)[A-Za-z0-9:_.\\-]+)?")
-# Properties with the units that stop together with a unit: the inverse of Requires=, Requisite=, BindsTo=, PartOf= and
-# StopPropagatedFrom=.
+# systemd properties that list the units that stop together with a unit: the inverse of Requires=, Requisite=, BindsTo=,
+# PartOf= and StopPropagatedFrom=.
 _DEPENDENTS = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 _PROPERTIES = ("Id", "LoadState", "ActiveState", "Triggers", "TriggeredBy", "BusName", *_DEPENDENTS)
 # States of a unit that is not running.
 _OFF = ("inactive", "failed", "maintenance")
 
-# Seconds to wait for a stop. If a stop takes longer, systemd continues it, and the drain waits as it does for jobs.
+# Seconds to wait for a stop. After that, systemd continues to stop the unit, and the drain waits for it as for a job.
 STOP_SECONDS = 60
-# Seconds to wait for a start. They exceed the default of TimeoutStartSec= (90 s), because systemd's own error is
-# better. If a start takes longer, it continues.
+# Seconds to wait for a start. The limit exceeds the default of TimeoutStartSec= (90 s), because systemd's own error
+# says more. A slower start continues.
 START_SECONDS = 120
 
 
@@ -47,14 +47,14 @@ class Unit:
     triggered_by: tuple[str, ...] = ()
     dependents: tuple[str, ...] = ()
     triggers: tuple[str, ...] = ()
-    #: Name on D-Bus, or "".
+    #: Name on D-Bus. Empty if the unit has none.
     bus_name: str = ""
 
     @property
     def runs(self) -> bool:
         """Return whether a stop of the unit must be undone later.
 
-        If the unit is already stopping, another user or program stops it.
+        A unit that is already stopping was stopped by another user or program.
         """
         return self.active not in (*_OFF, "deactivating")
 
@@ -87,7 +87,7 @@ def unit_name(name: object) -> str:
 def closure(name: str, look: Look | None = None) -> tuple[Unit, list[Unit]]:
     """Return the unit, and all units to stop together with it, in order.
 
-    Triggers that would restart one of the units come first, then its dependents, and then the unit itself.
+    The order is: triggers that would restart one of the units, then dependents, then the unit.
     """
     look = look or show
     (target,) = look([name])
@@ -111,7 +111,7 @@ def triggers_of(units: Iterable[Unit]) -> set[str]:
 
 
 def starting_order(stopped: Sequence[str]) -> list[str]:
-    """Return the order of starting: the reverse of stopping, but sockets first.
+    """Return the order of starting: the reverse order of stopping, but sockets first.
 
     systemd refuses to start a socket while its service runs.
     """

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Apply a driver plan, and restore the old driver if a step fails.
 
-All packages are downloaded before the first change. A journal is written before the first change, too, so that the next
-run completes an interrupted change.
+Before the first change, all packages are downloaded, and a journal is written. The next run reads the journal and
+completes an interrupted change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .repack import repack
 
 SCHEMA = 1
 JOURNAL = "driver.json"
-#: Folder for the old packages during a change.
+#: Folder that has the old packages during a change.
 KEPT = "driver-old"
 #: Folder for modules that DKMS replaced (dkms(8), "original_module").
 ARCHIVE = "/var/lib/dkms/nvidia/original_module"
@@ -37,7 +37,7 @@ SOURCE = "/usr/src/nvidia-%s"
 
 @frozen
 class Tools:
-    """The dependencies of a change.
+    """The dependencies of a driver change.
 
     `look` reads the host again. `state` is the state directory. `key` is the content of the repository's key ring.
     `runfile` is the .run file with its checksum and options.
@@ -153,12 +153,12 @@ class DriverChange(PackageChange):
     def _modules(self, step: Step) -> None:
         version, kernel, *packages = step.items
         if packages:
-            # The package's scriptlet did not complete. Reinstalling the package lets the scriptlet put the modules into
+            # The package's scriptlet did not complete. A reinstallation runs it again, and it puts the modules into
             # place.
             self._driver_must(self.manager.reinstall(packages), "the modules could not be installed")
             return
         if Path(SOURCE % version).is_dir() and version not in self.look().dkms:
-            # An earlier run was killed before the scriptlet that adds the modules to DKMS.
+            # An earlier run was killed before the scriptlet added the modules to DKMS.
             self.call(["dkms", "add", "-m", "nvidia", "-v", version])
         done = self.call(["dkms", "autoinstall", "-k", kernel])
         self._driver_must(done.stderr.strip() if done.returncode else "", "the modules could not be built")
@@ -166,16 +166,15 @@ class DriverChange(PackageChange):
     def _forget_archive(self, packages: Sequence[Step]) -> None:
         """Delete the precompiled modules that DKMS archived when it replaced them.
 
-        Otherwise DKMS would install them again when DKMS is removed, although their package is gone.
+        Otherwise the removal of DKMS would restore these modules, although their package is gone.
         """
         if any(rules.is_precompiled(step.items[0]) for step in packages):
             shutil.rmtree(ARCHIVE, ignore_errors=True)
 
     def _look_at_modules(self) -> None:
-        """Verify that a kernel module was built for the driver.
+        """Verify that DKMS built a kernel module for the driver.
 
-        The package may be installed without a built module, for example if the headers of the running kernel are
-        missing.
+        A package can be installed without a built module, for example if the running kernel's headers are missing.
         """
         now = self.look()
         if now.on_disk != self.plan.version:
@@ -250,7 +249,7 @@ class DriverChange(PackageChange):
     def _systemctl(self, step: Step) -> None:
         if step.kind != "enable":
             systemd.reset_failed(self.call, step.items)
-        # By default, `enable` reloads systemd, which can detach GPUs from running containers
+        # By default, `systemctl enable` reloads systemd, which can detach GPUs from running containers
         # (NVIDIA/nvidia-container-toolkit#48).
         done = self.call(["systemctl", step.kind, *(["--no-reload"] if step.kind == "enable" else []), *step.items])
         if done.returncode != 0:
@@ -310,9 +309,9 @@ def finish(manager: PackageManager, state: Path) -> None:
 def _link(manager: PackageManager, names: Sequence[str]) -> str:
     """Reinstall precompiled modules that are installed. Return "" or the error.
 
-    RPM records a package before the scriptlet that links its modules. If the change was killed in between, only a
-    reinstallation runs the scriptlet again. A repair would not find the package, because its name contains the version,
-    so there is no older version of it.
+    RPM records a package before it runs the scriptlet that links the package's modules. If the change was killed in
+    between, only a reinstallation runs the scriptlet again. The repair of incomplete upgrades does not find this
+    package, because its name contains the version, so no older version of it is installed.
     """
     installed = [package.name for package in manager.installed(names)] if names else []
     return manager.reinstall(installed) if installed else ""

@@ -20,7 +20,7 @@ from .model import Host, Plan, Request, Wanted
 from .observe import distribution, look
 
 _UNITS = (rules.SERVICE_PERSISTENCED, rules.SERVICE_FABRIC_MANAGER, rules.SERVICE_IMEX)
-#: This file exists while clients are stopped for a change of the driver.
+#: The role gpu_drain writes this file while clients are stopped for a driver change.
 DRAINED = "driver-drained.json"
 
 
@@ -107,7 +107,7 @@ class Driver:
         return rules.wanted(self.host, self.request, self.catalogue, branch)
 
     def _must_ask(self, version: str) -> bool:
-        """Return whether the plan needs a query of the repository.
+        """Return whether the plan needs the repository's list of packages.
 
         A host in the desired state needs no access to a repository.
         """
@@ -153,7 +153,7 @@ class Driver:
         Raises ApplyError.
         """
         torn = any(step.kind == "repair" for step in made.steps)
-        # Until an interrupted change is complete, the package manager refuses downloads.
+        # The package manager refuses downloads until an interrupted change is complete.
         if made.transaction and made.transaction.installs and not torn:
             download(self.manager, made.transaction)
 
@@ -175,7 +175,7 @@ class Driver:
         )
 
     def _drain(self) -> list[int]:
-        """Return the identity of the record that the role gpu_drain wrote last.
+        """Return the identity of the record that gpu_drain last wrote.
 
         The identity changes with each drain of the host.
         """
@@ -193,7 +193,7 @@ class Driver:
     def _installer(self) -> list[str]:
         """Return the .run file, its checksum, and the options of the installer.
 
-        The installer lists its options with --advanced-options.
+        The installer documents its options with --advanced-options.
         """
         options = ["--silent", "--ui=none", "--no-questions", "--accept-license", "--dkms", "--disable-nouveau"]
         if self.flavor == "none":
@@ -229,7 +229,7 @@ def _request(params: dict[str, Any]) -> Request:
 
 
 def _repository(given: dict[str, Any], catalogue: dict[str, Any]) -> dict[str, Any]:
-    """Return the distribution's catalogue entry, with the given values replaced."""
+    """Return the distribution's catalogue entry, overridden by the given values."""
     entry = dict(catalogue["repository"])
     asked = given.get("fingerprints") or entry["fingerprints"]
     entry["fingerprints"] = keys.normal(asked)

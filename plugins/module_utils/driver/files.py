@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build the text of the files that the role nvidia_driver manages. Pure functions."""
+"""Build the files that the role nvidia_driver manages, with pure functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ MANAGED = {"apt": (SOURCES["apt"], PREFERENCES, *_EVERYWHERE), "dnf": (SOURCES["
 def repository_url(repository: dict[str, Any], architecture: str) -> str:
     """Return the address of a repository.
 
-    It is BASE/debian12/x86_64, as at NVIDIA (guide, "Network Repository"), or the full address of a mirror.
+    It is either BASE/debian12/x86_64, as in NVIDIA's repository (guide, "Network Repository"), or the full address of a
+    mirror.
     """
     return repository["url"].format(
         directory=repository["directory"], architecture=repository["architectures"].get(architecture, architecture)
@@ -53,7 +54,8 @@ def blacklist() -> str:
 def dracut() -> str:
     """Return the configuration file for dracut.
 
-    Only a host-only initramfs includes /etc/modprobe.d (dracut.conf(5), hostonly).
+    Without it, a generic initramfs lacks /etc/modprobe.d: only a host-only initramfs includes it (dracut.conf(5),
+    hostonly).
     """
     return '%sinstall_items+=" %s "\nomit_drivers+=" nouveau "\n' % (OWNER.head, BLACKLIST)
 
@@ -67,9 +69,9 @@ def modules_load() -> str:
 
 
 class Needs(NamedTuple):
-    """The features that need files.
+    """The features that need files: kernel modules, IMEX, dracut and NVLSM.
 
-    These are kernel modules (`flavor`), IMEX, an initramfs built by dracut, and NVLSM.
+    `flavor` is the flavour of the kernel modules.
     """
 
     flavor: str
@@ -86,7 +88,7 @@ def wanted(
     architecture: str,
     needs: Needs,
 ) -> dict[str, str]:
-    """Return every file that this version of the driver needs, as text by path."""
+    """Return the files that this driver version needs: text by path."""
     found = {}
     if source == "repository":
         url = repository_url(catalogue["repository"], architecture)

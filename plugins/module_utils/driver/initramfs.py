@@ -1,14 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rebuild the initramfs with the tool of the host: initramfs-tools or dracut."""
+"""Rebuild the initramfs with the host's tool: initramfs-tools or dracut."""
 
 from __future__ import annotations
 
 from ..processes.command import Run, program, run_to_end
 
-#: The first tool that is installed is used. If both are installed, dracut is only a dependency of another package. The
-#: initramfs of every kernel is rebuilt, so that nouveau is excluded for each kernel that may boot next.
+#: Use the first installed tool. If both are installed, dracut is only a dependency of another package. Rebuild the
+#: initramfs of every kernel, because any of them may boot next and must not load nouveau.
 _TOOLS = (("update-initramfs", "-u", "-k", "all"), ("dracut", "--force", "--regenerate-all"))
 
 

@@ -15,7 +15,7 @@ from ..packages.model import Package, PackageHost, Step, Transaction
 
 @frozen
 class Gpu:
-    """A GPU on the PCI bus. `device_id` has four hex digits."""
+    """A GPU on the PCI bus. `device_id` is its PCI device id in four hex digits."""
 
     address: str
     device_id: str
@@ -32,7 +32,7 @@ class Unit:
 
 @frozen
 class SecureBoot:
-    """The Secure Boot state of the host.
+    """The host's Secure Boot state.
 
     `certificate` signs the modules that are built on this host. `enrolled` is true if the firmware trusts it.
     """
@@ -61,30 +61,30 @@ class Host(PackageHost):
     nouveau_loaded: bool = False
     #: Whether ib_umad is loaded. NVLSM needs it to reach NVSwitches.
     umad_loaded: bool = False
-    #: Whether dracut may build the initramfs.
+    #: Whether dracut is the tool that builds the initramfs.
     dracut: bool = False
     headers: bool = False
     secure_boot: SecureBoot = SecureBoot()
     packages: tuple[Package, ...] = ()
     units: dict[str, Unit] = field(default_factory=dict)
-    #: Text of the existing files that this role manages.
+    #: Texts of the files that this role manages and that exist.
     files: dict[str, str] = field(default_factory=dict)
-    #: Fingerprints of the keys in the key ring for the driver's repository. Empty if there is none.
+    #: Fingerprints of the keys in the driver repository's key ring. Empty without a key ring.
     key_fingerprints: tuple[str, ...] = ()
     runfile: str = ""
     #: Driver versions that are registered in DKMS.
     dkms: tuple[str, ...] = ()
-    #: Folder that the installer of a .run file left on the host. Empty if there is none.
+    #: Folder that a .run file's installer left on the host. Empty without such a driver.
     installer_log: str = ""
-    #: Folder of a driver container, such as the GPU operator's container.
+    #: Folder of a container with the driver, such as the GPU operator's driver container. Empty without one.
     driver_container: str = ""
-    #: An earlier change that was interrupted, such as "from 580.95.05 to 580.105.08", or "".
+    #: Text about an interrupted change, such as "from 580.95.05 to 580.105.08". Empty if none was interrupted.
     interrupted: str = ""
 
 
 @frozen
 class Request:
-    """The request.
+    """The requested driver.
 
     `version` is a branch (580), an exact version (580.105.08), or "" for removal.
     """
@@ -93,7 +93,7 @@ class Request:
     source: str = "repository"
     variant: str = "headless"
     kernel_modules: str = "auto"
-    #: Whether to install modules that were built in advance for each kernel instead of using DKMS.
+    #: Whether to install modules that were built in advance for each kernel. Otherwise DKMS builds them.
     precompiled: bool = False
     upgrade: bool = False
     hold: bool = True
@@ -110,21 +110,21 @@ class Request:
 
 @frozen
 class Wanted:
-    """The packages and services that fulfil the request on this host."""
+    """The packages and services that the request needs on this host."""
 
     flavor: str
-    #: Packages that must have exactly the version of the driver.
+    #: Packages that must have exactly the driver's version.
     locked: tuple[str, ...]
     #: Packages in `locked` whose kernel modules DKMS builds.
     dkms: tuple[str, ...] = ()
     #: Precompiled modules: (kernel, package name with {version}). The running kernel comes first.
     precompiled: tuple[tuple[str, str], ...] = ()
-    #: Packages that may have any version that the sources have.
+    #: Packages that may have any version that a source offers.
     free: tuple[str, ...] = ()
-    #: Packages to remove: the kernel modules of the other flavour.
+    #: Packages to remove: kernel modules of the other flavour.
     unwanted: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
-    #: (package name, request to the package manager) for headers or signed modules that the next kernel needs.
+    #: Headers or signed modules that the next kernel needs: (package name, argument for the package manager).
     next_kernel: tuple[tuple[str, str], ...] = ()
 
 
@@ -132,7 +132,7 @@ class Wanted:
 class Plan:
     """The steps in order.
 
-    If `disruptive` is true, clients must stop first. `reboot` is the reason for a reboot afterwards, or "".
+    Clients must stop first if `disruptive` is true. `reboot` is the reason for a reboot afterwards, or "".
     """
 
     version: str

@@ -17,17 +17,17 @@ from ..processes.command import Run, program, run_to_end
 from ..vendors.nvidia.nvml.pci import DEVICES, nvidia_gpus
 from .model import Gpu, Host, SecureBoot, Unit
 
-#: PCI ids of NVSwitches. They are NVIDIA bridges in the generations V100, A100 and H100
+#: PCI ids of NVSwitches of the generations V100, A100 and H100, which are NVIDIA bridges
 #: (https://pci-ids.ucw.cz/read/PC/10de).
 _NVSWITCH_IDS = frozenset(("0x1ac0", "0x1ac2", "0x1af1", "0x22a3"))
-#: On Blackwell boards, NVSwitches are not PCI devices. ConnectX-7 functions that have SW_MNG in their vital product
-#: data lead to them (Fabric Manager guide, "Systems Using Fourth Generation NVSwitches").
+#: On Blackwell boards, NVSwitches are not PCI devices. Their ConnectX-7 functions have SW_MNG in their vital product
+#: data (Fabric Manager guide, "Systems Using Fourth Generation NVSwitches").
 _CONNECTX_7 = ("0x15b3", "0x1021")
 _BRIDGE_MARK = b"SW_MNG"
 _LIBRARY_DIRECTORIES = ("/usr/lib/%s-linux-gnu", "/usr/lib64", "/usr/lib")
 #: Folder of the .run file's installer. It also contains backups of replaced files.
 _INSTALLER_LOG = "/var/lib/nvidia/log"
-#: Root of the driver container, and a marker that the container has loaded a driver (GPU operator,
+#: Root of the driver container, and the file that shows that the container loaded a driver (GPU operator,
 #: assets/state-driver).
 _DRIVER_CONTAINER = ("/run/nvidia/driver/usr", "/run/nvidia/validations/.driver-ctr-ready")
 _DKMS = "/var/lib/dkms/nvidia"
@@ -102,7 +102,7 @@ def _bytes(path: str) -> bytes:
 
 
 def _fabric(devices: str = DEVICES) -> tuple[int, int]:
-    """Return the number of NVSwitches on the PCI bus, and of NVLink bridges.
+    """Return the number of NVSwitches on the PCI bus, and of ConnectX-7 bridges.
 
     The bridges lead to NVSwitches that are not on the PCI bus.
     """
@@ -131,10 +131,10 @@ def _library_version(machine: str) -> str:
 
 
 def _secure_boot() -> SecureBoot:
-    # The variable has four bytes of attributes, and then the value.
+    # The EFI variable has four bytes of attributes, followed by the value.
     enabled = _bytes(_SECURE_BOOT)[4:5] == b"\x01"
     certificate = next((path for path in _CERTIFICATES if _bytes(path)), "")
-    # The firmware has lists of certificates in DER format: one from the user (MOK) and one from the vendor (db).
+    # The firmware has lists of certificates in DER format: the user's (MOK) and the vendor's (db).
     lists = [path for name in ("MokListRT", "db-") for path in Path(_EFI).glob(name + "*")] if enabled else []
     enrolled = bool(certificate) and any(_bytes(certificate) in _bytes(str(path)) for path in lists)
     return SecureBoot(enabled, certificate, enrolled)

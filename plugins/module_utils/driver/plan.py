@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Plan the steps from the current host to the request, in order.
 
-All functions are pure. Check mode prints exactly these steps.
+All functions are pure. Check mode prints these steps.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ KINDS = ("repair", "key", "write", "delete", "uninstall", "packages", "runfile",
 def settled(host: Host, request: Request, wanted: Wanted) -> str:
     """Return the driver's version if the host already fulfils the request, or "".
 
-    All desired packages must be installed in the same version, and this version must match the request.
+    All desired packages must be installed in one version that matches the request.
     """
     if request.source == "runfile":
         return host.library if host.runfile and host.library == request.version else ""
     found = [host.package(name) for name in wanted.locked]
     versions = {rules.upstream(package.version) if package else "" for package in found}
     there = all(host.package(name) for name in wanted.free) and not any(host.package(name) for name in wanted.unwanted)
-    # Require the packages for the next kernel only if installed packages define its flavour. If only the running kernel
-    # suggests the flavour, the sources may not have these packages. They are then requested once, together with the
+    # Require the next kernel's packages only if installed packages define its flavour. If the flavour is only guessed
+    # from the running kernel, the sources may not have these packages. They are then requested only together with the
     # driver's packages.
     if rules.flavors_of_kernels(host)[1]:
         there = there and all(host.package(name) for name, _asked in wanted.next_kernel)
@@ -50,7 +50,7 @@ def settled(host: Host, request: Request, wanted: Wanted) -> str:
 class Goal(NamedTuple):
     """The desired packages, driver version and files.
 
-    `transaction` installs the packages. `files` maps paths to texts.
+    `transaction` is the change of packages. `files` maps paths to texts.
     """
 
     wanted: Wanted
@@ -60,10 +60,10 @@ class Goal(NamedTuple):
 
 
 class Repository(NamedTuple):
-    """The repository of the driver.
+    """The driver's repository.
 
-    `trusted` are fingerprints of keys. `patterns` match the driver's packages. `signed` is true if the kernel modules
-    are signed.
+    `trusted` has the fingerprints of trusted keys. `patterns` match the driver's packages. `signed` is true if the
+    kernel modules are signed.
     """
 
     trusted: Sequence[str]
@@ -95,21 +95,21 @@ def present(host: Host, request: Request, goal: Goal, repository: Repository) ->
         _refuse_removals(transaction, request, host, patterns, wanted)
         steps += _packages(transaction)
     if host.runfile and request.source != "runfile":
-        # `rules.refuse_mixing` has checked that the request permits this by name.
+        # `rules.refuse_mixing` has checked that the request names this driver for removal.
         steps.append(Step("uninstall", "run %s" % host.runfile, ()))
         changes = True
     if request.source == "runfile" and not settled(host, request, wanted):
         steps.append(Step("runfile", "run the installer of %s" % version, (version,)))
         changes = True
-    # Files of another source must be deleted. For example, NVIDIA's files would block the distribution's packages.
+    # Delete files of another source. For example, NVIDIA's files would block the distribution's packages.
     stale = [path for path in host.files if path not in files and path != IMEX_NODES]
     steps += [Step("delete", "delete %s" % path, (path,)) for path in stale]
     if any(files.get(path) != host.files.get(path) for path in (BLACKLIST, DRACUT)):
         verb = "exclude" if BLACKLIST in files else "include"
         steps.append(Step("initramfs", "rebuild the initramfs to %s nouveau" % verb))
     coming = {name for name, _old, _new in transaction.installs} if transaction else set()
-    # If a run was killed during a scriptlet, a package is installed without its modules. The rest of the transaction
-    # does not run this scriptlet, so the package is reinstalled.
+    # After a run was killed during a scriptlet, a package may be installed without its modules. The transaction does
+    # not run this scriptlet again, so reinstall the package.
     linked = [name.format(version=version) for _kernel, name in wanted.precompiled[:1]]
     builders = {*wanted.dkms, *linked}
     if own_modules and host.on_disk != version and (not changes or (builders and not coming & builders)):
@@ -167,7 +167,7 @@ def absent(host: Host, request: Request, manager: str, keyring: str, transaction
             "a reboot is needed: %s" % reboot,
             "Set it to now (reboot at the end of the run) or later (reboot it yourself). Nothing was changed.",
         )
-    # The files are removed last, because the pin must block other versions until the packages are removed.
+    # Delete files last, because the pin must block other versions until the packages are removed.
     ordered = tuple(sorted(steps, key=lambda step: (step.kind in ("delete", "initramfs"), KINDS.index(step.kind))))
     return Plan("", ordered, bool(changes and host.loaded), reboot, (), transaction)
 
@@ -237,7 +237,7 @@ def _holds(host: Host, request: Request, wanted: Wanted, version: str, transacti
         driver |= {package.name for package in coming
                    if rules.upstream(package.version) == version or package.name in wanted.free}  # fmt: skip
     driver |= set(wanted.locked)
-    # If apt changes a package on request, it removes the hold of the package.
+    # apt removes a package's hold when it changes the package on request.
     held = {name for name, package in after.items() if package.held and name not in touched}
     return hold_steps(request.hold, sorted(driver), held)
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Rebuild a package file from the installed files.
 
-A rollback needs this if no source offers the version now. Like dpkg-repack, this module uses the files that dpkg
-lists and the control data that dpkg keeps.
+A rollback needs this if no source offers the old version any more. Like dpkg-repack, this module uses dpkg's list of
+the package's files and its control data.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from ..processes.command import Run, run_to_end
 
 _INFO = Path("/var/lib/dpkg/info")
-#: Control files that belong to dpkg itself. dpkg refuses them in a package.
+#: Control files that dpkg writes itself and refuses in a package.
 _NOT_CONTROL = ("list", "md5sums")
-#: Folders in packages that are links on a system with a merged /usr.
+#: Folders of packages that are links if the system has a merged /usr.
 _MERGED = ("/bin", "/lib", "/lib64", "/sbin")
 
 
@@ -48,7 +48,7 @@ def repack(name: str, folder: Path, call: Run = run_to_end) -> str:
 
 
 def _control(status: str) -> str:
-    """Return the control stanza, without fields that belong only to dpkg's record."""
+    """Return the control stanza without the fields that only dpkg's database has."""
     lines, skip = [], False
     for line in status.splitlines():
         if not line.startswith(" "):
@@ -63,7 +63,7 @@ def _copy(path: Path, tree: Path) -> bool:
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        # A file of the package is missing. Documentation may be missing on purpose (path-exclude of dpkg).
+        # A file of the package is missing. Only documentation may be missing (path-exclude of dpkg).
         return path.parts[:3] == ("/", "usr", "share")
     if stat.S_ISDIR(mode) or str(path) in _MERGED:
         new.mkdir(parents=True, exist_ok=True)

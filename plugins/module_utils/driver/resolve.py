@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Choose the version of the driver, and plan its packages."""
+"""Choose the driver version, and plan its packages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .model import Host, Request, Wanted
 def installation(
     manager: PackageManager, host: Host, request: Request, wanted: Wanted, patterns: Sequence[str], prefer: str = ""
 ) -> Transaction:
-    """Return the changes of an installation.
+    """Return the package changes of an installation.
 
-    The version is the preferred one, or otherwise the newest one that matches the request. Raises PlanError.
+    Chooses the preferred version, or otherwise the newest version that matches the request. Raises PlanError.
     """
     anchor = wanted.locked[0]
-    # Also change installed parts of the driver that were not requested. Otherwise they would stay in another version.
+    # Also change installed driver packages that were not requested. Otherwise they would keep another version.
     requested = (*wanted.locked, *wanted.free, *wanted.unwanted)
     parts = [
         package.name
@@ -61,7 +61,7 @@ def installation(
     missing += _not_offered(manager, following)
     unwanted = [name for name in wanted.unwanted if host.package(name)]
     arguments = [
-        # Otherwise, an unwanted package that requires the old version would be upgraded with the rest.
+        # Without this, an unwanted package that requires the old version would be upgraded too.
         *manager.excluding(unwanted if wanted.precompiled else ()),
         *exact,
         *wanted.free,
@@ -73,7 +73,7 @@ def installation(
 
 
 def removal(manager: PackageManager, host: Host, patterns: Sequence[str], foreign: Sequence[str] = ()) -> Transaction:
-    """Return the changes of a removal, including other packages that it removes.
+    """Return the package changes of a removal, with other packages that it removes.
 
     Raises PlanError.
     """
@@ -91,7 +91,7 @@ def _newest_first(versions: Iterable[str]) -> list[str]:
 
 
 def _modules(manager: PackageManager, wanted: Wanted, versions: Iterable[str]) -> dict[str, list[str]]:
-    """Return the offered versions of the precompiled modules, by package name."""
+    """Return which versions of the precompiled modules are offered, by package name."""
     names = [
         pattern.format(version=rules.upstream(version))
         for version in versions
@@ -124,8 +124,8 @@ def _with_modules(
 def _not_offered(manager: PackageManager, following: Sequence[tuple[str, str]]) -> list[str]:
     """Return the packages for the next kernel that no source offers.
 
-    They are returned as arguments of the package manager. If an argument has a version and an architecture (RPM), the
-    offered package must have the same ones.
+    The result has arguments for the package manager. If an argument has a version and an architecture (RPM), the
+    offered package must have the same.
     """
     if not following:
         return []

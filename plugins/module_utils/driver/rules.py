@@ -25,9 +25,9 @@ OWNER = Owner(
     # The repository is flat: its suite is a path, and it has no components (sources.list(5)).
     apt="Types: deb\nURIs: {url}/\nSuites: /\nSigned-By: {keyring}\n",
     dnf="[{name}]\nname=NVIDIA driver\nbaseurl={url}/\nenabled=1\n{settings}\ngpgkey=file://{keyring}\n",
-    # NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management). Without module_hotfixes, the
-    # streams of NVIDIA's module nvidia-driver would hide versions. The exact version is selected and locked, so no
-    # stream is needed (dnf.conf(5)).
+    # NVIDIA signs packages and repomd.xml (https://github.com/NVIDIA/cuda-repo-management). Without module_hotfixes,
+    # dnf would hide the versions outside the enabled stream of NVIDIA's module nvidia-driver. The role selects and
+    # locks the exact version, so it needs no stream (dnf.conf(5)).
     settings=("gpgcheck=1", "repo_gpgcheck=1", "module_hotfixes=1"),
 )
 
@@ -42,13 +42,13 @@ _TURING = 0x1E02
 #: Grace Hopper (https://developer.nvidia.com/blog/nvidia-transitions-fully-towards-open-source-gpu-kernel-modules/).
 _BLACKWELL = 0x2900
 _GRACE_HOPPER = (0x2342, 0x2345, 0x2348)
-#: Branch 580 is the last branch with Maxwell, Pascal and Volta. Branch 610 is the last branch with proprietary modules
-#: (guide, "Kernel Modules", and "Proprietary Kernel Modules Removed" in the guide for release 620).
+#: Branch 580 is the last branch that supports Maxwell, Pascal and Volta. Branch 610 is the last branch with proprietary
+#: modules (guide, "Kernel Modules", and "Proprietary Kernel Modules Removed" in the guide for release 620).
 _LAST_BEFORE_TURING = 580
 _NO_PROPRIETARY = 620
 
-#: Package patterns of drivers that the role does not install: NVIDIA's vGPU software (vGPU User Guide, "Installing the
-#: NVIDIA vGPU Software Graphics Driver"), and repositories of other vendors.
+#: Patterns of packages with drivers that the role does not install: NVIDIA's vGPU software (vGPU User Guide,
+#: "Installing the NVIDIA vGPU Software Graphics Driver"), and repositories of other vendors.
 _FOREIGN = (
     ("nvidia-vgpu-*", "NVIDIA's vGPU software"),
     ("nvidia-linux-grid-*", "NVIDIA's vGPU guest driver"),
@@ -57,7 +57,7 @@ _FOREIGN = (
     ("xorg-x11-drv-nvidia*", "of RPM Fusion"),
     ("nvidia-x11-drv*", "of ELRepo"),
 )
-#: (first PCI device id, first branch) of each generation, newest first. Used for GPUs that are not in the catalogue
+#: (first PCI device id, first branch) of each generation, newest first, for GPUs that are not in the catalogue
 #: (https://github.com/NVIDIA/open-gpu-kernel-modules, README of 570.86.15 and 520.56.06).
 _GENERATIONS = (
     (_BLACKWELL, {"name": "a Blackwell GPU", "version": "570", "confirmed": True}),
@@ -65,7 +65,7 @@ _GENERATIONS = (
     (0x2500, None),
     (0x2300, {"name": "a Hopper GPU", "version": "520", "confirmed": True}),
 )
-#: Package with modules that were built for one kernel, such as kmod-nvidia-open-580.95.05-5.14.0-570.12.1.
+#: Name of a package with modules for one kernel, such as kmod-nvidia-open-580.95.05-5.14.0-570.12.1.
 _KMOD = re.compile(r"kmod-(?:64k-|rt-)?nvidia(?P<open>-open)?-(?P<version>\d{3}\.[\d.]+)-\d")
 #: Distribution and architecture at the end of a Red Hat kernel's version.
 _KERNEL_END = re.compile(r"\.el\d+(_\d+)?(\.(x86_64|aarch64))?$")
@@ -85,7 +85,7 @@ SERVICE_IMEX = "nvidia-imex.service"
 def upstream(version: str) -> str:
     """Return the driver version in a package version, or "".
 
-    For example, it is 580.105.08 for 580.105.08-1 and for 3:580.105.08-1.el9.
+    For example, both 580.105.08-1 and 3:580.105.08-1.el9 contain 580.105.08.
     """
     found = _DRIVER_VERSION.match(version)
     return found[1] if found else ""
@@ -187,7 +187,7 @@ def needs_subnet_manager(host: Host, wanted: Wanted) -> bool:
 def package_set(catalogue: dict[str, Any], distribution: str, source: str, branch: int) -> dict[str, Any]:
     """Return the package names for a branch. Raises PlanError.
 
-    They are in the catalogue entry with the highest `since` that does not exceed the branch.
+    Uses the catalogue entry with the highest `since` that does not exceed the branch.
     """
     sets = catalogue["packages"].get(source, [])
     found = [entry for entry in sets if entry["since"] <= branch <= entry.get("until", branch)]
@@ -220,7 +220,7 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
     signed = names.get("signed", {}).get(chosen)
     untrusted = host.secure_boot.enabled and not host.secure_boot.enrolled
     if signed and (untrusted or request.precompiled):
-        # The distribution builds and signs these modules for each kernel. Their version is the kernel's version.
+        # The distribution builds and signs these modules for each kernel. They have the kernel's version.
         free, modules = list(signed), []
     elif request.precompiled and chosen != "none":
         precompiled, modules = _precompiled(host, catalogue, chosen), []
@@ -264,7 +264,7 @@ def wanted(host: Host, request: Request, catalogue: dict[str, Any], branch: int)
 
 
 def _precompiled(host: Host, catalogue: dict[str, Any], chosen: str) -> tuple[tuple[str, str], ...]:
-    """List the precompiled modules for the running kernel and newer installed ones.
+    """List precompiled modules for the running kernel and for newer installed kernels.
 
     Raises PlanError if the distribution has none.
     """
@@ -290,7 +290,7 @@ def _precompiled(host: Host, catalogue: dict[str, Any], chosen: str) -> tuple[tu
 def kernel_base(kernel: str) -> str:
     """Return a kernel's version in the form that precompiled modules use.
 
-    For example, it is 5.14.0-570.12.1 for 5.14.0-570.12.1.el9_6.x86_64 (kmod-nvidia.spec in
+    For example, 5.14.0-570.12.1.el9_6.x86_64 becomes 5.14.0-570.12.1 (kmod-nvidia.spec in
     https://github.com/NVIDIA/yum-packaging-precompiled-kmod).
     """
     return _KERNEL_END.sub("", kernel)
@@ -321,10 +321,7 @@ def stale_modules(host: Host, wanted: Wanted, version: str) -> list[str]:
 def _next_kernel(
     host: Host, catalogue: dict[str, Any], signed: Sequence[str], fill: dict[str, Any]
 ) -> tuple[tuple[str, str], ...]:
-    """List the packages that the next kernel needs.
-
-    They are headers, or the kernel modules in `signed`.
-    """
+    """List the packages that the next kernel needs: headers, or modules in `signed`."""
     if catalogue["manager"] == "dnf":
         asked = [name.format(**fill) for name in catalogue["next_kernel"]]
         return tuple((name.replace("-" + fill["kernel"], ""), name) for name in asked)
@@ -350,9 +347,9 @@ def _there(names: dict[str, Any], what: str, request: Request) -> list[str]:
 def of_the_driver(package: Package, patterns: Iterable[str]) -> bool:
     """Return whether an installed package is part of the driver.
 
-    Its whole name must match, or it must match a pattern and have a driver version. nvidia-container-toolkit, DCGM and
-    CUDA have similar names, but other versions. NVLSM is listed by name. Drivers from other sources (vGPU software,
-    other repositories) do not belong to the role.
+    Its name must equal an entry, or match a pattern while its version is a driver version. nvidia-container-toolkit,
+    DCGM and CUDA have similar names, but no driver versions. NVLSM is listed by name. Drivers from other sources (vGPU
+    software, other repositories) are not part of it.
     """
     if _foreign(package):
         return False
@@ -366,7 +363,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def skew(host: Host) -> str:
-    """Return which parts of the driver differ in version, as text, or ""."""
+    """Describe the parts of the driver that differ in version, or return ""."""
     seen = {"the loaded kernel module": host.loaded, "the module for this kernel": host.on_disk}
     seen["the NVML library"] = host.library
     versions = {version for version in seen.values() if version}
@@ -404,7 +401,7 @@ def secure_boot_problem(host: Host, chosen: str, signed: bool) -> PlanError | No
 class OtherWay:
     """A driver from another source.
 
-    `names` are the packages whose removal must be permitted. It is empty if only a person can remove the driver.
+    `names` are the packages whose removal must be permitted. It is empty if the role cannot remove the driver.
     """
 
     text: str
@@ -413,7 +410,7 @@ class OtherWay:
 
 
 def other_ways(host: Host, source: str, patterns: Sequence[str]) -> tuple[OtherWay, ...]:
-    """List other drivers on the host that a driver from `source` would be mixed with."""
+    """List drivers on the host that must not be mixed with a driver from `source`."""
     found = _foreign_packages(host)
     own = [package for package in host.packages if of_the_driver(package, patterns)]
     torn = host.interrupted or any(package.broken for package in host.packages)
@@ -455,7 +452,7 @@ def refuse_mixing(host: Host, request: Request, patterns: Sequence[str]) -> tupl
 def refuse_foreign(host: Host, request: Request) -> tuple[str, ...]:
     """Return the names of other sources' packages to remove with the driver.
 
-    Raises PlanError if the request does not permit to remove one of them.
+    Raises PlanError if the request does not permit the removal of one of them.
     """
     ways = _foreign_packages(host)
     problem = "this host has a driver from elsewhere, which state absent does not remove without permission"
@@ -484,9 +481,9 @@ def _foreign_packages(host: Host) -> list[OtherWay]:
 
 
 def _foreign(package: Package) -> list[str]:
-    """Return the source of a driver package that does not belong to the role.
+    """Return the other source of a driver package, as a list.
 
-    The result is a list with this source, or an empty list.
+    The list is empty if the package belongs to the role.
     """
     name = package.name.lower()
     return [what for pattern, what in _FOREIGN if matches(name, pattern)][:1]
@@ -495,8 +492,8 @@ def _foreign(package: Package) -> list[str]:
 def check_gpus(gpus: Iterable[Gpu], version: str, minimums: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     """Return notes about GPUs that may be too new for a version or branch.
 
-    Raises PlanError for GPUs that are too new. `minimums` maps PCI device ids to `name` (of the GPU), `version` (the
-    first one that supports the GPU) and `confirmed` (whether the version is confirmed).
+    Raises PlanError for GPUs that are too new. `minimums` maps PCI device ids to the GPU's `name`, the first `version`
+    that supports it, and whether this version is `confirmed`.
     """
     refused, notes, needed = [], [], ""
     for gpu in gpus:
@@ -537,8 +534,8 @@ def _generation(gpu: Gpu) -> dict[str, Any] | None:
 def headers_variant(kernel: str) -> tuple[str, str]:
     """Return the variant of a Red Hat kernel, and its version without the variant.
 
-    The variant is "64k-", "rt-" or "", as in package names. In RHEL 9 and 10, `uname -r` of a variant ends with a plus
-    sign and its name. The real-time kernel in RHEL 8 and Oracle's UEK have the variant in the release
+    The variant is "64k-", "rt-" or "", as in package names. In RHEL 9 and 10, `uname -r` ends with a plus sign and the
+    variant's name. The real-time kernel of RHEL 8 and Oracle's UEK have the variant in the release part
     (redhat/kernel.spec.template of the CentOS Stream kernels).
     """
     version, _unused, variant = kernel.partition("+")
@@ -550,9 +547,9 @@ def headers_variant(kernel: str) -> tuple[str, str]:
 def flavors_of_kernels(host: Host) -> tuple[tuple[str, ...], bool]:
     """Return the flavours of the next kernels, and whether packages define them.
 
-    This is for Debian and Ubuntu. The meta-package of the kernel image defines the flavour:
-    linux-image-generic-hwe-24.04 belongs to linux-headers-generic-hwe-24.04. Without a meta-package, the running kernel
-    defines it: amd64 for 6.1.0-40-amd64, aws for 6.8.0-1018-aws.
+    This is for Debian and Ubuntu. The kernel image's meta-package defines the flavour: linux-image-generic-hwe-24.04
+    needs linux-headers-generic-hwe-24.04. Without a meta-package, the flavour comes from the running kernel: amd64 for
+    6.1.0-40-amd64, aws for 6.8.0-1018-aws.
     """
     found = [package.name[len(_IMAGE) :] for package in host.packages if package.name.startswith(_IMAGE)]
     metas = tuple(sorted(name for name in found if _META.match(name) and not _NO_META.search(name)))

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Export the current state of a host's GPUs as a layout. Pure functions.
+"""Export the current state of a host's GPUs as a layout, with pure functions.
 
-An existing fleet can be adopted in this way.
+A fleet whose GPUs are already set up can be adopted in this way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..layout.types import Entry, Layout, Selector
 from ..model import Gpu
 from ..techniques.forms import FORMS
 
-#: Value of `sharing` for each compute mode, if MIG is off.
+#: Value of `sharing` by compute mode, for GPUs without MIG.
 _SHARINGS = {"default": "shared", "exclusive_process": "exclusive"}
 
 
@@ -25,7 +25,7 @@ _SHARINGS = {"default": "shared", "exclusive_process": "exclusive"}
 class Exported:
     """An exported layout.
 
-    `left_out` has a sentence for each GPU or instance that no layout can express.
+    `left_out` has a sentence for each GPU or instance that a layout cannot express.
     """
 
     layout: Layout
@@ -39,11 +39,11 @@ def exported(
     seen: Seen | None = None,
     whole: bool = True,
 ) -> Exported:
-    """Return the layout of these GPUs. Equal GPUs share an entry.
+    """Return the layout of these GPUs, with one entry for equal GPUs.
 
-    `select_by` is "index", "uuid" or "pci". `seen` has the observed daemons or tenants of the services. If `whole` is
-    false, the host has other GPUs too, and no entry uses the selector `all`.
-    If the layout is applied to the same host, it changes nothing except the objects in `left_out`.
+    `select_by` is "index", "uuid" or "pci". `seen` has the services' current daemons or tenants. `whole` is false if
+    the host has other GPUs too. Then no entry uses the selector `all`. Applied to the same host, the layout changes
+    nothing, except possibly the objects in `left_out`.
     """
     left_out: list[str] = []
     alike: dict[Entry, list[Gpu]] = {}
@@ -66,8 +66,8 @@ def exported(
 
 
 def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
-    """Return the entry for a GPU, without its number and selectors."""
-    # A GPU without compute modes counts as a GPU in the default mode.
+    """Return a GPU's layout entry, without its number and selectors."""
+    # Treat a GPU without compute modes like a GPU in the default mode.
     mode = gpu.compute_mode or ("default" if gpu.compute_mode_fixed else None)
     sharing = _SHARINGS.get(mode or "")
     parts = export_parts(FORMS, gpu, seen)

@@ -24,11 +24,11 @@ def export_host(directory: str, pin_placements: bool = False, select_by: str = S
     """Return the layout for the current state of the host.
 
     `directory` is the state directory. Instances of leases are left out, because they are not part of a layout. Raises
-    NvmlError, also if the host has GPUs but none of them works. Raises ApplyError if a record cannot be read.
+    NvmlError, for example if none of the host's GPUs works. Raises ApplyError if a record cannot be read.
     """
     leased = LeasedRecord(directory).read()
     with BoundedSession() as session:
-        # nvidia-smi and daemons cannot see GPUs that are simulated for this process only.
+        # nvidia-smi and daemons cannot see GPUs that only this process simulates.
         session.observers = () if session.private else OBSERVERS
         seen = {each.key: each.look(session.private) for each in SERVICE_VIEWS}
         host = session.observe()

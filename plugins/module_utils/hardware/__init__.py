@@ -3,5 +3,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read a host's GPUs for the hardware check. Changes nothing.
 
-The sources are NVML, files of the kernel, and nvidia-smi.
+The sources are NVML, the kernel's files and nvidia-smi.
 """

@@ -43,7 +43,7 @@ class Asking(Session):
         except UnicodeDecodeError:
             return dict(reading, missing="the answer is not UTF-8 text")
         except (AttributeError, TypeError, ctypes.ArgumentError) as error:
-            # The installed version of pynvml defines this call with other arguments.
+            # The installed pynvml defines this call with other arguments.
             return dict(reading, missing="this pynvml cannot make the call: %s" % error)
 
     def _index(self, handle: Any) -> int:
@@ -52,7 +52,7 @@ class Asking(Session):
     def _listed(self, item: Any, call: str, owner: Any, number: int, keep: bool = False) -> list[Any]:
         """Return the items from a call that fills a list.
 
-        Raises the errors of pynvml, so that their codes are recorded.
+        Raises pynvml's errors, so that the caller records their codes.
         """
         buffer, count = (item * _LIST_LENGTH)(), ctypes.c_uint(_LIST_LENGTH)
         getattr(self._nvml, call)(owner, number, buffer, ctypes.byref(count))
@@ -75,5 +75,5 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, ctypes._SimpleCData):
         return plain(value.value)
-    # Handles and pointers have no meaning outside this process.
+    # A handle or pointer has no meaning outside this process.
     return None

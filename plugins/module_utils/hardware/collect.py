@@ -32,7 +32,8 @@ def collect(
 
     Raises FleetError if the driver or pynvml is missing, or after `seconds`.
     """
-    # Import pynvml here, so that a missing pynvml keeps its own error. Only the child loads the driver.
+    # Import pynvml here, so that the caller gets the error about a missing pynvml. Only the child process loads the
+    # driver.
     _binding()
     return json.loads(
         bounded(lambda: json.dumps(_read(progress, root)), "this host", seconds, _MOST_BYTES, keep=(1, 2))

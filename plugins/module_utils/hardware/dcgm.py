@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run DCGM's diagnostic and read its JSON: ``dcgmi diag -r LEVEL -j``.
 
-DCGM 4 lists its tests under "DCGM Diagnostic". Each test has one result for each entity. DCGM 3 lists its tests under
-"DCGM GPU Diagnostic". Each test has lists of GPUs (github.com/NVIDIA/DCGM: tests of nvvs' JSON and of dcgmi diag). Both
+DCGM 4 lists its tests under "DCGM Diagnostic", with one result per entity and test. DCGM 3 lists its tests under "DCGM
+GPU Diagnostic", with lists of GPUs per test (github.com/NVIDIA/DCGM: tests of nvvs' JSON and of dcgmi diag). Both
 releases may print text before the JSON.
 """
 
@@ -22,7 +22,7 @@ LEVELS = (1, 2, 3, 4)
 def read_dcgm(level: int, seconds: float, run: Run = run_tool) -> dict[str, Any]:
     """Return the tests of a diagnostic.
 
-    If it was not run, `missing` has the reason. If it has no results, `problem` has the reason.
+    `missing` has the reason if the diagnostic was not run. `problem` has the reason if it has no results.
     """
     command = ["dcgmi", "diag", "-r", str(level), "-j"]
     try:
@@ -39,7 +39,7 @@ def read_dcgm(level: int, seconds: float, run: Run = run_tool) -> dict[str, Any]
 def parse(text: str, status: int = 0) -> dict[str, Any]:
     """Return (`problem`, `tests`) from the JSON as a dictionary.
 
-    `problem` also has a reason if the exit status reports a failure that no test explains.
+    `problem` is also set if the exit status reports a failure that no test explains.
     """
     try:
         # Skip warnings before the JSON.

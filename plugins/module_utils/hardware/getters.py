@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List the read-only NVML functions for a host and for each GPU.
 
-This list has only functions whose arguments are numbers. reader.py calls the other functions. All numbers are from
-nvml.h.
+This list has the functions whose arguments are all numbers. reader.py calls the other functions. The numbers are
+defined in nvml.h.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _RETIREMENT_CAUSES = ("single bit errors", "double bit error")
 #: NVML_TOPOLOGY_*.
 LEVELS = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
 _SCOPES = ("node", "socket")
-#: Length in longs of the bitmaps of CPUs and NUMA nodes. It exceeds the defaults of Linux.
+#: Length of the bitmaps of CPUs and NUMA nodes, in longs. It exceeds Linux's defaults.
 _CPU_WORDS, _NODE_WORDS = 64, 16
 
-#: Fields by number (NVML_FI_DEV_*).
+#: Names of NVML fields (NVML_FI_DEV_*) by number.
 FIELDS = {
     1: "ecc current", 2: "ecc pending",
     3: "ecc corrected volatile", 4: "ecc uncorrected volatile", 5: "ecc corrected aggregate", 6: "ecc uncorrected aggregate",
@@ -43,21 +43,21 @@ FIELDS = {
     190: "power current limit", 191: "energy", 192: "power requested limit",
     193: "margin shutdown", 194: "margin slowdown", 195: "margin memory", 196: "margin gpu max", 199: "profiles without mig",
 }  # fmt: skip
-#: Fields that are read for each part of a board, by number and NVML_POWER_SCOPE_*.
+#: Names of NVML fields that are read for each part of a board (NVML_POWER_SCOPE_*), by number.
 POWER_FIELDS = {
     (185, 1): "module power average", (186, 1): "module power instant", (187, 1): "module power min limit",
     (188, 1): "module power max limit", (189, 1): "module power default limit", (190, 1): "module power current limit",
     (192, 1): "module power requested limit", (185, 2): "memory power average",
 }  # fmt: skip
-#: Fields of a link, by number.
+#: Names of NVML fields of an NVLink, by number.
 LINK_FIELDS = {161: "replays", 162: "recoveries", 163: "crc errors", 164: "speed", 165: "state", 166: "version"}
 
-#: GPM metrics that the collection uses.
+#: Names of the GPM metrics that the collection uses, by number.
 GPM_METRICS = {1: "graphics util", 2: "sm util", 3: "sm occupancy", 5: "any tensor util", 10: "dram bw util"}
 
 
 class Getter(NamedTuple):
-    """A pynvml call: its name, its arguments after the handle, and their description."""
+    """A pynvml call: its name, its arguments after the handle, and a description."""
 
     call: str
     arguments: tuple[int, ...] = ()
@@ -65,13 +65,13 @@ class Getter(NamedTuple):
 
 
 def of_host() -> Iterator[Getter]:
-    """Return the calls that take no handle."""
+    """Return the calls that need no handle."""
     for name in ("GetDriverVersion", "GetNVMLVersion", "GetCudaDriverVersion", "GetCudaDriverVersion_v2"):
         yield Getter("nvmlSystem" + name)
     yield Getter("nvmlDeviceGetCount")
 
 
-#: Functions whose only argument is the handle of a GPU.
+#: Functions whose only argument is a GPU's handle.
 _PLAIN = (
     "GetIndex", "GetName", "GetUUID", "GetSerial", "GetMinorNumber", "GetBrand", "GetArchitecture",
     "GetCudaComputeCapability", "GetNumGpuCores", "GetPciInfo", "GetVbiosVersion", "GetBoardId", "GetBoardPartNumber",
@@ -95,7 +95,7 @@ _PLAIN = (
 
 
 def of_gpu() -> Iterator[Getter]:
-    """Return the calls for a GPU whose other arguments are numbers."""
+    """Return the calls for a GPU whose other arguments are all numbers."""
     for name in _PLAIN:
         yield Getter("nvmlDevice" + name)
     yield Getter("nvmlDeviceIsMigDeviceHandle")

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the files of the kernel and the driver: /proc, /dev and /sys.
+"""Read files of the kernel and the driver in /proc, /dev and /sys.
 
 Every file may be missing.
 """
@@ -29,7 +29,7 @@ _PCI_FILES = (
 def read_host(pci_addresses: Iterable[str], root: str = "/") -> dict[str, Any]:
     """Return the data in the files.
 
-    `root` is the mount point of the host's file system.
+    `root` is where the host's file system is mounted.
     """
     at = Path(root)
     return {
@@ -66,16 +66,16 @@ def _parameters(root: Path) -> dict[str, str]:
 
 
 def _majors(root: Path) -> dict[str, int]:
-    """Return the major numbers of the driver's character devices.
+    """Return the major numbers of the driver's character devices by name.
 
-    The keys are their names in /proc/devices.
+    The names are those in /proc/devices.
     """
     text = read(str(root / "proc/devices"), _MOST).partition("Block devices")[0]
     return {name: int(major) for major, name in re.findall(r"^ *(\d+) (nvidia\S*)$", text, re.MULTILINE)}
 
 
 def _gpus(root: Path) -> dict[str, dict[str, str]]:
-    """Return the lines of each file `information` as a mapping, by PCI address.
+    """Return the lines of each GPU's file `information`, by PCI address.
 
     The files are in /proc/driver/nvidia/gpus.
     """
@@ -96,9 +96,9 @@ def _mig_minors(root: Path) -> Iterable[tuple[str, int]]:
 
 
 def _devices(root: Path) -> list[dict[str, Any]]:
-    """Return the device nodes of the driver, including capabilities.
+    """Return the driver's device nodes, including capabilities.
 
-    Each has its major and minor number and its mode.
+    Each node has its major and minor number and its mode.
     """
     nodes = [path for path in _listed(root / "dev") if _NODES.fullmatch(path.name)]
     nodes += _listed(root / "dev/nvidia-caps")

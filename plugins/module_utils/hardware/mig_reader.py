@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read everything about MIG with every read-only function.
+"""Read all MIG data with NVML's read-only functions.
 
 This includes profiles, instances, compute instances and MIG devices.
 """
@@ -56,7 +56,7 @@ class MigReader(Asking):
                 lambda number=number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number),
             )
             if info.get("code") == INVALID_ARGUMENT:
-                # NVML knows no profile with this number, so there are no further profiles.
+                # NVML has no profile with this number, so it has no further profiles.
                 break
             yield info
             if "value" not in info:
@@ -176,7 +176,7 @@ class MigReader(Asking):
                 ),
             )
             if reading.get("code") == NOT_FOUND:
-                # NVML has no MIG device with this index, but may have one with a higher index.
+                # NVML has no MIG device at this index, but may have one at a higher index.
                 continue
             yield reading
             if not found:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Derive the fields of a model file from the readings of a GPU. Pure functions.
+"""Derive a model file's fields from a GPU's readings, with pure functions.
 
 Readings are plain data in the format of hardware/asking.py. They may come from a report. A field is identified by its
 path in the model file: ``power_watts.default``, ``profiles.3g.40gb.memory_mib``.
@@ -17,14 +17,14 @@ _BRANDS = {14: "NVIDIA", 12: "NVIDIA RTX"}
 _ARCHITECTURES = {5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell"}
 #: FP32 cores per multiprocessor (CUDA Programming Guide, "Compute Capabilities").
 CORES = {"7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "10.0": 128, "10.3": 128, "12.0": 128}
-#: NVML errors if the GPU does not have a feature.
+#: NVML errors that mean that the GPU lacks a feature.
 _LACKS = ("NotSupported", "FunctionNotFound")
-#: Name of the readings with module parameters, and the parameter that disables NVLinks.
+#: Name of the readings of module parameters, and the parameter that disables NVLinks.
 PARAMETERS, _NVLINK_DISABLE = "/proc/driver/nvidia/params", "NvLinkDisable"
-#: Reason in the reading of a field that the driver did not set. The driver returns every field as an integer. If it
-#: does not set a field, the field keeps the caller's initial value, which is a zero of type double.
+#: Reason for a field that the driver did not set. The driver returns every field that it sets as an integer. Any other
+#: field keeps the caller's initial value, a zero of type double.
 _NOT_FILLED = "the driver reports success but returns no value"
-#: Maximum utilization of a GPU that counts as idle. It does not raise the clocks.
+#: Maximum utilization in percent of an idle GPU. It does not raise the clocks.
 _BUSY_PERCENT = 1
 
 
@@ -32,7 +32,7 @@ _BUSY_PERCENT = 1
 class Field:
     """The value of a field.
 
-    `known` is true if the GPU answered the call. If the answer is that the GPU lacks the feature, `value` is None.
+    `known` is true if the GPU answered the call. `value` is None if the answer is that the GPU lacks the feature.
     """
 
     value: Any
@@ -76,7 +76,7 @@ class Readings:
 
 
 def is_filled(reading: Mapping[str, Any]) -> bool:
-    """Return whether the driver filled in the value of a reading."""
+    """Return whether the driver filled in a reading's value."""
     return reading.get("missing") != _NOT_FILLED
 
 
@@ -88,7 +88,7 @@ def _as_filled(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_parameters(calls: Iterable[Mapping[str, Any]], files: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the calls, with the module parameters in `files` added as readings.
+    """Return the calls, and the module parameters in `files` as further readings.
 
     Old reports have no module parameters.
     """
@@ -97,7 +97,7 @@ def with_parameters(calls: Iterable[Mapping[str, Any]], files: Mapping[str, Any]
 
 
 def why_links_are_off(readings: Readings) -> str:
-    """Return why NVLinks cannot be read although the GPU may have them.
+    """Return why NVLinks that the GPU may have cannot be read.
 
     Returns "" if NVLinks are not disabled.
     """
@@ -106,7 +106,7 @@ def why_links_are_off(readings: Readings) -> str:
 
 
 def is_idle(readings: Readings) -> Field:
-    """Return whether the GPU was idle while it was read."""
+    """Return whether the GPU was idle during the readings."""
     counts = [
         readings.value("nvmlDeviceGet%sRunningProcesses" % name, "count")
         for name in ("Compute", "Graphics", "MPSCompute")
@@ -218,7 +218,7 @@ def _mig(readings: Readings) -> dict[str, Field]:
     slices, units = [], []
     for of, info in readings.all("nvmlDeviceGetGpuInstanceProfileInfo"):
         if not of.startswith("profile "):
-            # Version 1 of the structure has no names.
+            # Version 1 of NVML's structure has no names.
             continue
         name = str(info["name"]).replace("MIG ", "")
         number = int(of.rpartition(" ")[2])
@@ -263,7 +263,7 @@ def _mig(readings: Readings) -> dict[str, Field]:
 def _max_gpu_instances(readings: Readings) -> Field:
     """Return the maximum number of instances.
 
-    While MIG mode is off, NVML reports 0. The number is then computed from the profiles.
+    NVML reports 0 while MIG mode is off. The number is then computed from the profiles.
     """
     if any(readings.value("nvmlDeviceGetMigMode") or ()):
         return readings.field("nvmlDeviceGetMaxMigDeviceCount")
@@ -304,7 +304,7 @@ def _supported_clocks(readings: Readings) -> Field:
 def _banks(readings: Readings) -> Field:
     """Return the number of memory banks that have spare rows.
 
-    GPUs in MIG mode do not report this number.
+    A GPU in MIG mode does not report it.
     """
     banks = readings.field("nvmlDeviceGetRowRemapperHistogram", part=lambda found: sum(found.values()))
     if banks.known and banks.value is None and any(readings.value("nvmlDeviceGetMigMode") or ()):
@@ -332,7 +332,7 @@ def _of_links(readings: Readings, field: Field) -> Field:
 def _on_module(readings: Readings) -> Field:
     """Return whether the GPU is on a baseboard.
 
-    If only the module id is known, and it is 1, the result is unknown, because a card may also report 1.
+    If only the module id is known and it is 1, the result is unknown, because a card may also report 1.
     """
     module = readings.field("nvmlDeviceGetModuleId")
     name = str(readings.value("nvmlDeviceGetName") or "")

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from ..processes.command import FAILURES, Run, run_tool
 
-#: Path in the XML of a GPU for each name in the report.
+#: Path in a GPU's XML, by name in the report.
 _OF_GPU = {
     "name": "product_name",
     "uuid": "uuid",
@@ -51,7 +51,7 @@ def read_nvidia_smi(run: Run = run_tool) -> dict[str, Any]:
 def parse(text: str) -> dict[str, Any]:
     """Return the data in the XML.
 
-    Values are unchanged texts. If an element is missing, the value is None.
+    Values are texts as in the XML, or None for missing elements.
     """
     try:
         root = ElementTree.fromstring(text)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Call every read-only NVML function in one session, and record the results.
 
-Failures are recorded too. For processes, only their number is recorded and not their names.
+Failures are recorded too. The names of processes are not recorded, only their number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import getters
 from .asking import Reading
 from .mig_reader import MigReader
 
-#: NVML_EVENT_TYPE_XID_CRITICAL_ERROR, and the return code if no event arrives in time.
+#: NVML_EVENT_TYPE_XID_CRITICAL_ERROR, and the return code for a wait without an event.
 _XID, _TIMEOUT = 8, 10
 #: Seconds between two GPM samples.
 _GPM_SECONDS = 0.2
@@ -65,7 +65,7 @@ class HardwareReader(MigReader):
         }
 
     def _facts(self) -> dict[str, Any]:
-        """Return the same facts as gpu_info, but only the number of processes.
+        """Return the facts of gpu_info, with the number of processes only.
 
         GPUs that fail are under `problems`.
         """
@@ -133,7 +133,7 @@ class HardwareReader(MigReader):
         )
         yield self._custom("nvmlDeviceGetSramEccErrorStatus", "", lambda: self._sram_errors(handle))
         yield self._custom("nvmlDeviceGetCapabilities", "", lambda: self._capabilities(handle))
-        # The PDI identifies a single board. Only its presence is therefore recorded.
+        # The PDI identifies one board, so record only whether there is one.
         yield self._custom("nvmlDeviceGetPdi", "", lambda: bool(nvml.nvmlDeviceGetPdi(handle)))
         yield from self._supported_clocks(handle)
         yield from self._fields(handle)
@@ -144,7 +144,7 @@ class HardwareReader(MigReader):
         yield from self._mig_readings(handle)
 
     def _lookup_readings(self, handle: Any) -> Iterator[Reading]:
-        """Look the GPU up by each of its identifiers, and yield the index of the result."""
+        """Look the GPU up by each of its identifiers, and yield the resulting index."""
         nvml = self._nvml
         for call, name in (
             ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"),
@@ -191,7 +191,7 @@ class HardwareReader(MigReader):
         if hasattr(info, "version"):
             info.version = self._nvml.nvmlGpuFabricInfo_v2
         getattr(self._nvml, call)(handle, ctypes.byref(info))
-        # The id of the cluster is left out, because it only identifies the location.
+        # Leave out the cluster's id, because it only identifies the location.
         return {"state": info.state, "status": info.status}
 
     def _fields(self, handle: Any) -> Iterator[Reading]:
@@ -211,8 +211,8 @@ class HardwareReader(MigReader):
 
     def _field(self, value: Any) -> Any:
         self._nvml._nvmlCheckReturn(value.nvmlReturn)
-        # The member of the value's union for each NVML_VALUE_TYPE_*, in their order: double, unsigned, unsigned long,
-        # unsigned long long, signed long long, signed, unsigned short.
+        # The union's member for each NVML_VALUE_TYPE_*, in the order: double, unsigned, unsigned long, unsigned long
+        # long, signed long long, signed, unsigned short.
         names = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
         return getattr(value.value, names[value.valueType])
 
@@ -222,7 +222,7 @@ class HardwareReader(MigReader):
             state = self._reading(getters.Getter("nvmlDeviceGetNvLinkState", (link,), words), handle)
             yield state
             if "value" not in state:
-                # The GPU has no further links, or NVML cannot read them either.
+                # The GPU has no more links, or NVML cannot read them either.
                 return
             yield self._reading(getters.Getter("nvmlDeviceGetNvLinkVersion", (link,), words), handle)
             yield self._reading(getters.Getter("nvmlDeviceGetNvLinkRemotePciInfo", (link,), words), handle)
@@ -262,7 +262,7 @@ class HardwareReader(MigReader):
             )
 
     def _events(self, handle: Any) -> Iterator[Reading]:
-        """Register for Xid errors, and poll once for a pending one."""
+        """Register for Xid errors, and check once for a pending error."""
         nvml = self._nvml
         made: list[Any] = []
         yield self._custom("nvmlEventSetCreate", "", lambda: made.append(nvml.nvmlEventSetCreate()))

@@ -5,9 +5,9 @@
 # ruff: noqa: PTH208
 """Check whether a process uses a GPU, or may only have received an open GPU node.
 
-Users can pass open files to other processes (unix(7), SCM_RIGHTS). Services that read control messages, such as D-Bus
-and syslog, keep such files open. An open node alone is therefore no reason to end a system process or stop a system
-unit. A process that uses a GPU also maps a node of the driver. Other processes cannot create such a mapping in it.
+Users can pass open files to other processes (unix(7), SCM_RIGHTS), and services that read control messages, such as
+D-Bus and syslog, keep them open. So an open node alone is no reason to end a system process or stop a system unit. A
+process that uses a GPU also maps one of the driver's nodes, which no other process can do for it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def may_be_handed(holder: Holder | Process) -> bool:
 
 
 def has_mapped(pid: int) -> bool:
-    """Return whether a process maps a node of the driver.
+    """Return whether a process maps one of the driver's nodes.
 
-    Nodes are matched by device number, or by name if no driver has registered device numbers. Returns False if the
-    process does not answer.
+    Nodes are matched by device number. If no driver has registered device numbers, they are matched by name. Returns
+    False if the process does not answer.
     """
     try:
         return bool(ask(account_of("/proc/%d" % pid), _has_mapped, pid, sorted(_majors())))
@@ -64,8 +64,8 @@ def _has_mapped(pid: int, majors: list[int]) -> bool:
 def has_open(pid: int) -> bool:
     """Return whether a process has a GPU node open.
 
-    The node may be in the file table of any thread, in a memory mapping, or in an io_uring ring. Returns True if the
-    check takes too long or the caller may not read the files.
+    Searches the file tables of all threads, memory mappings and io_uring rings. Returns True if the check takes too
+    long or the caller may not read the files.
     """
     try:
         return bool(ask(account_of("/proc/%d" % pid), _has_open, pid, sorted(_majors())))
@@ -78,7 +78,7 @@ def has_open(pid: int) -> bool:
 def has_rdma_open(pid: int) -> bool:
     """Return whether a process has an RDMA device open.
 
-    Other hosts may then write to its GPU memory. Returns True if the check takes too long.
+    Through such a device, other hosts may write to its GPU memory. Returns True if the check takes too long.
     """
     try:
         majors = sorted(_majors("infiniband_verbs"))
@@ -109,7 +109,7 @@ def _has_open(pid: int, majors: list[int]) -> bool:
 
 
 def _is_node(path: str, majors: list[int]) -> bool:
-    """Return whether an open file is a node of the driver, or may contain one.
+    """Return whether an open file is a driver's node, or may contain one.
 
     An io_uring ring may contain a node.
     """
@@ -135,6 +135,6 @@ def _is_of_system(holder: Holder) -> bool:
         return False
     if parse_cgroup(text, own_container()).container_id:
         return False
-    # Without systemd, the cgroup does not identify system processes. Accounts below _FIRST_USER then count as the system.
+    # Without systemd, cgroups do not identify system processes. Accounts below _FIRST_USER then count as the system.
     owner = owner_of(holder.pid or 0)
     return owner is None or owner < _FIRST_USER

@@ -4,7 +4,8 @@
 """Find a process's unit, container, job and pod from its cgroup path.
 
 The path is parsed from the top, as in systemd, because only root can create cgroups at the top of the hierarchy. Below
-a unit or user manager with delegation, processes choose the names. A service may create a cgroup postgresql.service.
+a unit or user manager with delegation, processes choose the names: any service may create a cgroup named
+postgresql.service.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from typing import Iterator, Sequence
 from ..frozen import frozen
 
 _ID = r"(?P<id>[0-9a-f]{64})"
-#: The systemd scope of a container, or its cgroup if the runtime does not use systemd.
+#: The systemd scope of a container, or the container's cgroup if the runtime does not use systemd.
 _CONTAINER = re.compile(r"(?:(?P<runtime>docker|libpod|crio|cri-containerd|nerdctl)-)?%s(?:\.scope)?$" % _ID)
 _RUNTIMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
-#: Top cgroups of containers if the runtime does not use systemd.
+#: Top cgroups in which runtimes without systemd create containers.
 _PARENTS = ("docker", "lxc", "libpod_parent")
 _NAMED = re.compile(r"(?:lxc\.payload\.|systemd-nspawn@|machine-)(?P<name>.+?)(?:\.service|\.scope)?$")
 _UNIT = re.compile(r".+\.(?:service|scope)$")
 _USER_MANAGER = re.compile(r"user@(\d+)\.service$")
-#: Cgroups of Slurm jobs: the scope of each slurmd, or a hierarchy in cgroup v1
+#: Cgroups of Slurm jobs: the scope of each slurmd, or Slurm's hierarchy in cgroup v1
 #: (https://slurm.schedmd.com/cgroup_v2.html, "Slurm cgroup v2 hierarchy").
 _SLURM = re.compile(r"(?:.+_)?slurmstepd\.scope$|slurm(?:_.+)?$")
 _JOB = re.compile(r"job_(\d+)$")
-#: The cgroup of a pod is named pod<uid>. The systemd driver replaces the dashes in the uid with underscores.
+#: A pod's cgroup is named pod<uid>. The systemd driver replaces the dashes in the uid with underscores.
 _KUBEPODS = re.compile(r"(?:.+-)?kubepods(?:\.slice)?$")
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})(?:\.slice)?$")
 
@@ -45,14 +46,14 @@ class Origin:
 def parse_cgroup(text: str, inside: str | None = None) -> Origin:
     """Return the unit, container, Slurm job and pod of a process.
 
-    `text` is the text of /proc/PID/cgroup, for cgroup v1, v2 or both. `inside` is the id of the container in which the
-    caller runs, or None. A process in this container is treated like a process of the host.
+    `text` is the content of /proc/PID/cgroup, for cgroup v1, v2 or both. `inside` is the id of the container in which
+    the caller runs, or None. A process in this container counts as a process of the host.
 
     All processes that a user's systemd started have the unit user@UID.service. The runtime of a user's container
     includes the UID (podman@1000), because the system may have a container with the same name.
     """
     if inside:
-        # Remove only the first occurrence of the caller's container, because users can choose the names below it.
+        # Remove only the first occurrence of the caller's container, because users can choose names below it.
         text = re.sub(r"(?m)^([^/\n]*)/[^\n]*?%s[^/\n]*" % re.escape(inside), r"\1", text)
     origins = [_origin(components) for components in _paths(text)]
 
@@ -68,8 +69,8 @@ def parse_cgroup(text: str, inside: str | None = None) -> Origin:
 def _paths(text: str) -> Iterator[list[str]]:
     """Yield the components of the path in each hierarchy.
 
-    The hierarchy of systemd comes first, because only it names units. Lines are split only at line feeds. A name may
-    contain other characters that splitlines() treats as line ends.
+    systemd's hierarchy comes first, because only it names units. Lines are split only at line feeds, because a name may
+    contain other characters at which splitlines() splits.
     """
     lines = [line.split(":", 2) for line in text.split("\n") if line.count(":") >= 2]
     for _number, _controllers, path in sorted(lines, key=lambda line: line[1] not in ("", "name=systemd")):
@@ -82,7 +83,7 @@ def _origin(path: Sequence[str]) -> Origin:
         depth += 1
     slices, below = path[:depth], path[depth:]
     top = below[0] if below else ""
-    # Without systemd, the kubelet may use a top cgroup with any name (--cgroup-root).
+    # Without systemd, the kubelet's top cgroup may have any name (--cgroup-root).
     plain = below[: 1 if _UNIT.match(top) else 2]
     if any(map(_KUBEPODS.match, [*slices, *plain])):
         return _of_pod(path)

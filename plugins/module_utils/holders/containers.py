@@ -8,8 +8,9 @@
 
 Every runtime adds the device node of the GPU to the container's /dev, and every container has its own mount namespace.
 /proc/PID/root/dev of a process in the container therefore shows the GPU. This holds for podman, docker, containerd,
-CRI-O, LXC and nspawn, and for every mode of the container toolkit (CDI, hook, legacy). Two other sources are not used.
-Each runtime keeps different records, and the device cgroup in cgroup v2 is a BPF program that cannot be read back.
+CRI-O, LXC and nspawn, and for every mode of the container toolkit (CDI, hook, legacy). Two other sources are not used:
+each runtime has its own format of records, and the device cgroup of cgroup v2 is a BPF program that cannot be read
+back.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from .model import CONTAINER, short, unknown
 from .processes import Processes, Seen
 from .watchers import UNNAMED, is_named_so, is_watcher
 
-#: Device nodes that may differ between a privileged container and its host, or between two boots of the host.
+#: Device nodes that may differ between a privileged container and its host, or between two boots.
 _OWN_NODES = re.compile(r"^(tty|pty|vcs|pts|ptmx|console|loop\d|dm-|core|fd|std|shm|mqueue|log|nvidia)")
 #: Suffixes of `Holder.who`.
 WATCHES, HAS_OPEN = ", which only watches the GPU", ", which has its device node open"
 _ONLY_WATCHES = " and only watches it"
-#: Maximum number of files that are read in a container's /dev.
+#: Maximum number of files to read in a container's /dev.
 _MOST_NODES = 8192
-#: Maximum length of a list of mounts in characters. A container may have any number of mounts.
+#: Maximum length of a list of mounts in characters, because a container may have any number of mounts.
 _MOST_MOUNTS = 1 << 22
-#: Files of the driver that the container toolkit adds together with the GPU.
+#: Driver files that the container toolkit adds together with a GPU.
 _DRIVER_FILES = ("libnvidia-ml.so", "libcuda.so", "nvidia-smi")
-#: Command that lists running containers for `parse_docker`, because a cgroup contains only ids.
+#: Lists running containers for `parse_docker`, because a cgroup only has a container's id.
 #: https://docs.docker.com/reference/cli/docker/container/ls/ (--no-trunc, --format)
 LIST_DOCKER = ["docker", "ps", "--no-trunc", "--format", "{{.ID}} {{.Names}}"]
 
@@ -70,17 +71,17 @@ def containers(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...]) ->
                     holders += unknown(
                         gpus, problem, "End the process, or the server of its file system.", pid=member.pid
                     )
-                # Otherwise the file system belongs to a user, and no process in the namespace has a GPU open.
+                # The file system belongs to a user, and no process in the namespace has a GPU open.
                 break
             except OSError as error:
                 if os.geteuid() == 0 and not any(process.nodes for process in members):
-                    # Root can read every normal /dev. Only a /dev that is a link to itself or a user's own file system
-                    # is unreadable. Ignore it, because no process in the namespace has a GPU open.
+                    # Root can read every normal /dev. It cannot read a /dev that is a link to itself or a user's own
+                    # file system. Ignore such a /dev, because no process in the namespace has a GPU open.
                     break
                 problem = "the devices of the container of pid %d cannot be seen (%s)" % (member.pid, error.strerror)
                 holders += unknown(gpus, problem, "Run as root, with the capability CAP_SYS_PTRACE.", pid=member.pid)
             else:
-                # A container that has only an exporter or a device plugin does not use the GPU.
+                # A container with only an exporter or a device plugin does not use the GPU.
                 watches = all(is_watcher(processes, process.pid) for process in members)
                 holders += [_holder(processes, member, place, watches) for place in places]
             break
@@ -109,9 +110,9 @@ def _holder(processes: Processes, first: Seen, place: Place, watches: bool) -> H
 
 
 def _given(devices: Devices, process: str) -> list[Place]:
-    """Return the GPUs and GPU instances whose nodes are in the /dev of a process.
+    """Return the GPUs and GPU instances whose nodes are in the process's /dev.
 
-    Returns an empty list if the process has the /dev of the host. Raises OSError if the /dev cannot be read, and
+    Returns an empty list if the process has the host's /dev. Raises OSError if the /dev cannot be read, and
     NoAnswerError if its file system does not answer.
     """
     user = _users_namespace(process)
@@ -126,8 +127,8 @@ def _given(devices: Devices, process: str) -> list[Place]:
         if place and (not user or has_list or user.may_open(mode, uid, gid)):
             places.add(place)
     if places and not user and listing["every"] and not _has_driver(process):
-        # A privileged container, such as a node agent or a storage driver, has all nodes of the host although no GPU is
-        # assigned to it. If such a container opens a GPU, the scan of open files finds it.
+        # A privileged container, such as a node agent or a storage driver, has all of the host's nodes without being
+        # assigned a GPU. If it opens a GPU, the scan of open files finds it.
         return []
     inside = {gpu for gpu, instance in places if instance is not None}
     return sorted(
@@ -144,13 +145,13 @@ class _Node(NamedTuple):
 
 @task
 def _read_dev(folder: str, dev: str, wanted: list[str] | None) -> dict[str, Any] | None:
-    """Return the nodes in the /dev of a container.
+    """Return the nodes in a container's /dev.
 
     Returns the `wanted` nodes, or all nodes if `wanted` is None. Returns None if the /dev is not a directory or is the
-    /dev of the host.
+    host's /dev.
 
-    This function runs in a child process, because the root of the container may be a user's own file system, which may
-    hang. If /dev is a symbolic link, it is not followed, because its target would be resolved from the host's root.
+    Runs in a child process, because the container's root may be a user's own file system, which may hang. Does not
+    follow a /dev that is a symbolic link, because its target would be resolved from the host's root.
     """
     if not stat.S_ISDIR(os.lstat(folder).st_mode) or os.path.samefile(folder, dev):
         return None
@@ -174,10 +175,10 @@ def _has_list(path: str) -> bool:
 
 
 def _names(folder: str, dev: str) -> list[str]:
-    """Return the names in the /dev of a container.
+    """Return the names in a container's /dev.
 
-    If the /dev has more than _MOST_NODES names, only the first ones are returned, and all names of the driver's nodes
-    in the host's /dev.
+    If there are more than _MOST_NODES names, returns the first ones, and all names that the driver's nodes have in the
+    host's /dev.
     """
     names = list(itertools.islice(_nodes(folder), _MOST_NODES + 1))
     if len(names) > _MOST_NODES:
@@ -196,7 +197,7 @@ def _nodes_of_driver(dev: str) -> list[str]:
 class _User:
     """The user and groups of a process in a user namespace.
 
-    In a user namespace, any user can create a /dev with any nodes. `may_open` therefore checks their permissions.
+    There, any user can create a /dev with any nodes. `may_open` therefore checks the nodes' permissions.
     """
 
     def __init__(self, status: str) -> None:
@@ -206,7 +207,7 @@ class _User:
         self.gids = {*by_name.get("Gid", [])[1:2], *by_name.get("Groups", [])}
 
     def may_open(self, mode: int, uid: int, gid: int) -> bool:
-        """Return whether the mode of a node lets this user open it."""
+        """Return whether a node's mode lets this user open it."""
         shift = 6 if uid in self.uids else 3 if gid in self.gids else 0
         return bool(mode >> shift & 6)
 
@@ -214,7 +215,7 @@ class _User:
 def _users_namespace(process: str) -> _User | None:
     """Return the user of a process that is in another user namespace.
 
-    Returns None if the process is in the host's user namespace, or if its namespace is unknown.
+    Returns None if the process is in the host's user namespace or in an unknown one.
     """
     if not is_foreign(process):
         return None
@@ -237,7 +238,7 @@ def _has_driver(process: str) -> bool:
             mounts = file.read(_MOST_MOUNTS)
     except OSError:
         return True
-    # If the list of mounts was truncated, the missing part may contain the driver.
+    # The missing part of a truncated list of mounts may contain the driver.
     return len(mounts) == _MOST_MOUNTS or any(name in mounts for name in _DRIVER_FILES)
 
 
@@ -265,8 +266,8 @@ def _status(path: str) -> os.stat_result | None:
 def with_names(holders: Sequence[Holder], run: Run) -> list[Holder]:
     """Replace the ids of Docker containers with their names.
 
-    Docker is queried only if a holder is in a Docker container. If Docker does not answer, the ids are kept. A
-    holder whose container does not have the name of a watcher is no longer marked as a watcher.
+    Docker is queried only if a holder is in a Docker container. If Docker does not answer, the ids are kept. If a
+    container's name is not the name of a watcher, the holder's mark as a watcher is removed.
     """
     unnamed = {holder.unit_or_container for holder in holders if UNNAMED.fullmatch(holder.unit_or_container or "")}
     if not unnamed:
@@ -301,7 +302,7 @@ def parse_docker(listed: str) -> dict[str, str]:
     names = {}
     for line in listed.splitlines():
         container, _blank, called = line.partition(" ")
-        # Docker also lists legacy links (--link) as names of the container. These contain a slash.
+        # Docker also lists the container's legacy links (--link) as names, with a slash.
         own = [name for name in called.split(",") if name and "/" not in name]
         if own:
             names[container[:12]] = own[0]

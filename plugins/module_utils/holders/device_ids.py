@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Map the device ids of Kubernetes to GPUs and GPU instances.
+"""Map device ids in Kubernetes to GPUs and GPU instances.
 
 Each device plugin and each DRA driver has its own format:
 
@@ -26,7 +26,7 @@ from ..model import Gpu, Host
 from .devices import GPU, Devices, Place
 from .model import place_of
 
-# The pattern for old MIG UUIDs comes first, because an old MIG UUID (MIG-GPU-…/GI/CI) contains the UUID of its GPU.
+# The pattern for old MIG UUIDs (MIG-GPU-…/GI/CI) comes first, because such a UUID contains its GPU's UUID.
 _UUID = re.compile(r"(?<![0-9A-Za-z])(?:MIG-GPU-[0-9A-Za-z-]+/\d+/\d+|(?:MIG|GPU)-[0-9A-Za-z-]+)")
 _PCI = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -34,7 +34,7 @@ _NODE = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?(?:/vgpu\d+)?")
 _INDEX = re.compile(r"(\d{1,4})-\d+")
 _CLAIMED = re.compile(r"(?:.*-)?gpu-(\d{1,4})(?:-mig-(.+))?")
 _CLAIMED_PASSTHROUGH = re.compile(r"(?:.*-)?gpu-vfio-\d+")
-# The part after "mig-" in device names of NVIDIA's DRA driver. The group is the first memory slice (START):
+# The part after "mig-" in device names of NVIDIA's DRA driver. The pattern's group is START, the first memory slice:
 # gpu-M-mig-PROFILE-ID-START, or gpu-M-mig-ID-START-SIZE before release 25.12.
 _START, _START_BEFORE = re.compile(r".*[a-z].*-\d+-(\d{1,2})"), re.compile(r"\d+-(\d{1,2})-\d+")
 
@@ -42,7 +42,7 @@ _GPU_WORD = re.compile(r"(?<![a-z])(?:v|p|x)?(?:gpu|cuda)|(?<![a-z])(?:mig|mps)(
 _NOT_GPU_WORD = re.compile(
     r"(?<![a-z])(?:rdma|sriov|hostdev|nics?|hca|roce|infiniband|ib|eth|net|mlnx\w*|bf\d*|dpu|doca|imex|compute-domain)(?![a-z])"
 )
-# Domains of other GPU vendors.
+# Resource domains of other GPU vendors.
 _OTHER_VENDORS = (
     *("amd.com", "intel.com", "huawei.com", "hygon.com", "cambricon.com", "metax-tech.com", "mthreads.com"),
     *("enflame.com", "iluvatar.ai", "iluvatar.com", "birentech.com", "kunlunxin.com", "vastaitech.com", "qualcomm.com"),
@@ -50,7 +50,7 @@ _OTHER_VENDORS = (
 
 
 def may_be_gpu(name: str) -> bool:
-    """Return whether a resource or DRA driver with this name may have NVIDIA GPUs."""
+    """Return whether this resource or DRA driver may have NVIDIA GPUs, by its name."""
     name = name.lower()
     domain = name.partition("/")[0]
     if _of(domain, _OTHER_VENDORS):
@@ -63,8 +63,8 @@ def may_be_gpu(name: str) -> bool:
 def named_exactly(host: Host, text: str, sys: str = "/sys") -> set[Place] | None:
     """Return the GPUs and instances for the UUIDs or the PCI address in a text.
 
-    The name of the resource is not needed. Returns an empty set if the host does not have the device, and None if the
-    text has neither a UUID nor a PCI address.
+    Does not need the resource's name. Returns an empty set if the host does not have the device, and None if the text
+    has neither a UUID nor a PCI address.
     """
     names = _UUID.findall(text)
     if names:
@@ -76,8 +76,8 @@ def named_exactly(host: Host, text: str, sys: str = "/sys") -> set[Place] | None
 def named(host: Host, devices: Devices, device: str, resource: str, sys: str = "/sys") -> set[Place] | None:
     """Return the GPUs and instances for a device id.
 
-    `resource` is the name of the resource or DRA driver. If it cannot be a GPU resource, only UUIDs and PCI addresses
-    are recognized. Returns an empty set if the host does not have the device, and None if the format is unknown.
+    `resource` is the name of the resource or DRA driver. If it cannot be for GPUs, only UUIDs and PCI addresses are
+    recognized. Returns an empty set if the host does not have the device, and None if the format is unknown.
     """
     exact = named_exactly(host, device, sys)
     if exact is not None or not may_be_gpu(resource):
@@ -98,9 +98,9 @@ def named(host: Host, devices: Devices, device: str, resource: str, sys: str = "
 
 
 def mentioned(host: Host, text: str) -> set[Place]:
-    """Return the GPUs and instances of this host whose UUIDs occur in a text.
+    """Return this host's GPUs and instances whose UUIDs occur in a text.
 
-    The text may be the answer of a device plugin.
+    The text may be a device plugin's answer.
     """
     places: set[Place] = set()
     for gpu in host.gpus:
@@ -116,7 +116,7 @@ def mentioned(host: Host, text: str) -> set[Place]:
 
 
 def without_parents(places: set[Place]) -> set[Place]:
-    """Remove each whole GPU if one of its instances is also in `places`."""
+    """Remove each whole GPU that has an instance in `places` too."""
     inside = {uuid for uuid, instance in places if instance is not None}
     return {place for place in places if place[1] is not None or place[0] not in inside}
 
@@ -147,7 +147,7 @@ def _at(host: Host, device: Path) -> set[Place]:
 
 
 def _of_minor(host: Host, devices: Devices, minor: str) -> tuple[Gpu | None, bool]:
-    """Return (GPU or None, whether the minors of all GPUs are known) for a minor."""
+    """Return (GPU or None, whether all GPUs' minors are known) for a device minor."""
     place = devices.place((GPU, int(minor)))
     gpus = [gpu for gpu in host.gpus if place and gpu.uuid == place[0]]
     return (gpus[0], True) if gpus else (None, not devices.uncertain)

@@ -23,8 +23,8 @@ _GPU_MAJOR, _FIRST_OTHER_MINOR = 195, 254
 _NODE = re.compile(r"/nvidia(\d+)$")
 _CAPABILITY_NODE = re.compile(r"/nvidia-cap(\d+)$")
 _ACCESS = re.compile(r"gpu(\d+)/gi(\d+)/(?:ci\d+/)?access (\d+)$")
-#: Constants to compute the minors of capabilities if the driver does not list them. Each GPU has 15 GPU instances, and
-#: each instance has 9 minors: one for itself and 8 for its compute instances.
+#: Numbers to compute the minors of capabilities if the driver does not list them. Each GPU has 15 GPU instances. Each
+#: instance has 9 minors: one for itself and 8 for its compute instances.
 _FIRST_CAPABILITY, _CAPABILITIES_PER_GPU, _CAPABILITIES_PER_INSTANCE = 3, 135, 9
 
 GPU, CAPABILITY = "gpu", "capability"
@@ -48,7 +48,7 @@ class Devices:
             else:
                 self._by_minor[minor] = gpu
         self._capability_major = self._major("nvidia-caps")
-        #: Whether the host has the driver. Without it (simulated GPUs), nodes have no numbers and are matched by name.
+        #: Whether the host has the driver. Nodes of simulated GPUs have no device numbers and are matched by name.
         self.has_driver = (self._proc / "driver/nvidia").is_dir() or str(_GPU_MAJOR) in self.listed_majors.split()
         self._listed: dict[int, tuple[int, int]] | None = None
 
@@ -78,10 +78,10 @@ class Devices:
         return [self._by_minor[minor] for minor in sorted(self._by_minor)]
 
     def node(self, path: str, status: os.stat_result | None) -> Node | None:
-        """Return the driver's node with the device number of a path, or None.
+        """Return the driver's node for a path, or None.
 
-        The driver sees only the number. A container may have the node under another name, and users can choose the
-        name. The name is used only for simulated GPUs, which have no driver and therefore no device numbers.
+        The device number decides, because it is all that the driver sees, and users can choose a node's name in a
+        container. The name is used only for simulated GPUs, which have no device numbers.
         """
         if status is not None and stat.S_ISCHR(status.st_mode):
             node = self.numbered_node(os.major(status.st_rdev), os.minor(status.st_rdev))
@@ -92,14 +92,14 @@ class Devices:
     def numbered_node(self, major: int, minor: int) -> Node | None:
         """Return the node with this device number.
 
-        Returns None for nodes of other drivers, and for nodes that do not belong to a GPU.
+        Returns None for other drivers' nodes, and for nodes that do not belong to a GPU.
         """
         if major == _GPU_MAJOR:
             return (GPU, minor) if minor < _FIRST_OTHER_MINOR else None
         return (CAPABILITY, minor) if major == self._capability_major else None
 
     def named_node(self, path: str) -> Node | None:
-        """Return the node for the name in a path."""
+        """Return the node that a path names."""
         for pattern, kind in ((_NODE, GPU), (_CAPABILITY_NODE, CAPABILITY)):
             match = pattern.search(path)
             if match:
@@ -137,7 +137,7 @@ class Devices:
     def _minor(self, gpu: Gpu) -> int | None:
         gpus = self._proc / "driver/nvidia/gpus"
         if not gpus.is_dir():
-            # Simulated GPUs have no driver. If the host has nodes for them, the number in the name is the GPU's index.
+            # Simulated GPUs have no driver. The number in the name of a node is the GPU's index.
             return gpu.index
         match = re.search(
             r"^Device Minor:\s*(\d+)", _read(gpus / (gpu.pci_address or "none") / "information"), re.MULTILINE

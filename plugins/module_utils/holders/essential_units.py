@@ -4,11 +4,11 @@
 """Identify services that are never ended or stopped, even if they hold a GPU.
 
 Any user can pass an open file to another process (unix(7), SCM_RIGHTS). D-Bus accepts files from all users and keeps
-them until the receiver reads them. A user can therefore cause the bus, or a service on it, to have a GPU node open.
-Ending this service would bring down the host, although the service does not use the GPU.
+them until the receiver reads them. So a user can cause the bus, or a service on it, to have a GPU node open. Ending
+this service would break the host, although the service does not use the GPU.
 
-The list has only services without user processes in their cgroup. cron and sshd have such processes and are therefore
-missing. For a service that is not in the list, `is_on_bus` queries systemd.
+The list has only services without user processes in their cgroup. cron and sshd have such processes, so they are not in
+it. For other services, `is_on_bus` queries systemd.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SERVICE = re.compile(r"[A-Za-z0-9:_.\\@-]+\.service")
 def is_essential(unit: str | None) -> bool:
     """Return whether a service must never be stopped.
 
-    `unit` is the name of the service in the cgroup.
+    `unit` is the service's name in the cgroup.
     """
     return bool(unit and _ESSENTIAL.fullmatch(unit))
 

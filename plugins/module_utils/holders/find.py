@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the holders of GPUs and instances: processes, containers, allocations.
 
-NVML lists only processes that have a context. Other holders are jobs between two kernels, containers that have a GPU,
-and allocations of schedulers. If a scan cannot find out whether a GPU is in use, the GPU gets a holder of kind
-`unknown`. Holders change all the time, so scan again right before each destructive step.
+NVML lists only processes that have a context. This module also finds jobs between two kernels, containers that have a
+GPU, and schedulers' allocations. If a scan cannot find out whether a GPU is in use, the GPU gets a holder of kind
+`unknown`. Scan again right before each destructive step, because holders change all the time.
 """
 
 from __future__ import annotations
@@ -46,21 +46,20 @@ if TYPE_CHECKING:
 KINDS = (PROCESS, DEVICE_HANDLE, CONTAINER, SLURM, KUBELET, MPS, UNKNOWN)
 
 #: Process names and subcommands of the collection's own scans, which root runs outside of containers. Their processes
-#: are not holders, because they end soon and wait while a run changes the host (`transaction.looking`). A killed one
-#: that hangs in the driver is a holder.
+#: do not count as holders, because they end soon and pause while a run changes the host (`transaction.looking`). Only a
+#: killed process that hangs in the driver counts.
 LOOK = (("gpu-layout", "gpu-layout-nvml"), {"metrics", "holders", "keep-serve", "vgpu-agent"})
 
 KUBELET_DIRECTORY = "/var/lib/kubelet"
 
-#: Time limit in seconds for the whole scan. A tool that is still running then may continue until its own time limit.
+#: Time limit in seconds for the whole scan. A tool that still runs then may continue until its own time limit.
 _LOOK_SECONDS = 20.0
 _VGPU_MODULE = "/sys/module/nvidia_vgpu_vfio"
 #: Maximum number of PIDs in a message.
 _PIDS_SHOWN = 5
-# Number of scans in a row that must find hidden references. One scan is not sufficient, because processes open and
-# close files during a scan.
+# Number of scans in a row that must find hidden references, because processes open and close files during a scan.
 _SCANS = 3
-# (problem, fix) in messages for each reason why a process is a suspect.
+# Message (problem, fix) for each reason why a process is a suspect.
 _SUSPECTS = {
     IN_RING: (
         "a process has files registered with io_uring, and the kernel does not show whether a GPU is among them",
@@ -76,7 +75,7 @@ _SUSPECTS = {
         "Run as root. If this host is a container, give it the capabilities CAP_SYS_PTRACE and CAP_SYS_ADMIN.",
     ),
 }
-#: Maximum length of each text of a holder, after its control characters were escaped.
+#: Maximum length of each of a holder's texts, with escaped control characters.
 _TEXT_LENGTH = 4 * COMMAND_LENGTH
 
 
@@ -93,9 +92,9 @@ def find_holders(
     The result is sorted by GPU (in the host's order), instance, kind and PID. `host` must be a current observation. If
     `sockets` is true, `listens` and `clients` are set.
 
-    This process and its running children are not holders, because they have the GPUs open for this run
-    (nvml/bounded_session.py). A child that was abandoned because it hangs in the driver is a holder. Raises no errors.
-    If data cannot be read, the result has a holder of kind "unknown", whose text has the reason and the fix.
+    This process and its children are not holders, because they have the GPUs open for this run
+    (nvml/bounded_session.py). Only an abandoned child that hangs in the driver is a holder. Raises no errors. For data
+    that cannot be read, the result has a holder of kind "unknown", with the reason and the fix.
     """
     if not host.gpus:
         return ()
@@ -132,7 +131,7 @@ def blocking(holders: Iterable[Holder], gpu_uuid: str, gpu_instance_id: int | No
 def _scanned(devices: Devices, proc: str, deadline: float) -> tuple[Processes, int]:
     """Return the processes, and the number of hidden references to the driver.
 
-    A hidden reference belongs to no open file. If the use count of the driver shows that nothing is hidden, the
+    A hidden reference is one that no open file explains. If the driver's use count shows no hidden reference, the
     suspects are removed from the processes.
     """
     modules = proc + "/modules"
@@ -154,9 +153,9 @@ def _scanned(devices: Devices, proc: str, deadline: float) -> tuple[Processes, i
 
 
 def _compared(devices: Devices, processes: Processes, before: str, after: str) -> use_count.Verdict:
-    """Compare the use count of the driver with the files that the scan found.
+    """Compare the driver's use count with the files that the scan found.
 
-    `before` and `after` are the texts of /proc/modules from before and after the scan.
+    `before` and `after` have the content of /proc/modules before and after the scan.
     """
     from . import use_count
 
@@ -173,7 +172,7 @@ def _compared(devices: Devices, processes: Processes, before: str, after: str) -
         None if apart is None else taken(apart),
         taken(files if apart is None else apart) + mapped,
         complete=processes.complete and not processes.unreadable and not processes.crowded,
-        # Threads that share a table of open files are listed once, as the main thread.
+        # Threads with one table of open files are listed once, as the main thread.
         uses=any(file[0] not in processes.own for file in files),
     )
     return use_count.compare(before, after, found)
@@ -218,9 +217,9 @@ def _of_kubelet(host: Host, devices: Devices, processes: Processes, directory: s
 
 
 def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Holder]:
-    """Return the processes that NVML lists, and the processes that have a node open.
+    """Return the processes that NVML lists or that have a node open.
 
-    A process that is in both lists is returned once, as in NVML.
+    A process of both kinds is returned once, as NVML lists it.
     """
     kinds: dict[int, dict[Place, str]] = {}
     names: dict[int, str | None] = {}
@@ -231,7 +230,7 @@ def _of_processes(host: Host, devices: Devices, processes: Processes) -> list[Ho
         places = {place for place in map(devices.place, seen.nodes) if place}
         inside = {gpu for gpu, instance in places if instance is not None}
         for gpu, instance in places:
-            # A process in an instance always has the node of the GPU open too.
+            # A process in an instance always has the GPU's node open too.
             if instance is not None or gpu not in inside:
                 kinds.setdefault(pid, {})[gpu, instance] = DEVICE_HANDLE
     for gpu in host.gpus:
@@ -314,9 +313,9 @@ def _not_seen(host: Host, devices: Devices, processes: Processes) -> list[Holder
 
 
 def _suspected(host: Host, processes: Processes, pids: list[int], problem: str, cure: str) -> list[Holder]:
-    """Return one holder per GPU for all suspects that have the same reason.
+    """Return one holder per GPU for all suspects with this reason.
 
-    If `pids` has only one process, the holder has the PID, user and command of the process.
+    For a single process, the holder has its PID, user and command.
     """
     shown = []
     for pid in pids[:_PIDS_SHOWN]:
@@ -334,7 +333,7 @@ def _with_times(holder: Holder, processes: Processes) -> Holder:
 
 
 def _printable(holder: Holder) -> Holder:
-    """Escape and truncate the texts of a holder, because users choose names in them."""
+    """Escape and truncate a holder's texts, because users choose the names in them."""
     texts = {name: getattr(holder, name) for name in ("who", "user", "command", "unit_or_container", "job")}
     return replace(holder, **{name: _cut(printable(text)) for name, text in texts.items() if text is not None})
 
@@ -346,7 +345,7 @@ def _cut(text: str) -> str:
 def _without_repeats(holders: Iterable[Holder]) -> list[Holder]:
     """Keep one holder for each process and GPU or instance.
 
-    If several sources found the same process, the first holder is kept, because it has the most details.
+    If several sources found a process, the first holder is kept, because it has the most details.
     """
     found: dict[tuple[object, ...], Holder] = {}
     for holder in holders:
@@ -363,7 +362,7 @@ def _sort_key(holder: Holder) -> tuple[int, int, int, str]:
 def gpus(host: Host, holders: Iterable[Holder] | None, profiles: bool = False) -> list[dict[str, Any]]:
     """Return the GPUs and their instances as data, with their holders.
 
-    If `holders` is None, no scan was made, and `holders` of each GPU and instance in the result is None.
+    None for `holders` means that no scan was made. `holders` of each GPU and instance is then None too.
     """
     seen = None if holders is None else tuple(holders)
     data: list[dict[str, Any]] = to_data(host.gpus)

@@ -6,8 +6,8 @@
 """Find files that are open without a file descriptor.
 
 Such files are mapped, registered with io_uring, or in flight in a Unix socket. The kernel shows the device of a mapped
-file. For a registered file, it shows only the name, which users can choose. For files in flight, it shows only how many
-there are. A process whose ring or socket may hold a GPU node is therefore a suspect, not a known holder.
+file. For a registered file, it shows only the name, which users can choose. For files in flight, it shows only their
+number. So a process whose ring or socket may hold a GPU node is a suspect, not a known holder.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from .tasks import can_compare, distinct
 # Reasons why a process is a suspect.
 IN_RING, IN_SOCKET, IN_MAPS, NO_RIGHT = "ring", "socket", "mapping", "right"
 _ROOT = 0
-# Number of processes per query. With this number, a query ends within its time limit.
+# Number of processes per query. A query of this size ends within its time limit.
 _BATCH = 16
-# Maximum size of a list of mappings in bytes. A process may have vm.max_map_count mappings, each with a path of up to
-# one page, so the list may be much longer.
+# Maximum size of a list of mappings in bytes. Some lists are longer: a process may have vm.max_map_count mappings, each
+# with a path of up to one page.
 _MOST_BYTES = 1 << 24
 _MAPPED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ ([0-9a-f]+:[0-9a-f]+) ([1-9][0-9]*) +(.*)$", re.MULTILINE)
 _NODE_NAME = re.compile(r"/nvidia(?:-cap)?\d+(?: \(deleted\))?$")
-# A process that maps one of these nodes uses a GPU.
+# Nodes that only a process that uses a GPU maps.
 _USED_NODE = re.compile(r"/nvidia\d+$|/nvidia-uvm$")
 _ANONYMOUS_DEVICE = "00:"
-# Number of tries to read a ring, and the pause between them. While another thread holds the lock of the ring, the kernel
-# lists no files (io_uring/fdinfo.c).
+# How often to try to read a ring, and the pause in between. The kernel lists no files while another thread holds the
+# ring's lock (io_uring/fdinfo.c).
 _RING_TRIES, _RING_PAUSE_SECONDS = 20, 0.005
 _MOST_RING_BYTES = 1 << 20
 _REGISTERED = re.compile(r"^UserFiles:\s*(\d+)$(.*?)(?=^UserBufs:|\Z)", re.MULTILINE | re.DOTALL)
 _SLOT = re.compile(r"^\s*\d+: (.*)$", re.MULTILINE)
 _NO_FILE = "<none>"
-# Names of registered files that are not in a file system, as Linux 6.10 and later show them.
+# Names that Linux 6.10 and later show for registered files outside of file systems.
 _NOT_OF_FILE_SYSTEM = re.compile(r"(?:socket|pipe):\[\d+\]|anon_inode:\[?\w+\]?")
 _IN_FLIGHT = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
-# Seconds after which files in flight make a process a suspect, and interval between two checks. A receiver that works
-# takes its files sooner.
+# Seconds after which files in flight make a process a suspect, and the interval of checks. A working receiver takes its
+# files sooner.
 _IN_FLIGHT_SECONDS, _POLL_SECONDS = 1.0, 0.05
 
 
@@ -67,7 +67,7 @@ class Suspect:
 class Process:
     """A process to examine.
 
-    `folder` is its folder in /proc. `remote` has the devices of all remote file systems that are mounted for it.
+    `folder` is its folder in /proc. `remote` has the devices of the remote file systems that it has mounted.
     """
 
     pid: int
@@ -77,7 +77,7 @@ class Process:
 
 @frozen
 class Mappings:
-    """The results for mapped files, by process.
+    """The mapped files of each process.
 
     `devices` has the device numbers of mapped nodes. On a host without a driver, `paths` has their paths instead.
     `rings` has the inodes of mapped io_uring rings.
@@ -92,9 +92,9 @@ class Mappings:
 def mappings(processes: Sequence[Process], majors: Sequence[int], deadline: float) -> Mappings:
     """Return the mapped nodes of processes.
 
-    Nodes are matched by the driver's major numbers, or by path if `majors` is empty. The mappings are read in a child
-    process, in batches for each account, because a page fault on a user's own file system can delay the read forever.
-    `deadline` is in seconds of time.monotonic().
+    Nodes are matched by the driver's major numbers, or by path if `majors` is empty. A child process reads the mappings
+    in batches for each account, because a page fault on a user's own file system can block the read forever. `deadline`
+    is in seconds of time.monotonic().
     """
     by_account: Dict[int, List[Process]] = {}
     for one in processes:
@@ -120,7 +120,7 @@ def _asked(
 ) -> List[Tuple[Process, Any]]:
     """Return (process, its row from `_mapped`) for each process.
 
-    If the row of a process cannot be read, the result has a reason (IN_MAPS or NO_RIGHT) instead of the row.
+    If a row cannot be read, a reason (IN_MAPS or NO_RIGHT) replaces it.
     """
     rows: List[Tuple[Process, Any]] = []
     batches = [members[at : at + _BATCH] for at in range(0, len(members), _BATCH)]
@@ -132,7 +132,8 @@ def _asked(
             answer = ask(account, _mapped, [[one.folder, *one.remote] for one in batch], list(majors), worker=MAPS)
         except NoAnswerError:
             if len(batch) > 1:
-                # The batch did not answer. Retry its processes one at a time. Only processes that do not answer become suspects.
+                # The batch did not answer. Retry its processes one at a time, so that only those that do not answer
+                # become suspects.
                 batches[:0] = [[one] for one in batch]
             else:
                 rows.append((batch[0], IN_MAPS))
@@ -151,15 +152,16 @@ def _has_memory(folder: str) -> bool:
     return True
 
 
-# (device, inode) of checked files on block devices that are not nodes of the driver. Inodes on a block device are unique.
+# (device, inode) of files on block devices that were checked and are not the driver's nodes. Inodes on a block device
+# are unique.
 _known: Set[Tuple[str, str]] = set()
-# Start, end, device, inode and path from a line in /proc/PID/maps.
+# Fields of a line in /proc/PID/maps: start, end, device, inode and path.
 _Line = Tuple[str, str, str, str, str]
 
 
 @task
 def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
-    """Return the row with the mapped nodes of each process.
+    """Return a row with the mapped nodes for each process.
 
     A row is [device numbers, paths, inodes of rings], None if the process has ended, or a reason of `Suspect`.
     """
@@ -190,7 +192,7 @@ def _mapped(processes: List[List[str]], majors: List[int]) -> List[Any]:
 
 
 def has_mapped_node(folder: str, majors: List[int]) -> bool:
-    """Return whether a process maps a node of the driver.
+    """Return whether a process maps one of the driver's nodes.
 
     Nodes are matched by major number, or by name if `majors` is empty. Call this in a child process, because the read
     may hang. Raises OSError.
@@ -206,7 +208,7 @@ def _beginning(path: str) -> str:
         chunks = []
         size = 0
         while size <= _MOST_BYTES:
-            # Read several times, because the kernel returns only one page per read.
+            # Read until the end, because the kernel returns at most one page per read.
             chunk = file.read(1 << 20)
             if not chunk:
                 break
@@ -216,7 +218,7 @@ def _beginning(path: str) -> str:
 
 
 def _sorted_lines(text: str) -> Tuple[List[Any], List[_Line]]:
-    """Return a row that has only the inodes of mapped rings, and the other lines."""
+    """Return a row with only the inodes of mapped rings, and all other lines."""
     lines = _MAPPED.findall(text)
     rings = {int(line[3]) for line in lines if line[4] == RING}
     return [[], [], sorted(rings)], [line for line in lines if line[4].startswith("/")]
@@ -225,8 +227,7 @@ def _sorted_lines(text: str) -> Tuple[List[Any], List[_Line]]:
 def _devices_of(folder: str, files: List[_Line], remote: List[str], majors: Set[int]) -> List[List[int]]:
     """Return (major, minor) of each mapping of a node with one of these majors."""
     numbers = []
-    # On overlay, btrfs and tmpfs, two files may have the same device and inode. If their paths are equal too, they are
-    # the same file.
+    # On overlay, btrfs and tmpfs, two different files may have the same device and inode, but not the same path too.
     own: Dict[Tuple[str, str, str], Any] = {}
     for start, end, device, inode, path in files:
         if (device, inode) in _known or device in remote:
@@ -276,16 +277,16 @@ def registered(text: str) -> List[str] | None:
 def may_be_node(name: str) -> bool:
     """Return whether a registered file may be a device node.
 
-    Users can choose the names of files in file systems. Only names of files outside of file systems therefore prove that
-    the file is no node.
+    Users can choose the names of files in file systems. So only a name from outside of file systems proves that a file
+    is no node.
     """
     return not _NOT_OF_FILE_SYSTEM.fullmatch(name)
 
 
 def rings_of(folder: str, paths: Sequence[str]) -> Tuple[List[List[str] | None], List[int]]:
-    """Return the registered file names of each ring, and the inodes of the rings.
+    """Return the registered file names of each ring, and the rings' inodes.
 
-    If the names of a ring are unknown, None is returned in place of its list.
+    A list of names is None if the names are unknown.
     """
     try:
         rows = ask(account_of(folder), _rings, list(paths), worker=MAPS)
@@ -296,9 +297,9 @@ def rings_of(folder: str, paths: Sequence[str]) -> Tuple[List[List[str] | None],
 
 @task
 def _rings(paths: List[str]) -> List[Any]:
-    """Read rings in a child process, because the read may hang.
+    """Read rings. Call this in a child process, because the read may hang.
 
-    Until Linux 5.12, the kernel waits for the lock of the ring.
+    Linux before 5.13 waits for the ring's lock.
     """
     rows = []
     for path in paths:
@@ -321,7 +322,8 @@ def in_flight(sockets: Sequence[Tuple[int, str, str]], deadline: float) -> List[
     """Return processes with files in flight in a Unix socket.
 
     Files in flight were sent but not yet received (unix(7), SCM_RIGHTS). `sockets` has (PID, link, path) for each open
-    socket. Linux 5.6 and later show the number of files in flight. Files that are received within a second are ignored.
+    socket. Linux 5.6 and later show the number of files in flight. Files that are received within _IN_FLIGHT_SECONDS
+    are ignored.
     """
     once = {link: (pid, path) for pid, link, path in sockets}
     waiting = {link: where for link, where in once.items() if _IN_FLIGHT.search(info_of(where[1]))}
@@ -335,8 +337,9 @@ def in_flight(sockets: Sequence[Tuple[int, str, str]], deadline: float) -> List[
 def distinct_files(files: Sequence[Tuple[int, int, int, int]]) -> List[Tuple[int, int, int, int]] | None:
     """Return one file for each open file description.
 
-    A file is (task id, descriptor, major, minor). Returns None if kcmp(2) does not work. The comparison runs in a child
-    process, because kcmp(2) waits while the process is in execve(2), and a file system can delay execve(2) forever.
+    A file is (task id, descriptor, major, minor). Returns None if kcmp(2) is not available. The comparison runs in a
+    child process, because kcmp(2) waits while the process is in execve(2), and a file system can block execve(2)
+    forever.
     """
     if not files or not can_compare():
         return None if files else []

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find kernel modules and displays that hold a GPU without a process.
 
-The sources are the files and use counts of modules in sysfs (Documentation/ABI/testing/sysfs-module of Linux),
-/proc/modules, and the DRM devices and frame buffers of a PCI device. nvidia_drm counts only if `modeset` is set or the
-module is in use (NVIDIA's driver README, "Direct Rendering Manager Kernel Modesetting").
+The sources are each module's files and use count in sysfs (Documentation/ABI/testing/sysfs-module of Linux),
+/proc/modules, and a PCI device's DRM devices and frame buffers. nvidia_drm counts only if it is in use or its parameter
+`modeset` is set (NVIDIA's driver README, "Direct Rendering Manager Kernel Modesetting").
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _DRIVER = "nvidia"
 
 _MEDIATED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-# Order in which modules are unloaded. A module may depend on later modules in this list.
+# Order in which to unload modules. A module may depend on modules later in this list.
 _UNLOADED = (_DRM, _MODESET, "nvidia_vgpu_vfio", "nvidia_fs", "nvidia_peermem", "gdrdrv")
 
-# Module whose node every CUDA process has open. It is not listed as a holder, because the process already is one.
+# Module whose node every CUDA process has open. It is not listed, because the process is already a holder.
 _OF_PROCESSES = "nvidia_uvm"
 
-# A pending MIG mode survives a reboot only on these architectures (MIG User Guide, "Persistence").
+# Architectures on which a pending MIG mode survives a reboot (MIG User Guide, "Persistence").
 _MODE_SURVIVES = ("ampere",)
 
 
 @frozen
 class KernelHolder:
-    """A module that holds a GPU.
+    """Kernel code that holds a GPU.
 
-    `module` is None if the kernel itself holds the GPU. `use_count` is None if the count is unknown. `uses` has the
-    known uses as text for messages.
+    `module` is None if no module, but the kernel itself, holds the GPU. `use_count` is None if the count is unknown.
+    `uses` describes the known uses for messages.
     """
 
     module: str | None
@@ -54,14 +54,14 @@ class KernelHolder:
 
 
 def survives_reboot(gpu: Gpu) -> bool:
-    """Return whether a pending MIG mode of the GPU becomes active in a reboot."""
+    """Return whether a reboot activates the GPU's pending MIG mode."""
     return gpu.architecture in _MODE_SURVIVES
 
 
 def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return the holder in the kernel that drives a display of this GPU.
+    """Return the kernel code that drives a display of this GPU.
 
-    It is found through the PCI device of the GPU in sysfs.
+    Searches the GPU's PCI device in sysfs.
     """
     device = Path(sys, "bus/pci/devices", gpu.pci_address)
     cards = [name for name in _names(device / "drm") if name.startswith("card")]
@@ -70,7 +70,7 @@ def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[K
         *(fb for card in cards for fb in _names(device / "drm" / card / "graphics")),
     ]
     if not consoles and _read(device / "boot_vga") == "1":
-        # The frame buffer of the firmware has no link to its GPU.
+        # The firmware's frame buffer has no link to its GPU.
         consoles = [name for name in _names(Path(sys, "class/graphics")) if name.startswith("fb") and name != "fbcon"]
     count = _use_count(_DRM, sys, proc)
     modeset = _read(Path(sys, "module", _DRM, "parameters/modeset")) in ("Y", "1")
@@ -81,9 +81,9 @@ def display_holders(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[K
 
 
 def module_holders(sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
-    """Return modules that depend on the driver and are not only used by modules.
+    """Return the modules that depend on the driver and have other users than modules.
 
-    Such a module may hold any GPU of the host.
+    Such a module may hold any of the host's GPUs.
     """
     holders = []
     for module in _on_top(sys, proc):
@@ -98,7 +98,7 @@ def module_holders(sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder
 def holders_in_kernel(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> tuple[KernelHolder, ...]:
     """Return everything inside the kernel that may hold the GPU.
 
-    This can be an active display on the GPU, and kernel modules that are in use.
+    This can be an active display on the GPU, or a kernel module in use.
     """
     by_module = {holder.module: holder for holder in (*module_holders(sys, proc), *display_holders(gpu, sys, proc))}
     return tuple(sorted(by_module.values(), key=lambda holder: _order(holder.module)))
@@ -128,9 +128,9 @@ def without_reboot(holders: Iterable[KernelHolder]) -> str:
 
 
 def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
-    """Return a plan's warning if a display may block the change of the MIG mode.
+    """Return the warning that a display may block the change of the MIG mode.
 
-    Returns None if there is no such display.
+    For plans. Returns None if there is no such display.
     """
     holders = display_holders(gpu, sys, proc)
     if not holders:
@@ -144,11 +144,11 @@ def foreseen(gpu: Gpu, sys: str = "/sys", proc: str = "/proc") -> str | None:
 
 
 def virtual_machines(gpu: Gpu, sys: str = "/sys") -> list[str]:
-    """Return the virtual devices of a GPU that virtual machines use.
+    """Return the GPU's virtual devices that virtual machines use, by name in sysfs.
 
-    The module nvidia_vgpu_vfio assigned them. The result has their names in sysfs. A mediated device is named by a UUID.
-    Since Linux 6.8, virtual functions are used instead: a used one has a file with its vGPU type (NVIDIA vGPU software
-    user guide, "Creating an NVIDIA vGPU on a Linux with KVM Hypervisor").
+    The module nvidia_vgpu_vfio assigned them. A mediated device is named by a UUID. Linux 6.8 and later use virtual
+    functions instead: one in use has a file with its vGPU type (NVIDIA vGPU software user guide, "Creating an NVIDIA
+    vGPU on a Linux with KVM Hypervisor").
     """
     device = Path(sys, "bus/pci/devices", gpu.pci_address)
     functions = [device, *(device / name for name in _names(device) if name.startswith("virtfn"))]

@@ -3,10 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read which GPUs the kubelet has assigned to pods.
 
-The sources are the checkpoints of the kubelet's device manager and DRA manager. Their formats are defined in
-kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. DeviceIDs maps each NUMA
-node to a list. Until Kubernetes 1.19, DeviceIDs was a single list. Until 1.31, the devices of a claim were in CDIDevices
-instead of DriverState.
+The sources are checkpoints of the kubelet's device manager and DRA manager. The formats are defined in
+kubernetes/kubernetes, pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state. DeviceIDs has one list per
+NUMA node (until Kubernetes 1.19, a single list). The devices of a claim are in DriverState (until 1.31, in CDIDevices).
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _DEVICES, _CLAIMS = "device-plugins/kubelet_internal_checkpoint", "dra_manager_s
 
 @frozen
 class _Allocation:
-    """The devices that are assigned to a pod.
+    """Devices that are assigned to a pod.
 
     `resource` is the name of the resource, or of the claim's DRA driver. `what` names the container or claim in
-    messages. `answer` is the text that the device plugin returned, or the claim in the checkpoint of the DRA driver.
+    messages. `answer` is the text that the device plugin returned, or the claim in the DRA driver's checkpoint.
     """
 
     pod: str
@@ -43,11 +42,11 @@ class _Allocation:
 
 
 def kubelet(host: Host, devices: Devices, processes: Processes, directory: str) -> list[Holder]:
-    """Return a holder for each GPU of each container or claim of a pod.
+    """Return a holder for each GPU or instance of each pod's containers and claims.
 
-    GPU instances are treated like GPUs. When a pod has ended, the kubelet keeps its allocation until it admits the next
-    pod. An allocation therefore counts only while a cgroup shows a running process of the pod, or while the kubelet
-    keeps the pod's folder. If the checkpoint is older than the boot, the folder counts only while the kubelet runs.
+    The kubelet keeps an ended pod's allocation until it admits the next pod. So an allocation counts only while a
+    cgroup shows a running process of the pod, or while the kubelet keeps the pod's folder. If the checkpoint is older
+    than the boot, the folder counts only while the kubelet runs.
     """
     return [
         *_from(host, devices, processes, directory, _DEVICES, _allocations),
@@ -86,11 +85,11 @@ def _holders(host: Host, devices: Devices, given: _Allocation, pod: str, running
     who = "%s of pod %s (%s)" % (given.what, pod, given.resource)
     if not running:
         who += ", which has no running process: delete the pod if it has ended"
-    # Plugins that share GPUs (HAMi, Volcano) assign the device that the scheduler chose, not the id that the kubelet
-    # chose. Their answer has the UUID of this device, unless the plugin assigns devices by index.
+    # Plugins that share GPUs (HAMi, Volcano) assign the device that the scheduler chose, not the kubelet's choice.
+    # Their answer has the device's UUID, unless the plugin assigns devices by index.
     places = mentioned(host, given.answer)
     by_id = [] if places else [(device, named(host, devices, device, given.resource)) for device in given.ids]
-    # An id of a device that the host does not have is ignored.
+    # Ignore ids of devices that the host does not have.
     places = places or without_parents({place for _device, known in by_id for place in known or ()})
     holders = [
         Holder(uuid, instance, KUBELET, who, unit_or_container=given.container, job=given.pod)
@@ -128,9 +127,9 @@ def _allocations(data: Any, directory: str) -> Iterator[_Allocation]:
 def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
     """Yield the devices of each pod and claim.
 
-    The kubelet's checkpoint has no UUIDs. They are only in the checkpoint of the DRA driver.
+    The kubelet's checkpoint has no UUIDs, so they are read from the DRA driver's checkpoint.
     """
-    # Since Kubernetes 1.32, the list is stored as JSON text inside the file (pkg/kubelet/cm/dra/state/checkpoint.go).
+    # Since Kubernetes 1.32, the file has the list as JSON text (pkg/kubelet/cm/dra/state/checkpoint.go).
     entries = (
         json.loads(data["Data"])["ClaimInfoStateList"] if isinstance(data.get("Data"), str) else data.get("entries")
     )
@@ -144,7 +143,7 @@ def _claims(data: Any, directory: str) -> Iterator[_Allocation]:
         }
         for driver, ids in drivers.items():
             answer = _prepared(directory, driver, entry["ClaimUID"]) if may_be_gpu(driver) else ""
-            # The plugin of this collection names the GPUs of a lease or a tenant as CDI devices.
+            # This collection's plugin names the GPUs of a lease or a tenant as CDI devices.
             answer = answer or _cdi_of(entry, driver)
             what = "claim %s/%s" % (entry["Namespace"], entry["ClaimName"])
             for pod in entry["PodUIDs"] or ():
@@ -157,7 +156,7 @@ def _device_names(device: Any) -> list[str]:
 
 
 def _cdi_of(entry: Any, driver: str) -> str:
-    """Return the CDI devices that a driver returned for a claim as text."""
+    """Return the CDI devices that a driver returned for a claim, as text."""
     state = (entry.get("DriverState") or {}).get(driver) or {}
     return "\n".join(name for device in state.get("Devices") or () for name in device.get("CDIDeviceIDs") or ())
 
@@ -167,7 +166,7 @@ def _cdi_name(name: str) -> str:
 
 
 def _prepared(directory: str, driver: str, claim: str) -> str:
-    """Return a claim in the driver's checkpoint as text.
+    """Return a claim from the driver's checkpoint, as text.
 
     Returns "" if the claim cannot be read. The format is defined in NVIDIA/k8s-dra-driver-gpu,
     cmd/gpu-kubelet-plugin/checkpoint.go.
@@ -182,7 +181,7 @@ def _prepared(directory: str, driver: str, claim: str) -> str:
 
 
 def _decoded(answer: Any) -> str:
-    """Decode the answer of a device plugin.
+    """Decode a device plugin's answer.
 
     The answer is a protocol buffer in base64 (ContainerAllocateResponse in deviceplugin/v1beta1).
     """
@@ -195,14 +194,14 @@ def _decoded(answer: Any) -> str:
 def _nameless_instances(host: Host) -> bool:
     """Return whether a MIG device has no UUID.
 
-    If so, a UUID that matches no device may belong to this MIG device.
+    A UUID that matches no device may then be this MIG device's UUID.
     """
     instances = (instance for gpu in host.gpus for instance in gpu.mig.instances)
     return any(compute.mig_uuid is None for instance in instances for compute in instance.compute_instances)
 
 
 def _pod_name(directory: str, pod: str) -> str:
-    """Return namespace/name of a pod, or its UID if the name is unknown.
+    """Return a pod's namespace/name, or its UID if the name is unknown.
 
     The kubelet names the folder of the pod's logs <namespace>_<name>_<uid>.
     """

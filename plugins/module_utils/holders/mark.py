@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Add holders to an observed host, for the planner. Pure functions."""
+"""Add holders to an observed host, for the planner, with pure functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _instance(instance: GpuInstance, holders: list[Holder]) -> GpuInstance:
 
 
 def _compute(compute: ComputeInstance, instance: GpuInstance, holders: list[Holder]) -> ComputeInstance:
-    """Set the holders of a compute instance.
+    """Set a compute instance's holders.
 
     NVML reports the compute instance of a process. For other holders, only the GPU instance is known.
     """

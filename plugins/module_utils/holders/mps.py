@@ -5,12 +5,11 @@
 
 NVML sometimes does not list a client that is between two CUDA kernels, but its MPS server does.
 
-Root in a client's container has access to the pipe directory and can answer in place of the daemon. An answer is
-therefore verified with data from the kernel: whether the server belongs to the daemon, and whether the client and the
-server have the same GPU open.
+Root in a client's container can write to the pipe directory and answer in place of the daemon. So kernel data must
+confirm an answer: the server belongs to the daemon, and the client and the server have the same GPU open.
 
-Daemons of users other than root are not queried, because their users control the answers. The servers and clients of
-such a daemon are found by the device nodes that they have open.
+Other users' daemons are not queried, because these users control the answers. Their servers and clients are found by
+the device nodes that they have open.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ from .tasks import can_compare, tables
 
 #: Default pipe directory (nvidia-cuda-mps-control(1)).
 _DEFAULT = "/tmp/nvidia-mps"
-#: Time limit in seconds for the queries to all daemons of a host. It is short, because a scan holds the host's lock.
+#: Time limit in seconds for queries to all daemons of a host. It is short, because the scan holds the host's lock.
 _DEADLINE_SECONDS = 3 * TOOL_TIMEOUT_SECONDS
 #: Minor numbers of GPU nodes, and the lowest minor number of an instance's capability
-#: (/proc/driver/nvidia-caps/mig-minors). Higher minors of the GPUs' major belong to nvidiactl and nvidia-modeset.
+#: (/proc/driver/nvidia-caps/mig-minors). Higher minors with the same major number belong to nvidiactl and
+#: nvidia-modeset.
 _GPU_MINORS, _FIRST_INSTANCE_CAPABILITY = range(254), 3
 
 
@@ -48,9 +48,9 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
     """
     holders: list[Holder] = []
     deadline = time.monotonic() + _DEADLINE_SECONDS
-    # `named` also returns servers, because process names are truncated. `is_roots` then excludes them.
+    # `named` also returns servers, because the kernel truncates process names. `is_roots` excludes them.
     for daemon in processes.named(MPS_CONTROL):
-        # If the daemon is in a container, the container and the open files of its server already are holders.
+        # If the daemon is in a container, the container and its server's open files already count as holders.
         if not processes.is_roots(daemon.pid, MPS_CONTROL) or processes.in_container(daemon.pid):
             continue
         control = Control(run, _pipe_directory(processes, daemon.pid), deadline)
@@ -69,9 +69,9 @@ def mps(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], run: Run)
 
 
 def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids: tuple[int, int, int]) -> list[Holder]:
-    """Return the holders for a client.
+    """Return a client's holders.
 
-    `pids` are the PIDs of the daemon, the server and the client.
+    `pids` has the PIDs of the daemon, the server and the client.
     """
     daemon, server, client = pids
     command, user, origin = processes.command(client), processes.user(client), processes.origin(client)
@@ -95,10 +95,10 @@ def _client(devices: Devices, processes: Processes, gpus: tuple[Gpu, ...], pids:
 
 
 def is_server(server: int, daemon: int | None, proc: str) -> bool:
-    """Return whether a process is a server of the daemon.
+    """Return whether a process is one of the daemon's servers.
 
-    The parent, the executed file and the PID namespace of the process are checked. A program that answers in place of
-    the daemon can name any PID, but cannot make the process with this PID a child of the daemon.
+    Checks the process's parent, executed file and PID namespace. A program that answers in place of the daemon can name
+    any PID, but cannot make that process a child of the daemon.
     """
     parent = re.search(r"^PPid:\s*(\d+)", read("%s/%d/status" % (proc, server)), re.MULTILINE)
     return (
@@ -111,14 +111,14 @@ def is_server(server: int, daemon: int | None, proc: str) -> bool:
 
 
 def serves(server: int, client: int, daemon: int | None, proc: str) -> bool:
-    """Return whether a process is a server of the daemon and may serve the client.
+    """Return whether a process is the daemon's server and may serve the client.
 
-    A server may serve only processes that run as the same user.
+    A server may only serve processes that run as the same user.
     """
     if not is_server(server, daemon, proc):
         return False
     owner, of_client = owner_of(server, proc), owner_of(client, proc)
-    # A server with uid 0 serves all users.
+    # A server with uid 0 may serve all users.
     return of_client is not None and owner in (0, of_client)
 
 
@@ -160,7 +160,7 @@ def _nodes(pid: int, proc: str) -> set[tuple[int, int]]:
 
 @task
 def _open_devices(proc: str, pid: int) -> list[tuple[int, int]]:
-    """Read open devices in a child process, because the read may take long.
+    """Read open devices. Runs in a child process, because the read may take long.
 
     A forged answer may name a process with any number of open files.
     """
@@ -178,7 +178,7 @@ def _open_devices(proc: str, pid: int) -> list[tuple[int, int]]:
 def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
     """Return the GPU instances that a process has open.
 
-    If a process has a GPU open but none of its instances, the whole GPU is returned.
+    If a process has only a GPU open, and none of its instances, returns the whole GPU.
     """
     nodes = processes.seen[pid].nodes if pid in processes.seen else ()
     places = {place for place in (devices.place(node) for node in nodes) if place}
@@ -187,9 +187,9 @@ def _places(devices: Devices, processes: Processes, pid: int) -> list[Place]:
 
 
 def _pipe_directory(processes: Processes, pid: int) -> str | None:
-    """Return a path to the pipe directory of the daemon.
+    """Return a path to the daemon's pipe directory.
 
-    A daemon in a Kubernetes pod has its own file system.
+    The path leads through the daemon's root, because a daemon in a pod has its own file system.
     """
     configured = processes.environment(pid).get(PIPE_DIRECTORY)
     process, own = "%s/%d" % (processes.proc, pid), configured or _DEFAULT

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send commands to an MPS control daemon and parse its answers.
 
-Commands are written to the standard input of nvidia-cuda-mps-control. This program finds the daemon with
-CUDA_MPS_PIPE_DIRECTORY (https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control). Its exit status shows
-only whether the daemon was reached. If the daemon refuses a command, the output is a message or empty. The answers
-described here were verified with versions 535.261.03 and 550.163.01 from Debian.
+The program nvidia-cuda-mps-control reads commands from standard input. It finds the daemon with CUDA_MPS_PIPE_DIRECTORY
+(https://docs.nvidia.com/deploy/mps/, chapter on nvidia-cuda-mps-control). Its exit status shows only whether it reached
+the daemon. If the daemon refuses a command, the output is a message or empty. The form of the answers was verified with
+versions 535.261.03 and 550.163.01 from Debian.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _REFUSED = re.compile(r"privilege|^Unknown command|^Invalid", re.IGNORECASE | re
 _SIZE = re.compile(r"(?<![0-9])([0-9]{1,9})([GM])")
 _PID = re.compile(r"\s*([0-9]{1,10})\s*", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
-#: Time limit in seconds for all commands to one daemon in one run. It is limited, because the run holds the host's lock.
+#: Time limit in seconds for all commands to one daemon in one run, because the run holds the host's lock.
 _SECONDS = 6 * TOOL_TIMEOUT_SECONDS
-#: Maximum number of servers of a daemon, and of clients of all its servers. A server has up to 60 clients
+#: Maximum number of a daemon's servers, and of clients of all its servers. A server has up to 60 clients
 #: (https://docs.nvidia.com/deploy/mps/, "Limitations").
 _MOST_SERVERS, _MOST_CLIENTS = 64, 1024
 #: Maximum length in characters of an answer, and of the part of an answer that a message quotes.
 _MOST_LETTERS, _SHOWN = 1 << 16, 200
-#: If two programs query a daemon at the same time, one of them may fail or get an empty answer (seen with 535.261.03).
-#: Before a program of this collection queries one of the collection's daemons, it therefore takes this lock. Only root
-#: can open the lock. In a sandboxed service, the lock may be unavailable.
+#: A lock that this collection's programs take before they query a daemon of the collection. If two programs query a
+#: daemon at the same time, one may fail or get an empty answer (seen with 535.261.03). Only root can open the lock. A
+#: sandboxed service may be unable to open it.
 _LOCK, _OWN = "/run/openfleet-gpu-mps.lock", "/run/openfleet-mps/"
 _TURN_SECONDS, _TURN_POLL_SECONDS = 5.0, 0.01
-#: Other tools do not use the lock. A command that fails or gets no answer is therefore retried after each of these
-#: pauses, in seconds.
+#: Pauses in seconds before each retry of a command that fails or gets no answer, because other tools do not use the
+#: lock.
 _AGAIN_SECONDS = (0.05, 0.2, 0.5)
 _COLLISION = re.compile(r"exit status 1: (Cannot send command to MPS control daemon.*)?$", re.DOTALL)
 
@@ -57,11 +57,11 @@ class MpsError(FleetError):
 
 
 class Control:
-    """Query and change the control daemon of a pipe directory.
+    """Query or change the control daemon that uses a pipe directory.
 
-    If the directory is None, the default of nvidia-cuda-mps-control is used. Root in the container of a client can
-    forge answers. Length, characters and number of entries of an answer are therefore limited. All answers must arrive
-    before `deadline`, in seconds of time.monotonic().
+    If the directory is None, the default of nvidia-cuda-mps-control is used. Root in a client's container can forge
+    answers, so an answer's length, characters and number of entries are limited. All answers must arrive before
+    `deadline`, in seconds of time.monotonic().
     """
 
     def __init__(self, run: Run, directory: str | None, deadline: float | None = None) -> None:
@@ -74,8 +74,8 @@ class Control:
     def ask(self, command: str, answers: bool = False) -> str:
         """Send a command and return the answer.
 
-        `answers` means that the command always has an answer, so an empty answer is an error. Raises MpsError if the
-        daemon does not answer or refuses the command.
+        `answers` is true for a command that always has an answer. An empty answer is then an error. Raises MpsError if
+        the daemon does not answer or refuses the command.
         """
         for pause in (*_AGAIN_SECONDS, None):
             left = self.check_time()
@@ -113,11 +113,11 @@ class Control:
     def servers(self) -> tuple[int, ...]:
         """Return the PIDs of the daemon's servers.
 
-        There is one server for each active user. If there are no clients, there is no server.
+        The daemon has one server for each user with clients, and none without clients.
         """
         answer = self.ask("get_server_list")
         if not answer:
-            # Either the daemon has no server, or another program queried at the same time and received the answer.
+            # Either the daemon has no server, or another program queried at the same time and received this answer.
             self.percentage()
             answer = self.ask("get_server_list")
         pids = _pids(answer)
@@ -137,9 +137,9 @@ class Control:
         return pids
 
     def percentage(self, server: int | None = None) -> float | None:
-        """Return the maximum thread percentage for clients of a server.
+        """Return the maximum thread percentage of a server's clients.
 
-        If `server` is None, return the percentage for new servers. Returns None if the server is starting or ending,
+        If `server` is None, returns the percentage for new servers. Returns None while the server starts or ends,
         because it then reports no percentage.
         """
         of = "get_default_active_thread_percentage" if server is None else "get_active_thread_percentage %d" % server
@@ -154,10 +154,10 @@ class Control:
         return _number(self.ask("%s %d" % (of, percentage)))
 
     def limit(self, index: int, server: int | None = None) -> int | None:
-        """Return the memory limit in bytes that a client has on a device.
+        """Return a client's memory limit on a device, in bytes.
 
-        `index` is the index of the device in the daemon. The daemon rounds the limit as `rounded_limit` does. Returns
-        None if the daemon reports no limit.
+        `index` is the device's index in the daemon. The daemon rounds the limit as `rounded_limit` does. Returns None
+        if the daemon reports no limit.
         """
         of = "get_default_device_pinned_mem_limit" if server is None else "get_device_pinned_mem_limit %d" % server
         match = _SIZE.search(self.ask("%s %d" % (of, index)))
@@ -169,7 +169,7 @@ class Control:
 
 @contextlib.contextmanager
 def _turn(directory: str | None) -> Iterator[None]:
-    """Run the block while no other reader of this collection queries the daemons.
+    """Run the block while no other program of this collection queries the daemons.
 
     If the lock is unavailable, the block runs without it.
     """
@@ -193,7 +193,8 @@ def _turn(directory: str | None) -> Iterator[None]:
 def limit_command(index: int, limit_bytes: int, server: int | None = None) -> str:
     """Return the command that sets a memory limit.
 
-    The limit is in MiB (M). The daemon accepts only the units M and G. It ignores other units and uses the bare number.
+    The limit has the unit M (MiB). The daemon only accepts the units M and G, and takes a number with another unit as a
+    number without a unit.
     """
     of = "set_default_device_pinned_mem_limit" if server is None else "set_device_pinned_mem_limit %d" % server
     return "%s %d %dM" % (of, index, limit_bytes // _MIB)
@@ -202,7 +203,7 @@ def limit_command(index: int, limit_bytes: int, server: int | None = None) -> st
 def rounded_limit(limit_bytes: int | None) -> int | None:
     """Return a limit as the daemon reports it.
 
-    From 1 GiB on, the daemon reports whole GiB, rounded down.
+    The daemon rounds limits from 1 GiB on down to whole GiB.
     """
     if limit_bytes is None:
         return None
@@ -211,7 +212,7 @@ def rounded_limit(limit_bytes: int | None) -> int | None:
 
 
 def _pids(text: str) -> tuple[int, ...]:
-    # Only a line that is a number is a PID. For example, "Server 5 not found" has no PID.
+    # A line that is a number is a PID. For example, "Server 5 not found" has no PID.
     matches = (_PID.fullmatch(line) for line in text.splitlines())
     return tuple(dict.fromkeys(int(match.group(1)) for match in matches if match))
 
@@ -221,7 +222,7 @@ def _number(text: str) -> float | None:
 
 
 def daemon_of(gpu_uuid: str) -> str:
-    """Return the name of the MPS daemon for tenants of a GPU with the provider mps."""
+    """Return the name of the MPS daemon for a GPU's tenants with the provider mps."""
     return "vgpu-%s" % gpu_uuid.replace("GPU-", "", 1)
 
 
@@ -231,8 +232,8 @@ def pipe_directory(name: str) -> str:
 
 
 def client_mounts(name: str) -> list[dict[str, Any]]:
-    """Return the CDI mounts for the container of a client."""
-    # The mounts are writable, because a client locks a file in them. The other options are the options with which engines
+    """Return the CDI mounts for a client's container."""
+    # The mounts are writable, because a client locks a file in them. The other options are those with which engines
     # mount /dev/shm, because the second mount replaces it.
     return [
         {"hostPath": path, "containerPath": path, "options": ["bind", "rw", "nosuid", "nodev", "noexec"]}

@@ -6,8 +6,8 @@
 # ruff: noqa: PTH116
 """Identify open files that are, or may hold, device nodes of the driver.
 
-A file system may never answer a stat(2). Files are therefore queried with statx(2) and AT_STATX_DONT_SYNC, which returns
-data that the kernel has cached. Python has no function for statx(2), so the C library is called.
+Files are queried with statx(2) and AT_STATX_DONT_SYNC, which returns data from the kernel's cache, because a file
+system may never answer a stat(2). Python has no function for statx(2), so this module calls the C library.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..frozen import frozen
 from ..processes.proc_files import link, read
 from .devices import Devices, Node
 
-#: Id and mount point of file systems that query their server despite AT_STATX_DONT_SYNC (proc(5), mountinfo).
+#: The id and mount point of a file system that contacts its server despite AT_STATX_DONT_SYNC (proc(5), mountinfo).
 _REMOTE_MOUNT = re.compile(
     r"^(\d+) \d+ \S+ \S+ (\S+) .*? - "
     r"(?:nfs4?|cifs|smb3|ceph|lustre|gpfs|beegfs|9p|afs|autofs|orangefs|panfs|wekafs) ",
     re.MULTILINE,
 )
-# Device number of a mount with one of these file systems, in decimal.
+# The device number, in decimal, of a mount of such a file system.
 _REMOTE_DEVICE = re.compile(
     r"^\d+ \d+ (\d+):(\d+) \S+ \S+ .*? - "
     r"(?:nfs4?|cifs|smb3|ceph|lustre|gpfs|beegfs|9p|afs|autofs|orangefs|panfs|wekafs) ",
@@ -38,7 +38,7 @@ _REMOTE_DEVICE = re.compile(
 )
 #: Maximum size of a mountinfo in bytes.
 _MOST_BYTES = 1 << 22
-# Link targets in /proc/PID/fd for rings, sockets and buffers of the driver. Users cannot forge the targets of rings and
+# Link targets in /proc/PID/fd for rings, sockets and buffers of the driver. Users cannot forge those of rings and
 # sockets, because the target of a file with a path begins with a slash.
 RING, SOCKET, _BUFFER = "anon_inode:[io_uring]", "socket:[", "/dmabuf:"
 #: Constants from linux/fcntl.h and linux/stat.h, and the offsets of stx_mode, stx_rdev_major and stx_rdev_minor in
@@ -62,7 +62,7 @@ class RemoteMounts:
     def of(self, folder: str, namespace: str | None) -> dict[str, str]:
         """Return the ids of a task's remote mounts, by mount point.
 
-        `folder` is the folder of the task in /proc, and `namespace` is the task's mount namespace.
+        `folder` is the task's folder in /proc. `namespace` is its mount namespace.
         """
         if namespace not in self._mounts:
             text = read(folder + "/mountinfo", _MOST_BYTES)
@@ -87,10 +87,10 @@ class RemoteMounts:
 class Opened:
     """Open files of a process that the scan examines later.
 
-    `node_of` fills these lists.
+    `node_of` adds files to these lists.
     """
 
-    # Files of the driver: (task id, descriptor, major, minor). Major and minor are 0 for a buffer of the driver.
+    # The driver's files: (task id, descriptor, major, minor). Major and minor are 0 for the driver's buffers.
     driver: List[Tuple[int, int, int, int]]
     # Paths below /proc/PID of io_uring rings, and (link target, path) of sockets.
     rings: List[str]
@@ -100,17 +100,17 @@ class Opened:
 def node_of(path: str, devices: Devices, remote: Mapping[str, str], opened: Opened | None = None) -> Node | None:
     """Return the GPU node that an open file is, or None.
 
-    A node may have any name, because of mount namespaces, removed mounts and passed files. If the host has the driver,
-    nodes are therefore identified by device number. The name is only compared with remote mounts, which are not queried.
-    Files of the driver, rings and sockets are added to `opened`. Raises OSError if the caller may not read the file.
+    On a host with the driver, the device number identifies a node, because mount namespaces, removed mounts and passed
+    files can give it any name. The name is only compared with remote mounts, which are not queried. Files of the
+    driver, rings and sockets are added to `opened`. Raises OSError if the caller may not read the file.
     """
     try:
         target = os.readlink(path)
     except FileNotFoundError:
-        # The file has been closed. Other errors, such as a missing permission, are raised.
+        # The file has been closed. Other errors are raised, such as a missing permission.
         return None
     if not target.startswith("/"):
-        # Not a path, for example a socket or a pipe.
+        # The target is not a path. For example, it is a socket or a pipe.
         if opened is not None and target.startswith(SOCKET):
             opened.sockets.append((target, path))
         elif opened is not None and target == RING:
@@ -135,9 +135,10 @@ def _place(path: str) -> tuple[int, int]:
 
 
 def _is_drivers_buffer(path: str) -> bool:
-    """Return whether the driver exported a dma-buf.
+    """Return whether a dma-buf was exported by the driver.
 
-    The exporter's name in the fdinfo is from nv-dmabuf.c of the driver. Before release 590, it is the module's name.
+    The exporter's name in the fdinfo is defined in the driver's nv-dmabuf.c. Before release 590, it was the module's
+    name.
     """
     return bool(re.search(r"^exp_name:\s*(?:nvidia|nv_dmabuf)$", info_of(path), re.MULTILINE))
 
@@ -156,7 +157,7 @@ def _by_name(path: str, target: str, devices: Devices) -> Node | None:
 def _is_of_mount(path: str, number: str) -> bool:
     """Return whether an open file is on the mount with this id.
 
-    The path alone does not show the mount, because the path may be from another mount namespace.
+    The path does not show this, because it may be from another mount namespace.
     """
     return "\nmnt_id:\t%s\n" % number in "\n" + info_of(path)
 
@@ -170,14 +171,14 @@ def _statx() -> Any:
 
 
 _call = _statx()
-#: Allocate the buffer only once, because a scan reads thousands of files.
+#: One buffer for all calls, because a scan reads thousands of files.
 _buffer = ctypes.create_string_buffer(_SIZE)
 
 
 def device_of(path: str) -> tuple[int, int] | None:
     """Return (major, minor) of the character device at a path.
 
-    Returns None for other files and for errors.
+    Returns None for other files, and after errors.
     """
     if _call is None:
         return _by_stat(path)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define owners of connections: systemd units and containers.
+"""Identify the owner of a connection: a systemd unit or a container.
 
 A process belongs to an owner if its cgroup does.
 """
@@ -24,9 +24,9 @@ _DOCKER = (Origin("docker.service"), Origin("snap.docker.dockerd.service"))
 class UnitOwner(Owner):
     """The processes of a unit, and of the container that the unit starts.
 
-    `engine` and `container` name the container. The container of a quadlet has a cgroup below the unit's cgroup, because
-    Podman's generator sets --cgroups=split. Docker creates the cgroup of a Docker container elsewhere. The container's
-    id is therefore queried from the engine, and compared with the cgroup of the process.
+    `engine` and `container` name the container. A quadlet's container has a cgroup below the unit's cgroup, because
+    Podman's generator sets --cgroups=split. Docker creates its containers' cgroups elsewhere. So the engine is asked
+    for the container's id, and the id is compared with the process's cgroup.
     """
 
     def __init__(self, unit: str, engine: str = "", container: str = "") -> None:
@@ -44,7 +44,7 @@ class UnitOwner(Owner):
 class UserOfUnitOwner(UnitOwner):
     """The processes in a unit that run as the same user as the unit's main process.
 
-    Processes of other users in the unit are excluded.
+    The unit's processes that run as other users are excluded.
     """
 
     def __init__(self, unit: str) -> None:
@@ -85,7 +85,7 @@ class ContainerOwner(Owner):
     def forwarder(self, process: Process) -> bool:
         """Return whether the process is a docker-proxy of root's Docker.
 
-        The user ids, the executed file and the unit of the process are checked.
+        Checks the process's user ids, executed file and unit.
         """
         is_root = process.uids == {0} and Path(process.executable).name == "docker-proxy"
         return is_root and parse_cgroup(process.cgroup, self._inside) in _DOCKER
@@ -100,7 +100,7 @@ def container_id(engine: str, container: str) -> str:
 def own_container() -> str | None:
     """Return the id of the container in which this process runs, or None.
 
-    Other processes in this container are treated like processes of the host.
+    Other processes in this container count as processes of the host.
     """
     try:
         return parse_cgroup(Path(peer.PROC, "self/cgroup").read_text()).container_id

@@ -36,13 +36,13 @@ from .tasks import can_compare, folder_of, live_task, other_tasks, tables
 
 #: Maximum number of characters of a command line in a holder, and of bytes that are read.
 COMMAND_LENGTH, _COMMAND_BYTES = 1000, 1 << 14
-#: Maximum number of open files per process that are read in the first pass. The second pass reads processes with more.
+#: Maximum number of characters in a holder's command line, and of bytes that are read.
 _FEW_FILES = 1 << 10
-#: Number of open files between two checks of the time.
+#: Maximum number of open files per process in the first pass. Processes with more are read in the second pass.
 _EVERY = 256
-# Maximum number of rounds of a scan. Each round scans the processes that started during the previous round.
+# The time is checked after this many open files.
 _MOST_ROUNDS = 3
-#: Name of Podman's monitor, which is the parent process of each container, and a pattern for container names (libpod,
+#: Name of Podman's monitor, the parent process of each container, and a pattern for container names (libpod,
 #: define.NameRegex).
 _MONITOR = "conmon"
 _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -50,9 +50,10 @@ _CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 @frozen
 class Seen:
-    """A scanned process. `mount_namespace` is None if /proc does not show it.
+    """A scanned process.
 
-    `task` is a running thread if the main thread has ended, otherwise None.
+    `mount_namespace` is None if /proc does not show it. `task` is a running thread if the main thread has ended,
+    otherwise None.
     """
 
     pid: int
@@ -70,7 +71,7 @@ class Times:
     started_seconds: float | None = None
     #: Start in clock ticks since the start of the kernel.
     started_ticks: int | None = None
-    #: CPU time of all threads, including those that have ended. Children are not included.
+    #: CPU time of all running and ended threads, without child processes.
     cpu_seconds: float | None = None
 
 
@@ -78,26 +79,26 @@ class Times:
 class Processes:
     """All processes of the host.
 
-    `unreadable` has the PIDs of processes whose open files the caller has no permission to read.
+    `unreadable` has the PIDs of processes whose open files the caller may not read.
     """
 
     proc: str
     seen: dict[int, Seen]
     unreadable: tuple[int, ...]
-    #: Whether /proc shows the processes of other users (mount option hidepid).
+    #: Whether /proc shows other users' processes (mount option hidepid).
     complete: bool
     own_mount_namespace: str | None
     #: Id of the container in which this process runs.
     own_container: str | None = None
-    #: PIDs of processes whose open files were not all read in time. Processes that were read in part come first.
+    #: PIDs of processes whose open files were not all read in time. Partly read processes come first.
     crowded: tuple[int, ...] = ()
     # Processes that may hold a GPU.
     suspects: tuple[Suspect, ...] = ()
-    # Open files of the driver, including the files of `own` processes: (task id, descriptor, major, minor).
+    # Open files of the driver, including those of `own` processes: (task id, descriptor, major, minor).
     driver_files: tuple[tuple[int, int, int, int], ...] = ()
     # Number of mappings of the driver's nodes, by device number.
     driver_mappings: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    # PIDs of this process and its children. Their open files are only compared with the use count of the driver.
+    # PIDs of this process and its children. Their open files are only compared with the driver's use count.
     own: frozenset[int] = frozenset()
 
     def named(self, name: str) -> list[Seen]:
@@ -115,7 +116,7 @@ class Processes:
     def is_roots(self, pid: int, program: str) -> bool:
         """Return whether root runs the process and it executes a file named `program`.
 
-        All user ids are checked. The name, arguments and environment are not used. A process chooses them, and a setuid
+        Checks all user ids. Does not use the name, arguments and environment: a process chooses them, and a setuid
         program gets them from its caller.
         """
         return self.runs_as_root(pid) and executable_of(pid, self.proc) == program
@@ -140,9 +141,9 @@ class Processes:
         return int(parent) if parent else None
 
     def command(self, pid: int) -> str | None:
-        """Return the command line of a process without secrets.
+        """Return whether the process was killed but hangs in the kernel.
 
-        If the command line is empty, the process name in brackets is returned, as in ps.
+        For example, it may hang in a call to the driver.
         """
         words = self.arguments(pid)
         if words:
@@ -150,9 +151,9 @@ class Processes:
         return "[%s]" % self.seen[pid].name if pid in self.seen else None
 
     def folder(self, pid: int) -> str:
-        """Return the folder of a process in /proc.
+        """Return a process's folder in /proc.
 
-        If its main thread has ended, the folder of a running thread is returned.
+        If its main thread has ended, returns the folder of a running thread.
         """
         return folder_of(self.proc, pid, self.seen[pid].task if pid in self.seen else None)
 
@@ -166,7 +167,7 @@ class Processes:
     def origin(self, pid: int) -> Origin:
         """Return the unit, container, job and pod of a process.
 
-        They are read from the cgroup of the process. For containers without cgroups, they are read from podman's monitor.
+        They are read from the process's cgroup. For a container without a cgroup, they are read from Podman's monitor.
         """
         origin = parse_cgroup(self._text(pid, "cgroup"), self.own_container)
         monitor = self._monitor(pid)
@@ -174,7 +175,7 @@ class Processes:
         if monitor is None or "-n" not in words[:-1]:
             return origin
         owner = self._status(monitor, "Uid")
-        # Only root's podman is named "podman". If the owner of the monitor is unknown, it is not treated as root.
+        # Only root's podman is named "podman". A monitor with an unknown owner does not count as root's.
         runtime = "podman" if owner == "0" else "podman@%s" % (owner or "unknown")
         given = words[words.index("-n") + 1]
         name = "%s container %s" % (runtime, given if _CONTAINER_NAME.fullmatch(given) else "of no name")
@@ -188,14 +189,14 @@ class Processes:
     def booted(self) -> float | None:
         """Return the start time of PID 1 as a Unix time.
 
-        The start of the kernel is not used, because this host may be a container that started later.
+        The kernel may have started earlier, because this host may be a container.
         """
         return self.times(1).started_seconds
 
     def times(self, pid: int) -> Times:
-        """Return the start time and the CPU time of a process.
+        """Return a process's start time and CPU time.
 
-        Both come from one read of /proc/PID/stat, because another process may get the PID between two reads.
+        Both come from one read of /proc/PID/stat, because another process could get the PID between two reads.
         """
         text = self._text(pid, "stat")
         ticks = start_ticks(text)
@@ -241,11 +242,11 @@ class Processes:
 def start_ticks(text: str) -> int | None:
     """Return the start time in clock ticks from the text of /proc/PID/stat.
 
-    Returns None if the process has ended, which means that all its threads have ended. State Z alone does not show this,
-    because it only means that the main thread has ended.
+    Returns None if the process, which means all its threads, has ended. State Z alone means only that the main thread
+    has ended.
     """
-    # The name may contain blanks and brackets. Field 3 is the state, field 20 the number of threads, and field 22 the
-    # start.
+    # The name may contain blanks and brackets. The fields are: 3 the state, 20 the number of threads, 22 the start
+    # time.
     fields = text.rpartition(")")[2].split()
     if len(fields) <= 19 or (fields[0] in "ZX" and int(fields[17]) <= 1):
         return None
@@ -279,7 +280,7 @@ def _state(text: str) -> str:
 def executable_of(pid: int, proc: str = "/proc") -> str:
     """Return the name of the file that a process executes.
 
-    If the file was replaced, the suffix " (deleted)" is removed.
+    Removes the suffix " (deleted)" of a replaced file.
     """
     return os.path.basename(link("%s/%d/exe" % (proc, pid)) or "").split(" ", 1)[0]
 
@@ -311,7 +312,7 @@ def command_of(words: Sequence[str]) -> str:
     """Return a command line for a holder, truncated and without secrets."""
     from ..processes.command_line import shown
 
-    # Limit the number of words too, because it takes a second to search tens of thousands of words for secrets.
+    # Limit the number of words too, because searching tens of thousands of words for secrets takes a second.
     line = shown(words[:COMMAND_LENGTH])
     return line if len(line) <= COMMAND_LENGTH else line[: COMMAND_LENGTH - 3] + "..."
 
@@ -319,8 +320,8 @@ def command_of(words: Sequence[str]) -> str:
 def scan(devices: Devices, proc: str = "/proc", deadline: float = math.inf) -> Processes:
     """Examine every process once, except this process and its children.
 
-    Processes that end during the scan are omitted. The scan ends at `deadline` (seconds of time.monotonic()). Processes
-    that were not read before the deadline are in `crowded` of the result.
+    Processes that end during the scan are left out. The scan ends at `deadline` (seconds of time.monotonic()). The
+    result's `crowded` has the processes that were not read by then.
     """
     return _Scan(devices, proc, deadline).run()
 
@@ -330,8 +331,8 @@ class _Scan:
 
     def __init__(self, devices: Devices, proc: str, deadline: float) -> None:
         self._devices, self._proc, self._deadline = devices, proc, deadline
-        # Running children of this process have the GPUs open for it (nvml/bounded_session.py), so they are no holders. A
-        # child that was abandoned because it hangs is a holder.
+        # Running children of this process have the GPUs open for it (nvml/bounded_session.py), so they are no holders.
+        # An abandoned child that hangs is a holder.
         self._own = frozenset({os.getpid(), *child_process.running()} if proc == "/proc" else ())
         self._mounts = RemoteMounts(proc)
         self._compare = can_compare(proc)
@@ -350,7 +351,7 @@ class _Scan:
                 break
             for pid in started:
                 self._examine(pid)
-        # Read processes with many files last, so that the time limit does not prevent finding other holders.
+        # Read processes with many files last, so that the time limit does not hide other holders.
         slow = []
         for pid in self._crowded:
             with contextlib.suppress(OSError):
@@ -362,7 +363,7 @@ class _Scan:
         files = {file for opened in self._opened.values() for file in opened.driver}
         for pid in self._own:
             self._seen.pop(pid, None)
-        # List the processes that were read in part first, because they took the most time.
+        # List partly read processes first, because they took the most time.
         crowded = tuple(pid for pid in slow + self._missed if pid not in self._own)
         complete = os.geteuid() == 0 or 1 in self._seen
         container = parse_cgroup(read(self._proc + "/self/cgroup")).container_id
@@ -394,8 +395,8 @@ class _Scan:
             # The process has ended.
             return
         except OSError:
-            # Either the caller may not read the process, or the caller lacks descriptors or memory. In both cases, the
-            # process may hold a GPU.
+            # Either the caller may not read the process, or this process lacks descriptors or memory. In both cases,
+            # the process may hold a GPU.
             self._unreadable.append(pid)
             process, whole = self._unseen(pid), True
         self._seen[pid] = process
@@ -403,7 +404,7 @@ class _Scan:
             self._crowded.append(pid)
 
     def _unseen(self, pid: int) -> Seen:
-        """Return the process with an empty list of nodes, if its files were not read."""
+        """Return a process whose files were not read, with no nodes."""
         return Seen(pid, self._name(pid), (), _mount_namespace("%s/%d" % (self._proc, pid)))
 
     def _name(self, pid: int) -> str:
@@ -460,8 +461,8 @@ class _Scan:
             rings = self._opened[member.pid].rings if member.pid in self._opened else []
             if rings or mapped.rings.get(member.pid):
                 suspects += self._of_rings(member, rings, mapped.rings.get(member.pid, ()))
-        # Skip sockets that the init process also has open, because they belong to services of the host. Such a service
-        # receives its files eventually. For example, the journal receives long messages as files.
+        # Skip sockets that the init process also has open. They belong to the host's services, which receive their
+        # files eventually. For example, the journal receives long messages as files.
         inits = {target for target, _path in self._opened[1].sockets} if 1 in self._opened else set()
         sockets = [
             (pid, target, path)
@@ -482,16 +483,17 @@ class _Scan:
         return Process(seen.pid, folder, self._mounts.devices(seen.mount_namespace))
 
     def _of_rings(self, member: Process, paths: Sequence[str], mapped: Sequence[int]) -> list[Suspect]:
-        """Return a suspect if the rings of a process may hold a node.
+        """Return a suspect if a process's rings may hold a node.
 
-        If there is no driver, nodes are identified by name.
+        Without a driver, nodes are identified by name.
         """
         names, inodes = rings_of(member.folder, paths) if paths else ([], [])
         known = [name for one in names if one is not None for name in one]
         if not self._devices.has_driver:
             self._add(member.pid, [self._by_name(name) for name in known])
             known = []
-        # If a ring is mapped but has no descriptor (IORING_REGISTER_RING_FDS), /proc does not show its registered files.
+        # A mapped ring may have no descriptor (IORING_REGISTER_RING_FDS). /proc then does not show its registered
+        # files.
         if None in names or set(mapped) - set(inodes) or any(map(may_be_node, known)):
             return [Suspect(member.pid, IN_RING)]
         return []
@@ -499,7 +501,7 @@ class _Scan:
     def _by_name(self, path: str) -> Node | None:
         """Return the node for a path or file name.
 
-        Returns None if the path is outside of the folders that contain device nodes.
+        Returns None for a path outside the folders with device nodes.
         """
         folders = (self._devices.dev + "/", "/dev/")
         if "/" in path and not path.startswith(folders):

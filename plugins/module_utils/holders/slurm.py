@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the GPUs that Slurm has allocated on this host.
 
-A job holds its allocated GPUs even while it does not use them. Slurm is queried only if slurmd runs. The first query
-reads the node's record, which shows whether any GPU is allocated. If so, the records of the jobs show which GPUs are
-allocated. Formats: https://slurm.schedmd.com/scontrol.html (show node and show job, with -d).
+A job holds its allocated GPUs even while it does not use them. Slurm is queried only if slurmd runs. The node's record
+shows whether any GPU is allocated. If so, the jobs' records show which GPUs. Formats:
+https://slurm.schedmd.com/scontrol.html (show node and show job, with -d).
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ from .devices import Devices, Place
 from .model import SLURM, SLURM_DAEMON, place_of, unknown
 from .processes import Processes
 
-#: Names of slurmd's file. Debian and Ubuntu install slurmd-wlm, and slurmd is a link to it.
+#: Names of slurmd's executable. In Debian and Ubuntu, slurmd is a link to slurmd-wlm.
 _SLURMD_FILES = (SLURM_DAEMON, "slurmd-wlm")
 #: Generic resources for GPUs or parts of GPUs (https://slurm.schedmd.com/gres.html).
 _GPU_RESOURCES = ("gpu", "mps", "shard")
-#: Units of leases. The lease of a job holds the GPU, so no holder is added for them.
+#: Generic resource for units of leases. A job's lease holds the GPU, so these units add no holder.
 QUOTA = "quota"
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 #: A resource in a list: its name, an optional type and count, and details. Examples: gpu:h100:2(IDX:0-1),
 #: gpu(IDX:0-1), gpu:8(S:0-1), quota(CNT:3).
 _RESOURCE = re.compile(r"([A-Za-z_]\w*)((?::[^,(]+)*)(?:\(([^)]*)\))?(?:,|$)")
 _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
-#: The start of a job's record up to the job's name, and the field before the list of resources on each node. Until Slurm
-#: 17.02, the key in this list is GRES_IDX.
+#: The start of a job's record up to the job's name, and the list of resources on each node. Until Slurm 17.02, the
+#: list's key is GRES_IDX.
 _RECORD = re.compile(r"JobId=\d+ (?:ArrayJobId=\d+ ArrayTaskId=\S+ )?(?:HetJobId=\d+ HetJobOffset=\d+ )?JobName=")
 _JOB_RESOURCES = re.compile(r"\sJOB_GRES=\S*")
-#: The field that follows the account and WCKey in a job's record, and the field that follows the resources.
+#: The fields in a job's record that follow the account and WCKey, and the resources.
 _STATE, _NEEDS = " JobState=", " MinCPUsNode="
-#: Maximum number of values in a range of nodes or GPUs. slurm.conf(5) allows fewer nodes, and no host has so many GPUs.
+#: Maximum number of values in a range of nodes or GPUs. slurm.conf(5) allows fewer nodes, and hosts have fewer GPUs.
 _MOST_NUMBERS = 1 << 16
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _GIVEN = re.compile(r"\s+Nodes=(\S+) CPU_IDs=\S* Mem=\S*(?: GRES(?:_IDX)?=(\S*))?")
 _NO_INDEX = sys.maxsize
 #: A node name (slurm.conf(5)) that cannot be mistaken for an option.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*$")
-#: List of the devices by Slurm's number, which the role gpu_slurm writes (module_utils/slurm/task_devices.py).
+#: The role gpu_slurm writes this list of the devices in the order of Slurm's numbers
+#: (module_utils/slurm/task_devices.py).
 DEVICES = "etc/openfleet-gpu/slurm/devices"
-#: The same list while the role changes them, also in its first run (module_utils/slurm/record.py).
+#: The same list while the role is changing the devices, also in its first run (module_utils/slurm/record.py).
 _RECORD_OF = "/var/lib/openfleet-gpu/slurm-%s.json"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 #: (name, count, indexes). The indexes are None if they are unknown.
@@ -63,12 +64,12 @@ Resource = "tuple[str, int, tuple[int, ...] | None]"
 
 
 def slurm(host: Host, devices: Devices, processes: Processes, run: Run, deadline: float = math.inf) -> list[Holder]:
-    """Return a holder for each GPU of each job on this node.
+    """Return a holder for each GPU or GPU instance of each job on this node.
 
-    GPU instances are treated like GPUs. Each job is queried separately, because the name of a job may look like the
-    records of other jobs. If the queries do not end before `deadline` (time.monotonic()), the result has unknown holders.
+    Each job is queried separately, because a job's name may look like other jobs' records. If the queries do not end
+    before `deadline` (time.monotonic()), the result has unknown holders.
     """
-    # A machine may be several Slurm nodes, each with its own slurmd. A slurmd in a container is skipped, because the
+    # A machine may be several Slurm nodes, each with its own slurmd. Skip a slurmd in a container, because the
     # container is a holder.
     daemons = [
         daemon.pid
@@ -119,7 +120,7 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
     for job in jobs:
         given = job.given_on(node)
         if given is None:
-            # This job may have any GPU. Add its unknown holders, but also list the GPUs of the other jobs.
+            # This job may have any GPU. Add an unknown holder for it, and also list the other jobs' GPUs.
             holders += unknown(
                 host.gpus,
                 "the GPUs of %s are not known" % job,
@@ -131,7 +132,7 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
         used -= sum(count for _name, count, _indexes in given)
         holders += _of_job(host, processes, job, given, order) if given else ()
     if used > 0:
-        # While a job starts or ends, only one of the records of node and job may show its GPUs.
+        # While a job starts or ends, its GPUs may be in only one of the node's and the job's records.
         holders += unknown(
             host.gpus,
             "Slurm has allocated %d more GPUs of this host than the records of its jobs show" % used,
@@ -144,7 +145,7 @@ def _of_node(host: Host, devices: Devices, processes: Processes, node: str, run:
 def _may_connect() -> bool:
     """Return whether this process may open network sockets.
 
-    The units of the collection may not (RestrictAddressFamilies=). Slurm's tools would then retry for 10 s.
+    The collection's units may not (RestrictAddressFamilies=). Slurm's tools would then retry for 10 s.
     """
     try:
         socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
@@ -171,14 +172,14 @@ def _of_job(
 class Job:
     """A job. `user` and `name` are from squeue, `record` is from scontrol.
 
-    The user chooses the name of the job. The name may look like the rest of a record, with other users, nodes and GPUs.
-    The parser therefore skips the name that squeue reports. Users also choose account and WCKey (without accounting),
-    paths and comments, so these are not parsed.
+    Users choose job names, which may look like the rest of a record with other users, nodes and GPUs. So the parser
+    skips the name that squeue reported. Users also choose account and WCKey (without accounting), paths and comments,
+    so these are not parsed.
     """
 
     id: str
     user: str
-    #: Name as printed by squeue. For a job array, squeue prints one line for each task.
+    #: Name as squeue prints it. squeue prints one line for each task of a job array.
     name: str
     record: str
 
@@ -186,9 +187,9 @@ class Job:
         return "Slurm job %s (%s) of user %s" % (self.id, first_line(self.name) or "no name", self.user)
 
     def given_on(self, node: str, names: Sequence[str] = _GPU_RESOURCES) -> list[Resource] | None:
-        """Return the resources of the job on a node that have these names.
+        """Return the job's resources with these names on a node.
 
-        Returns None if texts that the user chose make the record ambiguous.
+        Returns None if texts that users chose make the record ambiguous.
         """
         begins = _RECORD.match(self.record)
         rest = self.record[begins.end() :] if begins else ""
@@ -231,7 +232,7 @@ def job_gres(run: Run, node: str) -> list[tuple[str, str, Any]]:
 
 
 def resources_of(run: Run, job: str, user: str, node: str) -> list[Resource] | None:
-    """Return the GPU resources and units of leases of a job on a node.
+    """Return a job's GPU resources and units of leases on a node.
 
     The result has the format of `Job.given_on`. Raises NoAnswerError.
     """
@@ -248,9 +249,9 @@ def _listed(run: Run, node: str) -> dict[str, str]:
 
 
 def name_of(run: Run, job: str) -> str:
-    """Query the name of one job.
+    """Ask Slurm for the name of one job.
 
-    Each name needs its own query, because it may be any text. Raises NoAnswerError.
+    Needs one query per job, because a name may be any text. Raises NoAnswerError.
     """
     try:
         return _query(run, "squeue", "--all", "--noheader", "--jobs", job, "--format", "%j").rstrip("\n")
@@ -279,14 +280,14 @@ def _by_index(order: Sequence[Place | None] | None, given: Sequence[Resource]) -
 
 
 def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Place] | None:
-    """Return the devices in CUDA_VISIBLE_DEVICES of the job's processes.
+    """Return the devices in the job processes' CUDA_VISIBLE_DEVICES.
 
     Returns None if their number differs from `count`, the number of allocated devices. With AutoDetect=nvml, slurmd
     passes MIG devices to tasks by UUID.
     """
     uuids: set[str] = set()
     for pid in processes.seen:
-        # Find the processes of the job by cgroup, because any user can set a job's variables in their own processes.
+        # Find the job's processes by cgroup, because any user's processes can have a job's environment variables.
         if processes.origin(pid).job == job:
             uuids |= set(processes.environment(pid).get("CUDA_VISIBLE_DEVICES", "").split(",")) - {""}
     places = {place_of(host, device) for device in uuids}
@@ -298,8 +299,8 @@ def _by_tasks(host: Host, processes: Processes, job: str, count: int) -> set[Pla
 def _order(devices: Devices, host: Host, record: dict[str, str], node: str) -> Sequence[Place | None] | None:
     """Return the GPUs or GPU instances in Slurm's order, or None if it is unknown.
 
-    The role gpu_slurm lists and records this order. Without its list, Slurm numbers the whole GPUs in gres.conf by device
-    node. With MIG, Slurm numbers MIG devices. Their order then depends on how they were detected.
+    The role gpu_slurm records this order. Without its record, Slurm numbers the whole GPUs in gres.conf by device node.
+    With MIG, Slurm numbers MIG devices in an order that depends on how it detected them.
     """
     types = _types(record.get("Gres", ""))
     for read in (_listed_devices, _recorded_devices):
@@ -323,9 +324,9 @@ def _types(gres: str) -> list[str]:
 
 
 def _listed_devices(node: str) -> list[tuple[str, str]]:
-    """Return type and UUID of each device of the node, by number.
+    """Return type and UUID of each of the node's devices, by Slurm's number.
 
-    They come from the file that root wrote since the last boot. Returns an empty list if there is none.
+    They come from the file that root wrote since the last boot. Returns an empty list if there is no such file.
     """
     try:
         path = Path("/", DEVICES)
@@ -347,7 +348,7 @@ def _listed_devices(node: str) -> list[tuple[str, str]]:
 def _recorded_devices(node: str) -> list[tuple[str, str]]:
     """Return type and UUID of each device from the role's record.
 
-    Returns an empty list if no change began.
+    Returns an empty list if no change has begun.
     """
     try:
         path = Path(_RECORD_OF % node)
@@ -369,10 +370,10 @@ def fields(record: str) -> dict[str, str]:
 
 
 def given_on(record: str, node: str, names: Sequence[str] = _GPU_RESOURCES) -> list[Resource]:
-    """Return the resources of a job on a node, as in `resources`.
+    """Return a job's resources on a node, in the format of `resources`.
 
     `record` is the part of the job's record after the name. A detailed record has consecutive groups of Nodes= … GRES=.
-    The user may have chosen the text after these groups.
+    The text after these groups may come from the user.
     """
     row = _JOB_RESOURCES.search(record)
     part = _GIVEN.search(record, row.end() if row else 0)
@@ -385,14 +386,14 @@ def given_on(record: str, node: str, names: Sequence[str] = _GPU_RESOURCES) -> l
 
 
 def resources(text: str, names: Sequence[str] = _GPU_RESOURCES) -> list[Resource]:
-    """Return the resources in a Gres, GresUsed or GRES value that have these names."""
+    """Return the resources with these names in a Gres, GresUsed or GRES value."""
     found = []
     for name, counted, detail in _RESOURCE.findall(text):
         if name not in names:
             continue
         last = counted.rpartition(":")[2]
         indexes = numbers(detail[len("IDX:") :]) if detail.startswith("IDX:") else None
-        # A resource without device files has its number in the details.
+        # The details of a resource without device files have its number.
         counted = last or (detail[len("CNT:") :] if detail.startswith("CNT:") else "")
         count = int(counted) if counted.isdigit() else len(indexes or ()) or 1
         found.append((name, count, indexes))

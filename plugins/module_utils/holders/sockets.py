@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find out whether a holder's service listens on TCP, and how many clients it has.
 
-The service is the unit or container of the holder. The sources are the kernel's socket tables of each network
-namespace, and the open sockets of processes (proc_pid_net(5), proc_net_tcp.rst). If a time or size limit is reached,
-the result is unknown and not False.
+The service is the holder's unit or container. The sources are the kernel's socket tables of each network namespace, and
+the open sockets of processes (proc_pid_net(5), proc_net_tcp.rst). If a time or size limit is reached, the result is
+None (unknown), not False.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .tasks import can_compare, tables
 
 #: Maximum number of processes of a unit or container, of files of a process, and of sockets in a network namespace.
 _MOST_PROCESSES, _MOST_FILES, _MOST_SOCKETS = 4096, 1 << 16, 1 << 16
-#: Maximum size of a socket table in bytes. A line of the table has 150 characters, or 178 characters with IPv6.
+#: Maximum size of a socket table in bytes. A line has 150 characters, or 178 with IPv6.
 _MOST_BYTES = _MOST_SOCKETS * 180
 #: States of a socket in a socket table (include/net/tcp_states.h).
 _ESTABLISHED, _LISTEN = "01", "0A"
@@ -79,9 +79,9 @@ class _SocketReading:
     _results: dict[Origin | int, dict[str, bool | int | None]] = field(default_factory=dict)
 
     def at(self, pid: int) -> dict[str, bool | int | None]:
-        """Return `listens` and `clients` for the service of a process.
+        """Return `listens` and `clients` for a process's service.
 
-        The service is the unit or container of the process. If the process has neither, the service is the process.
+        The service is the process's unit or container, or else the process itself.
         """
         try:
             self._in_time()
@@ -102,7 +102,7 @@ class _SocketReading:
         for pid in members:
             inodes = self._sockets_of(pid)
             if inodes is None:
-                # The process has ended, and so have its sockets.
+                # The process has ended, and its sockets are closed.
                 continue
             alive = True
             own |= inodes
@@ -116,9 +116,9 @@ class _SocketReading:
         return {"listens": bool(ports), "clients": _clients(table, ports, own)}
 
     def _origin(self, pid: int) -> Origin:
-        """Return the unit or container of a process.
+        """Return a process's unit or container.
 
-        The cgroup or podman's monitor identifies the unit or container.
+        It is identified by the cgroup or Podman's monitor.
         """
         if pid not in self._origins:
             self._origins[pid] = self.processes.origin(pid)
@@ -127,7 +127,7 @@ class _SocketReading:
     def _of(self, origin: Origin) -> list[int]:
         """Return the processes of a unit or container."""
         if not self._members:
-            # A container without a cgroup is identified only by podman's monitor.
+            # A container without a cgroup can be identified only by Podman's monitor.
             monitored = bool(self.processes.named("conmon"))
             known: dict[str, Origin] = {}
             for pid in self.processes.seen:
@@ -186,15 +186,15 @@ class _SocketReading:
             raise _UnknownError from None
 
     def _table(self, namespace: str, pids: Sequence[int]) -> list[_Socket]:
-        """Return the listening sockets and the connections of a network namespace.
+        """Return a network namespace's listening sockets and connections.
 
-        The socket tables are read from the folder in /proc of the first running process in `pids`.
+        Reads the tables from the folder in /proc of the first running process in `pids`.
         """
         if namespace not in self._tables:
             for pid in pids:
                 self._in_time()
                 texts = [_table_of("%s/net/%s" % (self.processes.folder(pid), name)) for name in ("tcp", "tcp6")]
-                # Check the namespace after the read, because the PID may have been reused.
+                # Check the namespace after the read, because another process may have got the PID.
                 if texts[0] is not None and self._namespace(pid) == namespace:
                     self._tables[namespace] = [socket for text in texts if text for socket in _sockets(text)]
                     break
@@ -208,16 +208,16 @@ class _SocketReading:
 
 
 def _clients(table: Sequence[_Socket], ports: set[str], own: set[int]) -> int:
-    """Count the connections to the service's ports that come from outside the service."""
+    """Count the connections to the service's ports from outside the service."""
     connections = [socket for socket in table if not socket.listens]
-    # Connections of the service to its own ports. One end may be IPv6 and the other IPv4.
+    # Leave out the service's connections to its own ports. One end may be IPv6 and the other IPv4.
     inner = {
         (end_of(socket.remote), end_of(socket.local))
         for socket in connections
         if socket.remote_port in ports and socket.inode in own
     }
     return sum(
-        # A connection that is not yet accepted has inode 0. It is included.
+        # Include connections that are not yet accepted, which have inode 0.
         socket.port in ports and (socket.inode in own or socket.inode == 0) and _ends(socket) not in inner
         for socket in connections
     )

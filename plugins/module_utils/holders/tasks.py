@@ -5,8 +5,8 @@
 # ruff: noqa: PTH116, PTH119, PTH208
 """List the tasks (threads) of a process, and find tasks with their own file table.
 
-A thread may have its own table of open files (unshare(2), CLONE_FILES), and it may outlive the main thread. The main
-thread is then in state Z, and /proc/PID shows no open files, memory, namespaces or root directory.
+A thread may have its own table of open files (unshare(2), CLONE_FILES). It may also outlive the main thread. /proc/PID
+then shows state Z and no open files, memory, namespaces or root directory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any, Callable, Iterable, Iterator, List, Tuple, TypeVar
 
 T = TypeVar("T")
 
-# System call numbers for kcmp(2), which the C library does not wrap, and its types (linux/kcmp.h).
+# Numbers of the system call kcmp(2), which the C library does not wrap, and its types (linux/kcmp.h).
 _CALL_NUMBER = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "s390x": 343}.get(os.uname().machine)
 _FILE, _FILES = 0, 2
-# Maximum number of tables with which a task's table is compared. If a process has more, a shared one may be read twice.
+# A task's table is compared with at most this many tables. If a process has more tables, a shared one may be read
+# twice.
 _MOST_TABLES = 8
-# Link count of /proc/PID/task if the process has one task. It is two plus the number of tasks (fs/proc/base.c,
+# Link count of /proc/PID/task for a process with one task: two plus the number of tasks (fs/proc/base.c,
 # proc_task_getattr).
 _LINKS_OF_ONE_TASK = 3
 
@@ -31,7 +32,7 @@ _LINKS_OF_ONE_TASK = 3
 def can_compare(proc: str = "/proc") -> bool:
     """Return whether kcmp(2) works in this PID namespace.
 
-    `proc` must belong to the PID namespace of this process.
+    `proc` must show this process's PID namespace.
     """
     own = os.getpid()
     return os.path.basename(os.path.realpath(proc + "/self")) == str(own) and _kcmp(own, own, _FILES) == 0
@@ -40,9 +41,9 @@ def can_compare(proc: str = "/proc") -> bool:
 def tables(proc: str, pid: int, compare: bool) -> Iterator[Tuple[int, str]]:
     """Yield (task id, folder in /proc) once for each table of open files.
 
-    The table of the main thread comes first. Read each table before requesting the next one. Tasks are compared only
-    then, because a table could be missed if the main thread ended between the comparison and the read. If `compare` is
-    false (see `can_compare`), every task is yielded.
+    The table of the main thread comes first. Read each table before you request the next one, because tasks are
+    compared at that time. Otherwise, a table is missed if the main thread ends between the comparison and the read. If
+    `compare` is false (see `can_compare`), every task is yielded.
     """
     folder = "%s/%d" % (proc, pid)
     yield pid, folder
@@ -70,12 +71,12 @@ def other_tasks(proc: str, pid: int) -> List[int]:
 
 
 def folder_of(proc: str, pid: int, task: int | None) -> str:
-    """Return the folder of a task in /proc. None means the main thread.
+    """Return a task's folder in /proc. None means the main thread.
 
-    The folder is /proc/TID, which exists although /proc does not list it. Unlike /proc/PID/task/TID, it has map_files.
+    The folder is /proc/TID, which /proc does not list. Unlike /proc/PID/task/TID, it has map_files.
     """
     folder = "%s/%d" % (proc, pid)
-    # The path leads through the process, because `proc` may be a folder with links to only some processes.
+    # The path starts in the process's folder, because `proc` may be a folder with links to only some processes.
     return folder if task is None else "%s/../%d" % (folder, task)
 
 
@@ -90,7 +91,7 @@ def live_task(proc: str, pid: int) -> int | None:
 def _has_namespaces(folder: str) -> bool:
     """Return whether a task still has its namespaces.
 
-    If so, the task has not exited. A task that exits releases its open files first, and then its namespaces.
+    If so, it has not exited: an exiting task releases its open files first, then its namespaces.
     """
     try:
         os.readlink(folder + "/ns/mnt")
@@ -104,8 +105,8 @@ def _has_namespaces(folder: str) -> bool:
 def distinct(files: Iterable[T], place: Callable[[T], Tuple[int, int]]) -> List[T]:
     """Return one file for each open file description.
 
-    Descriptors share an open file description after fork(2) and dup(2). `place` returns (task id, descriptor) of a file.
-    A file that has been closed cannot be compared, so it is always returned.
+    Descriptors share an open file description after fork(2) and dup(2). `place` returns (task id, descriptor) of a
+    file. A closed file cannot be compared, so it is always returned.
     """
 
     def order(one: T, other: T) -> int:

@@ -1,15 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare the driver's use count with the open files of a scan. Pure functions.
+"""Compare the driver's use count with the open files of a scan, as pure functions.
 
-/proc/modules shows the number of references to a module. Dependent modules and open files of the module's nodes hold
-references, however the files are kept open. If the count exceeds the files that the scan found, a file is hidden.
+/proc/modules shows the number of references to a module. They are held by dependent modules and by open files of the
+module's nodes, in whatever way the files are kept open. If the scan found fewer files than the count needs, a file is
+hidden.
 
-An open file holds one reference to the module of its operations. It holds a second one to the owner of the device if
-the owner is set (fs/char_dev.c). The sources of the driver show where the owner is set (kernel-open/nvidia: nv.c,
-nv-caps.c, nv-caps-imex.c, nv-dmabuf.c, and until release 535 nv-frontend.c, which holds one more reference). This was
-not verified on a running driver.
+An open file holds a reference to the module with its operations. It holds a second reference if the device's owner is
+set (fs/char_dev.c). The driver's sources show where the owner is set (kernel-open/nvidia: nv.c, nv-caps.c,
+nv-caps-imex.c, nv-dmabuf.c, and until release 535 nv-frontend.c, which holds one more reference). This was not verified
+on a running driver.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from typing import Dict, Mapping, Tuple
 from ..frozen import frozen
 
 MODULE = "nvidia"
-# Modules of NVIDIA's driver package. They hold no hidden references to the module `nvidia`.
+# Modules of NVIDIA's driver package, which hold no hidden references to the module `nvidia`.
 _DRIVERS_OWN = {MODULE, "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"}
-# RDMA holds references to buffers of the driver (dma-buf) without an open file.
+# RDMA holds references to the driver's buffers (dma-buf) without an open file.
 _KEEPS_BUFFERS = "ib_core"
 _LINE = re.compile(r"^(\S+) \d+ (\d+|-) (\S+) \S+ \S+(?: \((\S*)\))?$", re.MULTILINE)
 _OUT_OF_TREE = "O"
-# The major number of GPU nodes is fixed, and its minor 254 belongs to nvidia-modeset. The driver's other major numbers
-# vary. /proc/devices lists them by name.
+# The major number of GPU nodes is fixed. Its minor 254 belongs to nvidia-modeset. The driver's other major numbers vary
+# and are listed by name in /proc/devices.
 _GPU_MAJOR, _MODESET_MINOR = 195, 254
 _FRONTEND = "nvidia-frontend"
 _CAPABILITIES = ("nvidia-caps", "nvidia-caps-imex-channels")
-# Used instead of a device number for a dma-buf in a list of files.
+# Replaces a device number for a dma-buf in a list of files.
 BUFFER = (0, 0)
 
 
@@ -39,10 +40,10 @@ BUFFER = (0, 0)
 class Found:
     """The results of a scan.
 
-    `least` and `most` are the limits for the number of references that the open files and mappings hold. They can
-    differ, because a mapping may belong to a file that is also open. `least` is None if the scan cannot find out which
-    files processes share. `complete` is true if all processes were examined. `uses` is true if a process has a node of
-    the driver open.
+    `least` and `most` are limits for the number of references that open files and mappings hold. They can differ,
+    because a mapping may belong to a file that is also open. `least` is None if the scan cannot find out which files
+    processes share. `complete` is true if all processes were examined. `uses` is true if a process has a driver's node
+    open.
     """
 
     least: int | None
@@ -55,8 +56,8 @@ class Found:
 class Verdict:
     """The result of a comparison.
 
-    `hidden` is the number of references that belong to no open file. `accounted` is true if every reference belongs to
-    an open file or a module. If the numbers cannot be compared, `hidden` is 0 and `accounted` is False.
+    `hidden` is the number of references that no open file explains. `accounted` is true if an open file or a module
+    explains every reference. If the numbers cannot be compared, `hidden` is 0 and `accounted` is False.
     """
 
     hidden: int = 0
@@ -82,8 +83,8 @@ def references(number: Tuple[int, int], listed_majors: str) -> int:
 def compare(before: str, after: str, found: Found) -> Verdict:
     """Compare the module's use count with the results of a scan.
 
-    `before` and `after` are the texts of /proc/modules from before and after the scan. A file that was opened or closed
-    during the scan is in only one of the counts.
+    `before` and `after` have the content of /proc/modules before and after the scan. A file that was opened or closed
+    during the scan is in only one of them.
     """
     counts = [_unexplained_by_modules(text) for text in (before, after)]
     taken = [count for count in counts if count is not None]
@@ -91,7 +92,7 @@ def compare(before: str, after: str, found: Found) -> Verdict:
         return Verdict()
     modules = _modules(after)
     if any(_OUT_OF_TREE in flags and name not in _DRIVERS_OWN for name, (_count, _users, flags) in modules.items()):
-        # A module from outside of the kernel may hold references from symbol_get(), which /proc/modules does not list.
+        # An out-of-tree module may hold references from symbol_get(), which /proc/modules does not list.
         return Verdict()
     if _KEEPS_BUFFERS in modules and found.uses:
         return Verdict()
@@ -99,7 +100,7 @@ def compare(before: str, after: str, found: Found) -> Verdict:
 
 
 def _unexplained_by_modules(text: str) -> int | None:
-    """Return the number of references to the driver that modules do not hold.
+    """Return how many references to the driver are not held by modules.
 
     Returns None if /proc/modules does not show the number.
     """

@@ -5,9 +5,8 @@
 # ruff: noqa: PTH116, PTH120
 """Identify watchers: processes that keep GPUs open but never create a context.
 
-Watchers use NVML or the driver. They do not block changes of instances. They block a reset and a change of the MIG mode
-(nvml.h, nvmlDeviceSetMigMode). A process is recognized as a watcher by the file that it executes, and only if no user
-except root can change this file.
+Watchers use NVML or the driver. They block a reset and a change of the MIG mode (nvml.h, nvmlDeviceSetMigMode), but not
+changes of instances. A process is a watcher if it executes a watcher's file and only root can change this file.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..processes.accounts import account_of
 from ..processes.file_worker import NoAnswerError, ask, task
 from .processes import Processes, executable_of
 
-#: Names of watchers that may also run in containers. `WATCHERS` has the names of all watchers.
+#: Names of watchers that may also run in containers. `WATCHERS` has all watchers.
 _IN_CONTAINERS = (
     "nvidia-persistenced",
     "nv-hostengine",
@@ -31,25 +30,27 @@ _IN_CONTAINERS = (
 WATCHERS = (*_IN_CONTAINERS, "nvidia-smi", "nvtop")
 #: Directories of the host's watchers.
 DIRECTORIES = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin")
-#: System units whose processes are watchers although the executed file does not show it. dcgm-exporter.service of the
-#: role dcgm_exporter runs Python. A package may have replaced the program of nvidia-persistenced.service. Only root's
-#: systemd starts processes in these units.
+#: System units whose processes are watchers although their executable does not show it. dcgm-exporter.service of the
+#: role dcgm_exporter runs Python. A package may have replaced the executable of nvidia-persistenced.service. Only
+#: root's systemd starts processes in these units.
 WATCHER_UNITS = ("dcgm-exporter.service", "nvidia-persistenced.service")
-#: A Docker container whose name is still unknown, with the id from the cgroup. containers.py queries Docker for the name.
+#: A Docker container that only has the id from the cgroup. containers.py asks Docker for its name.
 UNNAMED = re.compile(r"docker container ([0-9a-f]{12})")
 
 
 def is_watcher(processes: Processes, pid: int) -> bool:
     """Return whether a process only watches GPUs.
 
-    A process that has the capability of an instance open holds this instance. The caller must check this.
+    The caller must check separately whether the process holds an instance, which means that it has the instance's
+    capability open.
     """
     origin = processes.origin(pid)
     if origin.unit_or_container in WATCHER_UNITS:
         return True
     if origin.container_id or origin.pod or processes.in_container(pid):
-        # Root in a container can give files any name, so the container's name must match too. Pods need no such name,
-        # because the kubelet's checkpoint lists their GPUs. `with_names` checks the names of Docker containers later.
+        # Root in a container can give files any name, so the container's name must match too. For pods this is not
+        # necessary, because the kubelet's checkpoint lists their GPUs. `with_names` checks the names of Docker
+        # containers later.
         container = origin.unit_or_container
         believed = bool(origin.pod) or is_named_so(container) or bool(UNNAMED.fullmatch(container or ""))
         return believed and any(processes.is_roots(pid, program) for program in _IN_CONTAINERS)
@@ -66,10 +67,10 @@ def is_named_so(container: str | None) -> bool:
 
 
 def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:
-    """Return whether a process executes a watcher's file in the host's directories.
+    """Return whether a process executes a watcher's file from the host's directories.
 
-    Any user may run nvidia-smi, but only root may be able to change the file. The path in /proc is used only for the
-    name of the program, because a process can choose the path with a mount or another root directory.
+    Any user may run nvidia-smi, but only root may be able to change the file. The path in /proc only provides the
+    program's name, because a process can choose the path with a mount or another root directory.
     """
     process = "%s/%d" % (processes.proc, pid)
     name = executable_of(pid, processes.proc)
@@ -79,8 +80,7 @@ def _executes_the_hosts_own(processes: Processes, pid: int) -> bool:
     try:
         device, inode = ask(account_of(process), _identity, process + "/exe")
     except (OSError, NoAnswerError):
-        # The process has ended, or its file is on a file system that does not answer. Such a file does not belong to
-        # the host.
+        # The process has ended, or its file is on a file system that does not answer, which is not the host's.
         return False
     return (device, inode) in hosts
 
@@ -117,6 +117,6 @@ def _steps(path: str) -> list[str]:
 
 
 def _only_root_changes(path: str) -> bool:
-    # `path` is resolved, because the mode of a symbolic link would permit changes by every user.
+    # Resolve the path, because a symbolic link's own mode would permit changes by every user.
     status = os.lstat(path)
     return status.st_uid == 0 and not status.st_mode & (0o002 if status.st_gid == 0 else 0o022)

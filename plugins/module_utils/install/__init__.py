@@ -3,5 +3,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Install programs and units on a host.
 
-The command gpu-layout contains only its own installer.
+The command gpu-layout contains only its own installer from this package.
 """

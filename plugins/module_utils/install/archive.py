@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the command gpu-layout as one file: a zip archive that Python runs.
 
-Python does not cache bytecode for modules in an archive, which would cost 0.1 s at each start. The archive therefore
-contains the bytecode of the installing interpreter. Other interpreters use the source, which is in the archive too.
+Python does not cache bytecode of modules in an archive, and compiling would take 0.1 s at each start. So the archive
+contains the installing interpreter's bytecode, and the source for other interpreters.
 
-`build_command` reads the sources. The comment of the archive has the digests that `command_file` checks.
+`build_command` reads the sources. The archive's comment has the digests that `command_file` checks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Mapping
 
 from .command_file import DIGEST_LENGTH, PACKAGE, seal
 
-# A short run spends a sixth of its time on three things: garbage collection, reading each module a second time, and
-# destroying its objects. MAIN avoids all three.
+# MAIN avoids three things that take a sixth of a short run's time: garbage collection, reading each module a second
+# time, and destroying the objects.
 MAIN = (
     """\
 import gc
@@ -57,7 +57,7 @@ os._exit(status)
 def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> bytes:
     """Return the command as bytes.
 
-    `sources` are texts by path below the package. The archive also has the bytecode of each Python file.
+    `sources` has texts by path below the package. The archive also gets each Python file's bytecode.
     """
     members = {"__main__.py": MAIN, "%s/__init__.py" % PACKAGE: ""}
     members.update(("%s/%s" % (PACKAGE, path), text) for path, text in sources.items())
@@ -69,7 +69,7 @@ def archive(sources: Mapping[str, str], made_from: bytes, interpreter: str) -> b
         for path, text in sorted(members.items()):
             _add(bundled, os.path.normpath(path), text.encode())
             if path.endswith(".py"):
-                # Not compressed, because every start reads it.
+                # Do not compress bytecode, because every start reads it.
                 _add(bundled, os.path.normpath(path) + "c", _bytecode(path, text), deflated=False)
     whole = content.getvalue()[:-DIGEST_LENGTH]
     return whole + seal(whole)

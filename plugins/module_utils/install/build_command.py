@@ -17,7 +17,7 @@ from typing import Mapping
 from .archive import MAIN, archive
 from .command_file import MODE, origin
 
-# Patterns for the files of the command below module_utils. They include the modules `layout` and `layout_boot`.
+# Patterns for the command's files below module_utils. They include the modules `layout` and `layout_boot`.
 PATTERNS = (
     *("*.py", "models/*.json", "techniques/*.py", "techniques/*/*.py"),
     *(
@@ -28,12 +28,12 @@ PATTERNS = (
     *("install/%s.py" % name for name in ("__init__", "archive", "command_file", "files", "layout_boot", "sources")),
     *("slurm/%s.py" % name for name in ("__init__", "conf", "device_nodes", "mig_devices", "task_devices")),
 )
-# Files that match the patterns but are not needed by the command.
+# Files that match the patterns but that the command does not need.
 LEFT_OUT = ("service_module.py",)
 
 
 def read_sources() -> dict[str, str]:
-    """Return the sources of the command. Keys are paths below module_utils."""
+    """Return the command's sources by their path below module_utils."""
     utils = Path(__file__).resolve().parents[1]
     files = [file for pattern in PATTERNS for file in utils.glob(pattern) if file.name not in LEFT_OUT]
     return {str(file.relative_to(utils)): file.read_text(encoding="utf-8") for file in files}

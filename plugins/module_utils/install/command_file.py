@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check whether the command gpu-layout on a host is current.
 
-`archive` builds the command. This file is small, because the module `installed_module` sends it in each run.
+`archive` builds the command. This module is small, because the module `installed_module` sends it in each run.
 
 The bytecode of equal sources may differ, so commands are not compared byte by byte. Instead, a command ends with two
 digests. The first one is the digest of its inputs. The second one is the digest of all bytes before it. If one of them
@@ -27,16 +27,16 @@ PACKAGE = "openfleet_gpu"
 
 
 def origin(digest: str) -> bytes:
-    """Return a text that identifies the inputs of the command.
+    """Return a text that identifies the command's inputs.
 
-    The inputs are the digest of the sources and this interpreter.
+    The inputs are the sources and this interpreter.
     """
     parts = [sys.version, shebang(sys.executable), digest]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
 
 
 def shebang(interpreter: str) -> str:
-    """Return the interpreter line of the command.
+    """Return the command's interpreter line.
 
     The option -I isolates the interpreter, so that root imports nothing from the caller's environment or folders.
     """
@@ -69,5 +69,5 @@ def problem(status: os.stat_result, command: Path, made_from: bytes) -> str | No
 
 
 def seal(content: bytes) -> bytes:
-    """Return the digest at the end of a command with this content."""
+    """Return the digest that ends a command with this content."""
     return hashlib.sha256(content).hexdigest().encode()

@@ -7,7 +7,7 @@ Connections, bytes, time and requests are limited. A child process answers each 
 answered, other connections wait in the queue of the socket.
 """
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ The UUIDs of MIG devices and the numbers of their capabilities may change when i
 at boot. Therefore `openfleet-slurm-devices.service` refreshes them before each start of slurmd.
 """
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 

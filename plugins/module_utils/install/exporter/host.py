@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files, units and commands of the host."""
+"""Access the host's files, units and commands."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from ..files import Installation, InstallError
 
 UNIT = "dcgm-exporter.service"
 UNITS = "etc/systemd/system"
-# Folders of the role, relative to the root.
+# Folders of the role, relative to the host's root.
 CONFIG = "etc/openfleet-gpu/exporter"
 PROGRAM = "usr/local/lib/openfleet-gpu-exporter"
-# This file exists from the first change until the service has restarted. An interrupted run leaves it behind.
+# This file exists from the first change until the service has restarted, so it remains after an interrupted run.
 PENDING = CONFIG + "/restart-pending"
-# {"packages": [name], "masked": [unit], "directories": [path]}: objects that the role added. The role removes them
-# again.
+# Objects that the role added and removes again: {"packages": [name], "masked": [unit], "directories": [path]}.
 RECORD = CONFIG + "/installed.json"
 
 # Pattern for the user and password in an address.
@@ -63,9 +62,9 @@ def booted(target: Installation) -> bool:
 
 
 def systemctl(target: Installation, *arguments: str, unknown: bool = False) -> None:
-    """Run systemctl and report it.
+    """Run systemctl and report the command.
 
-    `unknown` is true if it is uncertain whether systemd has the unit.
+    `unknown` is true if the unit may not exist.
     """
     if target.doing("systemctl " + " ".join(arguments)):
         command = ["systemctl", *arguments]
@@ -81,7 +80,7 @@ def reload(target: Installation) -> None:
 
 
 def output(command: list[str], more: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return the status and output of a command.
+    """Return a command's status and output.
 
     `more` is added to the environment.
     """
@@ -102,7 +101,7 @@ def fail(command: list[str], status: int, text: str) -> NoReturn:
 
 
 def refuse(text: str) -> NoReturn:
-    """Raise InstallError. The text has the place, the problem and the fix."""
+    """Raise InstallError with this text: the place, the problem and the fix."""
     raise InstallError("", text)
 
 

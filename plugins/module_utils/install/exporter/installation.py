@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Install or remove an exporter for GPU metrics.
 
-This includes its files, packages and unit, and a test scrape. Passwords are never printed. The sources are the files of
-the embedded exporter's program: texts by file name.
+This includes its files, packages and unit, and a test scrape. Never prints passwords. `Sources` has the files of the
+embedded exporter's program: texts by file name.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .passwords import hashes
 from .refusals import refuse_address, refuse_paths, refuse_quadlet
 from .scrape import certificate_is_old, check_health
 
-# All files that may be installed, relative to the root. A file that the current settings do not need is removed.
+# All files that may be installed, relative to the root. Files that the current settings do not need are removed.
 QUADLETS = "etc/containers/systemd"
 UNIT_FILES = (UNITS + "/" + UNIT, QUADLETS + "/dcgm-exporter.container")
-# This link enables the first unit. The quadlet generator enables the other unit.
+# This link enables the unit of the first kind. The quadlet generator enables the other one.
 WANTED = UNITS + "/multi-user.target.wants/" + UNIT
 WEB_CONFIG = CONFIG + "/web-config.json"
-# The origin of the Python packages. The file is written last.
+# This file has the origin of the Python packages. It is written last.
 STAMP = PROGRAM + "/packages/.requirements"
 SOURCES = PROGRAM + "/openfleet_exporter"
 STATE = ("var/lib/openfleet-gpu-exporter", "var/lib/private/openfleet-gpu-exporter")
@@ -85,7 +85,7 @@ def install_packages(target: Installation, embedded: dict) -> None:
     else:
         with zipfile.ZipFile(embedded["archive"]) as archive:
             archive.extractall(str(new))
-        # Compile now, because the service cannot write bytecode into this folder.
+        # Compile now, because the service may not write bytecode into this folder.
         run([sys.executable, "-m", "compileall", "-q", "-j", "1", str(new)])
     (new / Path(STAMP).name).write_text(embedded["stamp"])
     if folder.exists():
@@ -98,7 +98,7 @@ def wanted_files(target: Installation, bundle: Mapping[str, Any], sources: Sourc
 
     Raises InstallError if a password cannot be hashed.
     """
-    # Use the resolved path, so that the unit does not depend on the name of the interpreter.
+    # Resolve the path, so that the unit does not depend on the interpreter's name.
     python = os.path.realpath(sys.executable)
     files = {
         path: (entry["content"].replace("@python@", python).encode(), int(entry["mode"], 8))
@@ -124,7 +124,7 @@ def install(
 ) -> None:
     """Install the files and the unit.
 
-    `pending` is true if an interrupted run possibly did not restart the service.
+    `pending` is true if an interrupted run may not have restarted the service.
     """
     for path in sorted(set(files) - set(UNIT_FILES)):
         target.write(path, *files[path])
@@ -143,7 +143,7 @@ def install(
         return
     if any(units) or pending:
         reload(target)
-    # The quadlet generator enables its unit.
+    # The quadlet generator enables its unit, so it needs no link.
     if UNIT_FILES[0] in files and output(["systemctl", "is-enabled", UNIT])[1].strip() != "enabled":
         systemctl(target, "enable", "--no-reload", "--quiet", UNIT)
     if target.done or pending or output(["systemctl", "is-active", UNIT])[0] or certificate_is_old(bundle):
@@ -152,7 +152,7 @@ def install(
 
 
 def remove_strangers(target: Installation, folder: str, wanted: set, embedded: bool) -> None:
-    """Remove files that former settings needed from the folders of the role."""
+    """Remove files from the role's folders that only former settings needed."""
     top = target.path(folder)
     for path in sorted(top.rglob("*")) if top.is_dir() else ():
         relative = str(path.relative_to(target.root))
@@ -178,7 +178,7 @@ def uninstall(target: Installation) -> None:
     for path in (*UNIT_FILES, PROGRAM, *STATE):
         remove_tree(target, path)
     take_away(target, packages)
-    # Removed last, because the record of the installation is in this folder.
+    # Remove this folder last, because it has the record of the installation.
     remove_tree(target, CONFIG)
     for folder in (str(Path(CONFIG).parent), *directories):
         target.prune(target.path(folder), report=False)
@@ -189,7 +189,7 @@ def uninstall(target: Installation) -> None:
 def bring_about(bundle: Mapping[str, Any], target: Installation, sources: Sources) -> dict[str, str]:
     """Apply the requested state.
 
-    If an archive of Python packages is needed first, nothing is installed, and the result names the architecture that
+    If an archive of Python packages is still missing, nothing is installed, and the result names the architecture that
     the archive must have.
     """
     refuse_paths(target, [*bundle["host_files"], *bundle["directories"]])

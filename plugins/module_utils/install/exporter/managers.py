@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Use the host's package manager.
-
-Read installed versions, predict changes and run commands.
-"""
+"""Use the host's package manager to read versions, predict and make changes."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class Plan(NamedTuple):
     def others(self, own) -> str:
         """Return the changes and removals of other packages as text.
 
-        `own` returns whether a package is one of the role's own.
+        `own` returns whether a package is one of the role's.
         """
         parts = ["change the version of %s" % name for name in self.changed if not own(name)]
         parts += ["remove %s" % name for name in self.removed if not own(name)]
@@ -44,7 +41,7 @@ class Apt:
         """Return the installed version of a package, or ""."""
         form = "--showformat=${db:Status-Abbrev}${Version}"
         status, text = output(["dpkg-query", "--show", form, package])
-        # In the status of dpkg, "hi" means that the package is on hold and installed.
+        # A dpkg status of "hi" means that the package is installed and on hold.
         return text[2:].strip() if status == 0 and text[1:2] == "i" else ""
 
     def asked(self, package: str, version: str) -> str:
@@ -75,15 +72,15 @@ class Apt:
         run(command)
 
     def forget(self, own: str) -> None:
-        """Do nothing, because `apt-get update` deletes the lists of removed sources."""
+        """Do nothing: `apt-get update` deletes the lists of removed sources."""
 
     def torn(self, packages: list[str]) -> list[str]:
-        """Return an empty list, because APT itself completes an interrupted change."""
+        """Return an empty list: APT itself completes an interrupted change."""
         return []
 
 
 class Dnf:
-    """DNF. Locks by administrators (versionlock) apply, and a failed change is undone."""
+    """Use DNF. Administrators' locks (versionlock) apply. A failed change is undone."""
 
     def __init__(self, call: Run = run_to_end) -> None:
         self._dnf = dnf_changes.DnfChanges("openfleet-dcgm", "the exporter", call)
@@ -96,7 +93,7 @@ class Dnf:
         return done.stdout.split() if done.returncode == 0 else []
 
     def torn(self, packages: list[str]) -> list[str]:
-        """Return the packages that are installed in two versions after an interrupted DNF."""
+        """Return packages that an interrupted DNF left installed in two versions."""
         return [package for package in packages if len(self._versions(package)) > 1]
 
     def repair(self) -> None:
@@ -110,17 +107,16 @@ class Dnf:
     def refresh(self, own: str) -> None:
         """Fetch the metadata of the role's repository.
 
-        At the first fetch, DNF asks whether to trust the key of the repository. A prediction of changes cannot answer
-        this question.
+        At the first fetch, DNF asks whether to trust the repository's key. A prediction of changes cannot answer.
         """
         if own:
-            # The host may be set to skip failing repositories (skip_if_unavailable in dnf.conf(5)). DNF would then use
-            # another repository.
+            # Require this repository. With skip_if_unavailable (dnf.conf(5)), DNF would otherwise use another
+            # repository if this one fails.
             strict = "--setopt=%s.skip_if_unavailable=0" % own
             self._must(self._dnf.change(strict, "makecache", "--repo=" + own), "the repository cannot be used")
 
     def forget(self, own: str) -> None:
-        """Delete the cache that DNF has of a removed repository."""
+        """Delete DNF's cache of a removed repository."""
         dnf_changes.forget_cache(own)
 
     def install(self, asked: list[str], version: str) -> list[str]:

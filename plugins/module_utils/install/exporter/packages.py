@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Install and remove NVIDIA's packages, their repository and their unit's mask."""
+"""Install and remove NVIDIA's packages, their repository and their units' masks."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ..files import Installation, InstallError
 from .host import UNITS, Record, booted, output, refuse
 from .managers import Apt, manager
 
-# Files for NVIDIA's repository. They are used if the host's sources do not have the packages.
+# Files for NVIDIA's repository, which is used if the host's sources do not have the packages.
 APT_SOURCE, APT_KEY = "etc/apt/sources.list.d/openfleet-dcgm.list", "etc/apt/keyrings/openfleet-dcgm.asc"
 DNF_REPOSITORY = "openfleet-dcgm"
 DNF_SOURCE, DNF_KEY = "etc/yum.repos.d/openfleet-dcgm.repo", "etc/pki/rpm-gpg/RPM-GPG-KEY-openfleet-dcgm"
 REPOSITORY_FILES = (APT_KEY, APT_SOURCE, DNF_KEY, DNF_SOURCE)
-# Prefix of the packages of DCGM 4. The package of DCGM 3 has no suffix. The role leaves it alone, because the site
-# installed it.
+# Prefix of DCGM 4's packages. DCGM 3's package has no suffix. The role does not change it, because the site installed
+# it.
 FAMILY = "datacenter-gpu-manager-"
 
 
 def missing(host, packages: list[str], version: str) -> list[str]:
-    """Return the missing packages in the form that install commands take.
+    """Return the missing packages as arguments of the install command.
 
-    `version` is the version of the exporter.
+    `version` is the exporter's version.
     """
     lacking = []
     for package in packages:
         has, wanted = host.installed_version(package), version if package.endswith("-exporter") else ""
-        # An installed version 1:4.8.2-1 also matches if the epoch, the revision, or both are left out.
+        # The version 1:4.8.2-1 may also be given without the epoch, the revision, or both.
         names = (has, has.partition(":")[2] or has)
         if not has or (wanted and not any(name == wanted or name.startswith(wanted + "-") for name in names)):
             lacking.append(host.asked(package, wanted))
@@ -37,7 +37,7 @@ def missing(host, packages: list[str], version: str) -> list[str]:
 
 
 def dnf_source(url: str, repo_gpgcheck: bool) -> str:
-    """Return the repository file.
+    """Return the content of the repository file.
 
     NVIDIA signs packages and repomd.xml: https://github.com/NVIDIA/cuda-repo-management
     """
@@ -70,7 +70,7 @@ def write_repository(target: Installation, repository: dict) -> None:
 def bring(target: Installation, bundle: dict) -> None:
     """Install the packages.
 
-    Their units are masked first. Otherwise they would listen on all addresses as soon as they are installed.
+    Masks their units first. Otherwise they would listen on all addresses as soon as they are installed.
     """
     host, packages, version = manager(), bundle["packages"], bundle["version"]
     before = {path: target.path(path).read_bytes() for path in REPOSITORY_FILES if target.path(path).exists()}
@@ -84,7 +84,7 @@ def bring(target: Installation, bundle: dict) -> None:
         try:
             host.refresh(DNF_REPOSITORY if bundle["repository"]["url"] else "")
         except InstallError:
-            # The file would break other runs of the package manager.
+            # Restore the former files, because the new ones would break other runs of the package manager.
             for path in REPOSITORY_FILES:
                 if path in before:
                     target.write(path, before[path])
@@ -103,7 +103,7 @@ def bring(target: Installation, bundle: dict) -> None:
     for unit in bundle["masked"]:
         mask(target, unit)
     if lacking:
-        # The scripts in the packages reload systemd.
+        # The packages' scripts reload systemd.
         target.reload(run=False, changed=True)
     if lacking and target.doing("install packages %s" % ", ".join(lacking)):
         host.change(command)

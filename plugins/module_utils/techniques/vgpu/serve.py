@@ -6,7 +6,7 @@
 The service provides the shared memory that lets tenants take turns.
 """
 
-# A program, which prints to its user.
+# This program prints to its user.
 # pylint: disable=ansible-bad-function
 from __future__ import annotations
 
