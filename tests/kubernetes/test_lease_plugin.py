@@ -8,12 +8,14 @@ would. test_openfleet_dra.py runs pods.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 
 import pytest
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.schedulers.openfleet_dra.backend import LEASES, device_class
 from tests.kubernetes.control_plane import REPOSITORY, ControlPlane, build
@@ -75,12 +77,13 @@ class LeasedNode:
         items = self.plane.call("GET", SLICES)["items"]
         return {device["name"]: device for item in items for device in item["spec"].get("devices", [])}
 
-    def start(self, name, memory=None, percent=None, **exactly):
+    def start(self, name, memory=None, percent=None, priority_class=None, **exactly):
         """Create a claim and a pod with the claim."""
         capacity = {"capacity": {"requests": {"memory": memory, "smPercent": str(percent)}}} if memory else {}
         request = {"name": "gpu", "exactly": {"deviceClassName": LEASES, **capacity, **exactly}}
         self.plane.call("POST", CLAIMS, {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}})
         spec = {
+            **({"priorityClassName": priority_class} if priority_class else {}),
             "tolerations": [{"operator": "Exists"}],
             "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
             "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
@@ -131,6 +134,22 @@ def node(plane, tmp_path, world):
 
 def sizes(world):
     return {number: str(shape) for number, (shape, _places) in world.parts.items()}
+
+
+def test_priority_class_decides_which_pod_is_online(node, world):
+    world.pod_leases = dataclasses.replace(world.pod_leases, online=("inference",))
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    for name in ("inference", "batch"):
+        node.plane.call("POST", path, {"metadata": {"name": name}, "value": 1000})
+    node.plugin.tick()
+    for name, priority_class in (("serve", "inference"), ("train", "batch"), ("other", None)):
+        node.start(name, "10Gi", 20, priority_class)
+        node.scheduled(name)
+        assert not node.prepare(name).get("error")
+    online = {each.request.account: each.request.online for each in BookingRecord(world.directory).read().bookings}
+    assert online == {"pod:default/serve": True, "pod:default/train": False, "pod:default/other": False}
+    for name in ("inference", "batch"):
+        node.plane.call("DELETE", "%s/%s" % (path, name))
 
 
 def test_pods_share_a_gpu_and_a_third_waits_with_the_reason(node, world):

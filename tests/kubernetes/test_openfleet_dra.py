@@ -295,6 +295,7 @@ def test_owner_of_a_pod_cannot_take_more(cluster, node):
             "name": "a/b",
             "shape": {"memory_bytes": 1 << 30, "sm_percent": 1},
             "uuids": [node[0]],
+            "priority_class": "",
         },
     ]
     calls = "; ".join(

@@ -56,7 +56,8 @@ def run(environment: Mapping[str, str], socket: str, tool: Run = run_tool, folde
         units = _units(tool, job, user, node)
         if not units:
             return 0
-        answer = _begin({"op": "job_begin", "job": job, "user": user, "units": units}, node, socket, tool)
+        request = {"op": "job_begin", "job": job, "user": user, "units": units, "partition": _partition(environment)}
+        answer = _begin(request, node, socket, tool)
     except FleetError as error:
         _write(file, "%s %s\n" % (REFUSED, printable(str(error))))
         _requeue(tool, job, error)
@@ -64,6 +65,11 @@ def run(environment: Mapping[str, str], socket: str, tool: Run = run_tool, folde
     lines = ["%s=%s\n" % (name, value) for name, value in sorted(answer["environment"].items())]
     _write(file, "".join([*lines, "OPENFLEET_LEASE=%s\n" % answer["number"]]))
     return 0
+
+
+def _partition(environment: Mapping[str, str]) -> str:
+    """Return the partition of the job. slurmd sets it, and not the user."""
+    return environment.get("SLURM_JOB_PARTITION", "")
 
 
 def _units(tool: Run, job: str, user: str, node: str) -> int:

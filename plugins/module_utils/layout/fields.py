@@ -153,3 +153,5 @@ class PartContext:
     inside_mig: bool = False
     #: Whether the entry has leases.
     leases: bool = False
+    #: Whether its leases have the key `online`.
+    online_leases: bool = False

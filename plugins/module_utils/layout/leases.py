@@ -9,22 +9,28 @@ Slurm. docs/leases.md describes it.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Mapping, Sequence
 
 from ..frozen import frozen
 from ..sizes import format_size
-from .fields import group_name, size_bytes
+from .fields import group_name, size_bytes, word
 from .profile_name import ProfileNameError, parse_profile_name
 from .reader import Fields, Key, Node, quoted
 from .types import MOST_GPUS, MOST_INSTANCES
 
 #: Programs that can grant leases. An entry names one of them.
 HOST, KUBERNETES, SLURM = ALLOCATORS = ("host", "kubernetes", "slurm")
+#: Value of `online` for all leases.
+ALL = "all"
 #: Default and maximum of `hours`, then default and maximum of `count`.
 HOURS, MOST_HOURS = 24, 8760
 COUNT, MOST_COUNT = 16, 64
 
 _MOST_GROUPS = 64
+# https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/#priorityclass
+_PRIORITY_CLASS = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+_PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 KEYS = {
     "by": Key("by: host", required=True),
     "groups": Key("groups: [researchers]", required=True),
@@ -33,12 +39,13 @@ KEYS = {
     "hours": Key("hours: 24"),
     "count": Key("count: 16"),
     "unit": Key("unit: {memory: 8GiB, sm_percent: 10}", required=True),
+    "online": Key("online: [inference]"),
 }
 _HOST_KEYS = {name: key for name, key in KEYS.items() if name != "unit"}
 #: Keys of an entry whose leases a scheduler counts. A pod or a job has its lease until it ends.
 _SCHEDULER_KEYS = {
-    KUBERNETES: {name: KEYS[name] for name in ("by", "most")},
-    SLURM: {name: KEYS[name] for name in ("by", "most", "unit")},
+    KUBERNETES: {name: KEYS[name] for name in ("by", "most", "online")},
+    SLURM: {name: KEYS[name] for name in ("by", "most", "unit", "online")},
 }
 _MOST = {"memory": Key("memory: 40GiB"), "sm_percent": Key("sm_percent: 50")}
 _UNIT_KEYS = {"memory": Key("memory: 8GiB", required=True), "sm_percent": Key("sm_percent: 10", required=True)}
@@ -52,7 +59,8 @@ class Leases:
     and at most `memory_bytes` and `sm_percent` in all of them, summed over the GPUs. None means no limit.
     `profiles` are the MIG profiles on offer. With `by: kubernetes` or `by: slurm`, there are no groups, and `memory_bytes`
     and `sm_percent` limit one claim or job on one GPU. Slurm counts quotas in units of `unit_memory_bytes` and
-    `unit_percent`.
+    `unit_percent`. With the policy `colocate`, leases of the priority classes or partitions `online` are online, and all
+    others are offline. None means that all are online.
     """
 
     by: str
@@ -64,6 +72,14 @@ class Leases:
     count: int = COUNT
     unit_memory_bytes: int = 0
     unit_percent: int = 0
+    online: tuple[str, ...] | None = ()
+
+    def is_online(self, name: str) -> bool:
+        """Return whether a lease of this priority class or partition is online.
+
+        `name` is "" for a lease without either.
+        """
+        return self.online is None or name in self.online
 
 
 def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases | None:
@@ -98,6 +114,7 @@ def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases 
         read("count", lambda field: field.integer(1, MOST_COUNT), COUNT),
         unit_memory_bytes,
         unit_percent,
+        read("online", lambda field: _online(field, allocator), ()),
     )
 
 
@@ -121,6 +138,8 @@ def to_data(leases: Leases) -> dict[str, Any]:
         data["hours"] = leases.hours
     if leases.count != COUNT:
         data["count"] = leases.count
+    if leases.online != ():
+        data["online"] = ALL if leases.online is None else list(leases.online)
     return data
 
 
@@ -139,6 +158,8 @@ def _check_sharing(node: Node, fields: Fields, sharing: str, limits: Mapping[str
                 "Use sharing: vgpu, or leases of the host (by: host).",
             )
         return
+    if own == "profiles" and "online" in fields:
+        fields["online"].report("MIG instances are neither online nor offline", "Remove it.")
     if own == "profiles" and own not in fields:
         node.report("the key profiles is missing", "Add it, for example `%s`." % KEYS[own].example)
     for other, key in limits.items():
@@ -168,6 +189,23 @@ def _unit(node: Node) -> tuple[int, int]:
     # A value with an error is None, and the parser then discards the result.
     read: Callable[..., Any] = fields.read
     return read("memory", size_bytes), read("sm_percent", lambda field: field.integer(1, 100))
+
+
+def _online(node: Node, allocator: Any) -> tuple[str | None, ...] | None:
+    """Return the names, or None for all leases and after an error."""
+    if node.value == ALL:
+        return None
+    if allocator == SLURM:
+        pattern, kind = _PARTITION, "partition"
+    elif allocator == KUBERNETES:
+        pattern, kind = _PRIORITY_CLASS, "priority class"
+    else:
+        node.report("leases of the host have no priority classes or partitions", "Write online: all, or remove it.")
+        return None
+    cure = "Write the name of a %s." % kind
+    return _distinct(
+        node.items(1, _MOST_GROUPS) or [], lambda each: word(each, pattern, "the name of a " + kind, cure), kind
+    )
 
 
 def _groups(node: Node) -> tuple[str | None, ...]:

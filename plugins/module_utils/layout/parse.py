@@ -44,6 +44,11 @@ def parse(data: Any, forms: Sequence[Form]) -> Layout:
     return Layout(tuple(entries))
 
 
+def _has_online(fields: Fields) -> bool:
+    leases = fields["leases"].value if "leases" in fields else None
+    return isinstance(leases, Mapping) and "online" in leases
+
+
 class _Parser:
     """Reads one layout.
 
@@ -72,7 +77,7 @@ class _Parser:
         sharing = fields.read("sharing", lambda field: field.choice((*WITHOUT_PART, *self._parts)))
         if sharing is not None:
             self._check_parts(node, fields, sharing)
-        context = PartContext(self._names, selectors, leases="leases" in fields)
+        context = PartContext(self._names, selectors, False, "leases" in fields, _has_online(fields))
         readers: dict[str, Callable[[Node], Any]] = {
             form.key: functools.partial(form.parse, context=context) for form in self._forms
         }

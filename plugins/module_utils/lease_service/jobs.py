@@ -63,7 +63,8 @@ def place_of(ask: Ask, offers: Iterable[Offer], bookings: Sequence[Booking]) -> 
             problem = LeaseError(where, text, "Request less.")
             continue
         shape = shape_of(offer.leases, ask.units)
-        request = Request(0, job_account(ask.job, ask.user), shape, _SECONDS)
+        online = offer.leases.is_online(ask.partition)
+        request = Request(0, job_account(ask.job, ask.user), shape, _SECONDS, online=online)
         for card in offer.cards:
             used = [
                 Use(each.request.shape, place.start)

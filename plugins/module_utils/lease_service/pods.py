@@ -43,6 +43,7 @@ def is_plugin(pid: int, uid: int) -> bool:
 def pool(offers: Iterable[Offer], tenants: Iterable[VgpuTenant]) -> dict[str, Any]:
     """Return the GPUs that pods may lease, and the fixed tenants on these GPUs."""
     gpus: list[dict[str, Any]] = []
+    offers = tuple(offers)
     for offer in offers:
         for card in offer.cards:
             room: Any = getattr(card, "room", None)
@@ -61,6 +62,7 @@ def pool(offers: Iterable[Offer], tenants: Iterable[VgpuTenant]) -> dict[str, An
     uuids = {gpu["uuid"] for gpu in gpus}
     return {
         "gpus": gpus,
+        "by_priority_class": any(offer.leases.online for offer in offers),
         "tenants": [
             {
                 "name": tenant.name,
@@ -80,23 +82,25 @@ def booking_of(ask: Ask, offers: Iterable[Offer], number: int, now: float) -> Bo
 
     Raises LeaseError if a GPU is in no entry with leases by Kubernetes, or if the GPUs are in several entries.
     """
-    entries = {card.uuid: offer.where for offer in offers for card in offer.cards}
-    where = {entries.get(uuid) for uuid in ask.uuids}
-    if None in where:
-        missing = next(uuid for uuid in ask.uuids if uuid not in entries)
+    entries = {card.uuid: offer for offer in offers for card in offer.cards}
+    missing = next((uuid for uuid in ask.uuids if uuid not in entries), None)
+    if missing is not None:
         raise LeaseError(
             "claim %s" % ask.name,
             "gpu %s has no leases by %s, does not have its layout, or is lost" % (missing, KUBERNETES),
             "Delete the pod, so that it gets another GPU.",
         )
+    where = {entries[uuid].where for uuid in ask.uuids}
     if len(where) > 1:
         raise LeaseError(
             "claim %s" % ask.name,
-            "its GPUs are in several entries: %s" % ", ".join(sorted(filter(None, where))),
+            "its GPUs are in several entries: %s" % ", ".join(sorted(where)),
             "Select GPUs of one entry.",
         )
-    request = Request(number, pod_account(ask.name), ask.shape, _SECONDS, len(ask.uuids), ask.claim)
-    return Booking(request, str(where.pop()), tuple(Place(uuid) for uuid in ask.uuids), now, True)
+    offer = entries[ask.uuids[0]]
+    online = offer.leases.is_online(ask.priority_class)
+    request = Request(number, pod_account(ask.name), ask.shape, _SECONDS, len(ask.uuids), ask.claim, online)
+    return Booking(request, offer.where, tuple(Place(uuid) for uuid in ask.uuids), now, True)
 
 
 def check_same(ask: Ask, booking: Booking) -> None:

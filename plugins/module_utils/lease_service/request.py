@@ -8,10 +8,10 @@ A request is one JSON object: {"op": "take", "shape": {...}, "gpus": N, "seconds
 {"op": "resize", "number": N, "shape": {...}}. A shape has `memory_bytes` and `sm_percent`, or `profile`.
 
 The plugin of the kubelet sends {"op": "pool"}, {"op": "claims"}, {"op": "prepare", "claim": UID, "name": "NAMESPACE/NAME",
-"shape": {...}, "uuids": [UUID, ...]} and {"op": "unprepare", "claim": UID}.
+"shape": {...}, "uuids": [UUID, ...], "priority_class": NAME or ""} and {"op": "unprepare", "claim": UID}.
 
-Prolog and Epilog of Slurm send {"op": "jobs"}, {"op": "job_begin", "job": ID, "user": USER, "units": N} and {"op": "job_end",
-"job": ID}.
+Prolog and Epilog of Slurm send {"op": "jobs"}, {"op": "job_begin", "job": ID, "user": USER, "units": N,
+"partition": NAME} and {"op": "job_end", "job": ID}.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _KEYS = {
     "resize": {"op", "number", "shape"},
     "pool": {"op"},
     "claims": {"op"},
-    "prepare": {"op", "claim", "name", "shape", "uuids"},
+    "prepare": {"op", "claim", "name", "shape", "uuids", "priority_class"},
     "unprepare": {"op", "claim"},
     "jobs": {"op"},
-    "job_begin": {"op", "job", "user", "units"},
+    "job_begin": {"op", "job", "user", "units", "partition"},
     "job_end": {"op", "job"},
 }
 #: Requests that only the kubelet's plugin may send.
@@ -54,6 +54,8 @@ _TEXTS = {
     "claim": re.compile(r"[0-9a-zA-Z-]{1,64}", re.ASCII),
     "name": re.compile("%s/%s" % (_NAME, _NAME), re.ASCII),
     "job": re.compile(r"[0-9]{1,10}", re.ASCII),
+    "priority_class": re.compile("(?:%s)?" % _NAME, re.ASCII),
+    "partition": re.compile(r"[^\s,/]{0,128}"),
     "user": re.compile(r"[^\s/]{1,64}"),
 }
 _UUID = re.compile(r"GPU-[0-9a-f-]{1,64}", re.ASCII)
@@ -66,6 +68,7 @@ class Ask:
     `number` is the lease. For "take", it is the place in the queue that a client had before the service restarted.
     `seconds` is None if the request declares no duration. `claim` is the UID of a ResourceClaim, `name` its namespace and
     name, and `uuids` are its GPUs. `job` is the ID of a Slurm job, `user` its user, and `units` the number of its units.
+    `priority_class` is what all pods of the claim have, or "", and `partition` is where the job runs.
     """
 
     operation: str
@@ -80,6 +83,8 @@ class Ask:
     job: str = ""
     user: str = ""
     units: int = 0
+    priority_class: str = ""
+    partition: str = ""
 
 
 def parse(line: bytes) -> Ask:
@@ -105,6 +110,8 @@ def parse(line: bytes) -> Ask:
         _text(data, "job"),
         _text(data, "user"),
         _integer(data, "units", 1, 100) or 0,
+        _text(data, "priority_class"),
+        _text(data, "partition"),
     )
 
 

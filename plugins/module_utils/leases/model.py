@@ -51,6 +51,7 @@ class Request:
 
     `number` is unique on the host and grows with each request. `gpus` is the number of GPUs, each with the `shape`.
     `claim` is the UID of the ResourceClaim of a pod, or None. Such a lease has no unit, and lasts as long as its claim.
+    `online` is whether its priority class or partition is online (`Leases.is_online`).
     """
 
     number: int
@@ -59,6 +60,7 @@ class Request:
     seconds: float
     gpus: int = 1
     claim: str | None = None
+    online: bool = False
 
 
 @frozen

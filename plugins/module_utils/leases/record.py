@@ -55,13 +55,11 @@ class BookingRecord:
 
 
 def _data(booking: Booking) -> dict[str, Any]:
-    """Return a booking as data.
-
-    Without a claim, it has the format of earlier releases.
-    """
+    """Return a booking as data, without `claim` and `online` if they have no value."""
     data: dict[str, Any] = to_data(booking)
-    if booking.request.claim is None:
-        del data["request"]["claim"]
+    for key in ("claim", "online"):
+        if not data["request"][key]:
+            del data["request"][key]
     return data
 
 

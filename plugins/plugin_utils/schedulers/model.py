@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
+from ...module_utils.layout.leases import Leases
 from ...module_utils.layout.types import Entry
 from ...module_utils.model import Gpu
 from ..techniques.access import Access
@@ -208,6 +209,16 @@ def gpus_text(indexes: Sequence[int]) -> str:
 def refusal(node_gpus: Sequence[NodeGpu], problem: str, cure: str = "") -> Refusal:
     """Return the refusal of an entry, or of a GPU that has no entry."""
     return Refusal(node_gpus[0].where, problem, cure, tuple(each.gpu.index for each in node_gpus))
+
+
+def online_notes(leases: Leases, kind: str) -> list[str]:
+    """Return which leases are online, if the entry names some.
+
+    `kind` says what the names are, for example "jobs in the partition".
+    """
+    if not leases.online:
+        return []
+    return ["Leases of %s %s are online, and all others are offline." % (kind, " or ".join(leases.online))]
 
 
 def by_entry(node_gpus: Sequence[NodeGpu]) -> list[list[NodeGpu]]:

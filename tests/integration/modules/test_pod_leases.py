@@ -73,9 +73,17 @@ class PodHost:
             assert error.kind == "ApplyError", error
             return None
 
-    def prepare(self, claim, uuids, memory=8, percent=20, fault=None):
+    def prepare(self, claim, uuids, memory=8, percent=20, fault=None, priority_class=""):
         shape = {"memory_bytes": memory * GIB, "sm_percent": percent}
-        answer = self.ask(fault, op="prepare", claim=claim, name="ml/%s" % claim, shape=shape, uuids=uuids)
+        answer = self.ask(
+            fault,
+            op="prepare",
+            claim=claim,
+            name="ml/%s" % claim,
+            shape=shape,
+            uuids=uuids,
+            priority_class=priority_class,
+        )
         return answer and answer[0]
 
     def unprepare(self, claim, fault=None):

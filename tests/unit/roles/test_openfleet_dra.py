@@ -9,6 +9,7 @@ memory. tests/kubernetes/test_openfleet_dra.py uses a real API server and kubele
 from __future__ import annotations
 
 import copy
+import dataclasses
 import http.server
 import json
 import sys
@@ -33,6 +34,7 @@ from openfleet_dra.lease_client import LeaseError, Leases
 from openfleet_dra.plugin import Plugin
 from openfleet_dra.server import serving
 
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
 from ansible_collections.openfleet.gpu.plugins.plugin_utils import python_pins
 from tests.unit.module_utils.leases.lease_socket import LeaseSocket
@@ -213,6 +215,8 @@ class ApiServer:
     def __init__(self) -> None:
         self.gate = True
         self.claims: dict[str, dict] = {}
+        self.pods: dict[str, dict] = {}
+        self.reads_of_pods = 0
         self.slices: dict[str, dict] = {}
         self.writes: list[tuple[str, str]] = []
         api = self
@@ -248,6 +252,10 @@ class ApiServer:
         names = split.path.strip("/").split("/")
         if split.path == "/api/v1/nodes/node1":
             return 200, {"metadata": {"uid": "node-uid"}}
+        if names[:2] == ["api", "v1"]:
+            self.reads_of_pods += 1
+            found = self.pods.get("/".join((names[3], names[5])))
+            return (200, found) if found else (404, {"message": "not found"})
         if names[3] == "namespaces":
             found = self.claims.get("/".join((names[4], names[6])))
             return (200, found) if found else (404, {"message": "not found"})
@@ -365,6 +373,42 @@ def test_kubelet_registers_the_plugin_and_prepares_a_claim(tmp_path, api, world,
         assert call(endpoint, service, *unprepare, asked()) == {"claims": {UID: {"error": ""}}}
         assert world.parts == {}
     assert not registration.exists() and not endpoint.exists()
+
+
+@pytest.mark.parametrize(
+    ("classes", "uid", "is_online"),
+    [
+        (["inference"], "uid-0", True),
+        (["batch"], "uid-0", False),
+        ([None], "uid-0", False),
+        (["inference", "inference"], "uid-0", True),
+        (["inference", "batch"], "uid-0", False),
+        # A new pod has the name of the pod that uses the claim.
+        (["inference"], "uid-of-another-pod", False),
+        ([], "uid-0", False),
+    ],
+)
+def test_priority_class_of_the_pods_decides_whether_a_lease_is_online(api, world, plugin, classes, uid, is_online):
+    world.pod_leases = dataclasses.replace(world.pod_leases, online=("inference",))
+    shared = claim(result())
+    shared["status"]["reservedFor"] = []
+    for number, name in enumerate(classes):
+        shared["status"]["reservedFor"].append(
+            {"resource": "pods", "name": "pod-%d" % number, "uid": "uid-%d" % number}
+        )
+        pod_uid = uid if number == 0 else "uid-%d" % number
+        api.pods["research/pod-%d" % number] = {"metadata": {"uid": pod_uid}, "spec": {"priorityClassName": name}}
+    api.claims["research/job"] = shared
+    assert plugin.prepare(asked())["claims"][UID].get("error", "") == ""
+    [booking] = BookingRecord(world.directory).read().bookings
+    assert booking.request.online is is_online and api.reads_of_pods == len(classes)
+
+
+def test_pods_are_not_read_if_no_entry_names_priority_classes(api, world, plugin):
+    api.claims["research/job"] = claim(result())
+    api.claims["research/job"]["status"]["reservedFor"] = [{"resource": "pods", "name": "pod-0", "uid": "uid-0"}]
+    assert plugin.prepare(asked())["claims"][UID].get("error", "") == ""
+    assert not api.reads_of_pods
 
 
 def test_errors_name_the_claim_and_leave_no_lease(api, world, plugin):

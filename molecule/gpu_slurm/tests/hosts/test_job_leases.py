@@ -252,7 +252,7 @@ def test_owner_of_a_job_cannot_take_more(cluster):
     ask = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect('/run/openfleet-gpu-lease.sock'); "
     ask += "s.sendall(sys.argv[1].encode() + b'\\n'); print(s.recv(65536).decode())"
     requests = [
-        {"op": "job_begin", "job": "1", "user": "bob", "units": 9},
+        {"op": "job_begin", "job": "1", "user": "bob", "units": 9, "partition": ""},
         {"op": "job_end", "job": victim},
         {"op": "jobs"},
     ]

@@ -65,7 +65,7 @@ def tenant_of(
         request.shape.sm_percent,
         free_seats(uuids, taken, None),
         vgpu.policy,
-        priority_of(0, _latency(vgpu)),
+        priority_of(0, _latency(vgpu, request.online or entry.leases.online is None)),
         provider,
         group=group,
         lease=lease_text(request.number, request.account),
@@ -73,11 +73,11 @@ def tenant_of(
     )
 
 
-def _latency(vgpu: Vgpu) -> str | None:
-    """Return the latency of the entry's leases, or None without the policy colocate."""
+def _latency(vgpu: Vgpu, is_online: bool) -> str | None:
+    """Return the latency of a lease, or None without the policy colocate."""
     if vgpu.policy != COLOCATE:
         return None
-    return ONLINE if vgpu.online_leases else OFFLINE
+    return ONLINE if is_online else OFFLINE
 
 
 def resized(tenant: VgpuTenant, shape: Shape) -> VgpuTenant:

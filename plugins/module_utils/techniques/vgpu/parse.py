@@ -15,7 +15,7 @@ from ...layout.reader import Key, Node
 from ...layout.selectors import parse_single_gpu, selector_to_data
 from ...layout.types import MOST_CLIENTS, MOST_GPUS, MOST_RATIO, Selector
 from ...sizes import format_size
-from .model import AUTO, COLOCATE, LATENCIES, MPS, ONLINE, POLICIES, PROVIDERS, WATERLINE_PERCENT
+from .model import AUTO, COLOCATE, LATENCIES, MPS, POLICIES, PROVIDERS, WATERLINE_PERCENT
 from .part import Tenant, Vgpu
 
 #: Kind of the tenants' names. A name need not differ from names of other kinds.
@@ -28,7 +28,6 @@ KEYS = {
     "provider": Key("provider: auto"),
     "policy": Key("policy: fixed"),
     "waterline_percent": Key("waterline_percent: 80"),
-    "lease_latency": Key("lease_latency: online"),
     "oversubscribe": Key("oversubscribe: {memory: 1.5, sm: 2.0}"),
     "tenants": Key("tenants: [%s]" % _EXAMPLE, required=True),
 }
@@ -73,12 +72,9 @@ def parse(node: Node, context: PartContext) -> Vgpu | None:
         fields["waterline_percent"].report(
             "only the policy colocate has a waterline", "Set policy: colocate, or remove waterline_percent."
         )
-    lease_latency = fields.read("lease_latency", lambda field: field.choice(LATENCIES))
-    if policy not in (COLOCATE, None) and "lease_latency" in fields:
-        fields["lease_latency"].report(
-            "lease_latency requires the policy colocate", "Set policy: colocate, or remove lease_latency."
-        )
-    return Vgpu(tuple(tenants), policy, memory_ratio, sm_ratio, provider, waterline, lease_latency == ONLINE)
+    if policy not in (COLOCATE, None) and context.online_leases:
+        node.report("the key online of leases requires the policy colocate", "Set policy: colocate, or remove online.")
+    return Vgpu(tuple(tenants), policy, memory_ratio, sm_ratio, provider, waterline)
 
 
 def to_data(vgpu: Vgpu) -> dict[str, Any]:
@@ -90,8 +86,6 @@ def to_data(vgpu: Vgpu) -> dict[str, Any]:
         data["policy"] = vgpu.policy
     if vgpu.waterline_percent not in (None, WATERLINE_PERCENT):
         data["waterline_percent"] = vgpu.waterline_percent
-    if vgpu.online_leases:
-        data["lease_latency"] = ONLINE
     ratios = {"memory": vgpu.oversubscribe_memory_ratio, "sm": vgpu.oversubscribe_sm_ratio}
     if set(ratios.values()) != {1.0}:
         data["oversubscribe"] = {key: ratio for key, ratio in ratios.items() if ratio != 1.0}

@@ -51,8 +51,6 @@ class Vgpu:
     provider: str = AUTO
     #: With the policy `colocate`, the percentage of a GPU up to which offline tenants use it. Otherwise None.
     waterline_percent: int | None = None
-    #: With the policy `colocate`, whether leases are online. Otherwise false.
-    online_leases: bool = False
 
     @property
     def mps_clients(self) -> int | None:

@@ -18,7 +18,7 @@ from ....module_utils.layout.leases import KUBERNETES
 from ....module_utils.sizes import format_size
 from ..kubernetes.api_objects import OWNED, differs, is_owned, name_of, of_kind, reference, texts, title
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, differing
-from ..model import LeftOut, Node, NodeGpu, Offer, Request, by_entry
+from ..model import LeftOut, Node, NodeGpu, Offer, Request, by_entry, online_notes
 from ..protocol import Changes, Kind, Place, Removal, Seen
 
 KEY = "openfleet_dra"
@@ -65,9 +65,7 @@ class OpenfleetDra(KubernetesBackend):
             labels=dict(self.fixed_labels),
             requests=tuple(requests),
             left_out=tuple(left_out),
-            notes=("A container can have one lease. Memory and SM percent are limited as of %s." % _limits(leased),)
-            if leased
-            else (),
+            notes=tuple(_notes(leased)),
         )
 
     def changes(
@@ -158,6 +156,16 @@ def _is_leased(gpu: NodeGpu) -> bool:
 
 def _tenants(gpu: NodeGpu) -> Sequence[Any]:
     return gpu.technique.tenants(gpu.entry.part) if gpu.technique is not None and gpu.entry is not None else ()
+
+
+def _notes(groups: Sequence[Sequence[NodeGpu]]) -> list[str]:
+    if not groups:
+        return []
+    notes = ["A container can have one lease. Memory and SM percent are limited as of %s." % _limits(groups)]
+    for group in groups:
+        leases: Any = group[0].entry.leases if group[0].entry else None
+        notes += ["%s: %s" % (group[0].where, note) for note in online_notes(leases, "pods with the priority class")]
+    return notes
 
 
 def _limits(groups: Sequence[Sequence[NodeGpu]]) -> str:

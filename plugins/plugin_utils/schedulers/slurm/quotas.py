@@ -12,7 +12,7 @@ from typing import Sequence
 
 from ....module_utils.layout.leases import SLURM, Leases
 from ....module_utils.leases.units import count, most_units, shape_of, units_of
-from ..model import NodeGpu, Refusal, by_entry, refusal
+from ..model import NodeGpu, Refusal, by_entry, online_notes, refusal
 from .gres import QUOTA, Gres
 
 
@@ -64,6 +64,7 @@ def quota_notes(gpus: Sequence[NodeGpu]) -> list[str]:
                 "gres/%s counts %s of a GPU. A job can request up to %d. Slurm gets %d of %d, so that each job fits on a GPU."
                 % (QUOTA, shape_of(leases, 1), largest, _count(group), sum(rooms))
             )
+            notes += online_notes(leases, "jobs in the partition")
     return notes
 
 

@@ -32,6 +32,13 @@ class Result(NamedTuple):
     share: str
 
 
+class Pod(NamedTuple):
+    """A pod that uses the claim."""
+
+    name: str
+    uid: str
+
+
 class Lease(NamedTuple):
     """A quota of memory and SMs on each of the GPUs."""
 
@@ -104,6 +111,14 @@ def read(claim: Mapping[str, Any], node: str, pool: Mapping[str, Any]) -> Any:
         raise ClaimError("its GPUs have different sizes. Request equal sizes.")
     memory_bytes, percent = sizes.pop()
     return Lease(tuple(map(gpu_uuid, names)), memory_bytes, percent, allocated)
+
+
+def pods(claim: Mapping[str, Any]) -> List[Pod]:
+    """Return the pods that use a claim."""
+    users = (claim.get("status") or {}).get("reservedFor") or ()
+    return [
+        Pod(each["name"], each["uid"]) for each in users if (each.get("apiGroup"), each["resource"]) == (None, "pods")
+    ]
 
 
 def _size(result: Mapping[str, Any]) -> Tuple[int, int]:

@@ -17,6 +17,7 @@ from .cluster import Cluster, ClusterError
 from .lease_client import LeaseError, Leases
 
 _SLICES = "/apis/%s/resourceslices" % devices.API
+_POD = "/api/v1/namespaces/%s/pods/%s"
 _CLAIM = "/apis/%s/namespaces/%%s/resourceclaims/%%s" % devices.API
 
 
@@ -56,15 +57,38 @@ class Plugin:
         current = self._cluster.find(_CLAIM % quoted)
         if current is None or current["metadata"]["uid"] != claim["uid"]:
             raise ClaimError("it was deleted.")
-        found = claims.read(current, self._node, self._leases.ask(op="pool"))
+        pool = self._leases.ask(op="pool")
+        found = claims.read(current, self._node, pool)
         if found is None:
             return {"devices": []}
         if isinstance(found, claims.Tenant):
             return {"devices": claims.prepared(self._node, found, found.cdi)}
         shape = {"memory_bytes": found.memory_bytes, "sm_percent": found.sm_percent}
         name = "%s/%s" % (claim["namespace"], claim["name"])
-        answer = self._leases.ask(op="prepare", claim=claim["uid"], name=name, shape=shape, uuids=list(found.uuids))
+        answer = self._leases.ask(
+            op="prepare",
+            claim=claim["uid"],
+            name=name,
+            shape=shape,
+            uuids=list(found.uuids),
+            priority_class=self._priority_class(current) if pool["by_priority_class"] else "",
+        )
         return {"devices": claims.prepared(self._node, found, tuple(answer["cdi"]))}
+
+    def _priority_class(self, claim: Mapping[str, Any]) -> str:
+        """Return the priority class that all pods of a claim have, or "".
+
+        The class of a pod never changes.
+        """
+        found = set()
+        for pod in claims.pods(claim):
+            path = _POD % tuple(
+                urllib.parse.quote(each, safe="") for each in (claim["metadata"]["namespace"], pod.name)
+            )
+            current = self._cluster.find(path)
+            same = current is not None and current["metadata"]["uid"] == pod.uid
+            found.add((current["spec"].get("priorityClassName") or "") if current is not None and same else "")
+        return found.pop() if len(found) == 1 else ""
 
     def _unprepare(self, claim: Mapping[str, Any]) -> Dict[str, Any]:
         self._leases.ask(op="unprepare", claim=claim["uid"])

@@ -8,6 +8,7 @@ of `scontrol --details --oneliner show job`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import threading
@@ -17,6 +18,7 @@ import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import slurm_job
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
 from tests.unit.module_utils.leases.lease_world import World
 
 RECORD = (
@@ -81,8 +83,9 @@ class Node:
                 request = json.loads(connection.makefile().readline())
                 connection.sendall(json.dumps(self.world.ask(0, **request)).encode() + b"\n")
 
-    def script(self, context, job):
+    def script(self, context, job, **more):
         environment = {
+            **more,
             "SLURM_SCRIPT_CONTEXT": context,
             "SLURM_JOB_ID": job,
             "SLURM_JOB_USER": "alice",
@@ -90,8 +93,8 @@ class Node:
         }
         return slurm_job.run(environment, self.socket, self.slurm, self.folder)
 
-    def prolog(self, job):
-        assert self.script("prolog_slurmd", job) == 0
+    def prolog(self, job, **environment):
+        assert self.script("prolog_slurmd", job, **environment) == 0
         file = self.folder / job
         return file.read_text() if file.exists() else None
 
@@ -108,6 +111,16 @@ def test_job_gets_its_lease_and_gives_it_back(node):
     assert node.world.rows() == [(1, "job:alice/7", "active")]
     node.epilog("7")
     assert node.world.rows() == [] and node.slurm.changes == []
+
+
+def test_partition_of_the_job_decides_whether_its_lease_is_online(node):
+    node.world.job_leases = dataclasses.replace(node.world.job_leases, online=("inference",))
+    node.slurm = Slurm(_7="quota(CNT:3)", _8="quota(CNT:3)", _9="quota(CNT:3)")
+    node.prolog("7", SLURM_JOB_PARTITION="inference")
+    node.prolog("8", SLURM_JOB_PARTITION="batch")
+    node.prolog("9")
+    found = BookingRecord(node.world.directory).read().bookings
+    assert [each.request.online for each in found] == [True, False, False]
 
 
 @pytest.mark.parametrize("gres", ["gpu:h100:1(IDX:0)", "(null)"])

@@ -182,13 +182,13 @@ def vgpus(draw, chosen):
         tenants.append(vgpu_part.Tenant(name, draw(sizes_bytes), percent, draw(st.integers(0, 3)), gpus, pin))
     ratios = st.floats(1.0, 8.0)
     policy, provider = draw(st.sampled_from(vgpu_model.POLICIES)), draw(st.sampled_from(vgpu_model.PROVIDERS))
-    waterline, online_leases = None, False
+    waterline = None
     if policy == vgpu_model.COLOCATE:
         latencies = st.sampled_from(vgpu_model.LATENCIES)
         tenants = [dataclasses.replace(tenant, priority=0, latency=draw(latencies)) for tenant in tenants]
-        waterline, online_leases = draw(st.integers(1, 100)), draw(st.booleans())
+        waterline = draw(st.integers(1, 100))
         provider = vgpu_model.AUTO if provider == vgpu_model.MPS else provider
-    return vgpu_part.Vgpu(tuple(tenants), policy, draw(ratios), draw(ratios), provider, waterline, online_leases)
+    return vgpu_part.Vgpu(tuple(tenants), policy, draw(ratios), draw(ratios), provider, waterline)
 
 
 @st.composite
@@ -214,6 +214,13 @@ def leases(draw, sharing):
         draw(st.integers(1, layout_leases.MOST_HOURS)),
         draw(st.integers(1, layout_leases.MOST_COUNT)),
     )
+
+
+@st.composite
+def online(draw, allocator):
+    """Generate the names of online leases. None means all leases."""
+    some = st.lists(st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,9}[a-z0-9])?", fullmatch=True), max_size=3, unique=True)
+    return draw(st.none() | (st.just(()) if allocator == layout_leases.HOST else some.map(tuple)))
 
 
 def renamed(layout, numbers):
@@ -258,6 +265,8 @@ def layouts(draw):
                     tenants=part.tenants if draw(st.booleans()) else (),
                     provider="auto" if part.provider == "mps" else part.provider,
                 )
+                if part.policy == vgpu_model.COLOCATE:
+                    offered = dataclasses.replace(offered, online=draw(online(offered.by)))
         entries.append(types.Entry(len(entries), chosen, sharing, part, offered))
     return renamed(types.Layout(tuple(entries)), iter(range(1000)))
 

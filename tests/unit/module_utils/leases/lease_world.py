@@ -157,13 +157,13 @@ class World:
         """Send a request as the kubelet's plugin, and return the answer."""
         return self.service.work(self.waiting, json.dumps(request).encode(), Caller(PLUGIN_PID, 0))["answer"]
 
-    def prepare(self, claim, *uuids, memory=10, sm=20, name="research/job-gpu-x2x4q"):
-        shape = {"memory_bytes": memory * GIB, "sm_percent": sm}
-        return self.ask_as_plugin(op="prepare", claim=claim, name=name, shape=shape, uuids=list(uuids))
+    def prepare(self, claim, *uuids, memory=10, sm=20, name="research/job-gpu-x2x4q", priority_class=""):
+        request = {"shape": {"memory_bytes": memory * GIB, "sm_percent": sm}, "priority_class": priority_class}
+        return self.ask_as_plugin(op="prepare", claim=claim, name=name, uuids=list(uuids), **request)
 
-    def begin(self, job, units, user="alice"):
+    def begin(self, job, units, user="alice", partition="batch"):
         """Take a lease as the Prolog of a job."""
-        return self.ask(0, op="job_begin", job=job, user=user, units=units)
+        return self.ask(0, op="job_begin", job=job, user=user, units=units, partition=partition)
 
     def end(self, job):
         """Give a lease back as the Epilog of a job."""

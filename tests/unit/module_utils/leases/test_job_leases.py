@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 
@@ -14,6 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service import jobs
 from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.request import parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.names import user_of
+from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.units import count
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 from tests.unit.module_utils.leases.lease_world import BIN, SYS, World
@@ -49,6 +51,13 @@ def test_job_has_its_lease_until_its_epilog(world):
     assert world.end("7") == {"ended": 1, "state": "ended"}
     assert world.end("7") == {"ended": None}
     assert world.parts == {} and world.rows() == []
+
+
+def test_partition_decides_which_lease_is_online(world):
+    world.job_leases = dataclasses.replace(world.job_leases, online=("inference",))
+    for job, partition in (("1", "inference"), ("2", "batch"), ("3", "")):
+        assert "number" in world.begin(job, 1, partition=partition)
+    assert [each.request.online for each in BookingRecord(world.directory).read().bookings] == [True, False, False]
 
 
 def test_jobs_fill_one_gpu_before_the_next(world):
@@ -121,7 +130,7 @@ def test_only_root_manages_leases_of_jobs(world):
     world.begin("7", 3)
     for request in (
         {"op": "jobs"},
-        {"op": "job_begin", "job": "8", "user": "x", "units": 1},
+        {"op": "job_begin", "job": "8", "user": "x", "units": 1, "partition": "batch"},
         {"op": "job_end", "job": "7"},
     ):
         assert "only root may send it" in problem(world.ask(BIN, **request))
@@ -129,13 +138,14 @@ def test_only_root_manages_leases_of_jobs(world):
     assert list(world.parts) == [1]
 
 
-GOOD = {"op": "job_begin", "job": "7", "user": "alice", "units": 3}
+GOOD = {"op": "job_begin", "job": "7", "user": "alice", "units": 3, "partition": "batch"}
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"job": "7; true"},
+        {"partition": "a,b"},
         {"job": ""},
         {"job": 7},
         {"user": "a/b"},

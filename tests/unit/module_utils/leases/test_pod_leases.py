@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -73,6 +74,17 @@ def test_claim_keeps_its_lease_while_a_process_uses_it(world):
     assert world.ask_as_plugin(op="unprepare", claim="uid-1") == {"ended": 1}
 
 
+def test_priority_class_decides_which_lease_is_online(world):
+    world.pod_leases = dataclasses.replace(world.pod_leases, online=("inference", "web"))
+    for number, name in enumerate(("inference", "batch", "", "web")):
+        assert world.prepare("uid-%d" % number, "GPU-%d" % (number % 2), sm=10, priority_class=name)["number"]
+    found = [each.request.online for each in BookingRecord(world.directory).read().bookings]
+    assert found == [True, False, False, True]
+    assert world.ask_as_plugin(op="pool")["by_priority_class"]
+    world.pod_leases = dataclasses.replace(world.pod_leases, online=None)
+    assert not world.ask_as_plugin(op="pool")["by_priority_class"]
+
+
 def test_claim_on_two_gpus_is_one_lease(world):
     assert world.prepare("uid-1", "GPU-1", "GPU-0")["number"] == 1
     assert [place.gpu_uuid for place in world.parts[1][1]] == ["GPU-1", "GPU-0"]
@@ -107,7 +119,7 @@ def test_only_the_plugin_manages_leases_of_pods(world, uid):
     for request in (
         {"op": "pool"},
         {"op": "claims"},
-        {"op": "prepare", "claim": "uid-2", "name": "a/b", "shape": shape, "uuids": ["GPU-0"]},
+        {"op": "prepare", "claim": "uid-2", "name": "a/b", "shape": shape, "uuids": ["GPU-0"], "priority_class": ""},
         {"op": "unprepare", "claim": "uid-1"},
     ):
         assert "only openfleet-gpu-dra.service may send it" in problem(world.ask(uid, **request))
@@ -137,6 +149,7 @@ GOOD = {
     "name": "a/b",
     "shape": {"memory_bytes": GIB, "sm_percent": 1},
     "uuids": ["GPU-0"],
+    "priority_class": "",
 }
 
 
@@ -144,6 +157,7 @@ GOOD = {
     "change",
     [
         {"claim": "../x"},
+        {"priority_class": "Web"},
         {"claim": ""},
         {"claim": 7},
         {"name": "a"},

@@ -60,6 +60,16 @@ def changes(*objects, current=None, **options):
     return kubernetes_changes(mapping(**options), node=current or node(), name="n1", objects=list(objects))
 
 
+def test_plan_says_which_pods_are_online():
+    leases = {"by": "kubernetes", "online": ["inference", "web"]}
+    layout = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"policy": "colocate"}, "leases": leases}]
+    online = (
+        "gpu_layout[0]: Leases of pods with the priority class inference or web are online, and all others are offline."
+    )
+    assert online in mapping(layout)["notes"]
+    assert not any("online" in note for note in mapping()["notes"])
+
+
 def test_entries_with_leases_are_offered_and_others_are_left_out():
     found = mapping()
     assert found["problems"] == [] and found["labels"] == LABELS

@@ -522,26 +522,33 @@ def test_oversubscription_counts_for_leases():
 
 
 @pytest.mark.parametrize(
-    ("settings", "latency"),
+    ("policy", "offered", "online", "latency"),
     [
-        ({"policy": "colocate"}, "offline"),
-        ({"policy": "colocate", "lease_latency": "offline"}, "offline"),
-        ({"policy": "colocate", "lease_latency": "online"}, "online"),
-        ({"policy": "burst"}, None),
+        ("colocate", {}, False, "offline"),
+        ("colocate", {"online": "all"}, False, "online"),
+        ("colocate", {"online": ["inference"], "by": "kubernetes"}, False, "offline"),
+        ("colocate", {"online": ["inference"], "by": "kubernetes"}, True, "online"),
+        ("burst", {}, False, None),
     ],
 )
-def test_leases_have_the_latency_of_the_entry(settings, latency):
-    (leases,) = parse_layout([leasing([0], **settings)]).entries
-    booking = Booking(Request(7, "alice", Shape(8 * GIB, 30), 3600.0), leases.where, (Place(UUIDS[0]),), 0.0)
+def test_leases_have_the_latency_that_the_entry_gives_them(policy, offered, online, latency):
+    entry = leasing([0], policy=policy)
+    entry["leases"] = {**entry["leases"], **offered}
+    if offered.get("by"):
+        del entry["leases"]["groups"]
+    (leases,) = parse_layout([entry]).entries
+    request = Request(7, "alice", Shape(8 * GIB, 30), 3600.0, online=online)
+    booking = Booking(request, leases.where, (Place(UUIDS[0]),), 0.0)
     granted = tenant_of(booking, leases, GPUS, (), frozenset(), None)
-    assert (granted.policy, granted.latency) == (settings["policy"], latency)
+    assert (granted.policy, granted.latency) == (policy, latency)
     assert granted.waterline_percent == (80 if latency else None)
 
 
 def test_leases_keep_their_latency_and_waterline():
     running = lease(1)
     terms = dataclasses.replace(running.tenant, policy="colocate", priority=1, waterline_percent=80)
-    layout = [leasing([0], policy="colocate", waterline_percent=40, lease_latency="online")]
+    entry = leasing([0], policy="colocate", waterline_percent=40)
+    layout = [{**entry, "leases": {**entry["leases"], "online": "all"}}]
     plan = planned(layout, seen=(dataclasses.replace(running, tenant=terms),))[1]
     assert not plan.steps and not plan.disturbs
 

@@ -297,6 +297,13 @@ def test_leases_of_jobs_need_a_release_with_which_they_were_tested(version, is_r
         assert "jobs get leases with Slurm 24.11 or later, and the node runs 2" in found.refusals[0].problem
 
 
+def test_plan_says_which_jobs_are_online():
+    leases = {**LEASED["leases"], "online": ["inference"]}
+    entry = dict(LEASED, gpus=[0], vgpu={**LEASED["vgpu"], "policy": "colocate"}, leases=leases)
+    found = offer_node(parse_layout([entry]), gpus(1), "slurm", version=NEW)
+    assert "Leases of jobs in the partition inference are online, and all others are offline." in found.notes
+
+
 def test_units_of_an_entry_are_counted_so_that_each_job_fits():
     both = parse_layout([dict(LEASED, gpus=[1, 2]), dict(EXCLUSIVE, gpus=[0])])
     found = offer_node(both, gpus(3), "slurm", version=NEW)
