@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Share code between installers.
 
-It writes files atomically below a root, supports check mode, and holds one lock.
+The code writes files atomically below a root, supports check mode, and holds a lock.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from .. import durable, systemd_reload
 from ..errors import FleetError
 from ..processes.command import Run, run_to_end
 
-# The lock is held while files are written and units are started, so that two runs do not stop each other's sockets. It
-# is removed at the end. If a run is killed, the file stays in /run until the next boot.
+# A run holds this lock while it writes files and starts units, so that two runs do not stop each other's sockets. The
+# run removes the file at the end. A killed run leaves it in /run until the next boot.
 LOCK, LOCK_SECONDS = "run/openfleet-gpu-install.lock", 300
 
 # Folders for unit files, drop-ins and quadlets.
 _UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system", "etc/containers/systemd")
 
-# The log message of a unit if another run holds the lock of the host, and how many of the last log lines are searched.
+# Message in a unit's log if another run holds the host's lock, and the number of lines at the log's end that are
+# searched.
 _OTHER_RUN, _LAST_LINES = re.compile(r"(another run is changing the layout: .*?)\. Wait for it"), 6
 
-# Differences are shown only for files that every user may read.
+# Show differences only for files that every user may read.
 _ALL_READ = 0o004
 
 
@@ -40,9 +41,9 @@ class InstallError(FleetError):
 
 
 class Installation:
-    """The files below `root`. Methods raise FleetError or OSError.
+    """The files below `root`. If `check` is true, changes are only reported.
 
-    If `check` is true, changes are only reported.
+    Methods raise FleetError or OSError.
     """
 
     def __init__(self, root: Path, check: bool, call: Run = run_to_end) -> None:
@@ -51,7 +52,7 @@ class Installation:
         self.done: list[str] = []
         self.differences: list[dict[str, str]] = []
         self._mark: Path | None = None
-        # Whether a unit file changed, and whether systemd must reload because of it. Both are also set in check mode.
+        # Whether a unit file changed, and whether systemd must therefore reload. Both are also set in check mode.
         self._units_changed = self.reloads = False
 
     def mark(self, relative: str) -> bool:
@@ -73,7 +74,7 @@ class Installation:
     def doing(self, step: str) -> bool:
         """Report the next step and write the marker file.
 
-        Returns whether the step must be taken. This is false in check mode.
+        Returns whether the step must be taken. Returns False in check mode.
         """
         self.done.append(step)
         if not self.check and self._mark is not None and not self._mark.exists():
@@ -111,7 +112,7 @@ class Installation:
     def write(
         self, relative: str, content: bytes, mode: int = 0o644, accept: Callable[[Path], None] | None = None
     ) -> bool:
-        """Write a file. Return False if it was unchanged. Replace a link.
+        """Write a file, also in place of a link. Return False if it was unchanged.
 
         `accept` checks the new file before it replaces the old one. It raises an exception if the file is invalid.
         """
@@ -129,7 +130,7 @@ class Installation:
     ) -> None:
         """Replace the file atomically."""
         if self.doing("write %s%s" % (path, ": " + reason if reason else "")):
-            # Make the folder readable for all users, whatever the umask is.
+            # All users must be able to read the folder, whatever the umask is.
             durable.make_folder(path.parent)
             durable.write_bytes(path, content, mode, accept)
         self._note_unit(path)
@@ -173,8 +174,8 @@ class Installation:
     def systemctl(self, *arguments: str, log_of: str = "") -> None:
         """Run systemctl if this is the host's own root.
 
-        Raises InstallError with the end of the log of the unit `log_of`. `enable` and `disable` are run with
-        --no-reload, because only `reload` may reload systemd.
+        `enable` and `disable` are run with --no-reload, because only `reload` may reload systemd. Raises InstallError
+        with the end of the log of the unit `log_of`.
         """
         if not self.is_host or self.check:
             return
@@ -185,7 +186,7 @@ class Installation:
     def reload(self, run: bool = True, changed: bool = False) -> None:
         """Reload systemd if a unit file changed, or if `changed` is true.
 
-        If `run` is false, a later command reloads systemd. A reload can detach GPUs from containers, so
+        Set `run` to False if a later command reloads systemd. A reload can detach GPUs from containers, so
         `sources.bring_about` calls `systemd_reload.guard` first.
         """
         self.reloads |= changed or self._units_changed
@@ -195,12 +196,12 @@ class Installation:
     def run(self, *command: str, log_of: str = "", **options: Any) -> str:
         """Run a command that changes the host, and return its output.
 
-        In check mode, the command does not run. Raises InstallError like `systemctl`.
+        Does nothing in check mode. Raises InstallError like `systemctl`.
         """
         return "" if self.check else self.ask(*command, log_of=log_of, **options)
 
     def ask(self, *command: str, log_of: str = "", **options: Any) -> str:
-        """Return the output of a command that changes nothing. It also runs in check mode.
+        """Return the output of a command that changes nothing, also in check mode.
 
         Raises InstallError like `systemctl`.
         """
@@ -232,7 +233,7 @@ class Installation:
 def _raise_other_run(journal: str) -> None:
     """Raise InstallError if another run holds the lock (`transaction.locked`).
 
-    In this case, the end of a unit's log has a known message.
+    The end of a unit's log then has a known message.
     """
     for line in journal.splitlines()[-_LAST_LINES:]:
         match = _OTHER_RUN.search(line)
@@ -250,7 +251,7 @@ def _wait_for(lock: Path) -> int:
         descriptor = os.open(str(lock), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder may have removed the file. A lock on a removed file has no effect.
+            # The previous holder may have removed the file. A lock on a removed file is useless.
             if os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return descriptor
         except (BlockingIOError, FileNotFoundError):

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Install or remove simulated GPUs.
 
-This includes the NVML library, the tool gpusim, the model files and the GPUs of the host. The sources are texts by
-name: `src/NAME` for the library, `gpusim/NAME` for the tool, and `models/NAME`.
+This includes the NVML library, the tool gpusim, the model files and the host's GPUs. `Sources` has texts by name:
+`src/NAME` for the library, `gpusim/NAME` for the tool, and `models/NAME`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .trees import link, remove_tree
 LIBRARY_NAME = "libnvidia-ml.so.1"
 BUILD_PROGRAMS = ("cc", "make")
 
-# If both files exist, a real driver is loaded and this host may use it. One file alone proves nothing. A container sees
-# the first file if its machine has a driver. The real library creates the second file even without a driver.
+# If both files exist, a real driver is loaded and this host may use it. One file alone proves nothing: a container has
+# the first file if its machine has a driver, and the real library creates the second file even without a driver.
 DRIVER_VERSION, CONTROL_NODE = "proc/driver/nvidia/version", "dev/nvidiactl"
-# Marks a driver version that gpusim wrote (kernel_files.py).
+# Text in a driver version that gpusim wrote (kernel_files.py).
 SIMULATED = "simulated"
 
 # Files of an installation, relative to the root.
@@ -94,7 +94,7 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
         _install_kernel_files(target)
     else:
         _remove_kernel_files(target)
-    # Written last, because the tool may refuse GPUs. The file then never has such GPUs.
+    # Write this file last, because the tool may refuse GPUs, which must not be in the file.
     target.write(CONFIGURATION_DIRECTORY + "/gpus.json", configuration.encode())
     return {"missing": missing}
 
@@ -141,7 +141,7 @@ def _install_library(target: Installation, source: Mapping[str, str]) -> None:
         target.done.append("install %s" % target.path(LIBRARY))
         return
     content = target.path(LIBRARY).read_bytes() if built else _compiled(target, source)
-    # The stamp is removed first and written last, so that an interrupted installation is repeated.
+    # Remove the stamp first and write it last, so that an interrupted installation is repeated.
     target.path(STAMP).unlink(missing_ok=True)
     target.write(LIBRARY, content, 0o755)
     link(target, LIBRARY_DIRECTORY + "/libnvidia-ml.so", LIBRARY_NAME)
@@ -172,7 +172,7 @@ def _refresh_loader(target: Installation) -> None:
 def _archive(tool: Mapping[str, str]) -> bytes:
     """Return the tool as one executable file.
 
-    Equal sources give equal bytes, so the file is written only if it changes.
+    Equal sources give equal bytes, so an unchanged file is not written again.
     """
     members = {"gpusim/%s" % name: text for name, text in tool.items()}
     members["__main__.py"] = members.pop("gpusim/__main__.py")
@@ -187,7 +187,7 @@ def _archive(tool: Mapping[str, str]) -> bytes:
 def _lay_out(target: Installation, configuration: str) -> None:
     """Create the GPUs with the tool.
 
-    The tool must be installed to predict changes.
+    Predicted changes are known only if the tool is installed.
     """
     if target.check and target.done:
         target.done.append("lay out the GPUs if they are not as configured")
@@ -209,12 +209,12 @@ def _lay_out(target: Installation, configuration: str) -> None:
 def _install_kernel_files(target: Installation) -> None:
     """Write the files now, at each boot, and each time instances change.
 
-    If this is not the host's own root, only the unit is installed.
+    On a root that is not the host's own, only installs the unit.
     """
     target.write(KERNEL_FILES_UNIT, KERNEL_FILES_SERVICE.encode())
     link(target, KERNEL_FILES_AT_BOOT, "/" + KERNEL_FILES_UNIT)
     if target.done and target.is_host:
-        # Run the tool directly first, so that errors appear here and not in the journal.
+        # First run the tool directly, so that its errors appear here and not only in the journal.
         target.run(sys.executable, str(target.path(TOOL)), "kernel-files")
         target.reload(SYSTEMD_RUNS.exists())
         # The service may still run with the previous tool, so restart it.
@@ -224,7 +224,7 @@ def _install_kernel_files(target: Installation) -> None:
 def _remove_kernel_files(target: Installation) -> None:
     """Remove the unit, and the simulated files in /proc, /sys and /dev.
 
-    The files are removed while the tool is still installed.
+    The tool removes the files, so it must still be installed.
     """
     target.remove(KERNEL_FILES_AT_BOOT)
     if not target.path(KERNEL_FILES_UNIT).exists():
@@ -242,9 +242,9 @@ def _systemctl(target: Installation, *arguments: str) -> None:
 
 
 def uninstall(target: Installation) -> None:
-    """Remove everything. Running clients keep the library that they have mapped."""
+    """Remove everything. Running clients keep using the library that they have mapped."""
     _remove_kernel_files(target)
-    # Refresh the loader before removing the folder, so that an interrupted removal repeats the refresh.
+    # Refresh the loader before the folder is removed, so that an interrupted removal repeats the refresh.
     if target.remove(LOADER_CONFIGURATION) or target.path(LIBRARY_DIRECTORY).exists():
         _refresh_loader(target)
     for relative in (LIBRARY_DIRECTORY, TOOL, SHARE_DIRECTORY, CONFIGURATION_DIRECTORY, STATE_DIRECTORY):

@@ -16,16 +16,16 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from .command_file import PACKAGE, origin, problem
 
-# Modules use this code to find another Python if their own has no pynvml. This code is not sent, because another Python
-# would need other code.
+# With this code, modules find another Python if their own has no pynvml. It is not sent, because another Python would
+# need other code.
 _RESPAWN = "ansible.module_utils.common.respawn"
-# By module: the file in the command that has the module's function `bring_about`, and the function that returns the
-# module's options.
+# By module: the file in the command that has the module's `bring_about`, and the function that returns the module's
+# options.
 CODE = {"layout": ("change.layout_module", "argspec_of_layout"), "layout_boot": ("install.layout_boot", "argspec")}
 
 
 class OtherCodeError(Exception):
-    """The command is missing, or its code is not the code that was requested."""
+    """The command is missing, or has other code than the requested code."""
 
 
 def argspec() -> dict[str, Any]:
@@ -40,8 +40,8 @@ def argspec() -> dict[str, Any]:
 def open_code(command: Path, made_from: bytes) -> str:
     """Open the command, and return a path from which its code can be imported.
 
-    The path refers to the open file. If the command is replaced later, the new file is not read. Raises OtherCodeError
-    if the code is not the requested code.
+    The path refers to the open file, even if the command is replaced later. Raises OtherCodeError if the code is not
+    the requested code.
     """
     try:
         file = os.open(str(command), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -59,7 +59,7 @@ def open_code(command: Path, made_from: bytes) -> str:
 def run_installed(module: Any) -> None:
     """Exit with the result of the named module.
 
-    If its code must be sent, exit with the reason (`code_needed`).
+    Exit with the reason (`code_needed`) if its code must be sent.
     """
     try:
         # The archive contains only the package.

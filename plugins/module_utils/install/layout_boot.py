@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Install or remove the command gpu-layout, the host's layout, and their units.
 
-The units apply the layout at boot and watch it. If a layout is on trial (module_utils/change/trial.py), it is written
-but not applied, and the previous layout is kept.
+The units apply the layout at boot and watch it. A layout on trial (module_utils/change/trial.py) is written but not
+applied, and the previous layout is kept.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ UNIT_FILE = "etc/systemd/system/" + UNIT
 # Files that a layout on trial replaces.
 KEPT = (LAYOUT, UNIT_FILE)
 
-# The service writes metrics of the layout. The timer sets the interval.
+# This service writes metrics of the layout. The timer sets the interval.
 METRICS, METRICS_TIMER = "gpu-layout-metrics.service", "gpu-layout-metrics.timer"
 METRICS_FILES = tuple("etc/systemd/system/" + unit for unit in (METRICS, METRICS_TIMER))
-# Records the directory of the metrics file, and the directories that were created for it.
+# Record of the metrics file's directory, and of the directories that were created for it.
 METRICS_RECORD = "etc/openfleet-gpu/metrics.json"
 TEXTFILE = "openfleet_gpu_layout.prom"
-# RuntimeDirectory of the unit, with its state between runs.
+# RuntimeDirectory of the metrics unit, with the state that it keeps between runs.
 METRICS_RUNTIME = "run/openfleet-gpu-metrics"
 METRICS_KEPT = ("lock", "mps-servers.json")
 _NOT_RECORDED: Mapping[str, Any] = {"directory": "", "made": []}
 
-# The service and socket through which owners keep their idle services running, and the settings of the service.
+# Service and socket with which owners exempt their idle workloads from reclaim, and the service's settings.
 KEEP, KEEP_SOCKET = "gpu-layout-keep.service", "gpu-layout-keep.socket"
 KEEP_FILES = tuple("etc/systemd/system/" + unit for unit in (KEEP, KEEP_SOCKET))
 KEEP_SETTINGS = "etc/openfleet-gpu/keep.json"
 
-# The service and socket that lease parts of GPUs, the slice of the leases, and the record of the leases.
+# Service and socket that lease parts of GPUs, the slice of the leases, and the record of leases.
 LEASE, LEASE_SOCKET = "gpu-layout-lease.service", "gpu-layout-lease.socket"
 LEASE_FILES = tuple("etc/systemd/system/" + unit for unit in (LEASE, LEASE_SOCKET, "openfleet-gpu-leases.slice"))
 LEASES = "leases.json"
 
-# The agent that provides turnstiles to the tenants of the layout.
+# The agent that provides turnstiles to the layout's tenants.
 AGENT = "openfleet-vgpu-agent.service"
 AGENT_FILE = "etc/systemd/system/" + AGENT
 
 # This file exists from the first change until the units are started.
 UNFINISHED = "etc/openfleet-gpu/installing"
 
-# Sudo rule for accounts that may list the holders of GPUs. sudo ignores files with a dot in their name, such as
-# unfinished files.
+# Sudo rule for accounts that may list GPU holders. sudo ignores files with a dot in their name, such as unfinished
+# files.
 SUDOERS = "etc/sudoers.d/openfleet-gpu-holders"
 READERS = "etc/openfleet-gpu/readers.json"
 ASK = "/%s holders --json" % COMMAND
-# Capital letters are not permitted, because they form aliases in sudoers, such as ALL.
+# Capital letters are refused, because sudoers aliases such as ALL have capital letters.
 ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 RULE = """\
 # Written by the role openfleet.gpu.gpu_layout. Set gpu_layout_readers: [] to remove it.
@@ -163,14 +163,15 @@ def install(target: Installation, wanted: Mapping[str, Any], sources: Sources) -
         _start(target, not wanted["on_trial"], watched, kept)
         if leased:
             target.systemctl("enable", "--quiet", LEASE, LEASE_SOCKET)
-            # As for `keep`. Leases are units of their own, so they do not end with the service.
+            # Stop the service and socket at once, as for `keep`. Leases have their own units, which do not end with the
+            # service.
             target.systemctl("stop", LEASE, LEASE_SOCKET, log_of=LEASE)
             target.systemctl("start", LEASE_SOCKET, LEASE, log_of=LEASE)
         if served:
             target.systemctl("enable", "--quiet", AGENT)
-            # systemd keeps the memory of the turnstiles during a restart, because running tenants have it mapped.
+            # systemd preserves the turnstiles' memory during a restart, because running tenants have it mapped.
             target.systemctl("restart", AGENT, log_of=AGENT)
-    # The following parts are installed last, because no unit uses them.
+    # Install the following parts last, because no unit uses them.
     _install_readers(target, readers)
     target.finish()
 
@@ -179,18 +180,19 @@ def _start(target: Installation, tried: bool, watched: bool, kept: bool) -> None
     target.reload(target.is_host)
     target.systemctl("enable", "--quiet", UNIT)
     if tried:
-        # The layout is already applied, so this changes no GPU. It proves that the next boot can apply the layout.
+        # The layout is already applied, so this restart changes no GPU. It proves that the next boot can apply the
+        # layout.
         target.systemctl("restart", UNIT, log_of=UNIT)
     if watched:
         target.systemctl("enable", "--quiet", METRICS_TIMER)
         target.systemctl("restart", METRICS_TIMER, log_of=METRICS)
         if tried:
-            # Replace the metrics of the previous layout, which are still in the file.
+            # Replace the previous layout's metrics in the file.
             target.systemctl("start", METRICS, log_of=METRICS)
     if kept:
         target.systemctl("enable", "--quiet", KEEP_SOCKET)
-        # Stop the service and the socket at once. A user who connects in between would restart the service. In
-        # addition, a socket cannot start while its service runs.
+        # Stop the service and the socket at once. Otherwise, a user who connects in between would restart the service.
+        # A socket also cannot start while its service runs.
         target.systemctl("stop", KEEP, KEEP_SOCKET, log_of=KEEP)
         target.systemctl("start", KEEP_SOCKET, log_of=KEEP)
 
@@ -211,7 +213,7 @@ def restore_former(target: Installation) -> None:
 
 
 def uninstall(target: Installation, wanted: Mapping[str, Any]) -> None:
-    """Remove everything. If the parameters name a directory of records, remove it too."""
+    """Remove everything, including the directory of records if the parameters name it."""
     for where, requested, disable in (
         ("gpu_layout_readers", wanted["readers"]["accounts"], "gpu_layout_readers: []"),
         ("gpu_layout_metrics_dir", wanted["metrics"]["directory"], 'gpu_layout_metrics_dir: ""'),
@@ -244,7 +246,7 @@ def _refuse(target: Installation, directory: str, keep: Mapping[str, Any], accou
         raise InstallError(
             "gpu_layout_readers", "%s is not a valid account name (%s)" % (", ".join(map(repr, wrong)), ACCOUNT.pattern)
         )
-    # In check mode, sudo or the account may be missing because an earlier task only predicts their creation.
+    # In check mode, an earlier task may have only predicted the creation of sudo or the account.
     if accounts and not target.check:
         _refuse_readers(target, accounts)
     longest = str(keep["settings"].get("max"))
@@ -289,7 +291,7 @@ def _install_readers(target: Installation, readers: Mapping[str, Any]) -> None:
         _uninstall_readers(target)
         return
     target.write(READERS, _json(readers), 0o600)
-    # The settings are written first, because they limit how many of these commands run at once.
+    # Write the settings first, because they limit how many of these commands may run at once.
     rule = RULE.format(ask=ASK, accounts=", ".join(sorted(set(readers["accounts"]))))
     target.write(SUDOERS, rule.encode(), 0o440, _accept)
 
@@ -339,7 +341,7 @@ def _recorded(target: Installation) -> Mapping[str, Any]:
 def _uninstall_metrics(target: Installation, record: Mapping[str, Any]) -> None:
     """Remove the metrics units and the metrics file.
 
-    Prometheus would keep reading an old file.
+    Otherwise, Prometheus would keep reading the old file.
     """
     if target.path(METRICS_FILES[1]).exists():
         target.systemctl("disable", "--quiet", "--now", METRICS_TIMER, log_of=METRICS)
@@ -382,7 +384,7 @@ def _uninstall_keep(target: Installation) -> None:
 def _install_lease(target: Installation, lease: Mapping[str, Any]) -> bool:
     """Install or remove the units that lease parts of GPUs.
 
-    The units stay until the last lease has ended. Returns whether the units were requested.
+    The units are not removed before the last lease has ended. Returns whether the units were requested.
     """
     if lease["wanted"]:
         for relative, text in zip(LEASE_FILES, (lease["service"], lease["socket"], lease["slice"])):
@@ -400,7 +402,7 @@ def _has_leases(state_directory: Path) -> bool:
 
 
 def _uninstall_lease(target: Installation) -> None:
-    """Remove the units that lease parts of GPUs. Programs of leases are not ended."""
+    """Remove the units that lease parts of GPUs. Programs with leases are not ended."""
     if target.path(LEASE_FILES[1]).exists():
         target.systemctl("disable", "--quiet", "--now", LEASE_SOCKET, LEASE, log_of=LEASE)
     for relative in LEASE_FILES:
@@ -408,7 +410,7 @@ def _uninstall_lease(target: Installation) -> None:
 
 
 def _install_agent(target: Installation, unit: str) -> bool:
-    """Install the agent for tenants. If the text is empty, remove the agent.
+    """Install the agent for tenants, or remove it if the text is empty.
 
     Returns whether the agent is installed.
     """
@@ -427,9 +429,9 @@ def _uninstall_agent(target: Installation) -> None:
 
 
 def _remove_records(target: Installation, folder: Path) -> None:
-    """Remove the records of the host.
+    """Remove the host's records.
 
-    The lock that this run holds does not count as a record.
+    Ignores the lock that this run holds.
     """
     if not folder.is_dir():
         return

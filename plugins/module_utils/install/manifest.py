@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Record the installed files and the version of their sources.
 
-If nothing has changed on a host, the sources need not be sent to it.
+The record shows that nothing has changed, so that the sources need not be sent to the host.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Manifest:
     def files(self) -> list[str]:
         """Return the paths of the files that were installed from these sources.
 
-        The paths are relative to the root.
+        They are relative to the root.
         """
         return list(self._sums)
 
     def holds(self, *files: str) -> bool:
-        """Return whether the files are unchanged since they were installed."""
+        """Return whether the files are unchanged since their installation."""
         return all(self._sums.get(path, "") == _sum_of(self._target.path(path)) for path in files)
 
     def record(self, files: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ _CONFIGURED = re.compile(r"^TaskProlog\s*=\s*(\S.*?)\s*$", re.MULTILINE)
 
 
 def body(params: Mapping[str, Any], target: Installation, _sources: Sources) -> dict[str, Any]:
-    """Apply the requested state, and return its part of the module's result."""
+    """Apply the requested state, and return a part of the module's result."""
     if params["state"] == "absent":
         return {"devices": [], "advice": _uninstall(target)}
     _install(target, params)
@@ -43,7 +43,7 @@ def _install(target: Installation, params: Mapping[str, Any]) -> None:
     lines, known = params["gres_conf"], read_nodes(target.root).minors
     if lines is None:
         lines = _lines_of_file(target, params["gres_file"], params["node"])
-    # There are no lines if the layout has no GRES.
+    # Without GRES in the layout, there are no lines.
     found = slots(lines, params["node"], params["types"], known) if lines else []
     settings = {"version": 1, "node": params["node"], "gres_file": params["gres_file"], "slots": _known(target, found)}
     before = _text(target, DEVICES)
@@ -56,7 +56,7 @@ def _install(target: Installation, params: Mapping[str, Any]) -> None:
         # systemd reads the link in slurmd.service.wants only when it reloads.
         target.systemctl("enable", "--quiet", UNIT)
         target.reload(target.is_host)
-    # Write the devices even if nothing else changed here, because the instances may have changed.
+    # Write the devices even if nothing else changed, because the instances may have changed.
     if params["in_use"]:
         target.systemctl("restart", UNIT, log_of=UNIT)
     elif target.is_host:
@@ -81,7 +81,7 @@ def _known(target: Installation, found: list[dict[str, Any]]) -> list[dict[str, 
 def _refuse_other_devices(current: list[str], expected: list[str]) -> None:
     """Raise InstallError if the current devices differ from the planned devices.
 
-    They differ if the layout changed after the plan was made.
+    This is the case if the layout changed after the plan was made.
     """
     for number, (uuid, other) in enumerate(zip(expected, current)):
         if uuid != other:
@@ -92,14 +92,14 @@ def _refuse_other_devices(current: list[str], expected: list[str]) -> None:
 def _uuids(target: Installation) -> list[str]:
     """Return the recorded UUIDs by number.
 
-    The UUID of a device that never existed is empty.
+    A device that never existed has an empty UUID.
     """
     slots = json.loads(_text(target, SETTINGS) or '{"slots": []}')["slots"]
     return [slot.get("uuid", "") for slot in slots]
 
 
 def _configured(target: Installation) -> str | None:
-    """Return TaskProlog of slurm.conf.
+    """Return the TaskProlog in slurm.conf.
 
     Returns "" if it is not set, and None if slurmctld does not respond.
     """
@@ -126,7 +126,7 @@ def _advice(configured: str) -> str:
 
 
 def _lines_of_file(target: Installation, path: str, node: str) -> list[str]:
-    """Return the lines about gres/gpu of a node in a file and its includes."""
+    """Return a node's lines about gres/gpu in a file and the files that it includes."""
     if not path or not _text(target, path.lstrip("/")):
         raise InstallError(path or "gres_file", "it cannot be read, or it is empty", "Name the gres.conf of the node.")
     directory, _slash, name = path.rpartition("/")
@@ -152,7 +152,7 @@ def _uninstall(target: Installation) -> str:
     if not any(target.path(relative).exists() for relative in (UNIT_FILE, PROGRAM, SETTINGS)):
         return ""
     configured = _configured(target) if target.path(PROGRAM).exists() else ""
-    # If the program were removed while TaskProlog names it, Slurm would start no task.
+    # If TaskProlog named a program that is missing, Slurm would start no task.
     keeps = configured is None or _uses_program(target, configured)
     if target.path(UNIT_FILE).exists():
         target.systemctl("disable", "--quiet", UNIT, log_of=UNIT)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send the sources of an installation only to hosts that need them.
 
-A module that needs the sources returns `sources_needed`, and plugin_utils/on_demand.py runs it again with the sources
+A module that needs the sources returns `sources_needed`. plugin_utils/on_demand.py then runs it again with the sources
 (docs/installed-code.md).
 """
 
@@ -29,7 +29,7 @@ class SourcesNeededError(Exception):
 class Sources:
     """Texts from the controller, by name.
 
-    Until they are sent, only their digest is known.
+    On the host, only their digest is known until they are sent.
     """
 
     def __init__(self, digest: str, packed: str | None = None) -> None:
@@ -49,7 +49,7 @@ def digest(sources: Mapping[str, str]) -> str:
 
 
 def pack(sources: Mapping[str, str]) -> str:
-    """Return the sources in packed form, for the parameter of the module."""
+    """Return the sources in packed form, for the module's parameter."""
     return base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()
 
 
@@ -63,7 +63,7 @@ def argspec() -> dict[str, Any]:
         "on_busy": {"type": "str", "choices": list(systemd_reload.POLICIES), "default": systemd_reload.FAIL},
         "busy_timeout": {"type": "int", "default": 600},
         "sources_digest": {"type": "str", "default": ""},
-        # The value is not a secret, but it would fill the log of the host.
+        # The value is not secret, but would fill the host's log.
         "sources": {"type": "str", "no_log": True},
     }
 
@@ -73,9 +73,9 @@ def bring_about(
     check_mode: bool,
     body: Callable[[Mapping[str, Any], Installation, Sources], Mapping[str, Any] | None],
 ) -> dict[str, Any]:
-    """Run `body` with the parameters while holding the installation lock.
+    """Run `body` with the parameters, under the installation lock.
 
-    Returns the result of the module, which includes the result of `body`. Raises FleetError.
+    Returns the module's result, which includes the result of `body`. Raises FleetError.
     """
     # Other users must be able to read the installed files.
     os.umask(0o022)
@@ -95,8 +95,8 @@ def bring_about(
 def _guard(params: Mapping[str, Any], target: Installation, body: Callable[[Installation], Any]) -> None:
     """Refuse a systemd reload that would detach GPUs from containers.
 
-    Raises ApplyError before the first change. If the host has such containers, the body is first run in check mode, to
-    find out whether a unit file changes.
+    On a host with such containers, runs the body first in check mode, to find out whether a unit file changes. Raises
+    ApplyError before the first change.
     """
     if not systemd_reload.containers_at_risk(target.root, run_to_end):
         return

@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Install or remove the vGPU limiter.
 
-This includes the library, commands, drop-ins for units of tenants, and labels for confined programs. The name of the
-library contains its version. A link points to it and is replaced atomically. A process that starts finds either the old
-or the new library, and a running process keeps the file that it has mapped.
+This includes the library, commands, drop-ins for tenants' units, and labels for confined programs. The library's file
+name contains its version. A link to the file is replaced atomically, so a process that starts finds either the old or
+the new library. A running process keeps the file that it has mapped.
 
-The sources are texts by name: `src/PATH` for files to build, `built/NAME` (in Base64) for files that were built
-elsewhere, and all other names for files that are installed unchanged.
+`Sources` has texts by name: `src/PATH` for files to build, `built/NAME` (in Base64) for files that were built
+elsewhere, and other names for files that are installed unchanged.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ LIBRARY = "libopenfleet-vgpu.so"
 LINK = DIRECTORY + "/" + LIBRARY
 # Containers mount this file as /etc/ld.so.preload.
 PRELOAD = DIRECTORY + "/ld.so.preload"
-# The library that containers load as libcuda.so.1 instead of the driver's file, and the loader configuration with the
-# folder of this library.
+# The library that containers load as libcuda.so.1 in place of the driver's file, and the loader configuration with the
+# library's folder.
 FRONT = "libcuda.so.1"
 FRONT_PATH, FRONT_CONF = DIRECTORY + "/front/" + FRONT, DIRECTORY + "/front.conf"
 # Files that a build creates.
 BUILT = (LIBRARY, FRONT, "vgpu-top")
-# Checksums of the installed files. Written last.
+# Checksums of the installed files. This file is written last.
 MANIFEST = DIRECTORY + "/manifest.json"
 RUN, TOP = "usr/bin/vgpu-run", "usr/bin/vgpu-top"
-# The SELinux module as installed. The name of the file is the name of the module.
+# The SELinux module as installed. The file name is the module's name.
 SELINUX = DIRECTORY + "/openfleet-vgpu.cil"
 APPARMOR = "etc/apparmor.d/abstractions/openfleet-vgpu"
 UNITS = "etc/systemd/system"
-# This file exists while systemd has not read changed drop-ins. A boot reads the drop-ins and removes the file.
+# This file exists while changed drop-ins wait for a systemd reload. A boot reads the drop-ins and removes the file.
 UNREAD = "run/openfleet-gpu/vgpu-drop-ins-changed"
 DROP_IN, TENANTS_DROP_IN = "50-openfleet-vgpu.conf", "51-openfleet-vgpu-tenant.conf"
 TENANTS = "etc/openfleet-gpu/vgpu"
@@ -65,12 +65,12 @@ _LOOK_SECONDS = 20.0
 UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@\\-]+\.service\Z")
 TENANT_NAME = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]+\Z")
 
-# Value of e_machine in an ELF file, by architecture.
+# Value of e_machine in ELF files, by architecture.
 MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 def install(target: Installation, services: Mapping[str, str], built: bool, sources: Sources) -> dict[str, Any]:
-    """Install the limiter, from files built elsewhere or built here.
+    """Install the limiter, from files that were built elsewhere or are built here.
 
     If build programs are missing, nothing is changed, and the result names the programs.
     """
@@ -96,7 +96,7 @@ def install(target: Installation, services: Mapping[str, str], built: bool, sour
     link(target, LINK, Path(installed.library).name)
     if given is not None:
         _install_labels(target, given)
-        # Recorded last, so that an interrupted installation is repeated.
+        # Record the files last, so that an interrupted installation is repeated.
         installed.record()
     _remove_old_versions(target, Path(installed.library).name)
     _install_services(target, services)
@@ -117,7 +117,7 @@ def _refuse_names(services: Mapping[str, str]) -> None:
 
 
 class _Installed:
-    """The installed files according to the manifest."""
+    """The installed files, compared with the manifest."""
 
     def __init__(self, target: Installation, sources: Sources) -> None:
         self._target = target
@@ -142,7 +142,7 @@ class _Installed:
 def _install_library(
     target: Installation, library: str, given: Mapping[str, str], binaries: Mapping[str, bytes]
 ) -> None:
-    """Install the library, its front and vgpu-top."""
+    """Install the library, libcuda.so.1 for containers, and vgpu-top."""
     if target.check:
         target.done.append("install %s" % target.path(library))
         return
@@ -156,7 +156,7 @@ def _install_library(
 def _binary(name: str, encoded: str) -> bytes:
     """Return a file that was built elsewhere.
 
-    Raises InstallError if the file is for another kind of machine.
+    Raises InstallError if it is for another kind of machine.
     """
     content, machine = base64.b64decode(encoded), platform.machine()
     if content[:4] != b"\x7fELF" or int.from_bytes(content[18:20], "little") != MACHINES.get(machine):
@@ -205,9 +205,9 @@ def _remove_old_versions(target: Installation, current: str) -> None:
 
 
 def _mapped(names: list[str], proc: str = "/proc") -> set[str]:
-    """Return the names of the files that a process has mapped.
+    """Return the names of the files that any process has mapped.
 
-    Files are recognized under any path, because containers may mount them elsewhere. Returns all names if the mappings
+    The files' paths do not matter, because containers may mount them elsewhere. Returns all names if the mappings
     cannot be read, for example because a user's file system blocks the read.
     """
     mapped: set[str] = set()
@@ -216,7 +216,7 @@ def _mapped(names: list[str], proc: str = "/proc") -> set[str]:
             if process.name == "1":
                 continue  # PID 1 is never a tenant, and root in a container may not read its mappings
             try:
-                # After the main thread has ended, its folder shows no mappings of the process.
+                # If the main thread has ended, read the mappings from another thread's folder.
                 folder = folder_of(proc, int(process.name), live_task(proc, int(process.name)))
                 mapped.update(ask(account_of(str(process)), _mapped_by, folder + "/maps", names))
             except (FileNotFoundError, ProcessLookupError):
@@ -246,16 +246,16 @@ def _mapped_by(path: str, names: list[str]) -> list[str]:
 def _install_services(target: Installation, services: Mapping[str, str]) -> None:
     """Write the drop-ins and reload systemd.
 
-    If systemd has not loaded the drop-in of a service, the service would start without a quota.
+    A service would start without a quota if systemd had not loaded its drop-in.
     """
     drop_ins = Installation(target.root, target.check, target.call)
-    # If systemd is not running, it reads the drop-ins when it starts.
+    # systemd reads the drop-ins when it starts.
     booted = systemd.booted(target.root)
     unread = booted and drop_ins.mark(UNREAD)
     _write_drop_ins(drop_ins, services)
     if booted and (drop_ins.done or unread):
         drop_ins.done.append("reload systemd")
-        # The links to drop-ins of tenants are unit files, too.
+        # The links to tenants' drop-ins are unit files, too.
         drop_ins.reload(changed=True)
         target.reloads = True
         drop_ins.finish()
@@ -267,7 +267,7 @@ def _install_services(target: Installation, services: Mapping[str, str]) -> None
 def _write_drop_ins(target: Installation, services: Mapping[str, str]) -> None:
     """Write drop-ins that run units as tenants.
 
-    If the tenant of a unit is missing, the unit fails to start instead of running without a limit.
+    A unit whose tenant is missing fails to start, instead of running without a limit.
     """
     wanted = set()
     for unit, tenant in sorted(services.items()):
@@ -278,8 +278,8 @@ def _write_drop_ins(target: Installation, services: Mapping[str, str]) -> None:
             "[Service]\nEnvironmentFile=/%s/%s/env\nReadWritePaths=-/%s\n" % (tenant, TENANTS, tenant, REGIONS)
         )
         target.write("%s/%s" % (folder, DROP_IN), text.encode())
-        # Links to further settings from the tenant's provider, such as a slice. The target of each link exists as long
-        # as the tenant.
+        # Link to further settings of the tenant's provider, such as a slice. The link's target exists as long as the
+        # tenant.
         link(target, "%s/%s" % (folder, TENANTS_DROP_IN), "/%s/%s/systemd.conf" % (TENANTS, tenant))
     for path in sorted(target.path(UNITS).glob("*.service.d")):
         folder = str(path.relative_to(target.root))
@@ -303,7 +303,7 @@ def _has_apparmor(target: Installation) -> bool:
 def _lacks_module(target: Installation, given: Mapping[str, str]) -> bool:
     """Return whether the SELinux module must be installed.
 
-    Returns False if the host has no SELinux.
+    Returns False on a host without SELinux.
     """
     module = target.path(SELINUX)
     return _has_selinux(target) and not (module.is_file() and module.read_bytes() == given[Path(SELINUX).name].encode())
@@ -319,7 +319,7 @@ def _refuse_selinux(target: Installation, given: Mapping[str, str]) -> None:
 
 
 def _install_labels(target: Installation, given: Mapping[str, str]) -> None:
-    """Install the labels. The mode of SELinux is never changed."""
+    """Install the labels. Never changes SELinux's mode."""
     if _lacks_module(target, given):
         module = given[Path(SELINUX).name].encode()
         with tempfile.TemporaryDirectory(prefix="openfleet-vgpu-") as directory:
@@ -329,7 +329,7 @@ def _install_labels(target: Installation, given: Mapping[str, str]) -> None:
         folders = [str(target.path(path)) for path in (DIRECTORY, TENANTS, REGIONS) if target.path(path).exists()]
         if folders and program("restorecon"):
             target.run("restorecon", "-R", *folders)
-        # Written last, so that an interrupted installation is repeated.
+        # Write this file last, so that an interrupted installation is repeated.
         target.write(SELINUX, module)
     if _has_apparmor(target):
         target.write(APPARMOR, given["openfleet-vgpu.apparmor"].encode())
@@ -341,7 +341,7 @@ def _install_labels(target: Installation, given: Mapping[str, str]) -> None:
 def uninstall(target: Installation) -> None:
     """Remove everything. Running processes keep the files that they have mapped."""
     tenants = sorted(path.parent.name for path in target.path(TENANTS).glob("*/quota"))
-    # In check mode, the layout has not removed its tenants yet.
+    # In check mode, the layout still has its tenants.
     if tenants and not target.check:
         raise InstallError(
             "this host",

@@ -3,5 +3,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Let users exempt their idle workloads from reclaim.
 
-The package has the records, and the service that accepts requests.
+This package has the records, and the service that accepts requests.
 """

@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read and write keeps: temporary exemptions of idle holders from reclaim.
 
-They are in a file on the host that belongs to root. A keep is bound to the name of a unit, the id of a container, or
-the PID and start time of a process. If a container is recreated with the same name, or another process gets the same
-PID, it is not kept.
+They are in root's file on the host. A keep applies to the name of a unit, the id of a container, or the PID and start
+time of a process. It does not apply to a recreated container with the same name, or to a new process with the same PID.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _CONTAINER = re.compile(r"(?:(?P<runtime>\S+) )?container (?P<name>\S+)")
 
 
 class KeepError(FleetError):
-    """A keep is refused, or the file of keeps cannot be used."""
+    """A keep is refused, or the file with the keeps cannot be used."""
 
 
 @frozen
 class Keep:
     """A keep.
 
-    `identity` identifies the target. `until` and `made` are Unix times. `uid` is the user who requested the keep.
+    `identity` identifies the target. `until` and `made` are Unix times. `uid` is the user who requested it.
     """
 
     kind: str
@@ -97,9 +96,9 @@ def write(state_directory: str, keeps: Sequence[Keep]) -> None:
 
 
 def with_keep(keeps: Sequence[Keep], new: Keep) -> list[Keep]:
-    """Return the keeps with a new one added.
+    """Return the keeps with a new one, which replaces an earlier one for its target.
 
-    An earlier keep for the same target is replaced. Raises KeepError if a limit is reached.
+    Raises KeepError if a limit is reached.
     """
     left = [keep for keep in keeps if (keep.kind, keep.identity) != (new.kind, new.identity)]
     if new.uid != 0 and sum(keep.uid == new.uid for keep in left) >= MOST_OF_USER:
@@ -115,22 +114,22 @@ def with_keep(keeps: Sequence[Keep], new: Keep) -> list[Keep]:
 
 
 def container_of(holder: Holder) -> tuple[str, str] | None:
-    """Return (runtime, name) for a holder in a container, or None."""
+    """Return (runtime, name) of a holder's container, or None."""
     match = _CONTAINER.fullmatch(holder.unit_or_container or "")
     return (match.group("runtime") or "", match.group("name")) if match else None
 
 
 def container_id(holder: Holder) -> str:
-    """Return the container id of a holder's process.
+    """Return the container id of a holder's process, from its cgroup.
 
-    It comes from the cgroup. Returns "" if the process is in no container.
+    Returns "" if the process is in no container.
     """
     process = _of_kernel(holder)
     return process[0] if process else ""
 
 
 def process_identity(holder: Holder) -> str:
-    """Return the PID, start and boot id of a holder's process as text.
+    """Return the PID, start time and boot id of a holder's process as text.
 
     Returns "" if the process has ended.
     """
@@ -141,8 +140,7 @@ def process_identity(holder: Holder) -> str:
 def kept(kind: str, name: str, holders: Sequence[Holder], keeps: Sequence[Keep]) -> Keep | None:
     """Return the latest keep for a unit or container, or None.
 
-    A keep for one of its processes that use a GPU counts, too. `holders` are the holders of the unit or container that
-    count as using a GPU.
+    `holders` are its holders that count as using a GPU. A keep for one of their processes also counts.
     """
     if not keeps:
         return None
@@ -156,9 +154,9 @@ def kept(kind: str, name: str, holders: Sequence[Holder], keeps: Sequence[Keep])
 
 
 def _of_kernel(holder: Holder) -> tuple[str, int] | None:
-    """Return (container id, start time in ticks) for a holder's process.
+    """Return (container id, start time in ticks) of a holder's process.
 
-    Returns None if the PID was reused.
+    Returns None if another process got its PID.
     """
     if holder.pid is None:
         return None
@@ -177,5 +175,5 @@ def _boot() -> str:
 
 
 def to_row(keep: Keep) -> dict[str, Any]:
-    """Return a keep in the form that is sent to clients."""
+    """Return a keep as data for clients."""
     return {"name": keep.name, "kind": keep.kind, "user": keep.user, "until": keep.until}

@@ -1,12 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record the notices before idle holders are stopped.
+"""Record the notices that precede the stop of idle holders.
 
-The record is a file on the host. It ensures that each notice is sent once, and that an idle holder is stopped only
-after the notice period. The key of a record is the holder with its GPUs, and whether it may be stopped, because only
-then the notice says so. If a run no longer lists a finding, its record is removed. If the finding recurs, there is a
-new notice.
+The record is a file on the host. Because of it, each notice is sent once, and a holder is stopped only after the notice
+period. Its key is the holder, its GPUs and whether the holder may be stopped, because only then the notice says so. The
+record of a finding is removed when a run no longer lists the finding. If the finding recurs, a new notice is sent.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .. import durable
 from ..errors import ApplyError, FleetError
 
 SCHEMA = 1
-#: Folder in the state directory of the host, and name of the file.
+#: Folder in the host's state directory, and file name.
 FOLDER, NAME = "reclaim", "notices.json"
 #: Key of a finding: (kind, name, runtime, GPUs, whether it may be stopped).
 Finding = Tuple[str, str, str, Tuple[str, ...], bool]
@@ -33,7 +32,7 @@ class NoticeError(FleetError):
 
 
 def finding(item: Mapping[str, Any]) -> Finding:
-    """Return the item's key in notices.json."""
+    """Return the key of a finding in notices.json."""
     gpus = tuple(sorted(item["gpus"]))
     return item["kind"], item["name"], item.get("runtime") or "", gpus, bool(item.get("stop", True))
 
@@ -55,20 +54,17 @@ def folder(state_directory: str) -> Path:
 
 
 class Record:
-    """The times of the notices by finding, and the notice period.
-
-    The times are Unix times. The period is in seconds.
-    """
+    """The Unix time of each finding's notice, and the notice period in seconds."""
 
     def __init__(self, path: Path, period_seconds: float, announced: Mapping[Finding, float]) -> None:
         self._path, self.period_seconds = path, period_seconds
         self._announced = dict(announced)
 
     def announced(self, item: Mapping[str, Any], now: float) -> float | None:
-        """Return the Unix time of the notice, or None if a notice is due.
+        """Return the Unix time of the notice, or None if a notice must be sent.
 
-        A notice from before the current idle period is ignored. So is a notice from the future, because the
-        clock was set back.
+        Ignores a notice from before the current idle period. Also ignores a notice from the future, which means that
+        the clock was set back.
         """
         at = self._announced.get(finding(item))
         if at is None or at > now:
@@ -87,7 +83,7 @@ class Record:
             self._write()
 
     def keep_only(self, items: Sequence[Mapping[str, Any]]) -> None:
-        """Remove the notices of all other items. Raises NoticeError."""
+        """Remove the notices of all items except these. Raises NoticeError."""
         kept = {key: at for key, at in self._announced.items() if key in {finding(item) for item in items}}
         if kept != self._announced:
             self._announced = kept
@@ -107,9 +103,10 @@ class Record:
 
 @contextlib.contextmanager
 def opened(state_directory: str, period_seconds: float, dry: bool = False) -> Iterator[Record]:
-    """Open and lock the record of the host.
+    """Open and lock the host's record of notices.
 
-    If `dry` is true, the record is only read and not locked. Raises NoticeError, also if another run holds the lock.
+    If `dry` is true, the record is only read and not locked. Raises NoticeError, for example if another run holds the
+    lock.
     """
     path = Path(state_directory, FOLDER, NAME)
     if dry:

@@ -1,16 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the target of a keep among the holders of a host, and the target's owner.
+"""Find the target of a keep among a host's holders, and the target's owner.
 
 The kernel reports the owner:
 
-| target | owner |
-|---|---|
-| a process outside of containers | its user ids, if they are all equal; otherwise root |
-| a unit | the user ids of its running main process, if they are all equal; otherwise root |
-| a container of a user's own engine | this user |
-| a container of root's engine, and its processes | root |
+| target | owner | |---|---| | a process outside of containers | its user ids, if they are all equal; otherwise root | |
+a unit | the user ids of its running main process, if they are all equal; otherwise root | | a container of a user's own
+engine | this user | | a container of root's engine, and its processes | root |
 
 Root and the members of the groups in the inventory may keep every target.
 """
@@ -38,7 +35,8 @@ _ROOT = 0
 class Target:
     """The target of a keep.
 
-    `identity` is the same as in `Keep`. `owner` is the uid that may keep the target. Administrators may keep it too.
+    `identity` is the same as in `Keep`. `owner` is the user id that may keep the target. Administrators may keep it
+    too.
     """
 
     kind: str
@@ -50,7 +48,7 @@ class Target:
 def find(name: str, holders: Sequence[Holder]) -> Target:
     """Return the holder with this name or PID.
 
-    Raises KeepError if there is none or more than one.
+    Raises KeepError if no holder or more than one has it.
     """
     if re.fullmatch(r"[0-9]{1,9}", name):
         return _process(int(name), holders)
@@ -63,7 +61,7 @@ def find(name: str, holders: Sequence[Holder]) -> Target:
         raise KeepError(name, "several holders have this name", cure)
     (holder,) = named.values()
     if is_lease_unit(str(holder.unit_or_container)):
-        # The lease's scope has only processes of the lease's account.
+        # The lease's scope has only processes of the account with the lease.
         owner = _process(int(holder.pid or 0), holders).owner
         return Target("unit", str(holder.unit_or_container), str(holder.unit_or_container), owner)
     return _container(holder) if container_of(holder) else _unit(str(holder.unit_or_container))
@@ -85,13 +83,13 @@ def is_administrator(uid: int, groups: Sequence[str]) -> bool:
         try:
             wanted.add(grp.getgrnam(group).gr_gid)
         except KeyError:
-            # The group does not exist on this host.
+            # This host does not have the group.
             continue
     return bool(wanted.intersection(os.getgrouplist(entry.pw_name, entry.pw_gid)))
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user from the host's user database.
+    """Return a user's name from the host's user database.
 
     Returns "uid N" if the database does not have the user.
     """
@@ -116,7 +114,7 @@ def _process(pid: int, holders: Sequence[Holder]) -> Target:
         raise KeepError(where, "no process with this pid holds a GPU on this host", cure)
     with peer.looking_at(pid) as process:
         uids = process.uids if process else set()
-    # Check the identity again, because the PID may have been reused.
+    # Check the identity again, because another process may have got the PID.
     if not uids or process_identity(mine[0]) != identity:
         raise KeepError(where, "the process has just ended", "")
     container = container_of(mine[0])
@@ -147,6 +145,6 @@ def _container(holder: Holder) -> Target:
 
 
 def _owner_of_container(runtime: str) -> int:
-    """Return the user who runs the engine (`podman@1000`), or root."""
+    """Return the user id in the runtime's name (`podman@1000`), or root's."""
     uid = runtime.partition("@")[2]
     return int(uid) if uid.isdigit() else _ROOT

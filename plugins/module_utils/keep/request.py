@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Answer one request on the keep socket.
 
-The kernel reports the user. All other values are checked. A request is one JSON object: {"op": "keep", "name": NAME,
-"seconds": N}, {"op": "list"} or {"op": "end", "name": NAME}.
+The kernel reports the user, and all other values are checked. A request is one JSON object: {"op": "keep", "name":
+NAME, "seconds": N}, {"op": "list"} or {"op": "end", "name": NAME}.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEYS = {"keep": {"op", "name", "seconds"}, "list": {"op"}, "end": {"op", "name"
 class Settings:
     """The settings from the role.
 
-    They are the longest keep in seconds, the groups of administrators, and the state directory.
+    They are the maximum time of a keep in seconds, the groups of administrators, and the state directory.
     """
 
     most_seconds: int
@@ -79,7 +79,7 @@ def parse(line: bytes) -> Request:
 def answer(
     request: Request, uid: int, settings: Settings, holders: Callable[[], Sequence[Holder]], now: float | None = None
 ) -> dict[str, Any]:
-    """Execute a request of this user and return the answer. Raises FleetError.
+    """Execute a user's request and return the answer. Raises FleetError.
 
     The kernel has reported `uid`.
     """

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Serve a socket to which every user may connect, such as the keep socket.
 
-Connections, bytes, time and requests are limited. A child process answers each request, with a timeout. Until it has
-answered, other connections wait in the queue of the socket.
+Connections, bytes, time and requests are limited. A child process answers each request, with a timeout. Meanwhile,
+other connections wait in the socket's queue.
 """
 
 # This program prints to its user.
@@ -34,32 +34,33 @@ from .keeps import KeepError
 
 SOCKET = "/run/openfleet-gpu-keep.sock"
 MOST_LINE_BYTES, MOST_ANSWER_BYTES = 4096, 65536
-#: Maximum number of open connections for all users and for one user, and seconds in which a client must send its line.
+#: Maximum number of open connections of all users and of one user, and the seconds in which a client must send its
+#: line.
 MOST_CONNECTIONS, MOST_OF_USER, LINE_SECONDS = 32, 2, 5.0
 _MINUTE = 60.0
 #: Time limit in seconds for a scan of the host's processes.
 ANSWER_SECONDS = 30.0
 #: Seconds without requests after which the service ends. The socket unit starts it again.
 IDLE_SECONDS = 60.0
-#: Maximum number of users whose requests are counted. A host has fewer users at once.
+#: Maximum number of users whose requests are counted. A host has fewer users at the same time.
 _MOST_USERS = 4096
-#: Maximum number of connections that are accepted before open ones are read again.
+#: Maximum number of new connections before open ones are read again.
 _MOST_AT_ONCE = 64
 _ROOT = 0
 #: Socket option SO_PEERPIDFD, available since Linux 6.5. Python's socket module has no constant for it.
 _SO_PEERPIDFD = 77
 
-#: A function that takes the line and the uid, and returns the answer as JSON.
+#: A function that takes the line and the user id, and returns the answer as JSON.
 Answer = Callable[[bytes, int], str]
 
 
 class _BusyError(KeepError):
-    """A request that the client can send again after others were answered."""
+    """A request is rejected, but the client can send it again later."""
 
 
 @dataclass
 class Connection:
-    """An open connection, and the process that connected, as the kernel reports it."""
+    """An open connection, and the process that connected, according to the kernel."""
 
     socket: socket.socket
     uid: int
@@ -69,12 +70,12 @@ class Connection:
 
 
 class Server:
-    """Serves a listening socket until there are no requests for a while.
+    """Serves a listening socket until no requests arrive for a while.
 
     `command` is the command that sends valid requests, for messages.
     """
 
-    #: Maximum number of requests for each user per minute.
+    #: Maximum number of requests per user and minute.
     most_requests = 20
 
     def __init__(
@@ -87,12 +88,12 @@ class Server:
         self._listener, self._answer, self._log, self._command = listener, answer, log, command
         self._open: dict[int, Connection] = {}
         self._requests: dict[int, Deque[float]] = {}
-        #: Connections on which a client has passed a file. The file is neither received nor closed.
+        #: Connections on which a client passed a file. This process neither receives nor closes the file.
         self._left: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
 
     def serve(self, idle_seconds: float = IDLE_SECONDS) -> None:
-        """Serve. Return after `idle_seconds` without a connection."""
+        """Serve requests. Return after `idle_seconds` without a connection."""
         self._listener.setblocking(False)
         passed_files.refuse(self._listener)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -117,14 +118,14 @@ class Server:
         return bool(self._open)
 
     def _tick(self) -> None:
-        """Do other work of the service, about once a second."""
+        """Do the service's other work, about once a second."""
 
     def _handle(self, descriptor: int) -> None:
         """Read from a connection."""
         self._read(self._open[descriptor])
 
     def _accept(self) -> None:
-        """Accept all waiting connections, so that no single user fills the queue."""
+        """Accept all waiting connections, so that one user cannot fill the queue."""
         for _number in range(_MOST_AT_ONCE):
             try:
                 made, _address = self._listener.accept()
@@ -150,7 +151,7 @@ class Server:
     def _admit(self, uid: int) -> None:
         """Raise KeepError if a limit for connections or requests is reached.
 
-        For root, only the limit for all connections applies.
+        Only the limit for all connections applies to root.
         """
         if uid == _ROOT and len(self._open) < MOST_CONNECTIONS:
             return
@@ -191,7 +192,7 @@ class Server:
             self._log_change(text)
         send(connection.socket, text)
         self._close(connection)
-        # The other connections have not been read since then.
+        # The other connections were not read while this one was.
         for other in self._open.values():
             other.ends += time.monotonic() - began
 
@@ -216,24 +217,24 @@ class Server:
 
 
 def failure(error: FleetError, again: bool = False) -> str:
-    """Return the answer for a request that failed.
+    """Return the answer for a failed request.
 
-    `again` is true if the client may soon send the request again.
+    `again` is true if the client may send the request again soon.
     """
     fields = {"where": error.where, "problem": error.problem, "cure": error.cure}
     return json.dumps({"error": {**fields, **({"again": True} if again else {})}})
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return (PID, user id) of the process that connected."""
+    """Return the PID and user id of the process that connected."""
     pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
 
 def caller(connection: socket.socket, command: str = "gpu-layout keep") -> int:
-    """Return the user at the other end of a connection, as the kernel reports it.
+    """Return the user at the other end of a connection, according to the kernel.
 
-    Raises KeepError. Processes in containers are refused: a container may have the socket mounted, and root in the
+    Raises KeepError. Refuses processes in containers: the socket may be mounted in a container, and root in the
     container is not root on the host. `command` is for messages.
     """
     pid, uid = _credentials(connection)
@@ -242,14 +243,14 @@ def caller(connection: socket.socket, command: str = "gpu-layout keep") -> int:
         if process is None or _pid_by_descriptor(connection) not in (None, pid) or uid not in process.uids:
             raise KeepError("this host", "the requesting process has ended", "Use %s." % command)
         if is_foreign("%s/%d" % (peer.PROC, pid)):
-            # In a user namespace, a user has tens of thousands of user ids, and each would have its own limits.
+            # In a user namespace, a user has tens of thousands of user ids, each with its own limits.
             raise KeepError(
                 "this host",
                 "requests from a user namespace are refused",
                 "Run `%s` outside of containers and unshare." % command,
             )
         if account_of_id(uid) != uid:
-            # This id comes from a set-user-id file that was created in a user namespace.
+            # This user id comes from a set-user-id file that was created in a user namespace.
             raise KeepError(
                 "this host",
                 "requests with a subordinate user id are refused",
@@ -270,7 +271,7 @@ def _pid_by_descriptor(connection: socket.socket) -> int | None:
     try:
         descriptor = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
     except OSError as error:
-        # If the process has ended, Linux 6.5 to 6.15 return no descriptor. The PID may have been reused.
+        # If the process has ended, Linux 6.5 to 6.15 return no descriptor, and another process may have got the PID.
         return None if error.errno == errno.ENOPROTOOPT else -1
     try:
         with open("/proc/self/fdinfo/%d" % descriptor) as file:  # noqa: PTH123
@@ -283,7 +284,7 @@ def _pid_by_descriptor(connection: socket.socket) -> int | None:
 def send(connection: socket.socket, text: str) -> None:
     """Send a text without waiting for the reader.
 
-    The text fits into the buffer of the socket.
+    The text must fit into the socket's buffer.
     """
     with contextlib.suppress(OSError):
         connection.send(text.encode() + b"\n", socket.MSG_NOSIGNAL)

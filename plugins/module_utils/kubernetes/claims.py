@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read which ResourceClaims a pod has. Objects of the cluster are untrusted."""
+"""Read which ResourceClaims a pod has. The cluster's objects are untrusted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Mapping
 
 
 def claims_of(pod: Any) -> list[tuple[str, str]]:
-    """Return (namespace, name) of each ResourceClaim of a pod, sorted.
+    """Return (namespace, name) of each of a pod's ResourceClaims, sorted.
 
-    If Kubernetes creates a claim from a template, the pod's status has the name of the claim.
+    The name of a claim from a template is in the pod's status.
     """
     found = set()
     namespace = _mapping(pod, "metadata").get("namespace")

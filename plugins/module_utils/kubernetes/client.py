@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the Kubernetes API with the Python package kubernetes.
 
-This code runs on the controller or on the delegated host. Users choose most of the texts in the objects of a cluster,
-and a hostile API server chooses all of them. These functions therefore return plain data with printable, shortened
-texts, and only the fields that the collection uses.
+This code runs on the controller or on the delegated host. Users choose most texts in a cluster's objects, and a hostile
+API server can choose all of them. So these functions return plain data with printable, shortened texts, and only the
+fields that the collection uses.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ except ImportError:
     ApiException = HTTPError = TimeoutError_ = None
 
 
-# Timeout in seconds for connecting, and for the response to a request. If an API server is down, it may leave a
-# connection open.
+# Timeout in seconds for connecting and for a response. An API server that is down may leave a connection open.
 REQUEST_SECONDS = 30
-# Limits for one response: its size, and the time until its last byte. The pods of a node with 500 pods need about 10
-# MiB.
+# Limits for one response: its size, and the time until its last byte. The list of a node's 500 pods has about 10 MiB.
 _MOST_BYTES, _ANSWER_SECONDS = 1 << 26, 60.0
 # Maximum length of a message from an API server.
 _MOST_MESSAGE = 300
-# Maximum number of entries in a list or mapping. The API limits a whole object to 1.5 MB.
+# Maximum number of entries in a list or mapping. The API limits an object to 1.5 MB.
 _MOST_ENTRIES = 1000
 # Pattern for object names: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
@@ -61,13 +59,13 @@ def has_client() -> bool:
 
 
 def core_api(kubeconfig: str | None, context: str | None) -> Any:
-    """Return a CoreV1Api for a kubeconfig.
+    """Return a CoreV1Api for a kubeconfig, or for kubectl's default kubeconfig.
 
-    If no kubeconfig is given, kubectl's default is used. All requests of the API have a time limit. This function makes
-    no request. Raises ClusterError if the kubeconfig is invalid.
+    All its requests have a time limit. This function makes no request. Raises ClusterError if the kubeconfig is
+    invalid.
     """
     where = {name: value for name, value in (("config_file", kubeconfig), ("context", context)) if value}
-    # The package's global configuration is not used, because an audit contacts several clusters.
+    # Do not use the package's global configuration, because an audit contacts several clusters.
     settings = kubernetes.client.Configuration()
     try:
         kubernetes.config.load_config(client_configuration=settings, **where)
@@ -85,15 +83,12 @@ def core_api(kubeconfig: str | None, context: str | None) -> Any:
 
 
 def _limited(request: Callable[..., Any], *args: Any, _request_timeout: Any = None, **options: Any) -> Any:
-    """Make a request with an ApiClient.
-
-    If the caller does not set a time limit, the default limit is used.
-    """
+    """Make a request with an ApiClient, by default with the default time limit."""
     return request(*args, _request_timeout=_request_timeout or REQUEST_SECONDS, **options)
 
 
 class _BoundedPool:
-    """A connection pool that limits the size and the time of responses.
+    """A connection pool that limits the size and time of responses.
 
     The package itself reads error texts without a limit.
     """
@@ -111,7 +106,7 @@ class _BoundedPool:
             except Exception as error:
                 results.append(error)
 
-        # The timeout for a single read does not stop a server that sends one byte per second.
+        # A timeout for single reads does not stop a server that sends one byte per second.
         thread = threading.Thread(target=receive, daemon=True)
         thread.start()
         thread.join(_ANSWER_SECONDS)
@@ -140,7 +135,7 @@ class _BoundedPool:
 
 
 def pods_of(api: Any, node: str) -> list[dict[str, Any]]:
-    """Return the pods of a node as in the API. Makes one request.
+    """Return a node's pods as in the API. Makes one request.
 
     Raises ClusterError.
     """
@@ -209,7 +204,7 @@ def controller_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_pod(item: Any) -> dict[str, Any]:
-    """Return the fields of a pod that the collection uses, as in the API.
+    """Return the fields of a pod that the collection uses, unchanged.
 
     Raises TypeError or KeyError if the pod is invalid.
     """
@@ -250,7 +245,7 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def reason(error: Exception) -> str:
-    """Return the message from the API server in one line, without headers."""
+    """Return the API server's message in one line, without headers."""
     try:
         message = json.loads(error.body)["message"]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):

@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the kubelet's policies for NUMA nodes and CPUs from options and files.
+"""Read the kubelet's NUMA and CPU policies from its options and files.
 
 https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/
 
-Files of --config-dir: mergeKubeletConfigurations in cmd/kubelet/app/server.go. A later file takes precedence, and options take
-precedence over all files.
+Files of --config-dir: mergeKubeletConfigurations in cmd/kubelet/app/server.go. A later file takes precedence, and
+options take precedence over all files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import FleetError
 from ..foreign_text import text
 from ..processes.accounts import account_of, is_foreign
 
-# Field of the file and name of the option, with the kubelet's default.
+# By name of the option: the field in files, and the kubelet's default.
 _POLICIES = {
     "topologyManagerPolicy": ("topology-manager-policy", "none"),
     "topologyManagerScope": ("topology-manager-scope", "container"),
@@ -39,9 +39,9 @@ _MOST_FILES = 100
 
 
 def read_kubelet(root: Path = Path("/")) -> Dict[str, Any]:
-    """Return the files and the policies of the host's kubelet.
+    """Return the files and policies of the host's kubelet.
 
-    `running` is false if no process named kubelet of root's own namespace was found. Raises FleetError if a file cannot be read.
+    `running` is false if root's own namespace has no process named kubelet. Raises FleetError if a file cannot be read.
     """
     process = _process(root / "proc")
     if process is None:
@@ -54,7 +54,7 @@ def read_kubelet(root: Path = Path("/")) -> Dict[str, Any]:
         fields.update(_fields(root, path, "--config"))
     for path in _drop_ins(root, config_dir) if config_dir else []:
         fields.update(_fields(root, path, "--config-dir"))
-    # An option takes precedence over the file.
+    # An option takes precedence over files.
     values = {
         _RESULTS[name]: text(options.get(option) or fields.get(name) or default, 63)
         for name, (option, default) in _POLICIES.items()
@@ -79,9 +79,9 @@ def _process(proc: Path) -> Optional[Path]:
 
 
 def _options(words: List[str]) -> Dict[str, str]:
-    """Return the options of a command line: `--name=value` or `--name value`.
+    """Return the options in a command line: `--name=value` or `--name value`.
 
-    The kubelet accepts underscores in names.
+    The kubelet accepts underscores in option names.
     """
     found = {}
     for word, following in zip(words[1:], [*words[2:], ""]):
@@ -94,7 +94,7 @@ def _options(words: List[str]) -> Dict[str, str]:
 def _drop_ins(root: Path, config_dir: str) -> List[str]:
     """Return the files of --config-dir in the order in which the kubelet reads them.
 
-    These are all files *.conf in the folder and its subfolders. Links to folders are not followed.
+    These are all files *.conf in the folder and its subfolders, except those behind links to folders.
     """
 
     def walk(folder: Path) -> Iterator[str]:
@@ -115,10 +115,10 @@ def _drop_ins(root: Path, config_dir: str) -> List[str]:
 
 
 def _fields(root: Path, path: str, option: str) -> Mapping[str, Optional[str]]:
-    """Return the policies in a file of the kubelet, which is YAML or JSON.
+    """Return the policies in one of the kubelet's files, which is YAML or JSON.
 
-    YAML is read without a parser, because a host may have none. The policies are single words at the top level. `null` restores
-    the default, for which the result is None.
+    YAML is read without a parser, because a host may have none. The policies are single words at the top level. `null`
+    restores the default and gives None.
     """
     try:
         with (root / path.lstrip("/")).open("rb") as source:

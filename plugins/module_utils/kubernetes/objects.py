@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List objects of several kinds with one client.
 
-Each process that imports the package kubernetes takes about a second of CPU time.
+Importing the package kubernetes takes a second of CPU time per process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Reader:
 
     def __init__(self, api: Any) -> None:
         self._client = api.api_client
-        # The kinds of each version of an API: (plural name, whether objects have a namespace) by kind.
+        # By version of an API and by kind: (plural name, whether objects have a namespace).
         self._kinds: dict[str, dict[str, tuple[str, bool]]] = {}
 
     def list(self, version: str, kind: str, namespace: str = "", fields: str = "", labels: str = "") -> Objects | None:
@@ -48,7 +48,7 @@ class Reader:
     def named(self, version: str, kind: str, names: Iterable[tuple[str, str]]) -> Objects | None:
         """Return the objects with these (namespace, name).
 
-        Objects that no longer exist are left out. Returns None if the API lacks the kind. Raises ClusterError.
+        Leaves out objects that no longer exist. Returns None if the API lacks the kind. Raises ClusterError.
         """
         found = []
         for namespace, name in names:
@@ -99,7 +99,7 @@ class Reader:
 def _kinds(answer: Mapping[str, Any] | None) -> dict[str, tuple[str, bool]]:
     """Return the kinds of an APIResourceList.
 
-    Names with other characters are not used. They belong to subresources, such as pods/eviction, or are invalid.
+    Skips names with unusual characters: they belong to subresources, such as pods/eviction, or are invalid.
     """
     resources = (answer or {}).get("resources")
     found = {}
@@ -111,7 +111,7 @@ def _kinds(answer: Mapping[str, Any] | None) -> dict[str, tuple[str, bool]]:
 
 
 def _object(item: Mapping[str, Any], version: str, kind: str) -> dict[str, Any]:
-    """Return an object of a list. Objects in a list lack their kind."""
+    """Return an object from a list, with the kind, which objects in lists lack."""
     found = {**item, "apiVersion": version, "kind": kind}
     if isinstance(item.get("metadata"), Mapping):
         found["metadata"] = {key: value for key, value in item["metadata"].items() if key != "managedFields"}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Select the pods of a Kubernetes node to evict, by UID and options. Pure.
+"""Select a Kubernetes node's pods to evict, by UID and options. A pure function.
 
 The rules are the same as in `kubectl drain` (k8s.io/kubectl/pkg/drain/filters.go). A pod cannot exempt itself:
 
@@ -36,7 +36,7 @@ class EvictionError(FleetError):
 class Pod:
     """A pod to evict.
 
-    `is_going` is true if the pod was already evicted or deleted and has not ended yet.
+    `is_going` is true if the pod was already evicted or deleted but has not ended yet.
     """
 
     namespace: str
@@ -50,10 +50,7 @@ class Pod:
 
 @frozen
 class Options:
-    """Options of kubernetes.core.k8s_drain.
-
-    They define which pods may be evicted, and how.
-    """
+    """Options of kubernetes.core.k8s_drain: which pods may be evicted, and how."""
 
     force: bool = False
     ignore_daemonsets: bool = False
@@ -71,9 +68,9 @@ def pods_to_evict(
 ) -> list[Pod]:
     """Return the pods to evict, sorted by name.
 
-    `uids` selects the pods. If `uids` is None, all pods except mirror pods are selected. `pods` are all pods of the
-    node, as in the API. `daemonsets` are their existing controllers (`client.daemonsets_of`).
-    Raises EvictionError if the options forbid the eviction of a selected pod. The error lists all such pods.
+    `uids` selects pods, or all pods except mirror pods if it is None. `pods` are the node's pods, as in the API.
+    `daemonsets` are their existing controllers (`client.daemonsets_of`). Raises EvictionError with all selected pods
+    whose eviction the options forbid.
     """
     candidates = [pod for pod in pods if uids is None or pod["metadata"].get("uid") in set(uids)]
     chosen, problems = [], []
@@ -82,7 +79,7 @@ def pods_to_evict(
             continue
         metadata = pod["metadata"]
         if uids is None and MIRROR in (metadata.get("annotations") or {}):
-            # A static pod ends only if its file is removed from the host.
+            # A static pod ends only when its file on the host is removed.
             continue
         is_daemonsets = is_of_daemonset(pod, daemonsets)
         if is_daemonsets and options.ignore_daemonsets:
@@ -120,7 +117,7 @@ def is_of_daemonset(pod: Mapping[str, Any], daemonsets: Sequence[Mapping[str, An
 def _selects(selector: Any, labels: Mapping[str, Any]) -> bool:
     """Return whether a selector matches the labels (apimachinery, LabelSelector).
 
-    In this function, an empty selector matches nothing.
+    Here, an empty selector matches nothing.
     """
     if not isinstance(selector, Mapping):
         return False
@@ -144,7 +141,7 @@ def _meets(rule: Any, labels: Mapping[str, Any]) -> bool:
 
 
 def _problem(pod: Mapping[str, Any], is_daemonsets: bool, options: Options) -> str | None:
-    """Return why the options do not permit to evict the pod, or None."""
+    """Return why the options forbid the pod's eviction, or None."""
     metadata = pod["metadata"]
     if MIRROR in (metadata.get("annotations") or {}):
         return "cannot be evicted: a static pod ends only when its file on the host is removed"

@@ -3,5 +3,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read `gpu_layout` into typed entries, and write it.
 
-The forms of the techniques read and write their parts.
+Each technique's form reads and writes the technique's part.
 """

@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read fields that are common to the parts of techniques.
-
-They are names, percentages and sizes.
-"""
+"""Read fields that several techniques' parts have: names, percentages and sizes."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ from .reader import Node, is_integer, number, quoted
 from .types import Selector
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-#: Group names that systemd accepts in strict mode (https://systemd.io/USER_NAMES/). Dots are accepted as well, because
-#: many sites use them.
+#: Group names that systemd accepts in strict mode (https://systemd.io/USER_NAMES/), and dots, because many sites use
+#: them.
 _GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 
 
 def claim(taken: dict[Hashable, str], key: Hashable, node: Node, what: str, cure: str) -> None:
-    """Reserve a key for a node. Report an error if the key is already reserved."""
+    """Reserve a key for a node, or report an error if the key is already reserved."""
     if key in taken:
         node.report("%s is already named by %s" % (what, taken[key]), cure)
     else:
@@ -66,7 +63,7 @@ def word(node: Node, pattern: re.Pattern[str], kind: str, cure: str) -> str | No
 
 
 def read_name(node: Node) -> str | None:
-    """Return a name, or None after reporting an error. It need not be unique."""
+    """Return a name, or None after reporting an error. The name need not be unique."""
     cure = "Write up to 63 letters, digits, _ . and -, and start with a letter or digit. Units, files and labels use the name."
     return word(node, _NAME, "a name", cure)
 
@@ -78,14 +75,14 @@ def group_name(node: Node) -> str | None:
 
 
 class Names:
-    """The current and the earlier names in a layout. Current names are unique by kind."""
+    """The current and earlier names in a layout. Current names are unique per kind."""
 
     def __init__(self) -> None:
         self._taken: dict[str, dict[Hashable, str]] = {}
         self._former: dict[str, dict[str, Node]] = {}
 
     def read(self, node: Node, kind: str) -> str | None:
-        """Return a name that is unique among names of its kind.
+        """Return a name that is unique for its kind.
 
         Returns None after reporting an error.
         """
@@ -115,7 +112,7 @@ class Names:
     def check_former(self) -> None:
         """Report earlier names that are also current names.
 
-        Call this after all parts were read, because all names are known only then.
+        Call this after all parts were read, when all names are known.
         """
         for kind, former in self._former.items():
             for name, node in former.items():
@@ -143,9 +140,9 @@ def _report_former(node: Node, name: str, kind: str, owner: str) -> None:
 
 @frozen
 class PartContext:
-    """The context for reading the part of a technique.
+    """The names in the layout, and the GPUs of the entry (None if unreadable).
 
-    It has the names in the layout, and the GPUs of the entry (None if they cannot be read).
+    Forms use them to read a technique's part.
     """
 
     names: Names

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the files that gpu-layout gets as arguments."""
+"""Read the files that are arguments of gpu-layout."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..errors import FleetError
 def read_data(path: str) -> Any:
     """Return the data in a JSON or YAML file. `-` is standard input.
 
-    Raises FleetError with the name of the file.
+    Raises FleetError with the file's name.
     """
     return _parse(path, _text(path), _one_document)
 
 
 def read_configuration(path: str, key: str) -> Any:
-    """Return the mapping that has this key in a file.
+    """Return the mapping with this key in a file.
 
-    It is a document in the file, or a text in a Kubernetes ConfigMap. If no mapping has the key, the first document is
-    returned. Raises FleetError like `read_data`, and also if several mappings have the key.
+    The mapping is a document in the file, or a text in a Kubernetes ConfigMap. If no mapping has the key, the first
+    document is returned. Raises FleetError like `read_data`, and also if several mappings have the key.
     """
     documents = _parse(path, _text(path), _all_documents)
     found: dict[str, Any] = {}
@@ -41,7 +41,7 @@ def read_configuration(path: str, key: str) -> Any:
 def _mappings(path: str, place: str, document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (place, mapping) for each mapping in a document.
 
-    These are the document itself and the texts in ConfigMaps.
+    The mappings are the document itself and the texts in a ConfigMap.
     """
     if not isinstance(document, dict):
         return
@@ -70,13 +70,13 @@ def _text(path: str) -> str:
 def _parse(path: str, text: str, documents: Callable[[Any, str], Any]) -> Any:
     """Return the data in a text.
 
-    If the text is YAML and not JSON, `documents` parses it.
+    `documents` parses a text that is YAML and not JSON.
     """
     try:
         data = json.loads(text)
         return [data] if documents is _all_documents else data
     except ValueError as error:
-        # JSON is also YAML, so the first character of an invalid file decides whether it is reported as JSON.
+        # JSON is also YAML. The first character decides whether an invalid file is reported as JSON.
         if text.lstrip()[:1] in ("{", "["):
             raise FleetError(path, "it is not valid JSON: %s" % error, "Fix the file.") from None
     try:

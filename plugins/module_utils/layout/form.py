@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the interface of a technique's part of `gpu_layout`.
 
-This file is small because it is sent to hosts with modules that only read layouts.
+This file must stay small, because modules that only read layouts send it to hosts.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from .fields import PartContext
 from .reader import Key, Node
 from .types import Selector
 
-#: The observed daemons or tenants of each technique's service, by key of the technique.
+#: The current daemons or tenants of each technique's service, by the technique's key.
 Seen = Mapping[str, Sequence[Any]]
 
 
 class Form(Protocol):
-    """The part of a technique in a layout entry.
+    """The interface of a technique's part of a layout entry.
 
-    The parser, the writer and the export use this interface. The form of a technique derives from this class and
-    inherits common members.
+    The parser, the writer and the export use it. Each technique's form derives from this class.
     """
 
-    #: Value of `sharing` in `gpu_layout`. The part has the same key.
+    #: Value of `sharing` in `gpu_layout`, and the key of the part.
     key: str
     #: An example of the part, for messages.
     example: Key
     #: Whether a MIG instance can have such a part.
     inside_mig: bool = False
-    #: Compute mode of GPUs that use the technique.
+    #: Compute mode of GPUs with this technique.
     compute_mode: str | None
-    #: Whether parts of this technique have CDI devices.
+    #: Whether the technique's parts have CDI devices.
     cdi_devices: bool = False
-    #: The key of `leases` that limits leases on GPUs with this technique. None if an entry with this technique cannot
+    #: The key of `leases` that limits leases on GPUs with this technique. None if entries with this technique cannot
     #: have leases.
     lease_limit: str | None = None
 
@@ -47,14 +46,11 @@ class Form(Protocol):
         """
 
     def to_data(self, part: Any) -> dict[str, Any]:
-        """Return the part as data for `gpu_layout`.
-
-        Values that equal a default are left out.
-        """
+        """Return the part as data for `gpu_layout`, without default values."""
 
     @property
     def without_part(self) -> str:
-        """Return the value of `sharing` for a GPU that has lost its part."""
+        """Return the value of `sharing` for a GPU without this part."""
         return "exclusive" if self.compute_mode == "exclusive_process" else "shared"
 
     def divides(self, part: Any) -> bool:

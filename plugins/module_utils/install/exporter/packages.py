@@ -113,7 +113,7 @@ def bring(target: Installation, bundle: dict) -> None:
 
 
 def to_remove(target: Installation) -> list[str]:
-    """Return the role's installed packages that must be removed.
+    """Return the installed packages of the role, all of which must be removed.
 
     Raises InstallError if the removal would affect other packages.
     """

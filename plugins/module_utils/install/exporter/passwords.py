@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Hash passwords with the C library (crypt(3)).
 
-A password is hashed only if the current hash does not match it.
+A password is hashed only if its current hash does not match.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def hashes(users: dict[str, str], current: dict[str, str]) -> dict[str, str]:
             result[user] = old
             continue
         salt = base64.b64encode(secrets.token_bytes(16)).decode().rstrip("=").replace("+", ".")
-        # The last character of the salt has only two bits. "O" is valid.
+        # The last character of the salt has only two significant bits. "O" is valid.
         new = crypt(password, "$2b$%02d$%sO" % (COST, salt[:21]))
         if not BCRYPT.match(new):
             refuse("dcgm_exporter_basic_auth_users: the host's libcrypt cannot make bcrypt hashes.")

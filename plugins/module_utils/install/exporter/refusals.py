@@ -20,15 +20,15 @@ LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-lo
 
 
 def refuse_paths(target: Installation, paths: list[str]) -> None:
-    """Refuse files of the site in the folders of the role.
+    """Refuse files of the site in the role's folders.
 
-    The role deletes unknown files in these folders.
+    The role deletes unknown files in its folders.
     """
     for path in paths:
         file = str(target.path(path.lstrip("/")))
         for folder in (CONFIG, PROGRAM):
             own = str(target.path(folder))
-            # Compare the paths twice: as given, and with links resolved.
+            # Compare each path twice: as given, and with links resolved.
             if below(os.path.normpath(file), own) or below(os.path.realpath(file), os.path.realpath(own)):
                 refuse(
                     "%s is below %s, where the role deletes files that it did not write. Move it, for example a certificate "
@@ -52,7 +52,7 @@ def refuse_address(address: str) -> None:
     try:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
     except OSError:
-        # The exporter reports this error. On a host that is booting, the name may resolve later.
+        # The exporter itself reports this error. While a host boots, the name may not resolve yet.
         return
     loopback = sorted(each for each in addresses if ipaddress.ip_address(each.partition("%")[0]).is_loopback)
     if loopback:
@@ -67,7 +67,7 @@ def refuse_quadlet(check: bool) -> None:
     """Refuse a Podman that does not support quadlets."""
     if not program("podman"):
         if check:
-            # In check mode, Podman may be missing because an earlier task of the play only predicts its installation.
+            # In check mode, an earlier task of the play may have only predicted the installation of Podman.
             return
         refuse("dcgm_exporter_source: podman: Podman is not installed on this host.")
     text = output(["podman", "--version"])[1].strip()

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check with a scrape that the exporter works.
 
-Two checks come before the request: the server has proved its certificate in a TLS handshake, and the kernel has
-confirmed that the peer is a process of the exporter's unit (peer.py). Another process on the port therefore gets
+Before the request, two checks must pass: the server proves in a TLS handshake that it has the certificate's key, and
+the kernel confirms that the peer is a process of the exporter's unit (peer.py). So another process on the port receives
 neither the password nor headers.
 """
 
@@ -25,13 +25,13 @@ from .host import UNIT, journal, refuse
 # Maximum size of the metrics in bytes. A host with 16 GPUs and all MIG instances has about 1 MiB.
 MOST_BYTES = 1 << 26
 SAMPLE = re.compile(r"^(DCGM_FI_\w+|openfleet_gpu_info|openfleet_gpu_lost)\{", re.MULTILINE)
-# Name of the container in the Docker unit and in the quadlet.
+# Name of the container in the Docker unit and the quadlet.
 CONTAINER = "dcgm-exporter"
 SECONDS = 20
 
 
 class OtherCertificateError(Exception):
-    """The server presents another certificate than the configured one."""
+    """The server presents a certificate that is not the configured one."""
 
 
 def pem_certificate(path: str) -> bytes:
@@ -52,7 +52,7 @@ def connection_to(health: dict, check_first: Check) -> CheckedConnection | Check
 
 
 def scrape(health: dict, user: str | None) -> tuple[int, str]:
-    """Return the status and the body.
+    """Return the status and body of the response.
 
     Raises OtherCertificateError or PeerError before anything is sent.
     """
@@ -77,7 +77,7 @@ def scrape(health: dict, user: str | None) -> tuple[int, str]:
 def certificate_is_old(bundle: dict) -> bool:
     """Return whether the running service presents an outdated certificate.
 
-    This happens after the certificate file was renewed.
+    This is the case after the certificate file was renewed.
     """
     health = bundle["health"]
     if not health or not health["certificate"]:
