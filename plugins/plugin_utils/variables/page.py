@@ -41,13 +41,13 @@ A misspelt name is an error. A name that only resembles a variable of the collec
 
 In a typing error, two neighbouring letters of a word are exchanged, or one letter is missing, wrong or extra \
 (`nvidia_drver_version`).
-In the second case, the word has at least five letters, its first and last letters are right, and the name has at least 15 \
-characters. So `gpu_train_timeout` can be your own name.
+A missing, wrong or extra letter counts only in variables of at least 15 characters, in words of at least five letters.
+The first and last letter of the word must be right. So `gpu_train_timeout` can be your own name.
 
 A missing word is an error if the name still has three words (`layout_on_busy`) or begins with %s.
 A wrong word is an error if the name has four or more words and begins with one of these words or `%s` (`gpu_mig_on_busy`).
 
-A name that another variable's template reads is yours, and causes only a warning.
+If the template of another variable reads a name, the name counts as yours and causes only a warning.
 
 ```text
 h100-03: gpu_layout_on_busy: unknown value "drian". Did you mean drain? It is one of fail, wait, drain, force.
