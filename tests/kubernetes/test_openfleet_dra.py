@@ -15,10 +15,12 @@ import re
 import subprocess
 
 import pytest
+import testinfra
 
 from tests.kubernetes import cdi, dra
 from tests.kubernetes import cluster as clusters
 from tests.kubernetes.control_plane import ApiError, ControlPlane
+from tests.lab.lab_fixtures import boot_time, reboot, wait_until_up
 
 pytestmark = [
     pytest.mark.thorough,
@@ -40,6 +42,18 @@ LEASED = {
 LAYOUT = [LEASED, {"gpus": [2, 3], "sharing": "exclusive"}]
 #: Prints the quota that the pod's programs have, and their devices.
 SHOW = 'cat "/etc/openfleet-gpu/vgpu/$OPENFLEET_VGPU/quota"; ' + cdi.LIST_NODES
+#: Creates the device nodes of GPUs at each boot, as udev would.
+BOOT_NODES = """
+[Unit]
+Before=containerd.service
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'for name in 0 1 2 3 ctl; do [ -e /dev/nvidia$name ] || mknod -m 666 /dev/nvidia$name c 1 3; done'
+[Install]
+WantedBy=multi-user.target
+"""
+#: Programs of the node that serve pods with leases.
+UNITS = ("openfleet-gpu-dra", "kubelet", "gpu-layout-lease")
 #: A program that sends a request to a socket: python3 -c ASK SOCKET REQUEST.
 ASK = """
 import socket, sys
@@ -95,6 +109,8 @@ def node(cluster, site):
     ]
     specification = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
     cluster.run(NODE, "sh", "-c", "mkdir -p /etc/cdi; echo '%s' >/etc/cdi/nvidia.json" % json.dumps(specification))
+    unit = "/etc/systemd/system/lab-device-nodes.service"
+    cluster.run(NODE, "sh", "-c", 'echo "$0" >%s; systemctl enable %s' % (unit, unit), BOOT_NODES)
     return [gpu["uuid"] for gpu in gpus]
 
 
@@ -241,6 +257,21 @@ def test_lease_of_a_claim_that_the_kubelet_forgot_is_given_back(cluster):
     cluster.plane.wait(lambda: not tenants(cluster), "the plugin gives the lease back")
 
 
+def test_rebooted_node_gives_stale_leases_back(cluster):
+    """Delete a pod from the API while its node is down."""
+    for name in ("stays", "gone"):
+        start(cluster, name, "10Gi", 10)
+        cluster.runs(name)
+    uid, _restarts = state(cluster.pod("stays"))
+    cluster.run(NODE, "systemctl", "stop", "kubelet")
+    cluster.plane.kubectl("delete", "pod", "gone", "--grace-period=0", "--force")
+    reboot(testinfra.get_host("podman://%s" % clusters.container(NODE)))
+    cluster.plane.wait(lambda: len(tenants(cluster)) == 1, "one lease is left")
+    cluster.plane.wait(lambda: state(cluster.pod("stays"))[1] == [1], "the pod starts again")
+    assert state(cluster.runs("stays"))[0] == uid
+    assert lost_leases(cluster, {"stays": "10GiB and 10 %"}) == []
+
+
 def test_claim_beyond_the_limit_waits(cluster):
     start(cluster, "large", "61Gi", 10)
     why_pending(cluster, "large")
@@ -338,24 +369,80 @@ def test_second_run_changes_nothing(cluster, site):
 # -- Many pods ---------------------------------------------------------------------------------------------------------
 
 
+def lost_leases(cluster, sizes):
+    """Return the pods that do not have exactly one lease of their size.
+
+    `sizes` has the size of each pod's claim by the name of the pod.
+    """
+    # A claim has the name of its pod, of the request, and five random letters.
+    rows = [(row["account"].partition("/")[2].rsplit("-", 2)[0], row["size"]) for row in leases(cluster)]
+    return [name for name, size in sizes.items() if rows.count((name, size)) != 1]
+
+
+def kill(cluster, unit):
+    cluster.run(NODE, "systemctl", "kill", "--signal=KILL", "--kill-whom=main", unit, check=False)
+
+
+def kill_node(cluster, pods):
+    """Kill all processes of the node, start it, and wait until it has started these pods again."""
+    host = testinfra.get_host("podman://%s" % clusters.container(NODE))
+    before = boot_time(host)
+    killed = cluster.run(NODE, "date", "--utc", "+%FT%TZ").strip()
+    subprocess.run(["podman", "restart", "--time=0", clusters.container(NODE)], check=True, capture_output=True)
+    wait_until_up(host, before)
+
+    def started():
+        for name in pods:
+            [status] = (cluster.pod(name) or {}).get("status", {}).get("containerStatuses") or [{}]
+            if not status.get("ready") or status["state"]["running"]["startedAt"] <= killed:
+                return False
+        return True
+
+    cluster.plane.wait(started, "the node starts %s after %s" % (pods, killed))
+
+
 def test_random_pods_with_kills_leak_and_disturb_nothing(cluster):
-    """Start and delete random pods while programs of the node are killed."""
-    draw = random.Random(45)
+    """Start and delete random pods while programs of the node, or the node itself, are killed."""
+    draw = random.Random(int(os.environ.get("OPENFLEET_LEASE_SEED", "45")))
     number = int(os.environ.get("OPENFLEET_LEASE_PODS", "40"))
-    running: dict[str, tuple] = {}
-    disturbed = 0
-    for count in range(number):
-        name = "pod-%d" % count
-        start(cluster, name, "%dGi" % draw.randint(1, 12), draw.randint(1, 12))
-        running[name] = state(cluster.runs(name))
-        if draw.random() < 0.3:
-            unit = draw.choice(("openfleet-gpu-dra", "kubelet", "gpu-layout-lease"))
-            cluster.run(NODE, "systemctl", "kill", "--signal=KILL", "--kill-whom=main", unit, check=False)
-        if len(running) > 4:
-            victim = draw.choice(sorted(running))
-            options = ("--grace-period=0", "--force") if draw.random() < 0.5 else ("--timeout=100s",)
+    sizes: dict[str, str] = {}
+    seen: dict[str, tuple] = {}
+    disturbed: list[str] = []
+    kills = dict.fromkeys((*UNITS, "node"), 0)
+    for count in range(0, number, 4):
+        new = ["pod-%d" % each for each in range(count, min(number, count + 4))]
+        requests = {name: (draw.randint(1, 9), draw.randint(1, 9)) for name in new}
+        objects = [
+            (template(name, "%dGi" % memory, percent), pod(name, name)) for name, (memory, percent) in requests.items()
+        ]
+        cluster.apply(*(each for pair in objects for each in pair))
+        sizes.update({name: "%dGiB and %d %%" % request for name, request in requests.items()})
+        # Some kills hit the pods while they start, and others while they run.
+        if draw.random() < 0.5:
+            for name in new:
+                seen[name] = state(cluster.runs(name))
+        killed = draw.choice(UNITS) if draw.random() < 0.9 else "node"
+        kills[killed] += 1
+        if killed == "node":
+            kill_node(cluster, sorted(sizes))
+            # The node starts all containers again. The pods and their leases are the same.
+            disturbed += [name for name, (uid, _) in seen.items() if state(cluster.pod(name))[0] != uid]
+            seen = {name: state(cluster.pod(name)) for name in sizes}
+        else:
+            kill(cluster, killed)
+        for name in sorted(sizes.keys() - seen.keys()):
+            seen[name] = state(cluster.runs(name))
+        disturbed += [name for name, before in seen.items() if state(cluster.pod(name)) != before]
+        disturbed += lost_leases(cluster, sizes)
+        while len(sizes) > 4:
+            victim = draw.choice(sorted(sizes))
+            options = ("--grace-period=0", "--force") if draw.random() < 0.5 else ("--wait=false",)
             cluster.plane.kubectl("delete", "pod", victim, *options)
-            del running[victim]
-        disturbed += sum(state(cluster.pod(each)) != seen for each, seen in running.items())
-    print("lease_disturbed", disturbed, "after", number, "pods")
-    assert disturbed == 0
+            del sizes[victim], seen[victim]
+    print("lease_disturbed", len(disturbed), "after", number, "pods and kills of", kills)
+    assert disturbed == []
+    cluster.plane.kubectl("delete", "pods", "--all", "--namespace=default", "--timeout=100s")
+    cluster.plane.wait(lambda: not leases(cluster), "no leases: %s" % leases(cluster))
+    leaked = tenants(cluster)
+    print("lease_leaked", len(leaked))
+    assert leaked == set()
