@@ -45,6 +45,15 @@ SERVICE = "gpu-layout-lease.service gpu-layout-lease.socket"
 KILL = (
     "pid=$(systemctl show --property=MainPID --value {unit}); [ $pid = 0 ] || kill -KILL $pid; systemctl restart {unit}"
 )
+#: Daemons of the node that serve jobs with leases.
+DAEMONS = ("slurmd", "gpu-layout-lease")
+#: Each started job writes a file with its id into this folder.
+STARTED = "/tmp/started-jobs"
+#: Starts requeued jobs, which Slurm would start two minutes later.
+NO_DELAY = (
+    "squeue --noheader --states=PENDING --format '%A %r' | grep BeginTime | cut -d' ' -f1 | "
+    "xargs --no-run-if-empty -I JOB scontrol update JobId=JOB StartTime=now"
+)
 NODE_STATE = f"sinfo --noheader --nodes {NODE} --format %T"
 
 
@@ -279,23 +288,74 @@ def test_process_that_leaves_its_job_does_not_keep_its_lease(cluster):
 # -- Many jobs ---------------------------------------------------------------------------------------------------------
 
 
+def start_jobs(host, requests):
+    """Submit a job for each (user, units), and return the (account, size) of its lease by job id."""
+    write = f"echo $OPENFLEET_LEASE > {STARTED}/$SLURM_JOB_ID; sleep 1d"
+    lines = [
+        f"runuser -u {user} -- sbatch --parsable --chdir=/ --output=/dev/null --gres=quota:{units} --wrap={shlex.quote(write)}"
+        for user, units in requests
+    ]
+    jobs = host.ask(" && ".join(lines)).split()
+    return {
+        job: (f"job:{user}/{job}", f"{8 * units}GiB and {10 * units} %") for job, (user, units) in zip(jobs, requests)
+    }
+
+
+def wait_for_starts(host, jobs):
+    """Wait until the programs of all jobs have started. Requeued jobs need not wait."""
+    started = " && ".join(f"[ -s {STARTED}/{job} ]" for job in jobs)
+    host.wait_until(f"{{ {started}; }} || {{ sleep 1; {NO_DELAY}; false; }}", seconds=400)
+
+
+def disturbed(host, jobs):
+    """Return the jobs that do not run, were restarted, or do not have exactly their lease."""
+    shown = [host.state(job) for job in jobs]
+    rows = leases(host)
+    return [
+        (job, state, rows)
+        for (job, lease), state in zip(jobs.items(), shown)
+        if not state.startswith("JobState=RUNNING ") or rows.count(lease) != 1
+    ]
+
+
 def test_random_jobs_with_kills_leak_and_disturb_nothing(cluster):
     """Start and end random jobs while daemons of the node are killed."""
-    draw = random.Random(45)
+    draw = random.Random(int(os.environ.get("OPENFLEET_LEASE_SEED", "45")))
     number = int(os.environ.get("OPENFLEET_LEASE_JOBS", "40" if THOROUGH else "8"))
-    living: dict[str, int] = {}
-    for _count in range(number):
-        units = draw.randint(1, MOST)
-        while sum(living.values()) + units > UNITS or len(living) == MOST_JOBS:
-            ended = draw.choice(sorted(living))
-            del living[ended]
-            cluster.ask(f"scancel {ended}")
-        job = submit(cluster, draw.choice(USERS), units)
-        running(cluster, job)
-        living[job] = units
-        if draw.random() < 0.3:
-            cluster.ask(KILL.format(unit=draw.choice(("slurmd", "gpu-layout-lease"))))
-            cluster.in_service()
-        states = {each: cluster.state(each) for each in living}
-        assert set(states.values()) == {"JobState=RUNNING Restarts=0"}, states
-    print("lease_disturbed 0 after", number, "jobs")
+    cluster.ask(f"mkdir --parents --mode=1777 {STARTED}; rm -f {STARTED}/*")
+    living, restarts = {}, {}
+    kills = dict.fromkeys(DAEMONS, 0)
+    bad, submitted = [], 0
+    while submitted < number:
+        requests = []
+        room = UNITS - sum(units for _lease, units in living.values())
+        while submitted < number and len(living) + len(requests) < MOST_JOBS:
+            units = draw.randint(1, MOST)
+            if units > room:
+                break
+            requests.append((draw.choice(USERS), units))
+            room, submitted = room - units, submitted + 1
+        new = start_jobs(cluster, requests) if requests else {}
+        # Some kills hit the jobs while they start, and others while they run.
+        if draw.random() < 0.5:
+            wait_for_starts(cluster, new)
+        daemon = draw.choice(DAEMONS)
+        kills[daemon] += 1
+        cluster.ask(KILL.format(unit=daemon))
+        cluster.in_service()
+        wait_for_starts(cluster, new)
+        living.update({job: (lease, units) for (job, lease), (_user, units) in zip(new.items(), requests)})
+        restarts.update({job: cluster.state(job) for job in new})
+        bad += disturbed(cluster, {job: lease for job, (lease, _units) in living.items()})
+        bad += [(job, state) for job, state in restarts.items() if cluster.state(job) != state]
+        ended = draw.sample(sorted(living), draw.randint(1, len(living)))
+        cluster.ask("scancel %s" % " ".join(ended))
+        for job in ended:
+            del living[job], restarts[job]
+    print("lease_disturbed", len(bad), "after", number, "jobs and kills of", kills)
+    assert bad == []
+    cluster.ask("squeue --noheader --format %A | xargs --no-run-if-empty scancel")
+    cluster.wait_until('[ -z "$(squeue --noheader)" ]')
+    cluster.wait_until("gpu-layout lease list --json | grep -q '\"leases\": \\[\\]'")
+    print("lease_leaked", len(tenants(cluster)))
+    assert tenants(cluster) == []
