@@ -24,7 +24,7 @@ options:
   backend:
     description: Software that offers GPUs to pods.
     type: str
-    choices: [nvidia_device_plugin, nvidia_dra, hami, volcano_vgpu, openfleet_dra]
+    choices: [nvidia_device_plugin, nvidia_dra, hami, volcano_vgpu, openfleet_dra, openfleet_device_plugin]
     required: true
   node:
     description: Name of the Kubernetes node.

@@ -384,7 +384,10 @@ def kill(cluster, unit):
 
 
 def kill_node(cluster, pods):
-    """Kill all processes of the node, start it, and wait until it has started these pods again."""
+    """Kill all processes of the node, and start it.
+
+    Waits until the node has started these pods again.
+    """
     host = testinfra.get_host("podman://%s" % clusters.container(NODE))
     before = boot_time(host)
     killed = cluster.run(NODE, "date", "--utc", "+%FT%TZ").strip()
@@ -402,7 +405,7 @@ def kill_node(cluster, pods):
 
 
 def test_random_pods_with_kills_leak_and_disturb_nothing(cluster):
-    """Start and delete random pods while programs of the node, or the node itself, are killed."""
+    """Start and delete random pods while the node or its programs are killed."""
     draw = random.Random(int(os.environ.get("OPENFLEET_LEASE_SEED", "45")))
     number = int(os.environ.get("OPENFLEET_LEASE_PODS", "40"))
     sizes: dict[str, str] = {}
@@ -446,3 +449,49 @@ def test_random_pods_with_kills_leak_and_disturb_nothing(cluster):
     leaked = tenants(cluster)
     print("lease_leaked", len(leaked))
     assert leaked == set()
+
+
+# -- The device plugin API ---------------------------------------------------------------------------------------------
+
+SERVING = "gpu.openfleet.io/tenant-serving"
+
+
+def tenant_pod(name):
+    made = clusters.sleeper(name, {SERVING: 1})
+    made["spec"]["containers"][0]["command"] = ["sh", "-c", SHOW]
+    return made
+
+
+@pytest.fixture
+def tenants_only(site, cluster):
+    """Offer only the fixed tenant, without DRA."""
+    site(gpu_kubernetes_state="absent")
+    cluster.plane.wait(lambda: not published(cluster), "no ResourceSlices")
+    requests = len(cluster.plane.requests_of_role())
+    site(gpu_kubernetes_backend="openfleet_device_plugin")
+    assert [path for _verb, path in cluster.plane.requests_of_role()[requests:] if "resource.k8s.io" in path] == []
+    yield
+    site(gpu_kubernetes_backend="openfleet_device_plugin", gpu_kubernetes_state="absent")
+    site()
+
+
+def test_pod_gets_a_fixed_tenant_by_the_device_plugin_api(cluster, site, node, tenants_only):
+    def offered():
+        return cluster.node(NODE)["status"]["allocatable"].get(SERVING)
+
+    assert offered() == "1"
+    cluster.apply(tenant_pod("first"))
+    [line], nodes = quota(cluster, cluster.runs("first"))
+    assert line.startswith("gpu %s memory %d sm 80 " % (node[1], 60 << 30)) and nodes == {"/dev/nvidia1"}
+    cluster.apply(tenant_pod("second"))
+    assert "Insufficient %s" % SERVING in why_pending(cluster, "second")
+    before = state(cluster.pod("first"))
+    for unit in ("openfleet-gpu-dra", "kubelet", "openfleet-gpu-dra"):
+        kill(cluster, unit)
+        cluster.run(NODE, "systemctl", "restart", unit)
+    # The tenant is free for the next pod only if the plugin has registered again.
+    assert state(cluster.runs("first")) == before
+    cluster.plane.kubectl("delete", "pod", "first", "--timeout=100s")
+    cluster.runs("second")
+    again = site(gpu_kubernetes_backend="openfleet_device_plugin")
+    assert re.search(r"^node1 .*changed=0 ", again, re.MULTILINE), again[-3000:]

@@ -68,8 +68,8 @@ KUBERNETES = {
     "manifest of the device plugin": "gpu_kubernetes_plugin_manifest",
     "chart of the device plugin": "gpu_kubernetes_plugin_chart",
 }
-#: The backend whose plugin on the host has Python packages.
-_LEASES = "openfleet_dra"
+#: The backends whose plugin on the host has Python packages.
+_LEASES = ("openfleet_dra", "openfleet_device_plugin")
 #: Placeholder for the kernel release of a host. Only the host knows the actual release.
 KERNEL = "KERNEL"
 #: Example PCI device ids of two GPUs: one older than Turing, and one newer (module_utils/driver/rules.py).
@@ -107,7 +107,7 @@ def collect(
             _nvml(wants, host, values, shipped)
         if "kubernetes" in parts:
             _kubernetes(wants, host, values)
-            if values.get("gpu_kubernetes_backend") == _LEASES and not values["gpu_kubernetes_lease_wheels"]:
+            if values.get("gpu_kubernetes_backend") in _LEASES and not values["gpu_kubernetes_lease_wheels"]:
                 for platform in platforms(host, values, catalogue):
                     wants.leases.setdefault(platform.architecture, set()).add(host)
     _check_folders(wants)

@@ -38,15 +38,18 @@ def offer_node(
         for group in by_entry(desired)
         if group[0].entry is not None and group[0].entry.leases is not None and group[0].entry.leases.by != allocator
     ]
-    if leasing and not getattr(any_backend(key), "leases", False):
+    if leasing and not _gives_leases(key):
         problem = "it has leases, and a scheduler would offer the same parts of its GPUs"
         cure = "Remove leases, or do not manage the host with this scheduler."
-        able = tuple(other for other in KEYS if getattr(any_backend(other), "leases", False))
+        able = {other: any_backend(other).offer(Node(desired, name)) for other in KEYS if _gives_leases(other)}
         return Offer(
             key,
             refusals=tuple(
                 dataclasses.replace(
-                    refusal(group, problem, cure), backends=able if group[0].entry.leases.by == KUBERNETES else ()
+                    refusal(group, problem, cure),
+                    backends=tuple(other for other, offer in able.items() if _offers(offer, group[0].where))
+                    if group[0].entry.leases.by == KUBERNETES
+                    else (),
                 )
                 for group in leasing
                 if group[0].entry is not None and group[0].entry.leases is not None
@@ -63,6 +66,10 @@ def offer_node(
         for refused in offer.refusals
     )
     return dataclasses.replace(offer, refusals=tuple(refusals))
+
+
+def _gives_leases(key: str) -> bool:
+    return getattr(any_backend(key), "leases", False)
 
 
 def _offers(offer: Offer, where: str) -> bool:

@@ -20,6 +20,7 @@ _CLUSTER_CLASSES = {
     "hami": "Hami",
     "volcano_vgpu": "VolcanoVgpu",
     "openfleet_dra": "OpenfleetDra",
+    "openfleet_device_plugin": "OpenfleetDevicePlugin",
 }
 # The class of each other backend by key.
 _OTHER_CLASSES = {"slurm": "Slurm"}

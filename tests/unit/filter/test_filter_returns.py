@@ -11,7 +11,7 @@ import yaml
 
 LAYOUT = [{"gpus": [0], "sharing": "exclusive"}]
 MODELS = {"node": "h100-01", "expected_gpus": ["H100-80GB", "H100-80GB"]}
-BACKENDS = ["nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu", "openfleet_dra"]
+BACKENDS = ["nvidia_device_plugin", "nvidia_dra", "hami", "volcano_vgpu", "openfleet_dra", "openfleet_device_plugin"]
 
 
 def documented_and_called(name, *arguments, **options):

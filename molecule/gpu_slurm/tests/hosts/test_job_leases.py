@@ -289,7 +289,10 @@ def test_process_that_leaves_its_job_does_not_keep_its_lease(cluster):
 
 
 def start_jobs(host, requests):
-    """Submit a job for each (user, units), and return the (account, size) of its lease by job id."""
+    """Submit a job for each (user, units).
+
+    Returns the (account, size) of each lease by job id.
+    """
     write = f"echo $OPENFLEET_LEASE > {STARTED}/$SLURM_JOB_ID; sleep 1d"
     lines = [
         f"runuser -u {user} -- sbatch --parsable --chdir=/ --output=/dev/null --gres=quota:{units} --wrap={shlex.quote(write)}"
@@ -308,7 +311,7 @@ def wait_for_starts(host, jobs):
 
 
 def disturbed(host, jobs):
-    """Return the jobs that do not run, were restarted, or do not have exactly their lease."""
+    """Return the jobs that do not run, or do not have exactly their lease."""
     shown = [host.state(job) for job in jobs]
     rows = leases(host)
     return [

@@ -14,11 +14,11 @@ import re
 from collections import Counter
 from typing import Any, Iterator, Mapping, Sequence
 
-from ....module_utils.layout.leases import KUBERNETES
 from ....module_utils.sizes import format_size
 from ..kubernetes.api_objects import OWNED, differs, is_owned, name_of, of_kind, reference, texts, title
 from ..kubernetes.backend import WITHOUT_MIG_MANAGER, KubernetesBackend, differing
-from ..model import LeftOut, Node, NodeGpu, Offer, Request, by_entry, online_notes
+from ..kubernetes.leased import NODE_LABEL, is_leased, left_out, tenants_of
+from ..model import Node, NodeGpu, Offer, Request, by_entry, online_notes
 from ..protocol import Changes, Kind, Place, Removal, Seen
 
 KEY = "openfleet_dra"
@@ -27,7 +27,7 @@ DRIVER = "gpu.openfleet.io"
 #: Resource names of the offer, and DeviceClasses: GPUs with leases, and fixed tenants.
 LEASES, TENANTS = "lease." + DRIVER, "tenant." + DRIVER
 _TYPES = {LEASES: "gpu", TENANTS: "tenant"}
-_NODE_LABEL = {"openfleet.gpu/backend": KEY}
+_NODE_LABEL = {NODE_LABEL: KEY}
 _GATE = (
     "The cluster lacks the feature gate DRAConsumableCapacity, so pods get no leases. Enable it in kube-apiserver, "
     "kube-controller-manager and kube-scheduler."
@@ -49,13 +49,8 @@ class OpenfleetDra(KubernetesBackend):
     def offer(self, node: Node) -> Offer:
         """Return the GPUs with leases by Kubernetes. Other GPUs are left out."""
         groups = by_entry(node.gpus)
-        leased = [group for group in groups if _is_leased(group[0])]
-        left_out = [
-            LeftOut(group[0].where, tuple(each.gpu.index for each in group), "it has no leases by %s" % KUBERNETES)
-            for group in groups
-            if not _is_leased(group[0])
-        ]
-        tenants = [(group[0].where, tenant.name) for group in leased for tenant in _tenants(group[0])]
+        leased = [group for group in groups if is_leased(group[0])]
+        tenants = [(group[0].where, tenant.name) for group in leased for tenant in tenants_of(group[0])]
         resources = {LEASES: sum(map(len, leased)), TENANTS: len(tenants)}
         requests = [Request(group[0].where, LEASES, claim=_lease_claim(group[0])) for group in leased]
         requests += [Request(where, TENANTS, claim=_tenant_claim(name)) for where, name in tenants]
@@ -64,7 +59,7 @@ class OpenfleetDra(KubernetesBackend):
             {name: number for name, number in resources.items() if number},
             labels=dict(self.fixed_labels),
             requests=tuple(requests),
-            left_out=tuple(left_out),
+            left_out=left_out(groups),
             notes=tuple(_notes(leased)),
         )
 
@@ -148,14 +143,6 @@ def device_class(name: str) -> dict[str, Any]:
         "metadata": {"name": name, "labels": dict(OWNED)},
         "spec": {"selectors": [{"cel": {"expression": selected}}]},
     }
-
-
-def _is_leased(gpu: NodeGpu) -> bool:
-    return gpu.entry is not None and gpu.entry.leases is not None and gpu.entry.leases.by == KUBERNETES
-
-
-def _tenants(gpu: NodeGpu) -> Sequence[Any]:
-    return gpu.technique.tenants(gpu.entry.part) if gpu.technique is not None and gpu.entry is not None else ()
 
 
 def _notes(groups: Sequence[Sequence[NodeGpu]]) -> list[str]:

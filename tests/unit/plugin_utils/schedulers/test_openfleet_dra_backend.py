@@ -87,7 +87,9 @@ def test_entries_with_leases_are_offered_and_others_are_left_out():
 
 def test_other_backends_name_this_one():
     [problem] = mapping([LEASED], "nvidia_device_plugin")["problems"]
-    assert "gpu_layout[0] (gpus 0, 1): it has leases" in problem and "openfleet_dra can express it" in problem
+    assert "gpu_layout[0] (gpus 0, 1): it has leases" in problem and problem.endswith(
+        "openfleet_dra or openfleet_device_plugin can express it (gpu_kubernetes_backend)."
+    )
 
 
 def test_missing_classes_are_written_and_others_are_kept():

@@ -68,7 +68,7 @@ def test_each_backend_of_any_scheduler_has_its_key(key):
     assert registry.any_backend(key).key == key
 
 
-@pytest.mark.parametrize("key", [key for key in registry.ALL_KEYS if key != "openfleet_dra"])
+@pytest.mark.parametrize("key", [key for key in registry.ALL_KEYS if not key.startswith("openfleet_")])
 @pytest.mark.parametrize(
     "entry",
     [
