@@ -56,7 +56,7 @@ class Form(Protocol):
     def divides(self, part: Any) -> bool:
         """Return whether the part is divided between the GPUs of its entry.
 
-        If it is divided, none of these GPUs can be left out.
+        If so, none of these GPUs can be left out.
         """
         return False
 
@@ -65,44 +65,43 @@ class Form(Protocol):
         return ()
 
     def restricted(self, part: Any, uuids: Container[str], cut: bool, taken: Container[str]) -> Any:
-        """Return what remains of an exported part if its entry loses GPUs.
+        """Return an exported part without the GPUs that its entry lost.
 
-        `uuids` are the UUIDs of the remaining GPUs in lower case. `cut` is true if the entry loses GPUs. `taken` has
-        names that are used elsewhere. Returns None if no part can stay on the remaining GPUs.
+        `uuids` has the remaining GPUs in lower case. `cut` is true if the entry loses GPUs. `taken` has names that are
+        used elsewhere. Returns None if nothing can stay on the remaining GPUs.
         """
         return None if any(name in taken for name in self.names(part)) else part
 
     def tenants(self, part: Any) -> Sequence[str]:
-        """Return the current and the earlier names of the tenants in the part."""
+        """Return the current and earlier names of the part's tenants."""
         return ()
 
     def export(self, gpu: Gpu, seen: Sequence[Any], instance: GpuInstance | None = None) -> Any:
         """Return the part of an entry that describes the GPU or its instance.
 
-        `seen` has the observed daemons or tenants of the technique's service. Returns None if the technique is not
-        used.
+        `seen` has the current daemons or tenants of the technique's service. Returns None if the technique is not used.
         """
         return None
 
     def export_together(
         self, gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
     ) -> dict[str, Any]:
-        """Return the parts of GPUs that can only be described together, by GPU UUID.
+        """Return the parts of GPUs that must be described together, by GPU UUID.
 
-        The value is None for a GPU that no layout can describe. `gpus` are the GPUs that no earlier technique
-        describes. `seen` has the observed daemons or tenants of all techniques. GPUs with equal parts get one entry. If
-        parts must name GPUs, `pin` returns the selector of a GPU. A sentence is appended to `left_out` for each state
-        that no layout can express.
+        A part is None for a GPU that no layout can describe. `gpus` are those that no earlier technique describes.
+        `seen` has the current daemons or tenants of all techniques. GPUs with equal parts share an entry. `pin` returns
+        a GPU's selector, for parts that must name GPUs. Appends a sentence to `left_out` for each state that no layout
+        can express.
         """
         return {}
 
     def describe(self, part: Any) -> str:
-        """Return an exported part as text, for a GPU that no layout can express."""
+        """Return an exported part as text, for a GPU that a layout cannot express."""
 
 
 def export_parts(
     forms: Iterable[Form], gpu: Gpu, seen: Seen, instance: GpuInstance | None = None
 ) -> list[tuple[Form, Any]]:
-    """Return (form, part) for each technique that shares the GPU or its instance."""
+    """Return (form, part) of each technique that shares the GPU or its instance."""
     parts = [(form, form.export(gpu, seen.get(form.key, ()), instance)) for form in forms]
     return [(form, part) for form, part in parts if part is not None]

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parse and write the key `leases` of an entry in `gpu_layout`.
 
-The key offers the free part of the entry's GPUs to the accounts of a host, to the pods of a cluster, or to the jobs of
-Slurm. docs/leases.md describes it.
+With this key, a host's accounts, a cluster's pods or Slurm's jobs can lease the free part of the entry's GPUs.
+docs/leases.md describes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .types import MOST_GPUS, MOST_INSTANCES
 HOST, KUBERNETES, SLURM = ALLOCATORS = ("host", "kubernetes", "slurm")
 #: Value of `online` for all leases.
 ALL = "all"
-#: Default and maximum of `hours`, then default and maximum of `count`.
+#: Default and maximum of `hours`, and default and maximum of `count`.
 HOURS, MOST_HOURS = 24, 8760
 COUNT, MOST_COUNT = 16, 64
 
@@ -42,7 +42,7 @@ KEYS = {
     "online": Key("online: [inference]"),
 }
 _HOST_KEYS = {name: key for name, key in KEYS.items() if name != "unit"}
-#: Keys of an entry whose leases a scheduler counts. A pod or a job has its lease until it ends.
+#: Keys of an entry with leases that a scheduler counts. Such a lease lasts until its pod or job ends.
 _SCHEDULER_KEYS = {
     KUBERNETES: {name: KEYS[name] for name in ("by", "most", "online")},
     SLURM: {name: KEYS[name] for name in ("by", "most", "unit", "online")},
@@ -83,10 +83,10 @@ class Leases:
 
 
 def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases | None:
-    """Return the leases of an entry with this sharing.
+    """Return the leases of an entry with this value of `sharing`.
 
-    Returns None after reporting an error. `sharing` is None if it cannot be read. `limits` maps each sharing that can
-    have leases to the key that limits them (`Form.lease_limit`).
+    Returns None after reporting an error. `sharing` is None if it cannot be read. `limits` maps each value of `sharing`
+    that can have leases to the key that limits them (`Form.lease_limit`).
     """
     allocator = node.value.get("by") if isinstance(node.value, Mapping) else None
     scheduler = allocator if isinstance(allocator, str) and allocator in _SCHEDULER_KEYS else None
@@ -95,7 +95,7 @@ def parse(node: Node, sharing: str | None, limits: Mapping[str, str]) -> Leases 
         return None
     if sharing is not None:
         _check_sharing(node, fields, sharing, limits, scheduler)
-    # A value with an error is None, and the parser then discards the result.
+    # Use Any, because an invalid value is None. The parser then discards the result.
     read: Callable[..., Any] = fields.read
     memory_bytes, sm_percent = read(
         "most", lambda field: _most(field, 100 if scheduler else 100 * MOST_GPUS), (None, None)
@@ -144,7 +144,7 @@ def to_data(leases: Leases) -> dict[str, Any]:
 
 
 def _check_sharing(node: Node, fields: Fields, sharing: str, limits: Mapping[str, str], scheduler: str | None) -> None:
-    """Report keys that do not fit the entry's sharing."""
+    """Report keys that do not match the entry's `sharing`."""
     own = limits.get(sharing)
     if own is None:
         node.report(
@@ -186,7 +186,7 @@ def _unit(node: Node) -> tuple[int, int]:
     fields = node.fields(_UNIT_KEYS)
     if fields is None:
         return 0, 0
-    # A value with an error is None, and the parser then discards the result.
+    # Use Any, because an invalid value is None. The parser then discards the result.
     read: Callable[..., Any] = fields.read
     return read("memory", size_bytes), read("sm_percent", lambda field: field.integer(1, 100))
 

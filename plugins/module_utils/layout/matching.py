@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the GPUs that match a selector of a layout."""
+"""Find the GPUs that a layout's selector matches."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def _indices(gpus: Sequence[Gpu]) -> str:
 
 
 def _octal_hint(selector: Selector) -> str:
-    """Return a hint if the index may have been written with a leading zero.
+    """Return a hint if the index may have a leading zero in the file.
 
-    YAML 1.1 reads such a number as octal.
+    YAML 1.1 reads a number with a leading zero as octal.
     """
     if not isinstance(selector.value, int) or selector.value < 8:
         return ""
@@ -57,7 +57,7 @@ def _octal_hint(selector: Selector) -> str:
 def matches(selector: Selector, gpu: Gpu | LostGpu) -> bool:
     """Return whether the selector matches the GPU.
 
-    Only the attribute that the selector compares must be known.
+    Needs only the GPU's attribute that the selector compares.
     """
     if selector.kind == "all":
         return True

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse `gpu_layout` from YAML data into typed values. Pure functions.
+"""Parse `gpu_layout` from YAML data into typed values, with pure functions.
 
-The module uses neither Ansible nor NVML, so the checks are the same for every host. Profiles, combinations and
-selectors are checked later against the GPUs of the host. The techniques' forms (techniques/forms.py) read their parts.
+The module uses neither Ansible nor NVML, so its checks are the same for every host. Profiles, combinations and
+selectors are later compared with the host's GPUs. The techniques' forms (techniques/forms.py) read their parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .types import MOST_GPUS, WITHOUT_PART, Entry, Layout, Selector
 
 
 def entry_keys(forms: Sequence[Form]) -> dict[str, Key]:
-    """Return the keys of an entry. The keys of parts are in alphabetical order."""
+    """Return the keys of an entry. The techniques' keys are in alphabetical order."""
     return {
         "gpus": Key("gpus: [0, 1]", required=True),
         "sharing": Key("sharing: mig", required=True),
@@ -32,7 +32,7 @@ def entry_keys(forms: Sequence[Form]) -> dict[str, Key]:
 
 
 def parse(data: Any, forms: Sequence[Form]) -> Layout:
-    """Return the layout that `data` describes (lists, mappings and scalars).
+    """Return the layout in `data`, which has lists, mappings and scalars.
 
     An empty list is a layout that changes no GPU. Raises LayoutError with all problems.
     """
@@ -52,7 +52,7 @@ def _has_online(fields: Fields) -> bool:
 class _Parser:
     """Reads one layout.
 
-    An invalid value becomes None. If there is any problem, the result is discarded.
+    An invalid value becomes None. After any problem, the result is discarded.
     """
 
     def __init__(self, forms: Sequence[Form]) -> None:
@@ -81,7 +81,7 @@ class _Parser:
         readers: dict[str, Callable[[Node], Any]] = {
             form.key: functools.partial(form.parse, context=context) for form in self._forms
         }
-        # Read every part, so that problems in unexpected parts are reported too.
+        # Read every part, to report problems in unexpected parts too.
         parts = {key: fields.read(key, readers[key]) for key in self._parts}
         return Entry(index, selectors, sharing, parts.get(sharing), self._leases(fields, sharing))
 
@@ -107,7 +107,7 @@ class _Parser:
                 )
 
     def _selectors(self, node: Node) -> tuple[Selector | None, ...]:
-        # A single string or mapping is permitted. A number is not, because `gpus: 2` could mean two GPUs.
+        # A single string or mapping is accepted. A single number is not, because `gpus: 2` could mean two GPUs.
         if isinstance(node.value, (str, Mapping)):
             nodes = [node]
         elif is_integer(node.value):

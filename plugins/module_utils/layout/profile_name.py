@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parse the names of MIG profiles.
 
-Examples: ``3g.40gb``, ``1g.10gb+me`` and, for a part of an instance, ``1c.3g.40gb``.
-Only the form is checked. The profiles of a GPU are read from NVML when a layout is applied.
+Examples: ``3g.40gb``, ``1g.10gb+me`` and, for a part of an instance, ``1c.3g.40gb``. Checks only the form. A GPU's
+profiles are read from NVML when a layout is applied.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..frozen import frozen
 
 _NAME = re.compile(r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,4})gb(\+me\.all|\+me|\+gfx|-me)?")
 
-#: A name as people and other tools write it: 3G.40GB, 3g-40gb, mig-3g.40gb, and "MIG 1g.10gb" as in nvidia-smi, where
-# "Device 0: (UUID: ...)" may follow.
+#: A profile name as people and other tools write it: 3G.40GB, 3g-40gb, mig-3g.40gb, and nvidia-smi's "MIG 1g.10gb",
+#: which "Device 0: (UUID: ...)" may follow.
 _LOOSE = re.compile(
     r"(?:.*mig[-_ :]+)?((?:[1-9][0-9]?c[-_. ])?)([1-9][0-9]?)g[-_. ]?([1-9][0-9]{0,4})gb?"
     r"(\+me\.all|\+me|\+gfx|-me)?(?:\s+device\b.*)?"
@@ -33,8 +33,8 @@ class ProfileNameError(FleetError):
 class ProfileName:
     """A profile.
 
-    `compute_slices` are the slices of the compute instance. They equal `gpu_slices` if the compute instance spans the
-    GPU instance.
+    `compute_slices` are the slices of the compute instance. The value equals `gpu_slices` if the compute instance spans
+    the GPU instance.
     """
 
     compute_slices: int
@@ -50,7 +50,7 @@ class ProfileName:
 
     @property
     def is_split(self) -> bool:
-        """Return whether the name describes a part of a GPU instance."""
+        """Return whether the name is for a part of a GPU instance."""
         return self.compute_slices != self.gpu_slices
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class ProfileName:
 def parse_profile_name(text: str) -> ProfileName:
     """Parse the name of a profile.
 
-    Raises ProfileNameError with an empty `where`. The caller knows the place.
+    Raises ProfileNameError with an empty `where`, because only the caller knows the place.
     """
     match = _NAME.fullmatch(text)
     if not match:
@@ -91,8 +91,8 @@ def parse_profile_name(text: str) -> ProfileName:
 def nearest_profile(text: str, known: Iterable[str]) -> str:
     """Return the known profile that is most similar to a text, or "".
 
-    A similar profile has the same number of slices. Among these profiles, its attribute is equal if possible, and its
-    memory is as similar as possible.
+    Only profiles with the same number of slices are similar. Among them, one with the same attribute is preferred, then
+    the one with the most similar memory.
     """
     try:
         name = parse_profile_name(text)

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read YAML-like data into typed values, and collect all problems.
 
-Each problem has its place and its fix. The module is independent of `gpu_layout`. If a value cannot be read, the
-problem is reported and None is returned, so that reading continues.
+Each problem has its place and its fix. A value that cannot be read is reported and becomes None, so that reading
+continues. The module is independent of `gpu_layout`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def quoted(value: object) -> str:
 def number(value: float) -> str:
     """Return the number in digits.
 
-    If the number is very long, its length is returned instead, because Python refuses to format it.
+    For a very long number, which Python refuses to format, returns its length instead.
     """
     if isinstance(value, int) and abs(value) >= 10**_LONGEST_NUMBER:
         return "a number of more than %d digits" % _LONGEST_NUMBER
@@ -45,7 +45,7 @@ def number(value: float) -> str:
 
 
 def described(value: object) -> str:
-    """Return the type of a value in the terms of YAML."""
+    """Return YAML's name for the type of a value."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, bool):
@@ -65,10 +65,10 @@ def described(value: object) -> str:
 def nearest(word: object, known: Iterable[str]) -> str | None:
     """Return the most similar known word, or None.
 
-    If several words are equally similar, a word that starts with `word` is preferred. If no word is similar, but
-    exactly one known word starts with `word`, that one is returned. For example, "sm" leads to "sm_percent".
+    Among equally similar words, one that starts with `word` is preferred. If no word is similar, returns the only known
+    word that starts with `word`. For example, "sm" leads to "sm_percent".
     """
-    # Import this module only here, because a correct layout does not need it.
+    # Import here, because a correct layout does not need this module.
     import difflib
 
     text = str(word)[:_LONGEST_QUOTE].lower() if isinstance(word, str) else ""
@@ -82,18 +82,18 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
 def is_digits(text: str) -> bool:
     """Return whether the text is a number in digits.
 
-    `str.isdigit` is not used, because it also accepts superscripts, which `int` refuses.
+    `str.isdigit` also accepts superscripts, which `int` refuses.
     """
     return text.isascii() and text.isdigit()
 
 
 def is_integer(value: object) -> bool:
-    """Return whether the value is a whole number. A boolean is not one."""
+    """Return whether the value is a whole number, and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Node:
-    """A value with its place (``gpu_layout[0].mig``), an example and the problems."""
+    """A value with its place (``gpu_layout[0].mig``), an example and its problems."""
 
     def __init__(self, value: Any, where: str, problems: list[Problem], example: str = "") -> None:
         self.value = value
@@ -164,7 +164,7 @@ class Node:
         return None
 
     def items(self, at_least: int, at_most: int | None = None) -> list[Node] | None:
-        """Return the elements of a list, or None after reporting an error.
+        """Return a list's elements, or None after reporting an error.
 
         `at_least` is 0 if an empty list is valid.
         """
@@ -183,7 +183,7 @@ class Node:
         ]
 
     def fields(self, keys: dict[str, Key]) -> Fields | None:
-        """Return the fields of a mapping, after reporting unknown and missing keys."""
+        """Return a mapping's fields, after reporting unknown and missing keys."""
         if not isinstance(self.value, Mapping):
             self.report_type("a mapping")
             return None
@@ -209,7 +209,7 @@ class Node:
 
 
 class Fields:
-    """The known fields of a mapping, as nodes."""
+    """The known fields of a mapping, each as a node."""
 
     def __init__(self, nodes: dict[str, Node]) -> None:
         self._nodes = nodes

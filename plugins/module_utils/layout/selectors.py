@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse the GPU selectors in `gpu_layout`. They are matched in another file."""
+"""Parse the GPU selectors in `gpu_layout`. `matching` finds their GPUs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from .reader import Key, Node, described, is_digits, is_integer, nearest, quoted
 from .types import MOST_GPUS, Selector
 
-#: Maximum number of indices in a suggestion for a text such as "0-3" or "0,1".
+#: Maximum number of indices in the suggestion for a text such as "0-3" or "0,1".
 _MOST_INDICES = 16
 _RANGE = re.compile(r"\s*[0-9]{1,4}(?:\s*[-,]\s*[0-9]{1,4})+\s*", re.ASCII)
 _UUID = re.compile(r"GPU-([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12})")
-# In the domain, NVML has eight digits and sysfs has four. lspci omits the domain. A GPU is function 0 of its device.
+# NVML writes the domain with eight digits, sysfs with four. lspci omits it. A GPU is function 0 of its device.
 _PCI = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([01][0-9A-Fa-f])\.0")
 
 _MODEL = {"model": Key('{model: "H100*"}', required=True)}
@@ -28,7 +28,7 @@ _FORMS = (
 
 
 def parse_selector(node: Node) -> Selector | None:
-    """Return the normalised selector for an element of `gpus`.
+    """Return the normalized selector for an element of `gpus`.
 
     Returns None after reporting an error.
     """
@@ -49,7 +49,7 @@ def parse_selector(node: Node) -> Selector | None:
 
 
 def parse_single_gpu(node: Node) -> Selector | None:
-    """Parse a selector like `parse_selector`, but require exactly one GPU."""
+    """Parse a selector like `parse_selector`, but require a selector of one GPU."""
     selector = parse_selector(node)
     if selector is not None and not selector.names_one_gpu:
         node.report("%s may name several GPUs" % selector, "Name one by its index, UUID or PCI address.")
@@ -104,7 +104,7 @@ def _parse_text(node: Node, text: str) -> Selector | None:
 def _indices(text: str) -> list[int]:
     """Return the indices of a range or list in a text.
 
-    If there are too many, an example is returned.
+    If there are too many, returns an example.
     """
     found: list[int] = []
     for part in text.split(","):

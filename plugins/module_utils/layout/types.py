@@ -10,13 +10,13 @@ from typing import Any
 from ..frozen import frozen
 from .profile_name import parse_profile_name
 
-#: This version is increased when a valid layout becomes invalid or changes its meaning.
+#: This version increases when a valid layout becomes invalid or changes its meaning.
 LAYOUT_VERSION = 1
 
-#: Values of `sharing` that have no part in the entry. Every other value has a part of the same name.
+#: Values of `sharing` without a part in the entry. Any other value has a part with that key.
 WITHOUT_PART = ("exclusive", "shared")
 
-#: Limits for a layout. They are above any real number of GPUs, instances, clients or tenants.
+#: Limits for a layout, above any real number of GPUs, instances, clients or tenants.
 MOST_GPUS, MOST_INSTANCES, MOST_CLIENTS = 256, 64, 1000
 MOST_RATIO = 100.0
 
@@ -48,10 +48,10 @@ class Selector:
 
 @frozen
 class MigInstance:
-    """`count` GPU instances with one profile.
+    """A number (`count`) of GPU instances with one profile.
 
-    `placement` is the start in memory units, or None if the planner chooses it. `compute_instances` has the names of
-    the compute instances in order. If it is empty, one compute instance spans the GPU instance.
+    `placement` is the start in memory units, or None if the planner chooses it. `compute_instances` has the compute
+    instances' names in order. If it is empty, one compute instance spans the GPU instance.
     """
 
     profile: str
@@ -64,7 +64,7 @@ class MigInstance:
 
     @property
     def compute_slices(self) -> tuple[int, ...]:
-        """Return the slices of each compute instance that splits the GPU instance.
+        """Return the slices of each compute instance in a split GPU instance.
 
         Returns an empty tuple if the GPU instance is not split.
         """
@@ -75,23 +75,23 @@ class MigInstance:
 class Entry:
     """An entry of gpu_layout.
 
-    `part` is the value of the key that `sharing` names. If `sharing` is "exclusive" or "shared", there is no part.
+    `part` is the value of the key that `sharing` names. It is None if `sharing` is "exclusive" or "shared".
     """
 
     index: int
     selectors: tuple[Selector, ...]
     sharing: str
     part: Any = None
-    #: The leases on the part of the GPUs that the entry leaves free, as `layout.leases.Leases`, or None.
+    #: Leases of the GPUs' free part, as `layout.leases.Leases`, or None.
     leases: Any = None
-    #: Name in messages for an entry that is not in the variable `gpu_layout`.
+    #: Name for messages, for an entry that is not in the variable `gpu_layout`.
     label: str = ""
 
     @property
     def instances(self) -> tuple[MigInstance, ...]:
-        """Return the instances that a part `mig` divides each GPU into.
+        """Return the instances into which a part `mig` divides each GPU.
 
-        Returns an empty tuple for any other part.
+        Returns an empty tuple for other parts.
         """
         return self.part if isinstance(self.part, tuple) else ()
 

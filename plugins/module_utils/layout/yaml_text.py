@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write gpu_layout as readable, canonical YAML.
 
-Equal layouts have equal text. The module has its own writer, because hosts may lack PyYAML. It writes only the data
+Equal layouts give equal text. The module has its own writer, because hosts may lack PyYAML. It only writes the data
 from `layout_to_data`.
 """
 
@@ -13,7 +13,7 @@ import json
 import re
 from typing import Any
 
-#: Words that YAML 1.1 and 1.2 read as text without quotes: names, profiles and sizes. Numbers are excluded.
+#: Words that YAML 1.1 and 1.2 read as text without quotes: names, profiles and sizes, but no numbers.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*|([0-9]+c\.)?[0-9]+g\.[0-9]+gb[a-z.+-]*|[0-9]+[MG]iB")
 #: Words that YAML 1.1 does not read as text.
 _RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
@@ -22,7 +22,7 @@ _RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 def layout_yaml(data: list[dict[str, Any]]) -> str:
     """Return the variable gpu_layout with this value, ending in a line break.
 
-    Each entry is a block. A short value in an entry is written in one line.
+    Each entry is a block. Short values in it are written in one line.
     """
     if not data:
         return "gpu_layout: []\n"
@@ -41,7 +41,7 @@ def _field(mark: str, key: str, value: Any) -> list[str]:
 
 
 def _part(indent: str, value: Any) -> list[str]:
-    """Return the lines for a list of mappings, or a mapping that contains one.
+    """Return the lines for a list of mappings, or for a mapping with such a list.
 
     Returns None if one line is enough.
     """
@@ -69,7 +69,7 @@ def flow(value: Any) -> str:
         return value
     if isinstance(value, str):
         return '"%s"' % "".join(map(_escaped, value))
-    # The numbers and booleans of JSON are valid in YAML too.
+    # JSON's numbers and booleans are valid YAML.
     return json.dumps(value)
 
 

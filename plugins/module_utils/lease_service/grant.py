@@ -12,10 +12,11 @@ from ..leases.model import Booking
 
 
 def grant(host: Any, turn: Any, booking: Booking, write: Any) -> Any:
-    """Take the lease of a new booking on the host, and return the host's grant.
+    """Take the lease of a new booking on the host, and return its grant.
 
-    The record is written first. After an interruption, the scheduler gives the lease back: the kubelet's plugin finds a claim
-    that the kubelet does not know, and Slurm runs the Epilog. Raises FleetError, with the lease given back.
+    The record is written first. If this function is interrupted, the scheduler gives the lease back: the kubelet's
+    plugin finds a claim that the kubelet does not know, and Slurm runs the Epilog. On an error, gives the lease back
+    and raises FleetError.
     """
     number = booking.request.number
     turn.next_number += 1

@@ -5,9 +5,9 @@
 
 `schedule` decides which request starts where. `LeaseHost` creates its MIG instances or its quota.
 
-Two records say which parts of GPUs belong to a lease: leased.json for MIG instances, and the specs of tenants for quotas.
-They are written before the part exists and removed after it is gone, so that `LeaseHost.recover` finds each part after a
-crash. Bookings (`record.BookingRecord`) belong to the caller.
+Two records say which parts of GPUs belong to a lease: leased.json for MIG instances, and the tenants' specs for quotas.
+They are written before the part is created and deleted after it is removed, so that `LeaseHost.recover` finds each part
+after a crash. The caller manages the bookings (`record.BookingRecord`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .instance_lender import InstanceLender
 
 #: The layout that the role gpu_layout installs.
 LAYOUT = "/etc/openfleet-gpu/layout.json"
-#: Device nodes that all programs on GPUs need.
+#: Device nodes that every program on a GPU needs.
 _NODES = ("dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia-uvm-tools")
 
 
@@ -72,7 +72,7 @@ class Recovered:
 class _Ready:
     """The host as read for a lease.
 
-    `cards` has (entry, GPU, card) of each GPU that can have leases.
+    `cards` has (entry, GPU, card) for each GPU that can have leases.
     """
 
     host: Host
@@ -80,7 +80,7 @@ class _Ready:
     cards: tuple[tuple[str, Any, Any], ...]
 
     def card(self, where: str, uuid: str) -> tuple[Any, Any]:
-        """Return a GPU of the entry and its card. Raises RetryLaterError."""
+        """Return a GPU of the entry, and its card. Raises RetryLaterError."""
         for place, gpu, card in self.cards:
             if (place, gpu.uuid) == (where, uuid):
                 return gpu, card
@@ -95,12 +95,12 @@ class _Ready:
 
 
 class LeaseHost:
-    """The GPUs of this host with leases.
+    """The GPUs of this host that can have leases.
 
-    `directory` is the state directory of the host, and `layout` the path of its layout. Each method that changes something
-    holds the lock of the layout. If the lock is not free within `lock_timeout_seconds`, RetryLaterError is raised.
-    Methods also raise FleetError if the driver does not answer, and ApplyError if a record cannot be written. `recover`
-    repairs the state after such an error. `root` has the device nodes.
+    `directory` is the host's state directory. `layout` is the path of its layout. `root` has the device nodes. Methods
+    that change something hold the layout's lock, and raise RetryLaterError if it is not free within
+    `lock_timeout_seconds`. Methods also raise FleetError if the driver does not answer, and ApplyError if a record
+    cannot be written. `recover` repairs the state after such an error.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class LeaseHost:
     def offers(self, allocator: str = HOST) -> tuple[Offer, ...]:
         """Return the entries whose leases `allocator` grants, with a card for each GPU.
 
-        `Offer.leases` has the groups and limits. The cards know fixed and idle instances, and the quotas of fixed tenants,
-        but no leases: these are the bookings of the schedule. A GPU that is lost or does not have its layout yet has no
-        card. Raises RetryLaterError if a layout change runs or is pending.
+        `Offer.leases` has the groups and limits. The cards include fixed and idle instances, and quotas of fixed
+        tenants. They do not include leases, which are the schedule's bookings. A GPU that is lost, or does not have its
+        layout yet, has no card. Raises RetryLaterError if a layout change runs or is pending.
         """
         with looking(self._directory) as busy:
             if busy is not None:
@@ -134,7 +134,7 @@ class LeaseHost:
         return tuple(offer for offer in offers if offer.cards)
 
     def tenants(self) -> tuple[Any, ...]:
-        """Return the layout's tenants, without the tenants that leases created."""
+        """Return the layout's tenants, without those that leases created."""
         with vendor_of_host().open() as session:
             lenders = lenders_of(self._directory, session.private)
         return tuple(tenant for lender in lenders.values() for tenant in lender.fixed())
@@ -153,11 +153,11 @@ class LeaseHost:
     # --- changing ---------------------------------------------------------------------------------------------------
 
     def take(self, booking: Booking) -> Grant:
-        """Create the instances or the quota of a started booking in its places.
+        """Create a started booking's instances or quota in its places.
 
-        Idle instances of earlier leases in these places are removed or used again. Nothing else is changed. If the lease
-        exists already, its grant is returned. Raises RetryLaterError if a layout change runs or is pending, or if a place
-        is not free.
+        Idle instances of earlier leases in these places are removed or reused. Nothing else changes. If the lease
+        already exists, its grant is returned. Raises RetryLaterError if a layout change runs or is pending, or if a
+        place is not free.
         """
         number = booking.request.number
         with self._changing() as context:
@@ -169,7 +169,7 @@ class LeaseHost:
                 _settle(lenders, ready.host)
                 with contextlib.suppress(LeaseError):
                     grant = self._grant(number, ready.host, lenders)
-                    # An interrupted call may have written only a part of the files.
+                    # An interrupted call may have written only some of the files.
                     for lender in lenders.values():
                         lender.repair([number], ready.host)
                     return grant
@@ -182,9 +182,9 @@ class LeaseHost:
             return self._grant(number, host, lenders, warnings)
 
     def resize(self, number: int, shape: Shape) -> Grant:
-        """Change the quota of a lease. Running programs follow.
+        """Change the quota of a lease, which running programs follow.
 
-        Raises LeaseError for MIG, or if there is no room. The quota is then unchanged.
+        Raises LeaseError for MIG, or without enough room. The quota is then unchanged.
         """
         with self._changing() as context:
             self._refuse_pending()
@@ -198,19 +198,19 @@ class LeaseHost:
             return self._grant(number, ready.host, lenders)
 
     def give_back(self, number: int) -> None:
-        """Take back the part of a lease. Stop its unit first.
+        """Take back a lease's part. Call this after its unit has stopped.
 
-        Instances stay as idle instances. The next lease with the same profile uses them again. A lease without a part is
-        not an error. Raises RetryLaterError if a process still uses the part. The lease then keeps it.
+        MIG instances stay as idle instances, which the next lease with the same profile reuses. A lease without a part
+        is not an error. Raises RetryLaterError if a process still uses the part. The lease then keeps it.
         """
         with self._changing() as context:
             _give_back(number, observe(context.session), lenders_of(self._directory, context.session.private, context))
 
     def recover(self, living: Iterable[int]) -> tuple[Recovered, ...]:
-        """Repair after a crash, a boot or a reload of the driver, and return the actions.
+        """Repair after a crash, a boot or a driver reload, and return the actions.
 
-        `living` are the numbers of the leases whose unit lives. All other leases are given back. If a process still uses
-        one of them, it is tried again in the next call.
+        `living` has the numbers of the leases whose unit still runs. All other leases are given back. If a process
+        still uses one, the next call tries again.
         """
         numbers = set(living)
         done: list[Recovered] = []
@@ -244,7 +244,7 @@ class LeaseHost:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Context]:
-        """Hold the lock of the layout, and complete an interrupted change."""
+        """Hold the layout's lock, and complete an interrupted change."""
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(locked(self._directory, self._lock_timeout_seconds))
@@ -278,7 +278,7 @@ class LeaseHost:
     def _read(self, session: Any) -> _Ready:
         """Read the layout and the host.
 
-        GPUs that are lost or do not have their layout get no card.
+        A GPU that is lost or does not have its layout gets no card.
         """
         layout = parse_layout(read_layout(self._layout))
         layout = Layout(tuple(entry for entry in layout.entries if entry.leases is not None))
@@ -322,9 +322,9 @@ class LeaseHost:
 
 
 def lenders_of(directory: str, private: bool, context: Context | None = None) -> dict[str | None, Lender]:
-    """Return the lenders of a host by `sharing`.
+    """Return a host's lenders by `sharing`.
 
-    The key None has the lender of all instances. `private` is true if the GPUs are simulated for this process only. `context`
+    The key None has the lender of all instances. `private` is true if only this process simulates the GPUs. `context`
     is None if nothing is changed.
     """
     return {**{key: make(private) for key, make in LENDERS.items()}, None: InstanceLender(directory, context)}
@@ -335,7 +335,7 @@ def _key(entry: Entry) -> str | None:
 
 
 def _current(lenders: Mapping[str | None, Lender]) -> dict[int, str]:
-    """Return the text of each lease with a part, by its number."""
+    """Return the text of each lease that has a part, by its number."""
     return {number: text for lender in lenders.values() for number, text in lender.current().items()}
 
 
@@ -345,7 +345,7 @@ def _settle(lenders: Mapping[str | None, Lender], host: Host) -> None:
 
 
 def _give_back(number: int, host: Host, lenders: Mapping[str | None, Lender]) -> None:
-    """Take back the part of a lease. `host` has the holders of its GPUs."""
+    """Take back a lease's part. `host` has the holders of its GPUs."""
     for lender in lenders.values():
         text = lender.current().get(number)
         if text is not None:
@@ -353,7 +353,7 @@ def _give_back(number: int, host: Host, lenders: Mapping[str | None, Lender]) ->
 
 
 def _renewed_cdi() -> tuple[str, ...]:
-    """Renew the CDI specifications of the host, and return what failed."""
+    """Renew the host's CDI specifications, and return texts about failures."""
     try:
         follow(())
     except FollowError as error:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lend instances as leases. `techniques.lender.Lender` documents the methods.
+"""Lend MIG instances as leases, with the methods of `techniques.lender.Lender`.
 
 `instances` plans the instances. This module reads and writes their record, and applies the plans.
 """
@@ -28,7 +28,7 @@ from . import instances
 class InstanceLender:
     """The instances of leases.
 
-    `directory` is the state directory of the host. `context` is None if nothing is changed.
+    `directory` is the host's state directory. `context` is None if nothing is changed.
     """
 
     exclusive = True
@@ -43,7 +43,7 @@ class InstanceLender:
         }
 
     def fixed(self) -> Sequence[Any]:
-        """Return nothing, because instances have no tenants here."""
+        """Return nothing, because leases of instances have no tenants."""
         return ()
 
     def cards(self, offered: Sequence[tuple[Any, Entry]], host: Host) -> list[Card]:
@@ -67,8 +67,8 @@ class InstanceLender:
             host = apply(context, plan) if plan.changes else host
         except FleetError as error:
             if not isinstance(error, ApplyError) or error.outcome == "old":
-                # The rollback has recorded the new UUIDs of instances that it created again. If the records cannot be
-                # written, `recover` corrects them. The first error has the reason.
+                # The rollback has recorded the new UUIDs of recreated instances. If it cannot write the records,
+                # `recover` corrects them. Raise the first error, which has the reason.
                 with contextlib.suppress(FleetError):
                     self._leased.write(instances.released(self._leased.read(), text))
                     self.settle(context.session.observe())
@@ -79,7 +79,7 @@ class InstanceLender:
         return host, plan.changes
 
     def resize(self, number: int, shape: Shape, cards: Mapping[str, Any], host: Host) -> bool:
-        """Return false, because an instance cannot change."""
+        """Return False, because an instance cannot be resized."""
         return False
 
     def give_back(self, number: int, text: str, host: Host) -> None:
@@ -124,9 +124,9 @@ class InstanceLender:
         self._leased.write(instances.settled(self._leased.read(), host))
 
     def repair(self, living: Sequence[int], host: Host) -> set[int]:
-        """Return no lease.
+        """Return an empty set.
 
-        A lost instance cannot be created again for running programs.
+        A lost instance cannot be recreated for running programs.
         """
         return set()
 
@@ -143,7 +143,7 @@ class InstanceLender:
         return Ownership(KEEP, self._owned.read(), self._leased.read())
 
     def _refuse_used(self, booking: Booking, context: Context) -> None:
-        """Raise RetryLaterError if a process uses an idle instance in one of the places."""
+        """Raise RetryLaterError if a process uses an idle instance in a place."""
         places = {(place.gpu_uuid, place.start) for place in booking.places}
         records = [each for each in self._leased.read() if (each.gpu_uuid, each.start) in places and each.mig_uuids]
         if records:

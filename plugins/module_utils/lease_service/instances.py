@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the instances of leases, and keep their records up to date. Pure functions."""
+"""Plan the instances of leases and update their records, with pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..vendors.registry import divider_of
 
 
 def card(gpu: Device, profiles: Sequence[str], ownership: Ownership) -> Any:
-    """Return the card of a GPU. `profiles` are the profiles on offer."""
+    """Return a GPU's card. `profiles` are the profiles that can be leased."""
     fixed, idle = [], []
     for instance in parts_of(gpu):
         record = ownership.lease(gpu, instance)
@@ -34,7 +34,7 @@ def card(gpu: Device, profiles: Sequence[str], ownership: Ownership) -> Any:
 def uses(gpu: Device, ownership: Ownership, without: str) -> list[Use]:
     """Return the instances of all leases on a GPU, except one.
 
-    `without` is the text of this lease.
+    `without` is that lease's text.
     """
     records = ((instance, ownership.lease(gpu, instance)) for instance in parts_of(gpu))
     return [
@@ -45,10 +45,9 @@ def uses(gpu: Device, ownership: Ownership, without: str) -> list[Use]:
 
 
 def plan(gpu: Device, shape: Shape, place: Place, removed: Iterable[Part], where: str) -> GpuPlan:
-    """Plan an instance of a lease beside the other instances of the GPU.
+    """Plan a lease's instance, and keep the GPU's other instances.
 
-    Instances in `removed` are destroyed.
-    An instance that already exists in the place stays.
+    Instances in `removed` are destroyed. An instance that already exists in the place stays.
     """
     divider, before = divider_of(gpu), planner.target_of(gpu)
     division: Any = before.division
@@ -62,7 +61,7 @@ def plan(gpu: Device, shape: Shape, place: Place, removed: Iterable[Part], where
 
 
 def taken(records: Iterable[Leased], shape: Shape, places: Sequence[Place], lease: str) -> set[Leased]:
-    """Return the records with an instance of the lease in each place."""
+    """Return the records, with an instance of the lease in each place."""
     wanted = [(place.gpu_uuid, shape.profile or "", place.start) for place in places]
     known = {(each.gpu_uuid, each.profile, each.start): each for each in records}
     made = {key: Leased(*key, mig_uuids=known[key].mig_uuids if key in known else (), lease=lease) for key in wanted}
@@ -70,15 +69,15 @@ def taken(records: Iterable[Leased], shape: Shape, places: Sequence[Place], leas
 
 
 def released(records: Iterable[Leased], lease: str) -> set[Leased]:
-    """Return the records in which the instances of the lease are idle."""
+    """Return the records, with the lease's instances as idle ones."""
     return {dataclasses.replace(each, lease=None) if each.lease == lease else each for each in records}
 
 
 def settled(records: Iterable[Leased], host: Host) -> set[Leased]:
-    """Return the records for the instances that exist.
+    """Return the records, updated with the instances that exist.
 
-    An instance without recorded UUIDs gets them. The record of an idle instance that is gone is left out. The record of a
-    lease stays until the lease is given back. GPUs that are lost are left unchanged.
+    Missing UUIDs are added. Records of idle instances that no longer exist are removed. Records of a lease stay until
+    it is given back. Records on lost GPUs do not change.
     """
     gpus = {gpu.uuid: gpu for gpu in host.gpus}
     found = set()
@@ -93,5 +92,5 @@ def settled(records: Iterable[Leased], host: Host) -> set[Leased]:
 
 
 def instance_of(record: Leased, gpu: Device) -> Part | None:
-    """Return the instance of a record, or None if it is gone."""
+    """Return the instance of a record, or None if it no longer exists."""
     return next((instance for instance in parts_of(gpu) if record.matches(gpu, instance)), None)

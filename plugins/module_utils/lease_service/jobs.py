@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Grant leases to jobs of Slurm, for its Prolog and Epilog.
+"""Grant leases to Slurm jobs, for Slurm's Prolog and Epilog.
 
-Slurm has counted the units of the job, and the lease lasts until the Epilog gives it back. The host chooses the GPU
-(`leases.units` explains why it always finds one).
+Slurm has counted the job's units. The lease lasts until the Epilog gives it back. The host chooses the GPU, and always
+finds one (`leases.units` explains why).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .request import Ask
 
 _ROOT = 0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: Duration in seconds of a lease in the record. It is not the end of the lease.
+#: Duration of a lease in the record, in seconds. The lease does not end after this time.
 _SECONDS = 3600.0 * MOST_HOURS
 
 
 def is_prolog(pid: int, uid: int) -> bool:
-    """Return whether a process may be Slurm's Prolog or Epilog, from kernel data.
+    """Return whether the kernel's data permit that a process is a Prolog or Epilog.
 
-    They are root on the host. Root in a container is refused.
+    Both run as root on the host. Root in a container is refused.
     """
     with peer.looking_at(pid) as process:
         if process is None or process.uids != {_ROOT} or uid != _ROOT:
@@ -48,7 +48,8 @@ def boot_id() -> str:
 def place_of(ask: Ask, offers: Iterable[Offer], bookings: Sequence[Booking]) -> tuple[Offer, Place, Request]:
     """Return the entry, the GPU and the size for a job.
 
-    The fullest GPU with room is chosen. Raises RetryLaterError if no GPU has room now, and LeaseError if none ever has.
+    Chooses the fullest GPU with room. Raises RetryLaterError if no GPU has room now, and LeaseError if no GPU ever has
+    room.
     """
     where = "job %s" % ask.job
     best: tuple[Any, Offer, Place, Request] | None = None
@@ -83,16 +84,16 @@ def place_of(ask: Ask, offers: Iterable[Offer], bookings: Sequence[Booking]) -> 
 
 
 class JobLeases:
-    """Answers Prolog and Epilog.
+    """Answers requests of Prolog and Epilog.
 
-    `write` writes the record of a turn, and `boot` is the id of the host's boot.
+    `write` writes a turn's record. `boot` is the id of the host's boot.
     """
 
     def __init__(self, host: Any, write: Any, boot: str) -> None:
         self._host, self._write, self._boot = host, write, boot
 
     def answer(self, turn: Any, ask: Ask) -> Mapping[str, Any]:
-        """Return the answer for a request of Prolog or Epilog. Raises FleetError."""
+        """Return the answer to a request of Prolog or Epilog. Raises FleetError."""
         if ask.operation == "jobs":
             return {"jobs": sorted(job for _booking, (job, _boot) in _of_jobs(turn.bookings))}
         booking = next((each for each, (job, _boot) in _of_jobs(turn.bookings) if job == ask.job), None)
@@ -106,7 +107,7 @@ class JobLeases:
         if booking is not None and booking in self.stale(turn.bookings):
             raise RetryLaterError("job %s" % ask.job, "its former lease is still in use", LATER)
         if booking is not None:
-            # Slurm can run the Prolog again.
+            # Slurm may run the Prolog more than once.
             return self._answer(self._host.take(booking))
         offer, place, request = place_of(ask, self._host.offers(SLURM), turn.bookings)
         number = turn.next_number
@@ -126,7 +127,7 @@ class JobLeases:
         try:
             self._host.give_back(number)
         except RetryLaterError:
-            # The service ends the processes that use the quota, and gives the lease back.
+            # The service ends the processes that use the quota, then gives the lease back.
             turn.update(dataclasses.replace(booking, request=dataclasses.replace(booking.request, seconds=0.0)))
             return {"ended": number, "state": "ending"}
         turn.end(booking)
@@ -135,6 +136,6 @@ class JobLeases:
 
 
 def _of_jobs(bookings: Iterable[Booking]) -> list[tuple[Booking, tuple[str, str]]]:
-    """Return each booking of a job with its (job, boot)."""
+    """Return each booking of a job, with its (job, boot)."""
     found = [(each, job_of(each.request.claim)) for each in bookings]
     return [(each, job) for each, job in found if job is not None]

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """End processes that still use an expired lease after its unit has ended.
 
-A user can move own processes to the user's own units, or pass an open device to another process. Such a process uses the
-lease from outside of its unit.
+Such a process uses the lease from outside its unit: a user can move own processes to other units, or pass an open
+device to another process.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _GRACE_SECONDS = 5.0
 
 
 def end_holders(directory: str, grant: Grant, account: str) -> None:
-    """End the processes that hold the part of the lease.
+    """End the processes that hold the lease's part.
 
-    If the lease shares its GPU with others, only processes of the account are ended. `directory` is the state directory of
-    the host. Raises ApplyError if a process must not be ended or does not end.
+    If other leases share the GPU, only processes of the account are ended. `directory` is the host's state directory.
+    Raises ApplyError if a process must not be ended or does not end.
     """
     with vendor_of_host().open() as session:
         host, private = observe(session), session.private

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Name the account that a lease belongs to."""
+"""Return the name of the account that has a lease."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..printable import printable
 
 
 def account_name(uid: int) -> str:
-    """Return the name of an account for records.
+    """Return an account's name for records.
 
     The name has no spaces and no control characters.
     """

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Grant leases to pods, for the kubelet's plugin.
 
-The scheduler of Kubernetes has chosen the GPUs, and the lease lasts until the kubelet gives it back. A lease belongs to a
-ResourceClaim, which has at most one.
+The Kubernetes scheduler has chosen the GPUs. The lease lasts until the kubelet gives it back. A lease belongs to a
+ResourceClaim, which has at most one lease.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..techniques.vgpu.model import VgpuTenant
 from .grant import grant
 from .request import Ask
 
-#: The unit of the plugin. The role gpu_kubernetes installs it.
+#: The plugin's systemd unit, which the role gpu_kubernetes installs.
 PLUGIN_UNIT = "openfleet-gpu-dra.service"
 _ROOT = 0
-#: Duration in seconds of a lease in the record. It is not the end of the lease.
+#: Duration of a lease in the record, in seconds. The lease does not end after this time.
 _SECONDS = 3600.0 * MOST_HOURS
 
 
 def is_plugin(pid: int, uid: int) -> bool:
     """Return whether a process is the kubelet's plugin, from kernel data.
 
-    Root in a container is not the plugin, and no other unit is.
+    Root in a container and processes of other units are not the plugin.
     """
     with peer.looking_at(pid) as process:
         if process is None or process.uids != {_ROOT} or uid != _ROOT:
@@ -80,7 +80,7 @@ def pool(offers: Iterable[Offer], tenants: Iterable[VgpuTenant]) -> dict[str, An
 def booking_of(ask: Ask, offers: Iterable[Offer], number: int, now: float) -> Booking:
     """Return the booking of a claim on its GPUs.
 
-    Raises LeaseError if a GPU is in no entry with leases by Kubernetes, or if the GPUs are in several entries.
+    Raises LeaseError if a GPU has no entry with leases by Kubernetes, or if the GPUs are in several entries.
     """
     entries = {card.uuid: offer for offer in offers for card in offer.cards}
     missing = next((uuid for uuid in ask.uuids if uuid not in entries), None)
@@ -104,7 +104,7 @@ def booking_of(ask: Ask, offers: Iterable[Offer], number: int, now: float) -> Bo
 
 
 def check_same(ask: Ask, booking: Booking) -> None:
-    """Raise LeaseError if the claim has a lease on other GPUs or of another size."""
+    """Raise LeaseError if the claim already has a lease with other GPUs or size."""
     same = ask.shape == booking.request.shape and set(ask.uuids) == {place.gpu_uuid for place in booking.places}
     if not same:
         raise LeaseError(
@@ -115,13 +115,13 @@ def check_same(ask: Ask, booking: Booking) -> None:
 
 
 class PodLeases:
-    """Answers the kubelet's plugin. `write` writes the record of a turn."""
+    """Answers requests of the kubelet's plugin. `write` writes a turn's record."""
 
     def __init__(self, host: Any, write: Any) -> None:
         self._host, self._write = host, write
 
     def answer(self, turn: Any, ask: Ask) -> Mapping[str, Any]:
-        """Return the answer for a request of the plugin. Raises FleetError."""
+        """Return the answer to a request of the plugin. Raises FleetError."""
         if ask.operation == "pool":
             return pool(self._host.offers(KUBERNETES), self._host.tenants())
         if ask.operation == "claims":
@@ -134,7 +134,7 @@ class PodLeases:
 
     def _prepare(self, turn: Any, ask: Ask, booking: Booking | None) -> Mapping[str, Any]:
         if booking is not None:
-            # The kubelet repeats the request after it restarts.
+            # The kubelet repeats the request after a restart of the kubelet.
             check_same(ask, booking)
             return self._answer(self._host.take(booking))
         booking = booking_of(ask, self._host.offers(KUBERNETES), turn.next_number, turn.now)

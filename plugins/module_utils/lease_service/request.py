@@ -27,7 +27,7 @@ from ..leases.model import LeaseError, Shape
 from ..sizes import BYTES_PER_UNIT
 
 COMMAND = "gpu-layout lease"
-#: Shortest lease in seconds, and maximum memory of a quota in bytes.
+#: Minimum duration of a lease in seconds, and maximum memory of a quota in bytes.
 LEAST_SECONDS, _MOST_BYTES = 60, 1 << 50
 _PROFILE = re.compile(r"[0-9][0-9a-z.+]{0,31}", re.ASCII)
 _KEYS = {
@@ -46,7 +46,7 @@ _KEYS = {
 }
 #: Requests that only the kubelet's plugin may send.
 OF_PODS = frozenset({"pool", "claims", "prepare", "unprepare"})
-#: Requests that only Prolog and Epilog of Slurm may send.
+#: Requests that only Slurm's Prolog and Epilog may send.
 OF_JOBS = frozenset({"jobs", "job_begin", "job_end"})
 # Names of objects: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 _NAME = "[a-z0-9][a-z0-9.-]{0,252}"

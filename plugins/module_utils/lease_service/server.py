@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serve the lease socket, and update the leases of the host.
+"""Serve the lease socket, and update the host's leases.
 
-Clients have the same limits as in `keep.server`. In addition, the connection of a waiting request stays open. If its
+Clients have the same limits as in `keep.server`. In addition, the connection of a waiting request stays open. When its
 client ends, the request is removed.
 """
 
@@ -21,11 +21,11 @@ from ..processes.bounded import bounded
 from .request import COMMAND
 from .service import CHECK_SECONDS, Caller, LeaseService
 
-#: Time limit in seconds for one call. The call may create MIG instances and end processes.
+#: Time limit in seconds for one call, which may create MIG instances and end processes.
 WORK_SECONDS = 300.0
-#: Maximum size of the result of a call. It includes a list of all leases.
+#: Maximum size of a call's result, which may be a list of all leases.
 _MOST_BYTES = 1 << 20
-#: Seconds between two repairs. A reload of the driver removes MIG instances.
+#: Seconds between two repairs, because a driver reload removes MIG instances.
 _RECOVER_SECONDS = 300.0
 
 
@@ -52,7 +52,7 @@ class LeaseServer(Server):
             self._recovered = time.monotonic()
             self._work(recover=True)
         due = self._service.due(list(self._waiting))
-        # Work that failed is tried again after a while.
+        # Retry failed work after a while.
         if not due - self._done and (not due or time.monotonic() - self._last < CHECK_SECONDS):
             self._done &= due
             return
@@ -64,7 +64,7 @@ class LeaseServer(Server):
         if number is None:
             super()._handle(descriptor)
             return
-        # gpu-layout sends nothing while it waits. So this client has ended, or is another program.
+        # gpu-layout sends nothing while it waits, so the client has ended or is another program.
         self._selector.unregister(self._waiting[number].socket)
         self._waiting.pop(number).socket.close()
 
@@ -80,7 +80,7 @@ class LeaseServer(Server):
             self._selector.register(connection.socket, selectors.EVENT_READ)
         else:
             connection.socket.close()
-        # Other connections were not read meanwhile, so they get more time.
+        # Give other connections more time, because they were not read meanwhile.
         for other in self._open.values():
             other.ends += time.monotonic() - began
 
@@ -89,7 +89,7 @@ class LeaseServer(Server):
     ) -> Mapping[str, Any]:
         """Call the service in a child process, and answer waiting clients.
 
-        Returns the result of the service.
+        Returns the service's result.
         """
         waiting = {number: Caller(one.pid, one.uid) for number, one in self._waiting.items()}
         caller = None if connection is None else Caller(connection.pid, connection.uid)
@@ -113,7 +113,7 @@ class LeaseServer(Server):
     def _finish(self, number: int, answer: Mapping[str, Any]) -> None:
         """Answer a waiting client.
 
-        If the client has ended, its lease has no process and ends too.
+        If the client has ended, its lease has no process, so the lease ends too.
         """
         connection = self._waiting.pop(number, None)
         if connection is not None:

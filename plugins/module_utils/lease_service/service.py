@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Answer requests for leases, and start and end leases.
 
-The kernel reports the process and the user of each request. The record of bookings is written before a lease is created
-and after it is given back, so that an interrupted call leaves nothing behind: the next call gives back each lease without a
-unit.
+The kernel reports the process and the user of each request. A booking is recorded before its lease is created, and
+removed from the record after the lease was given back. After an interrupted call, the next call gives back each
+recorded lease without a unit.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from .pods import PLUGIN_UNIT, PodLeases, is_plugin
 from .request import OF_JOBS, OF_PODS, Ask, parse
 
 _ROOT = 0
-#: Maximum number of requests of one account that wait, so that no account fills the queue of the host.
+#: Maximum number of waiting requests per account, so that no account fills the host's queue.
 MOST_WAITING_OF_ACCOUNT = 8
-#: Seconds to wait for the end of a lease's programs before the answer.
+#: Seconds to wait for a lease's programs to end before the answer is sent.
 _END_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-#: Seconds after the start of the service in which clients can return to their place in the queue.
+#: Seconds after a restart of the service in which clients can return to their place in the queue.
 RETURN_SECONDS = 30.0
-#: Seconds between two checks whether a waiting request can start earlier, or an unused lease can be given back.
+#: Seconds between two checks whether a waiting request can start earlier, or whether an unused lease can be given back.
 CHECK_SECONDS = 15.0
 
 
 @frozen
 class Caller:
-    """The process that sent a request, as the kernel reports it."""
+    """The process that sent a request, according to the kernel."""
 
     pid: int
     uid: int
 
 
 class Units:
-    """The units of leases. Tests replace it."""
+    """The systemd units of leases. Tests replace this class."""
 
     start = staticmethod(unit.start)
     stop = staticmethod(unit.stop)
@@ -58,7 +58,7 @@ class Units:
 
 
 class Kernel:
-    """The kernel's data about callers and this boot. Tests replace it."""
+    """The kernel's data about callers and this boot. Tests replace this class."""
 
     is_plugin = staticmethod(is_plugin)
     is_prolog = staticmethod(jobs.is_prolog)
@@ -89,8 +89,8 @@ class LeaseService:
     def due(self, connected: Sequence[int]) -> frozenset[int]:
         """Return the leases and requests for which `work` has something to do.
 
-        The number 0 is a regular check. `connected` are the waiting requests whose client is connected. This
-        function is cheap, because it is called every second.
+        The number 0 means a regular check. `connected` has the waiting requests with a connected client. This function
+        must be cheap, because it is called every second.
         """
         now, due = self._clock(), set()
         bookings = self._record.read().bookings
@@ -98,7 +98,7 @@ class LeaseService:
         for each in bookings:
             number = each.request.number
             if each.request.claim is not None:
-                # The kubelet or Slurm ends it.
+                # The kubelet or Slurm ends this lease.
                 is_due = each in stale
             elif each.started:
                 is_due = each.ends <= now or not self._units.seems_alive(number)
@@ -124,10 +124,10 @@ class LeaseService:
     ) -> dict[str, Any]:
         """Update all leases, and answer one request.
 
-        If `recover` is true, repair leases first, as after a boot or a reload of the driver.
+        If `recover` is true, first repairs leases, as after a boot or a driver reload.
 
-        `waiting` are the waiting requests with a connected client. The result has `answers` (waiting request to answer),
-        `answer` for the request, and `log`, the lines for the journal.
+        `waiting` has the waiting requests with a connected client. The result has `answers` (by waiting request),
+        `answer` for this request, and `log`, the lines for the journal.
         """
         turn = _Turn(self._record.read(), self._clock(), waiting)
         try:
@@ -152,7 +152,7 @@ class LeaseService:
     # -- Steps ---------------------------------------------------------------------------------------------------------
 
     def _recover(self, turn: _Turn) -> None:
-        """Repair after a boot, a crash of the service or a reload of the driver."""
+        """Repair leases after a boot, a crash of the service or a driver reload."""
         pods = {each.request.number for each in turn.bookings if each.request.claim is not None}
         living = self._units.living(each.request.number for each in _with_units(turn.bookings)) | pods
         try:
@@ -163,14 +163,11 @@ class LeaseService:
         for each in actions:
             turn.log.append(each.text)
             if each.action == "lost" and each.number not in pods:
-                # Its programs can no longer use the GPU.
+                # The lease's programs can no longer use the GPU.
                 self._units.stop(each.number)
 
     def _take_back(self, turn: _Turn) -> None:
-        """Take back all leases that have ended.
-
-        Requests whose client is gone are removed.
-        """
+        """Take back all ended leases, and remove requests whose client is gone."""
         for each in turn.bookings:
             if not each.started and each.request.number not in turn.waiting and turn.now > self._returned_by:
                 turn.end(each)
@@ -186,7 +183,7 @@ class LeaseService:
                 self._give_back(turn, each)
 
     def _stop(self, number: int) -> bool:
-        """End the programs of a lease, and return whether they have ended soon."""
+        """End a lease's programs, and return whether they end within _END_SECONDS."""
         self._units.stop(number)
         deadline = time.monotonic() + _END_SECONDS
         while self._units.living([number]):
@@ -198,7 +195,7 @@ class LeaseService:
     def _give_back(self, turn: _Turn, booking: Booking) -> bool:
         """Give back a lease without a unit. Return whether it is free.
 
-        A process that left the unit still counts, until the lease expires. The process is then ended.
+        A process that left the unit still uses the lease until it expires, and is then ended.
         """
         number = booking.request.number
         try:
@@ -252,7 +249,7 @@ class LeaseService:
     def _request(self, turn: _Turn, ask: Ask, caller: Caller) -> dict[str, Any]:
         account = account_name(caller.uid)
         for each in turn.bookings:
-            # The client keeps its place from before the restart.
+            # The client keeps the place that it had before the restart.
             number = each.request.number
             if number == ask.number and not each.started and number not in turn.waiting and _owns(account, each):
                 turn.waiting[number] = caller
@@ -288,7 +285,7 @@ class LeaseService:
             return {"ended": to_row(booking, turn.now), "state": "ended"}
         if self._stop(number) and self._give_back(turn, dataclasses.replace(booking, request=_expired(booking))):
             return {"ended": to_row(booking, turn.now), "state": "ended"}
-        # A later call gives the lease back when its programs have ended.
+        # A later call gives the lease back after its programs have ended.
         turn.update(dataclasses.replace(booking, request=_expired(booking)))
         return {"ended": to_row(booking, turn.now), "state": "ending"}
 
@@ -317,12 +314,12 @@ class LeaseService:
         try:
             turn.offers = self._host.offers()
         except FleetError:
-            # A layout change runs. The requests wait for its end.
+            # A layout change runs. The requests wait until it ends.
             return
         try:
             turn.bookings = planning.advance(turn.schedule, turn.now, freed=True).bookings
         except LeaseError:
-            # A request no longer fits, because a GPU is lost. It keeps its place until the GPU returns.
+            # A request no longer fits because a GPU is lost. It keeps its place in the queue until the GPU works again.
             turn.bookings = planning.advance(turn.schedule, turn.now).bookings
         left = {each.request.number for each in turn.bookings}
         for number in [number for number in turn.waiting if number not in left and number not in turn.answers]:
@@ -338,7 +335,7 @@ class LeaseService:
             # The client may still return to its place.
             turn.update(dataclasses.replace(booking, started=False))
             return
-        # If this call is interrupted here, the next call gives the lease back.
+        # If this call is interrupted after this line, the next call gives the lease back.
         self._write(turn)
         try:
             grant = self._host.take(booking)
@@ -357,13 +354,13 @@ class LeaseService:
     def _undo(self, turn: _Turn, booking: Booking, caller: Caller, error: FleetError) -> None:
         """Give back a lease that did not start.
 
-        A request that can start later waits again.
+        Its request waits again if it can start later.
         """
         number = booking.request.number
         try:
             self._host.give_back(number)
         except FleetError:
-            # The next call tries it again, because the lease has no unit.
+            # The lease has no unit, so the next call tries again.
             turn.answers[number] = failure(error)
             return
         if isinstance(error, RetryLaterError) and (turn.requested != number or turn.can_wait):
@@ -408,18 +405,18 @@ class _Turn:
         self.bookings = tuple(each for each in self.bookings if each.request.number != booking.request.number)
 
     def update(self, booking: Booking) -> None:
-        """Replace a booking by another one with the same number."""
+        """Replace the booking with the same number."""
         number = booking.request.number
         self.bookings = tuple(booking if each.request.number == number else each for each in self.bookings)
 
 
 def describe(request: Request) -> str:
-    """Return the size of a request for messages."""
+    """Return a request's size for messages."""
     return "%s on %s" % (request.shape, "1 GPU" if request.gpus == 1 else "%d GPUs" % request.gpus)
 
 
 def to_row(booking: Booking, now: float) -> dict[str, Any]:
-    """Return a booking in the form that is sent to clients."""
+    """Return a booking as data for clients."""
     request = booking.request
     return {
         "number": request.number,
@@ -434,20 +431,20 @@ def to_row(booking: Booking, now: float) -> dict[str, Any]:
 
 
 def waiting_row(turn: _Turn, booking: Booking) -> dict[str, Any]:
-    """Return the answer for a request that waits."""
+    """Return the answer to a request that waits."""
     number = booking.request.number
     before = sum(not each.started and each.request.number < number for each in turn.bookings)
     return {"waiting": {**to_row(booking, turn.now), "before": before}}
 
 
 def failure(error: FleetError) -> dict[str, Any]:
-    """Return the answer for a request that failed."""
+    """Return the answer to a request that failed."""
     answer = {"error": {"where": error.where, "problem": error.problem, "cure": error.cure}}
     return {**answer, "later": True} if isinstance(error, RetryLaterError) else answer
 
 
 def _with_units(bookings: Sequence[Booking]) -> list[Booking]:
-    """Return the current leases with a unit. Leases of pods and jobs have no unit."""
+    """Return the current leases that have a unit. Those of pods and jobs have none."""
     return [each for each in bookings if each.started and each.request.claim is None]
 
 
@@ -456,11 +453,11 @@ def _owns(account: str, booking: Booking) -> bool:
 
 
 def _expired(booking: Booking) -> Request:
-    """Return the request of a booking that ends at once."""
+    """Return the request of a booking, changed so that the lease ends at once."""
     return dataclasses.replace(booking.request, seconds=0.0)
 
 
 def _usual_hours(offers: Sequence[Offer], shape: Shape) -> int:
-    """Return the duration of a request that declares none, in hours."""
+    """Return the duration in hours for a request that has none."""
     fitting = [each.leases.hours for each in offers if any(card.supports(shape) is None for card in each.cards)]
     return min(fitting or [each.leases.hours for each in offers] or [1])

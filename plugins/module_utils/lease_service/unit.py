@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the programs of leases in transient scopes of the system's systemd.
 
-A scope has a control group that belongs to root, so no user can leave it or change it. A user's process becomes the
-scope's first process, and keeps its environment, terminal and limits.
+A scope's control group belongs to root, so no user can leave it or change it. A user's process becomes the scope's
+first process, and keeps its environment, terminal and limits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..processes.command import Run, ask, run_tool
 from ..processes.proc_files import read
 from ..systemd import NoAnswerError, show
 
-#: The slice of an account's leases without their own slice. The role gpu_layout installs its parent.
+#: The slice for an account's leases that have no slice of their own. The role gpu_layout installs its parent.
 _SLICE = "openfleet-gpu-leases-%d.slice"
-#: Folder in which systemd keeps a file for each transient unit.
+#: Folder with systemd's files of transient units.
 TRANSIENT = Path("/run/systemd/transient")
 #: Seconds between SIGTERM and SIGKILL when a lease ends.
 STOP_SECONDS = 30
@@ -36,9 +36,9 @@ _MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freede
 
 
 def start(pid: int, uid: int, grant: Grant, account: str, run: Run = run_tool) -> None:
-    """Move a user's process into a lease's new scope.
+    """Move a user's process into a new scope for its lease.
 
-    Raises LeaseError if the process has ended or systemd refuses. The process then stays where it was.
+    Raises LeaseError if the process has ended or systemd refuses. The process then stays in its old unit.
     """
     where = "lease %d" % grant.number
     unit = unit_name(grant.number)
@@ -49,7 +49,7 @@ def start(pid: int, uid: int, grant: Grant, account: str, run: Run = run_tool) -
         if text is None:
             raise LeaseError(where, "systemd did not start its unit: %s" % problem, "See `journalctl -u %s`." % unit)
         deadline = time.monotonic() + _START_SECONDS
-        # systemd has only queued the start. The open folder belongs to this process, even if its PID is reused.
+        # systemd has only queued the start. `process` refers to the same process even if another process gets its PID.
         while parse_cgroup(process.read("cgroup"), own_container()).unit_or_container != unit:
             if not process.read("cgroup"):
                 raise LeaseError(where, "the requesting process has ended", "Run `gpu-layout lease` again.")
@@ -62,14 +62,14 @@ def start(pid: int, uid: int, grant: Grant, account: str, run: Run = run_tool) -
 def _start_command(pid: int, uid: int, unit: str, grant: Grant, account: str) -> list[str]:
     """Return the command that calls StartTransientUnit (org.freedesktop.systemd1(5)).
 
-    systemd-run cannot start a scope for another process than itself.
+    systemd-run can only start a scope for itself.
     """
     allowed = allowed_devices(grant.devices, read("%s/devices" % peer.PROC))
     properties: list[tuple[str, ...]] = [
         ("PIDs", "au", "1", str(pid)),
         ("Description", "s", "GPU lease %d of %s" % (grant.number, account)),
         ("Slice", "s", grant.slice or _SLICE % uid),
-        # A scope that failed disappears too, so that no lease is left behind.
+        # A failed scope disappears too, so that it leaves no lease behind.
         ("CollectMode", "s", "inactive-or-failed"),
         ("TimeoutStopUSec", "t", str(STOP_SECONDS * 1000000)),
         ("DevicePolicy", "s", "closed"),
@@ -85,7 +85,7 @@ def _start_command(pid: int, uid: int, unit: str, grant: Grant, account: str) ->
 def allowed_devices(devices: Iterable[str], kernel_devices: str) -> list[tuple[str, str]]:
     """Return the entries of DeviceAllow= for a lease: (path or group, access).
 
-    Programs keep all devices that are not GPUs, such as terminals and InfiniBand. `kernel_devices` is the text of
+    Programs keep all devices except GPUs, for example terminals and InfiniBand. `kernel_devices` is the content of
     /proc/devices.
     """
     names = []
@@ -97,12 +97,12 @@ def allowed_devices(devices: Iterable[str], kernel_devices: str) -> list[tuple[s
 
 
 def seems_alive(number: int) -> bool:
-    """Return whether systemd has a unit for the lease, without a call to systemd."""
+    """Return whether systemd has a unit for the lease, without asking systemd."""
     return (TRANSIENT / unit_name(number)).exists()
 
 
 def living(numbers: Iterable[int], run: Run = run_tool) -> set[int]:
-    """Return the leases whose unit lives.
+    """Return the leases whose unit still runs.
 
     Raises LeaseError if systemd does not answer.
     """
@@ -117,8 +117,5 @@ def living(numbers: Iterable[int], run: Run = run_tool) -> set[int]:
 
 
 def stop(number: int, run: Run = run_tool) -> None:
-    """Tell systemd to end the programs of a lease.
-
-    The function does not wait for their end.
-    """
+    """Tell systemd to end a lease's programs. Does not wait."""
     ask(run, ["systemctl", "stop", "--no-block", "--", unit_name(number)])

@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lease parts of GPUs to accounts of a host for a limited time."""
+"""Lease parts of GPUs to a host's accounts for a limited time."""

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define what a lease gives to its programs as a frozen value."""
+"""Define what a lease provides to its programs."""
 
 from __future__ import annotations
 

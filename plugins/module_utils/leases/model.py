@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define requests, bookings and offers of leases as frozen values.
 
-Times are Unix times in seconds, and durations are seconds.
+Times are Unix times in seconds. Durations are in seconds.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..frozen import frozen
 from ..layout.leases import Leases
 from ..sizes import format_size
 
-#: Advice for a `RetryLaterError`.
+#: Advice in a `RetryLaterError`.
 LATER = "Try again later."
 
 
 class LeaseError(FleetError):
-    """A request that is refused."""
+    """A request is refused."""
 
 
 class RetryLaterError(LeaseError):
-    """A request that can succeed later without any change of the request.
+    """A request cannot succeed now, but the same request can succeed later.
 
     Examples: a layout change runs or is pending, or a process still uses the place.
     """
@@ -32,7 +32,7 @@ class RetryLaterError(LeaseError):
 
 @frozen
 class Shape:
-    """The part of each GPU that a lease has: a profile, or a quota.
+    """The part of each GPU that a lease has: a MIG profile or a quota.
 
     `profile` is the name of a MIG profile. It is None for a quota of `memory_bytes` and `sm_percent`.
     """
@@ -75,8 +75,8 @@ class Place:
 class Booking:
     """A request with its places and times.
 
-    `where` is the layout entry. If `started` is false, the request waits, and `begins` is the latest start if all leases
-    end in time.
+    `where` is the layout entry. If `started` is false, the request waits, and `begins` is its latest start, provided
+    that all leases end on time.
     """
 
     request: Request
@@ -87,13 +87,13 @@ class Booking:
 
     @property
     def ends(self) -> float:
-        """Return the end of the lease."""
+        """Return when the lease ends."""
         return self.begins + self.request.seconds
 
 
 @frozen
 class Use:
-    """A shape at the start of its place, on a GPU."""
+    """A shape and the start of its place on a GPU."""
 
     shape: Shape
     start: int
@@ -102,7 +102,7 @@ class Use:
 class Card(Protocol):
     """A GPU with leases. Cards are frozen values.
 
-    A technique or a divider has its own class of cards.
+    Each technique or divider has its own class of cards.
     """
 
     @property
@@ -110,14 +110,14 @@ class Card(Protocol):
         """Return the UUID of the GPU."""
 
     def supports(self, shape: Shape) -> str | None:
-        """Return why the shape never fits on the GPU, or None."""
+        """Return why the shape can never fit on the GPU, or None."""
 
     def find(self, shape: Shape, uses: Sequence[Sequence[Use]], start: int | None = None) -> tuple[Any, int] | None:
         """Return the cost and the start of the best place, or None.
 
-        `uses` has the leases on the GPU for each instant of the time. The place must be free at all instants. The best
-        place leaves the largest leases possible. If `start` is given, only this place is considered. Costs of cards with
-        the same class can be compared.
+        `uses` has the leases on the GPU for each point in time. The place must be free at all of them. The best place
+        leaves room for the largest possible leases. If `start` is given, only this place is tried. Costs can be
+        compared between cards of one class.
         """
 
     def free(self, uses: Sequence[Use]) -> str:
@@ -134,9 +134,9 @@ class Offer:
 
 
 def not_free(booking: Booking, label: str, card: Card, used: Sequence[Use]) -> LeaseError:
-    """Return the error for a place of a booking that is not free.
+    """Return the error for a booking whose place is not free.
 
-    `label` names the GPU. `used` are the leases on it.
+    `label` names the GPU. `used` has the leases on it.
     """
     shape = booking.request.shape
     never = card.supports(shape)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Name leases in records and messages, and name their tenants and units."""
+"""Define texts for leases in records and messages, and their tenants and units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNIT = re.compile(r"openfleet-gpu-lease-[0-9]{1,15}\.scope")
 
 
 def lease_text(number: int, account: str) -> str:
-    """Return the text for a lease in leased.json, in specs of tenants and in messages."""
+    """Return a lease's text for leased.json, tenants' specs and messages."""
     return "lease %d of %s" % (number, account)
 
 
@@ -25,12 +25,12 @@ def lease_of(text: str | None) -> tuple[int, str] | None:
 
 
 def tenant_name(number: int) -> str:
-    """Return the name of the tenant of a lease with a quota."""
+    """Return the name of the tenant for a lease with a quota."""
     return "lease-%d" % number
 
 
 def unit_name(number: int) -> str:
-    """Return the systemd unit that runs the programs of a lease.
+    """Return the systemd unit that runs a lease's programs.
 
     A layout change with `on_busy: force` stops this unit before it removes the lease's instance or quota.
     """
@@ -38,15 +38,16 @@ def unit_name(number: int) -> str:
 
 
 def pod_account(name: str) -> str:
-    """Return the text in place of an account for the lease of a pod.
+    """Return the text that replaces the account in a pod's lease.
 
-    `name` is the namespace and name of its ResourceClaim. The text cannot be the name of an account, which has no slash.
+    `name` is the namespace and name of its ResourceClaim. The text has a slash, which the name of an account cannot
+    have.
     """
     return "pod:%s" % name
 
 
 def job_account(job: str, user: str) -> str:
-    """Return the text in place of an account for the lease of a Slurm job.
+    """Return the text that replaces the account in a Slurm job's lease.
 
     The text has a slash, like the text for a pod.
     """
@@ -54,15 +55,16 @@ def job_account(job: str, user: str) -> str:
 
 
 def user_of(account: str) -> str:
-    """Return the user of an account. A job's text can replace the account."""
+    """Return an account's user. For a Slurm job, a text replaces the account."""
     match = _JOB_ACCOUNT.fullmatch(account)
     return match.group(1) if match else account
 
 
 def job_claim(job: str, boot: str) -> str:
-    """Return the claim of a Slurm job. No UID of a ResourceClaim has a slash.
+    """Return the text that replaces a claim for a Slurm job.
 
-    `boot` is the id of the host's boot. No job survives a reboot.
+    The text has a slash, which the UID of a ResourceClaim cannot have. `boot` is the id of the host's boot. No job
+    survives a reboot.
     """
     return "slurm/%s/%s" % (job, boot)
 
@@ -74,8 +76,8 @@ def job_of(claim: str | None) -> tuple[str, str] | None:
 
 
 def is_lease_unit(name: str) -> bool:
-    """Return whether a systemd unit runs the programs of a lease.
+    """Return whether a systemd unit runs a lease's programs.
 
-    Only root can create a unit with this name.
+    Only root can create a unit with such a name.
     """
     return _UNIT.fullmatch(name) is not None

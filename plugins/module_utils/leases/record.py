@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record the leases and waiting requests of a host in its state directory."""
+"""Record a host's leases and waiting requests in its state directory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SCHEMA = 1
 
 @frozen
 class Recorded:
-    """The bookings in the order of their requests, and the number of the next request.
+    """The bookings in the order of their requests, and the next request's number.
 
-    Numbers are never reused, so that a message about a lease never names another one.
+    Numbers are never reused, so that a message about a lease cannot mean another lease.
     """
 
     bookings: tuple[Booking, ...] = ()

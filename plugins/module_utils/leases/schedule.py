@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..sizes import BYTES_PER_UNIT
 from .model import Booking, Card, LeaseError, Offer, Place, Request, Use
 
-#: Seconds by which a booking can move backward, because leases start and end slightly late.
+#: Seconds by which a booking can move back, because leases start and end slightly late.
 SLACK_SECONDS = 60.0
 #: Seconds after which an overdue lease is assumed to end.
 _OVERDUE_SECONDS = 30.0
@@ -27,7 +27,7 @@ MOST_WAITING = 64
 
 @frozen
 class Schedule:
-    """The offers of a host, and all bookings in the order of their requests."""
+    """A host's offers, and all bookings in the order of their requests."""
 
     offers: tuple[Offer, ...]
     bookings: tuple[Booking, ...] = ()
@@ -60,7 +60,7 @@ def book(schedule: Schedule, request: Request, offers: Sequence[Offer], now: flo
         raise LeaseError(
             "this host", "no entry offers leases to %s" % request.account, "Ask for membership in a group of `leases`."
         )
-    # Requests that are due start first.
+    # First start the requests that are due.
     schedule = advance(schedule, now)
     problems: list[LeaseError] = []
     best: Booking | None = None
@@ -73,7 +73,7 @@ def book(schedule: Schedule, request: Request, offers: Sequence[Offer], now: flo
         try:
             check_limits(schedule, offer, request)
         except LeaseError as error:
-            # The entry could grant the request, so its limit is the reason to report.
+            # Report the entry's limit, because the entry could otherwise grant the request.
             problems.insert(0, error)
             continue
         if best is None or made.begins < best.begins:
@@ -95,7 +95,8 @@ def book(schedule: Schedule, request: Request, offers: Sequence[Offer], now: flo
 def check_limits(schedule: Schedule, offer: Offer, request: Request) -> None:
     """Raise LeaseError if the account would exceed a limit of the entry.
 
-    Its waiting requests count, so that no account fills the queue. An earlier booking of this request does not count.
+    The account's waiting requests count too, so that no account fills the queue. An earlier booking of the same request
+    does not count.
     """
     own = [
         each.request
@@ -132,18 +133,18 @@ def check_limits(schedule: Schedule, offer: Offer, request: Request) -> None:
 
 
 def advance(schedule: Schedule, now: float, freed: bool = False) -> Schedule:
-    """Return the schedule after starting the waiting requests that are due.
+    """Return the schedule with all due requests started.
 
     If `freed` is true, a place became free earlier than planned, so other bookings can move forward and start.
     """
     if not schedule.waiting:
         return schedule
     offers = {offer.where: offer for offer in schedule.offers}
-    # An entry may have lost its leases.
+    # Remove requests for entries that no longer have leases.
     waiting = [each for each in schedule.waiting if each.where in offers]
     fixed = list(schedule.started)
     for each in [each for each in waiting if each.begins <= now]:
-        # A lease that ends late can block a booking that is due. The booking keeps its places until they are free.
+        # A lease that ends late can block a due booking. The booking keeps its places until they are free.
         free_now = _fits(each, offers[each.where], [one for one in fixed if one.started], now)
         fixed.append(_begun(each, now) if free_now else each)
     later = [each for each in waiting if each.begins > now]
@@ -171,14 +172,14 @@ def _begun(booking: Booking, now: float) -> Booking:
 def _moved_one_by_one(
     fixed: Sequence[Booking], later: Sequence[Booking], offers: dict[str, Offer], now: float
 ) -> list[Booking]:
-    """Return the bookings, each moved forward in the gaps between all others.
+    """Return the bookings, each moved forward into gaps between the others.
 
-    A booking in conflict with a late lease moves backward.
+    A booking that conflicts with a late lease moves back.
     """
     current = {each.request.number: each for each in later}
     moved = True
     while moved:
-        # A booking that moves can leave a gap for an earlier request. Starts only decrease, so this ends.
+        # A moved booking can leave a gap for an earlier request. Starts only decrease, so this loop ends.
         moved = False
         for number, old in list(current.items()):
             others = [*fixed, *(each for each in current.values() if each.request.number != number)]
@@ -190,14 +191,14 @@ def _moved_one_by_one(
 
 
 def ended(schedule: Schedule, number: int, now: float) -> Schedule:
-    """Return the schedule without a lease or a waiting request. Raises LeaseError."""
+    """Return the schedule without this lease or waiting request. Raises LeaseError."""
     gone = schedule.booking(number)
     left = _with(schedule, [each for each in schedule.bookings if each is not gone])
     return advance(left, now, freed=gone.ends > now)
 
 
 def extended(schedule: Schedule, number: int, seconds: float, now: float) -> Schedule:
-    """Return the schedule with a lease that ends `seconds` from now.
+    """Return the schedule with this lease ending `seconds` from now.
 
     Raises LeaseError if this exceeds the entry's limit or would delay a waiting request.
     """
@@ -208,7 +209,7 @@ def extended(schedule: Schedule, number: int, seconds: float, now: float) -> Sch
 
 
 def resized(schedule: Schedule, number: int, request: Request, now: float) -> Schedule:
-    """Return the schedule with another shape for a lease, in its current places.
+    """Return the schedule with another shape for a lease in its current places.
 
     Raises LeaseError if the shape does not fit there, exceeds a limit or would delay a waiting request.
     """
@@ -258,8 +259,8 @@ def duration(seconds: float) -> str:
 def _earliest(request: Request, offer: Offer, times: _Times, before: Sequence[Booking] = ()) -> Booking:
     """Return the booking with the earliest possible start.
 
-    `before` are bookings that were found in the same way just before. A larger request of the same shape cannot start
-    earlier than one of them. Raises LeaseError if the GPUs never have room.
+    `before` has bookings that this function found just before. A larger request of the same shape cannot start earlier
+    than one of them. Raises LeaseError if the GPUs never have enough room.
     """
     if len(offer.cards) < request.gpus:
         problem = "%d GPUs are too many for an entry with %d" % (request.gpus, len(offer.cards))
@@ -274,7 +275,7 @@ def _earliest(request: Request, offer: Offer, times: _Times, before: Sequence[Bo
 
 
 def _fits(booking: Booking, offer: Offer, others: Sequence[Booking], now: float) -> bool:
-    """Return whether the booking is free of conflicts in its own places."""
+    """Return whether the booking conflicts with no other booking in its places."""
     times = _Times(offer, others, now)
     starts = {place.gpu_uuid: place.start for place in booking.places}
     cards = [card for card in offer.cards if card.uuid in starts]
@@ -288,16 +289,16 @@ def _fits(booking: Booking, offer: Offer, others: Sequence[Booking], now: float)
 
 
 class _Times:
-    """The leases on the GPUs of an offer over time.
+    """The leases on an offer's GPUs over time.
 
-    A lease that ends late still has its places now, and is assumed to end soon.
+    A lease that is late still has its places now, and is assumed to end soon.
     """
 
     def __init__(self, offer: Offer, bookings: Sequence[Booking], now: float) -> None:
         self._cards = offer.cards
         self.now = now
         self._by_card: dict[str, list[tuple[float, float, Use]]] = {card.uuid: [] for card in offer.cards}
-        #: The times at which places on each GPU become free.
+        #: The times at which places on a GPU become free, by the GPU's UUID.
         self._ends: dict[str, set[float]] = {card.uuid: {now} for card in offer.cards}
         for booking in bookings:
             self.add(booking)
@@ -310,7 +311,7 @@ class _Times:
                 self._by_card[uuid].append((booking.begins, booking.ends, use))
 
     def uses(self, card: Card, begins: float, ends: float) -> list[list[Use]]:
-        """Return the leases on a GPU at each instant of this time at which they change."""
+        """Return the leases on a GPU at each time in this period at which they change."""
         near = [
             (start, end, use)
             for start, end, use in self._by_card[card.uuid]
@@ -323,13 +324,13 @@ class _Times:
         ]
 
     def place(self, request: Request, least: float) -> tuple[tuple[Place, ...], float] | None:
-        """Return the earliest place for one GPU and its start, not before `least`.
+        """Return the earliest place on one GPU, and its start, not before `least`.
 
-        Returns None if there is no place. Among places with the same start, the one with the lowest cost is returned.
+        Among places with the same start, returns the one with the lowest cost. Returns None without a place.
         """
         best: tuple[float, Any, int, Place] | None = None
         for number, card in enumerate(self._cards):
-            # A place on this GPU becomes free only when a booking on it ends.
+            # A place on this GPU only becomes free when a booking on it ends.
             for begins in sorted(time for time in self._ends[card.uuid] if time >= least):
                 if best is not None and begins > best[0]:
                     break

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Count the units of quota that a scheduler may give out without knowing the GPUs.
 
-Slurm counts one number for each node. A job has all its units on one GPU. If Slurm counted every unit, the free units of a
-node could be spread over GPUs on which no job fits. So Slurm gets fewer units: every job that it starts fits on a GPU,
-wherever the jobs before it are. Pure functions.
+Pure functions. Slurm counts one number of units for each node, but a job needs all its units on one GPU. If Slurm
+counted every unit, a node's free units could be spread over GPUs so that a job fits on none of them. So Slurm gets
+fewer units: every job that it starts fits on a GPU, wherever the earlier jobs are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .model import Shape
 
 
 def units_of(leases: Leases, memory_bytes: int, sm_percent: float, seats: int) -> int:
-    """Return the number of units of an entry in this room on a GPU."""
+    """Return how many of the entry's units fit into this room on a GPU."""
     return max(0, min(memory_bytes // leases.unit_memory_bytes, int(sm_percent // leases.unit_percent), seats))
 
 
@@ -28,7 +28,7 @@ def most_units(leases: Leases) -> int:
 
 
 def shape_of(leases: Leases, units: int) -> Shape:
-    """Return the quota of a job with this number of units."""
+    """Return the quota of a job with this many units."""
     return Shape(units * leases.unit_memory_bytes, units * leases.unit_percent)
 
 

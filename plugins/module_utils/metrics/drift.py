@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare a host's GPUs with its layout. Pure functions.
+"""Compare a host's GPUs with its layout, with pure functions.
 
-The differences are the steps of a plan. Unlike a run, the comparison continues after an error. If a GPU cannot be
-compared, it is reported as a problem, and the other GPUs are compared.
+The differences are the steps of a plan. Unlike a run, the comparison continues after an error: a GPU that cannot be
+compared is reported as a problem, and the other GPUs are compared.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from ..plan.services import Service
 
 @frozen
 class GpuDrift:
-    """A GPU in the layout.
+    """A GPU in the layout: its desired sharing, and its differences as steps.
 
-    It has its desired sharing, and its differences as the steps of a plan. `pool` is its entry if the entry offers leases,
-    or None.
+    `pool` is its entry if the entry offers leases, or None.
     """
 
     gpu_uuid: str
@@ -41,11 +40,10 @@ class GpuDrift:
 def compare(
     layout: Layout, host: Host, ownership: Ownership, services: Sequence[Service], lost: bool = False
 ) -> tuple[tuple[GpuDrift, ...], tuple[FleetError, ...]]:
-    """Return the drift of each GPU in the layout, and problems.
+    """Return the drift of each GPU in the layout, and the problems.
 
-    There is a problem for each GPU that cannot be compared. `lost` is true if a GPU does not answer and is missing from
-    `host`. If so, it is not a problem if an entry lacks a GPU, and services that span the GPUs of this entry are not
-    compared.
+    Each GPU that cannot be compared is a problem. `lost` is true if a GPU does not answer and is missing from `host`. A
+    GPU that is missing from an entry is then no problem, and services that span this entry's GPUs are not compared.
     """
     desired, partial, problems = _targets(layout, host, lost)
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
@@ -59,7 +57,7 @@ def compare(
     plan = Plan(tuple(sorted(plans, key=lambda each: each.gpu.index)))
     whole = Layout(tuple(entry for entry in layout.entries if entry.where not in partial))
     differences = {each.gpu.uuid: [str(step) for step in each.shown_steps] for each in plan.gpus}
-    # If an entry is incomplete, services on its GPUs cannot be compared.
+    # Services on the GPUs of an incomplete entry cannot be compared.
     comparable = {each.gpu.uuid for each in plan.gpus if each.target.where not in partial}
     for service in services:
         try:
@@ -79,7 +77,7 @@ def compare(
 
 
 def _targets(layout: Layout, host: Host, lost: bool) -> tuple[tuple[Target, ...], set[str], list[FleetError]]:
-    """Return the target of each GPU, the entries that lack a GPU, and the problems."""
+    """Return the GPUs' targets, the entries that lack a GPU, and the problems."""
     entries, partial, problems = [], set(), []
     for entry in layout.entries:
         present = tuple(selector for selector in entry.selectors if any(matches(selector, gpu) for gpu in host.gpus))
@@ -108,7 +106,7 @@ def _selector_errors(entry: Entry, gpus: Sequence[Gpu]) -> list[FleetError]:
 
 def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuPlan:
     if lost:
-        # A lost GPU may prevent observers from reading the settings of other GPUs.
+        # A lost GPU may prevent nvidia-smi and others from reading other GPUs' settings.
         settings = {name: None if gpu.setting(name) is None else value for name, value in target.settings.items()}
         target = dataclasses.replace(target, settings=settings)
     try:
@@ -116,5 +114,5 @@ def _planned(gpu: Gpu, target: Target, ownership: Ownership, lost: bool) -> GpuP
     except PlanError:
         if ownership.policy == "remove":
             raise
-        # Instances of other owners occupy the space, so the GPU differs from the layout.
+        # Other owners' instances occupy the space, so the GPU differs from the layout.
         return planner.plan_gpu(gpu, target, dataclasses.replace(ownership, policy="remove"))

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Export the leases of a host as metrics. Pure functions."""
+"""Export a host's leases as metrics, with pure functions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..plan.leased import Leased
 from ..plan.metric_family import GAUGE, Family, Sample, labels_of
 from ..sizes import BYTES_PER_UNIT
 
-#: Metrics with the quota of each tenant, fixed or leased.
+#: Metrics with each tenant's quota, fixed or leased.
 _QUOTAS, _SM_QUOTAS = "openfleet_tenant_memory_limit_bytes", "openfleet_tenant_sm_limit_ratio"
-#: An account and the entry of its leases.
+#: An account, and the entry of its leases.
 _Owner = Tuple[str, str]
 
 
@@ -31,7 +31,7 @@ def families(
 ) -> tuple[Family, ...]:
     """Return the metrics of leases and of the pool for leases.
 
-    `gpus` maps UUIDs to GPUs. `pool` maps the UUIDs of the GPUs with leases to their entry, and `others` are the metrics of
+    `gpus` maps UUIDs to GPUs. `pool` maps the UUID of each GPU with leases to its entry. `others` has the metrics of
     tenants. Families without samples are empty.
     """
     bookings, leased = tuple(bookings), tuple(leased)
@@ -54,7 +54,7 @@ def families(
         ends += [
             Sample(booking.ends, {**labels_of(place.gpu_uuid, gpus), **own, "entry": booking.where})
             for place in booking.places
-            # The lease of a pod has no end.
+            # A pod's lease has no end.
             if request.claim is None
         ]
     accounts = sorted({*running, *waiting})
@@ -136,9 +136,9 @@ def families(
 def _fixed(
     bookings: Iterable[Booking], leased: Iterable[Leased], gpus: Mapping[str, Gpu], others: Iterable[Family]
 ) -> tuple[Counter[str], dict[str, float]]:
-    """Return the memory and the share of each GPU without leases.
+    """Return each GPU's memory and share that leases cannot use.
 
-    Instances and tenants of the layout have them.
+    The layout's instances and tenants have them.
     """
     records, names = tuple(leased), {tenant_name(booking.request.number) for booking in bookings}
     memory: Counter[str] = Counter()
@@ -171,9 +171,9 @@ def _memory_bytes(request: Request, gpu: Gpu | None) -> int:
 
 
 def _share(request: Request, gpu: Gpu | None) -> float:
-    """Return the share of a GPU that a lease needs.
+    """Return the share of a GPU that a lease occupies.
 
-    It is the larger one of its shares of memory and of compute. Returns 0 for a GPU that does not answer.
+    This is the larger of its shares of memory and compute. Returns 0 for a GPU that does not answer.
     """
     shape = request.shape
     if gpu is None:

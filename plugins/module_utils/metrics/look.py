@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read a host once and compare it with its layout. Changes nothing.
 
-If a run is changing the host, this module does not wait for it.
+Does not wait for a run that is changing the host.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 def look(read: Callable[[], Layout], directory: str, unlisted: str) -> Snapshot:
     """Return a snapshot of the host, compared with the layout from `read`.
 
-    Partial failures become problems in the snapshot. Raises NvmlError if NVML does not start.
+    Data that cannot be read becomes a problem in the snapshot. Raises NvmlError if NVML does not start.
     """
     return _HostReading(directory, unlisted).snapshot(read)
 
@@ -55,17 +55,17 @@ class _HostReading:
         with contextlib.ExitStack() as held:
             busy = self._attempt(lambda: held.enter_context(looking(self._directory)))
             if busy is not None:
-                # The run may reset GPUs, so this process must not open them.
+                # The run may reset GPUs, so this process must not have them open.
                 return Snapshot(time.time(), changing=busy)
             hung = hung_children()
             if hung:
-                # This code runs every minute. If the driver hangs, each run would leave another process behind.
+                # This code runs every minute. While the driver hangs, each run would leave another process behind.
                 problem = "an earlier NVML call has not returned (pid %s)" % ", ".join(map(str, hung))
                 raise NvmlError("this host", problem, UnansweredCallError.ADVICE)
             session = held.enter_context(BoundedSession())
             session.observers = observers or ()
             host, private = session.observe(), session.private
-        # GPUs that are off the bus are not problems here, because the alert GpuLost reports them.
+        # A GPU that is off the bus is no problem here, because the alert GpuLost reports it.
         self._problems += [lost_error("this host", [gpu]) for gpu in host.lost if gpu.state != "is lost"]
         services = [each for each in (each.service(private) for each in SERVING) if self._succeeds(each.observe)]
         holders = _holders(host, services)
@@ -130,7 +130,7 @@ class _HostReading:
 def _holders(host: Host, services: Sequence[Service]) -> tuple[Holder, ...]:
     """Return the holders that run work.
 
-    The processes of a service itself are excluded, but its clients are not.
+    The clients of services are included, but not the services' own processes.
     """
     own = merged(service.own(clients=False) for service in services)
     return tuple(h for h in find_holders(host) if not h.watches and h.pid not in own.get(h.gpu_uuid, ()))

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Render a host's snapshot in the text format of Prometheus. Pure functions.
+"""Render a host's snapshot in the text format of Prometheus, with pure functions.
 
 The format is https://prometheus.io/docs/instrumenting/exposition_formats/. docs/gpu-layout-metrics.md has the names and
-labels. If a value is unknown, its sample is left out. It is never 0.
+labels. A sample with an unknown value is left out, and never 0.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @frozen
 class Snapshot:
-    """The state of a host at one time. `gpus` are the GPUs that answered."""
+    """The state of a host at one time. `gpus` are the GPUs that answer."""
 
     time_seconds: float
     gpus: tuple[Gpu, ...] = ()
-    #: GPUs in the layout.
+    #: The drift of each GPU in the layout.
     standing: tuple[GpuDrift, ...] = ()
-    #: GPUs that the collection changed and that lost their layout entry.
+    #: GPUs that the collection changed and that now have no layout entry.
     unmanaged: tuple[Unmanaged, ...] = ()
     holders: tuple[Holder, ...] = ()
     #: Metrics of the services.
     service_families: tuple[Family, ...] = ()
-    #: Parts of the check that failed.
+    #: Parts of the comparison that failed.
     problems: tuple[FleetError, ...] = ()
-    #: Set if a run was changing the host.
+    #: The reason, if a run was changing the host.
     changing: FleetError | None = None
 
     @property
@@ -123,7 +123,7 @@ def families(seen: Snapshot) -> tuple[Family, ...]:
 
 
 def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
-    """Return the number of holders of each GPU and instance, by kind.
+    """Return the number of holders per GPU and instance, by kind.
 
     The kind "process" has a sample even if its number is 0.
     """
@@ -132,7 +132,7 @@ def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
         own = [holder for holder in holders if holder.gpu_uuid == gpu.uuid]
         places = {None: ("", ""), **{each.id: (each.profile, str(each.id)) for each in gpu.mig.instances}}
         for place, (profile, instance) in places.items():
-            # If the instance of a holder was destroyed after the scan, the whole GPU gets the holder.
+            # If a holder's instance was destroyed after the scan, count the holder for the whole GPU.
             kinds = [h.kind for h in own if (h.gpu_instance_id if h.gpu_instance_id in places else None) == place]
             for kind in (PROCESS, *sorted(set(kinds) - {PROCESS})):
                 labels = dict(
