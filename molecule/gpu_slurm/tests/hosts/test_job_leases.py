@@ -29,8 +29,8 @@ LAYOUT = [
     {
         "gpus": [2, 3],
         "sharing": "vgpu",
-        "vgpu": {"policy": "fixed", "provider": "preload"},
-        "leases": {"by": "slurm", "unit": UNIT, "most": {"sm_percent": 50}},
+        "vgpu": {"policy": "colocate", "provider": "preload"},
+        "leases": {"by": "slurm", "unit": UNIT, "most": {"sm_percent": 50}, "online": ["urgent"]},
     },
 ]
 PLAIN = [{"gpus": [0, 1, 2, 3], "sharing": "shared"}]
@@ -245,6 +245,18 @@ def rule(cluster):
 def test_rule_admits_only_requests_that_fit(rule, request_, admitted):
     done = rule.host.run(f"sbatch --test-only --chdir=/ {request_} --wrap true 2>&1")
     assert (done.rc == 0) == admitted, done.stdout
+
+
+def test_partition_decides_which_job_is_online(cluster):
+    show = "grep ^priority /etc/openfleet-gpu/vgpu/$OPENFLEET_VGPU/quota"
+    cluster.ask("scontrol create PartitionName=urgent Nodes=ALL OverSubscribe=FORCE:4")
+    try:
+        # The user can change the environment of the job, but the Prolog has its own.
+        forged = "--export=ALL,SLURM_JOB_PARTITION=urgent"
+        assert srun(cluster, "alice", "--gres=quota:1 --partition=urgent", show) == (0, "priority 0")
+        assert srun(cluster, "alice", f"--gres=quota:1 {forged}", show) == (0, "priority 1")
+    finally:
+        cluster.ask("scontrol delete PartitionName=urgent")
 
 
 # -- Attacks -----------------------------------------------------------------------------------------------------------
