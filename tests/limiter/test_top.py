@@ -184,6 +184,32 @@ def turnstile_of(name: str, percent: int) -> bytes:
     return bytes(turnstile)
 
 
+def test_waits_of_online_tenants_are_shown(top, tenant):
+    from tests.limiter.turnstile_lab import Turnstile
+
+    turnstile = Turnstile(magic=0x5455504756464F00, version=1)
+    turnstile.seats[0].tenant, turnstile.seats[0].percent = tenant.name.encode(), 30
+    colocated = (
+        "version 1\ntenant %s\npolicy colocate\npriority %%d\nwaterline 80\ngpu %s memory 1073741824 sm 30 seat 0\n"
+    )
+    colocated %= (tenant.name, tenant.card.uuid())
+    tenant.write(colocated % 0)
+    path = next(tenant.gpus.iterdir())
+    path.write_bytes(bytes(turnstile))
+    assert "  has not waited for offline kernels\n" in top("--once")
+    turnstile.seats[0].waits, turnstile.seats[0].waits_ns, turnstile.seats[0].late = 4, 50_000_000, 1
+    turnstile.seats[0].gave_way = 7
+    path.write_bytes(bytes(turnstile))
+    waited = "  waited 4 times for the rest of an offline kernel: 12.5 ms on average, 1 times longer than 20 ms\n"
+    assert waited in top("--once")
+    gpu = only(top("--json"))["gpus"][0]
+    assert (gpu["waits"], gpu["waits_seconds"], gpu["late"], gpu["gave_way"]) == (4, 0.05, 1, 7)
+    tenant.write(colocated % 1)
+    assert "  gave way to online tenants 7 times\n" in top("--once")
+    tenant.quota(GIB, sm=30, policy="burst")
+    assert "waits" not in only(top("--json"))["gpus"][0]
+
+
 def test_a_seat_of_another_tenant_is_not_taken_for_ones_own(top, tenant):
     tenant.quota(GIB, sm=30)
     path = next(tenant.gpus.iterdir())

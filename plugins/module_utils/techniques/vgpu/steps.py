@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Union
 from ...frozen import frozen
 from ...plan.disturbance import Disturbance
 from ...sizes import BYTES_PER_UNIT, format_size
-from .model import KEY, MPS, VgpuName, VgpuSeen, VgpuTenant, to_data
+from .model import KEY, MPS, OFFLINE, ONLINE, VgpuName, VgpuSeen, VgpuTenant, to_data
 
 _MIB = BYTES_PER_UNIT["MiB"]
 #: Maximum number of processes in a line.
@@ -58,7 +58,8 @@ class AddTenant:
         return self.tenant.name
 
     def __str__(self) -> str:
-        return "add (%s%s)" % (caps(self.tenant) + also(self.tenant), "; " + self.why if self.why else "")
+        words = [caps(self.tenant) + also(self.tenant), self.why, _promise(self.tenant)]
+        return "add (%s)" % "; ".join(filter(None, words))
 
 
 @frozen
@@ -237,6 +238,15 @@ def caps(tenant: VgpuTenant) -> str:
 def also(tenant: VgpuTenant) -> str:
     """Return the other names of the tenant as text. Messages have it after the limits."""
     return ", also named %s" % " and ".join(tenant.aliases) if tenant.aliases else ""
+
+
+def _promise(tenant: VgpuTenant) -> str:
+    """Return what the policy colocate promises a new tenant as text."""
+    if tenant.latency == ONLINE:
+        return "its work may wait for the rest of one offline kernel"
+    if tenant.latency == OFFLINE:
+        return "online work waits for the rest of its running kernel"
+    return ""
 
 
 def _first(pair: tuple[str, str]) -> str:

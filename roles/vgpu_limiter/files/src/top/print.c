@@ -73,6 +73,21 @@ static void put_gpu(const struct top_tenant *tenant, int i)
 	    tenant->quota.priority, tenant->process_count);
 }
 
+/* A running kernel is not interrupted, so the length of offline kernels bounds how long online work waits. */
+static void put_waits(const struct top_tenant *tenant, const struct top_gpu *gpu)
+{
+	if (tenant->quota.policy != POLICY_COLOCATE || !gpu->seated)
+		return;
+	if (tenant->quota.priority != 0)
+		put("  gave way to online tenants %llu times\n", (unsigned long long)gpu->gave_way);
+	else if (gpu->waits)
+		put("  waited %llu times for the rest of an offline kernel: %.1f ms on average, %llu times longer than 20 ms\n",
+		    (unsigned long long)gpu->waits, (double)gpu->waits_ns / (double)gpu->waits / 1e6,
+		    (unsigned long long)gpu->late);
+	else
+		put("  has not waited for offline kernels\n");
+}
+
 static void put_processes(const struct top_tenant *tenant)
 {
 	for (int i = 0; i < tenant->process_count; i++) {
@@ -99,6 +114,8 @@ void print_table(const struct top *top, const char *root, bool processes)
 		const struct top_tenant *tenant = &top->tenants[i];
 		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++)
 			put_gpu(tenant, gpu);
+		for (int gpu = 0; gpu < tenant->quota.gpu_count; gpu++)
+			put_waits(tenant, &tenant->gpus[gpu]);
 		if (!tenant->quota.gpu_count)
 			put("%-20.20s %s\n", tenant->name, tenant->has_quota ? "has no GPU" : "");
 		if (tenant->problem[0])
@@ -140,9 +157,14 @@ static void put_json_tenant(const struct top_tenant *tenant)
 		    (unsigned long long)gpu->refused, quota->sm_percent);
 		gpu->actual_percent >= 0 && quota->sm_percent < 100 ? put(", \"actual_percent\": %.2f", gpu->actual_percent)
 								    : put(", \"actual_percent\": null");
-		gpu->seated ? put(", \"busy_seconds\": %.6f, \"throttled_seconds\": %.6f}", (double)gpu->busy_ns / 1e9,
+		gpu->seated ? put(", \"busy_seconds\": %.6f, \"throttled_seconds\": %.6f", (double)gpu->busy_ns / 1e9,
 				  (double)gpu->throttled_ns / 1e9)
-			    : put(", \"busy_seconds\": null, \"throttled_seconds\": null}");
+			    : put(", \"busy_seconds\": null, \"throttled_seconds\": null");
+		if (tenant->quota.policy == POLICY_COLOCATE && gpu->seated)
+			put(", \"gave_way\": %llu, \"waits\": %llu, \"waits_seconds\": %.6f, \"late\": %llu",
+			    (unsigned long long)gpu->gave_way, (unsigned long long)gpu->waits, (double)gpu->waits_ns / 1e9,
+			    (unsigned long long)gpu->late);
+		put("}");
 	}
 	put("], \"processes\": [");
 	for (int i = 0; i < tenant->process_count; i++) {

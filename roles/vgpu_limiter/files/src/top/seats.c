@@ -92,6 +92,10 @@ void read_turnstile(struct top_tenant *tenant, int gpu, const char *root, const 
 		shown->as_of_ns = as_of_ns;
 		shown->busy_ns = atomic_load(&seat->used_ns);
 		shown->throttled_ns = atomic_load(&seat->throttled_ns);
+		shown->gave_way = atomic_load(&seat->gave_way);
+		shown->waits = atomic_load(&seat->waits);
+		shown->waits_ns = atomic_load(&seat->waits_ns);
+		shown->late = atomic_load(&seat->late);
 	}
 	free(t);
 }

@@ -27,6 +27,8 @@ struct top_gpu {
 	bool seated;			/* the following fields are known, because the tenant has a seat at the turnstile */
 	int64_t as_of_ns;		/* time of the values, as read here or sampled by the agent */
 	uint64_t busy_ns, throttled_ns;
+	uint64_t gave_way;		/* colocate, offline: how often launches began to wait for online tenants */
+	uint64_t waits, waits_ns, late;	/* colocate, online: launches that waited for an offline kernel (formats/turnstile.h) */
 	double actual_percent;		/* share since the previous sample, below 0: unknown */
 };
 

@@ -93,6 +93,10 @@ def test_plan_shows_online_and_offline_tenants_and_the_waterline():
         "vgpu serve: add (8GiB and 30 %, colocate, online, waterline 70 %",
         "vgpu train: add (8GiB and 30 %, colocate, offline, waterline 70 %",
     ]
+    assert [line.rpartition("; ")[2] for line in plan.lines()] == [
+        "its work may wait for the rest of one offline kernel) on gpu 0",
+        "online work waits for the rest of its running kernel) on gpu 0",
+    ]
 
 
 def test_plan_names_tenants_with_managed_oversubscription():
