@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the state of a host's GPUs as values, independent of NVML and Ansible.
 
-Names include units. None means that the driver reports no value. It never means zero.
+Field names include units. None means that the driver reports no value, and never zero.
 """
 
 # `frozen` makes dataclasses.
@@ -18,16 +18,16 @@ from .frozen import frozen
 
 #: (GPU UUID, GPU instance id). The id is None for the whole GPU.
 Place = Tuple[str, "int | None"]
-#: Marks fields that only the planner uses. `to_data` omits them.
+#: Marks fields that only the planner uses, and that `to_data` omits.
 INTERNAL = {"internal": True}
-#: Program names of MPS: the daemon, and the servers that the daemon starts.
+#: Names of MPS's programs: the daemon, and the servers that it starts.
 MPS_CONTROL, MPS_SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 
 
-# This is a real dataclass. Its compiled comparisons are faster, and the planner compares placements all the time.
+# Use a real dataclass, because its compiled comparisons are faster, and the planner compares placements all the time.
 @dataclass(frozen=True, order=True)
 class Placement:
-    """The placement of an instance, in memory placement units or compute slices."""
+    """An instance's placement, in memory placement units or compute slices."""
 
     start: int
     size: int
@@ -42,8 +42,8 @@ class Placement:
 class GpuInstanceProfile:
     """A GPU instance profile as NVML reports it for a GPU.
 
-    `enum` is the argument for nvmlDeviceGetGpuInstanceProfileInfo. `profile_id` is another number, which the create and
-    list calls take. `placements` are all placements that the hardware supports, free or used.
+    `enum` is the argument for nvmlDeviceGetGpuInstanceProfileInfo. `profile_id` is another number, for the calls that
+    create and list instances. `placements` are all placements that the hardware supports, free or used.
     """
 
     name: str
@@ -59,7 +59,7 @@ class GpuInstanceProfile:
     max_instances: int
     placements: tuple[Placement, ...]
 
-    #: Fields with the number of media engines. A GPU has a fixed number of engines.
+    #: Fields with the number of media engines, of which a GPU has a fixed number.
     ENGINES = ("decoders", "encoders", "jpegs", "ofas")
 
     @property
@@ -90,11 +90,9 @@ class Holder:
     """A process, container or allocation that holds a GPU or a GPU instance.
 
     `gpu_instance_id` is None if the holder uses the whole GPU or an unknown instance. `who` names the holder in
-    messages.
-    `watches` is true for a holder that has the GPU open without running anything on it, such as a monitoring agent. Such
-    a holder blocks resets and changes of the MIG mode, because they require that no process has the GPU open. It does not
-    block changes of instances.
-    `started_seconds` is the start of the process as a Unix time. The process cannot have held the GPU before.
+    messages. `watches` is true for a holder, such as a monitoring agent, that has the GPU open without running anything
+    on it. It blocks resets and changes of the MIG mode, because they require that no process has the GPU open. It does
+    not block changes of instances. `started_seconds` is when the process started, as a Unix time.
     """
 
     gpu_uuid: str
@@ -108,16 +106,16 @@ class Holder:
     job: str | None = None
     watches: bool = False
     started_seconds: float | None = None
-    #: Start of the process in clock ticks since boot. Changes of the clock do not affect this value. Together with the
-    #: PID, it identifies the process.
+    #: Start of the process in clock ticks since boot, which changes of the clock do not affect. It identifies the
+    #: process together with the PID.
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
-    #: Whether the holder's unit or container has a listening TCP socket, and the number of clients that are connected
-    #: to such sockets. Both are None if they were not read or are unknown (`holders.sockets`).
+    #: Whether the holder's unit or container listens on TCP, and how many clients are connected to it. Both are None if
+    #: they are unknown or were not read (`holders.sockets`).
     listens: bool | None = None
     clients: int | None = None
     #: CPU time of the process in seconds.
     cpu_seconds: float | None = field(default=None, metadata=INTERNAL)
-    #: Whether only a record of a scheduler shows the holder. Such a holder may have no process.
+    #: Whether the holder comes only from a scheduler's record. Such a holder may have no process.
     recorded: bool = field(default=False, metadata=INTERNAL)
 
     def __str__(self) -> str:
@@ -126,7 +124,7 @@ class Holder:
     def blocks(self, gpu_instance_id: int | None = None) -> bool:
         """Return whether the holder blocks destroying a GPU instance.
 
-        If `gpu_instance_id` is None, return whether it blocks a reset or a change of the MIG mode.
+        For None, returns whether it blocks a reset or a change of the MIG mode.
         """
         if gpu_instance_id is None:
             return True
@@ -134,7 +132,7 @@ class Holder:
 
 
 def _held_by() -> Any:
-    """Define a field for the holders that `holders.mark.mark` adds.
+    """Define a field for holders, which `holders.mark.mark` sets.
 
     The field is empty if holders were not read.
     """
@@ -145,7 +143,7 @@ def _held_by() -> Any:
 class ComputeInstance:
     """A compute instance, which is one MIG device.
 
-    `placement` is in compute slices of the GPU instance.
+    `placement` is in the GPU instance's compute slices.
     """
 
     id: int
@@ -165,7 +163,7 @@ class GpuInstance:
     placement: Placement
     compute_instances: tuple[ComputeInstance, ...] = ()
     processes: tuple[Process, ...] = ()
-    #: (number of slices, possible placements) for compute instances, as this GPU instance reports them.
+    #: Possible placements of compute instances in this GPU instance: (number of slices, placements).
     compute_placements: tuple[tuple[int, tuple[Placement, ...]], ...] = field(default=(), metadata=INTERNAL)
     held_by: tuple[Holder, ...] = _held_by()
 
@@ -182,12 +180,10 @@ class GpuInstance:
 
 @frozen
 class Mig:
-    """The MIG state of a GPU, and its division.
+    """A GPU's MIG state, and its division.
 
-    If `capable` is False, all other fields are empty.
-
-    While a mode change waits for a reset, `enabled` and `pending` differ. `profiles` is empty if the driver cannot list
-    profiles while MIG mode is off. This is the case for driver 535.
+    If `capable` is False, all other fields are empty. While a mode change waits for a reset, `enabled` and `pending`
+    differ. `profiles` is empty if the driver cannot list profiles while MIG mode is off, as driver 535.
     """
 
     divider: ClassVar[str] = "mig"
@@ -200,7 +196,7 @@ class Mig:
 
 @frozen
 class NvLink:
-    """An active NVLink. The PCI address of its other end is included if it is known."""
+    """An active NVLink, with the PCI address of its other end if it is known."""
 
     link: int
     remote_pci_address: str | None = None
@@ -223,20 +219,20 @@ class Telemetry:
 
 
 def short_label(index: int, uuid: str) -> str:
-    """Return the index of a GPU and its short UUID ("GPU-" and eight digits)."""
+    """Return a GPU's index and short UUID ("GPU-" and eight digits)."""
     return "gpu %d (%s)" % (index, uuid[:12])
 
 
 @frozen
 class Setting:
-    """A GPU setting that NVML does not report: its value, or why it has no value."""
+    """A GPU setting that NVML does not report: its value, or the reason without one."""
 
     value: str | None
     problem: str | None = None
 
 
 class Part(Protocol):
-    """A part of a divided device that has an identity, such as a MIG instance."""
+    """A part of a divided device with its own identity, such as a MIG instance."""
 
     @property
     def profile(self) -> str:
@@ -244,20 +240,20 @@ class Part(Protocol):
 
     @property
     def start(self) -> int:
-        """Return the position of the part on its device. Positions are unique."""
+        """Return the part's position on its device. Positions are unique."""
 
     @property
     def uuids(self) -> Sequence[str | None]:
-        """Return the identities of the part.
+        """Return the part's identities.
 
-        They distinguish the part from a later part at the same position.
+        A later part at the same position has other identities.
         """
 
 
 class Division(Protocol):
     """The current or desired division of one device.
 
-    The class belongs to a divider, and its values are frozen. A desired division is printed in plans and messages.
+    Each divider has its own class, with frozen values. Plans and messages show desired divisions.
     """
 
     #: Key of the divider.
@@ -265,9 +261,9 @@ class Division(Protocol):
 
     @property
     def instances(self) -> Sequence[Any]:
-        """Return the parts of the division.
+        """Return the division's parts.
 
-        A part of a current division has the members of `Part`. A part of a desired division has a profile, and a start
+        Parts of a current division have the members of `Part`. Parts of a desired division have a profile, and a start
         that may be None.
         """
 
@@ -278,13 +274,13 @@ class Device(Protocol):
     The values are frozen, and `dataclasses.replace` accepts them.
     """
 
-    #: Keys of the vendor, and of the divider that can divide the device.
+    #: Keys of the vendor, and of the divider for the device.
     vendor: ClassVar[str]
     divider: ClassVar[str]
 
     @property
     def index(self) -> int:
-        """Return the number of the device in the driver."""
+        """Return the driver's number for the device."""
 
     @property
     def uuid(self) -> str:
@@ -292,7 +288,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name of the model."""
+        """Return the model's name."""
 
     @property
     def pci_address(self) -> str | None:
@@ -312,7 +308,7 @@ class Device(Protocol):
 
     @property
     def held_by(self) -> Sequence[Any]:
-        """Return the holders of the device, as set by `Vendor.with_holders`."""
+        """Return the device's holders, as set by `Vendor.with_holders`."""
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -328,7 +324,7 @@ class Device(Protocol):
 
     @property
     def short_label(self) -> str:
-        """Return the short name of the device, for lines about many devices."""
+        """Return the device's short name, for lines about many devices."""
 
     def setting(self, name: str) -> str | None:
         """Return the value of a setting, or None if it was not read or has no value."""
@@ -360,11 +356,11 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] = ()
     processes: tuple[Process, ...] = ()
     telemetry: Telemetry | None = None
-    #: Why the compute mode of the GPU cannot be set, or None.
+    #: Why the GPU's compute mode cannot be set, or None.
     compute_mode_fixed: str | None = field(default=None, metadata=INTERNAL)
-    #: Settings by name, as read by the observers of techniques. Settings that were not read are missing.
+    #: Settings by name, as techniques' observers read them. Settings that were not read are missing.
     settings: Mapping[str, Setting] = field(default_factory=dict, hash=False, metadata=INTERNAL)
-    #: Holders that block a change of the MIG mode, because it requires an unused GPU.
+    #: Holders that block a change of the MIG mode, for which the GPU must be unused.
     held_by: tuple[Holder, ...] = _held_by()
 
     @property
@@ -391,7 +387,7 @@ class Gpu:
 
     @property
     def short_label(self) -> str:
-        """Return the short name of the GPU, for lines about many GPUs."""
+        """Return the GPU's short name, for lines about many GPUs."""
         return short_label(self.index, self.uuid)
 
 
@@ -399,9 +395,8 @@ class Gpu:
 class LostGpu:
     """A GPU whose NVML calls fail, or that the driver does not list.
 
-    `call`, `code` and `code_name` describe the failure. If the GPU does not report a part of its identity, the part is
-    None. `index` is None if the driver does not list the GPU. `minimum_driver` is set if the driver is too old for the
-    GPU.
+    `call`, `code` and `code_name` describe the failure. Parts of the identity that the GPU does not report are None.
+    `index` is None if the driver does not list the GPU. `minimum_driver` is set if the driver is too old for the GPU.
     """
 
     index: int | None
@@ -414,16 +409,12 @@ class LostGpu:
     code_name: str | None = None
     minimum_driver: str | None = field(default=None, metadata=INTERNAL)
 
-    #: NVML error codes: the GPU has fallen off the bus (Xid 79), and this user or container has no permission to read
-    #: the GPU.
+    #: NVML error codes: the GPU has fallen off the bus (Xid 79), and this user or container may not read the GPU.
     OFF_THE_BUS, DENIED = 15, 4
 
     @property
     def label(self) -> str:
-        """Return the name of the GPU for messages.
-
-        It is the index and UUID, or the PCI address if the UUID is unknown.
-        """
+        """Return the GPU's name for messages: its index and UUID, or its PCI address."""
         identity = self.uuid or self.pci_address
         if self.index is None:
             return "the GPU at %s" % identity
@@ -431,7 +422,7 @@ class LostGpu:
 
     @property
     def state(self) -> str:
-        """Return the state of the GPU as a predicate, such as "is lost"."""
+        """Return the GPU's state as a predicate, such as "is lost"."""
         if self.index is None:
             return "is missing"
         if self.code == self.DENIED:
@@ -452,11 +443,11 @@ class Work:
 
     index: int
     seconds: float
-    #: The highest sample of kernels and of the engines for video, JPEG and optical flow.
+    #: The highest sample, of kernels and of the engines for video, JPEG and optical flow.
     utilization_percent: int | None = None
-    #: The share of the time with kernels, including kernels between samples.
+    #: The share of the time in which kernels ran, including kernels between samples.
     kernels_ratio: float | None = None
-    #: The highest share of an engine. None if the engines for JPEG or optical flow are not measured.
+    #: The highest share of time of an engine. None if the engines for JPEG or optical flow are not measured.
     engines_ratio: float | None = None
     bandwidth_ratio: float | None = None
     pcie_bytes_per_second: float | None = None
@@ -466,7 +457,7 @@ class Work:
 
 @frozen
 class Host:
-    """The result of an NVML session on a host. GPUs are in the order of indexes.
+    """The result of an NVML session on a host, with GPUs in the order of their index.
 
     GPUs that do not work are only in `lost`.
     """

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""Return the text with control characters escaped, such as \x1b and \u2028.
+    r"""Escape control characters in the text, such as \x1b and \u2028.
 
-    Terminals and parsers interpret these characters. For example, a carriage return overwrites a line on root's
-    terminal. U+0085 and U+2028 end a line in YAML.
+    Terminals and parsers interpret them: a carriage return overwrites a line on root's terminal, and U+0085 and U+2028
+    end a line in YAML.
     """
     if text.isprintable():
         return text

@@ -149,8 +149,8 @@ def _holders(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Sample]:
 def _cpu_seconds(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Sample]:
     """Yield a sample for each device.
 
-    A device is an instance, or a GPU without instances. If the instance of a process is unknown, the process counts for
-    every instance, because it may work there.
+    A device is an instance, or a GPU without instances. A process in an unknown instance counts for every instance,
+    because it may work in any of them.
     """
     for gpu in gpus:
         own = _with_work([holder for holder in holders if holder.gpu_uuid == gpu.uuid])
@@ -169,10 +169,10 @@ def _cpu_seconds(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Sam
 
 
 def _with_work(holders: Sequence[Holder]) -> list[Holder]:
-    """Return the holders that have a context, and device handles that belong to them.
+    """Return the holders with a context, and device handles of the same services.
 
-    A device handle belongs to a context if it is in the same unit, container or job. Data loaders are an example. Other
-    device handles are excluded. Otherwise any user who may open the device node could make the GPU look busy.
+    A device handle counts if its unit, container or job has a holder with a context, as for a data loader. Other device
+    handles are excluded. Otherwise any user who may open the device node could make the GPU look busy.
     """
     running = [holder for holder in holders if holder.kind in (PROCESS, MPS)]
     origins = {origin for origin in map(_origin, running) if any(origin)}

@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Manage packages from a vendor's repository with its key, APT and DNF."""
+"""Manage packages with APT and DNF, from a vendor's repository with its key."""

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run APT for all packages that this collection installs.
 
-Queries use a private directory with its own package lists, sources and pins. They do not change the package manager,
-lists and configuration of the host. A run in check mode therefore knows exact versions even on a bare host. If a
-repository does not answer or has a wrong signature, this is found before any file is written.
+Queries use a private directory with its own package lists, sources and pins. They change nothing in the host's package
+manager, so that a run in check mode knows exact versions even on a bare host. A repository that does not answer or has
+a wrong signature is found before any file is written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BROKEN = ("half-installed", "unpacked", "half-configured", "triggers-awaited", 
 _ADDRESS = re.compile(r"\w+://(\S+)")
 _INST = re.compile(r"^Inst ([^\s:]+)(?::\S+)?(?: \[([^\]]+)\])? \((\S+) ")
 _REMV = re.compile(r"^(?:Remv|Purg) ([^\s:]+)(?::\S+)?(?: \[([^\]]+)\])?")
-#: A mirror that hangs must not block the run. apt's own timeout is two minutes per try.
+#: A mirror that hangs must not block the run. By default, apt waits two minutes per try.
 _NETWORK = ("-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=30", "-o", "Acquire::https::Timeout=30")
 CHANGE = (
     "apt-get", "--yes", "--quiet", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages",
@@ -62,16 +62,16 @@ class Apt(Manager):
         )
 
     def open(self, url: str, key: bytes) -> None:
-        """Use this repository in queries, in addition to the sources of the host.
+        """Use this repository in queries, in addition to the host's sources.
 
-        If the address is empty, no repository is added. `key` is the verified content of its key ring. Raises PlanError
-        if the repository is unusable.
+        Adds no repository if the address is empty. `key` is the verified content of its key ring. Raises PlanError if
+        the repository is unusable.
         """
         private = self.make_private()
         # apt downloads as another user, who needs access to the folder.
         private.chmod(0o755)
         (private / "lists" / "partial").mkdir(parents=True)
-        # Link the host's own sources, pins and lists, except the files that this role writes.
+        # Link the host's own sources, pins and lists, except this role's files.
         for kind, folder in _FOLDERS:
             (private / kind).mkdir()
             for path in Path(folder).glob("*"):
@@ -85,7 +85,7 @@ class Apt(Manager):
             "-o", "Dir::Etc::preferencesparts=%s" % (private / "preferences"),
             "-o", "Dir::State::lists=%s" % (private / "lists"),
             "-o", "Dir::Cache=%s" % private,
-            # Keep downloads for the change, which may run later, after a drain.
+            # Keep downloads for the change itself, which may follow later, after a drain.
             "-o", "Dir::Cache::archives=%s" % ARCHIVES,
             "-o", "APT::Get::List-Cleanup=0",
         )  # fmt: skip
@@ -106,8 +106,8 @@ class Apt(Manager):
     def offered(self, names: Sequence[str], needed: Iterable[str] = ()) -> dict[str, list[str]]:
         """Return the versions of each package in the sources.
 
-        The versions are in apt's order of preference. If a needed package has no version, the lists are downloaded
-        again, because they may be old, or missing on a new host.
+        The versions are in apt's order of preference. If a needed package has no version, downloads the lists again,
+        because they may be old, or missing on a new host.
         """
         found: dict[str, list[str]] = {name: [] for name in names}
         done = self.call(["apt-cache", *self._options, "madison", *names])
@@ -117,7 +117,7 @@ class Apt(Manager):
                 found[row[0]].append(row[1])
         if all(found[name] for name in needed):
             return found
-        # Ignore this failure, because a source that does not answer may be irrelevant.
+        # Ignore a failure, because the source that does not answer may be irrelevant.
         self.update()
         return self.offered(names)
 
@@ -131,7 +131,7 @@ class Apt(Manager):
     ) -> Transaction:
         """Return the changes of an installation that also removes the unwanted packages.
 
-        `packages` are the host's packages. `pins` is the text of APT's file of pins. Raises PlanError.
+        `packages` are the host's packages. `pins` is the content of APT's file with pins. Raises PlanError.
         """
         if pins and self._private:
             (self._private / "preferences" / self.owner.name).write_text(pins)
@@ -148,13 +148,13 @@ class Apt(Manager):
     def _simulate(self, arguments: Sequence[str], retry: bool) -> str:
         """Return the output of a simulation.
 
-        If `retry` is true, a failed simulation is repeated with new lists, because the lists may be old, or missing on
-        a new host. Raises PlanError if apt finds no solution.
+        If `retry` is true, a failed simulation is repeated with new lists, because the old ones may be outdated or
+        missing. Raises PlanError if apt finds no solution.
         """
         command = [*CHANGE, "--simulate", *self._options, *arguments]
         done = self.call(command)
         if done.returncode != 0 and retry:
-            # Ignore a source that does not answer. It matters only if the next simulation fails, too.
+            # Ignore a source that does not answer. It only matters if the next simulation fails too.
             self.update()
             done = self.call(command)
         if done.returncode != 0:
@@ -194,7 +194,7 @@ class Apt(Manager):
         return self.change("install", "--download-only", *transaction.arguments)
 
     def refresh(self) -> None:
-        """Copy the private package lists to the host, so that both are equal."""
+        """Copy the private package lists to the host."""
         for path in sorted((self._private / "lists").glob("*")) if self._private else ():
             if path.is_file() and not path.is_symlink() and path.name != "lock":
                 with path.open("rb") as source, replacing(Path(LISTS, path.name)) as target:
@@ -202,8 +202,8 @@ class Apt(Manager):
 
     def install(self, transaction: Transaction) -> str:
         """Install the downloaded packages, and remove those to be removed."""
-        # Use the downloaded files with the private lists, sources and pins, so that the result is the planned one.
-        # Files of the host are not among the downloads, so APT would ignore them.
+        # Use the downloaded files with the private lists, sources and pins, so that the result is as planned. APT would
+        # ignore files of the host, because they are not among the downloads.
         local = any(argument.startswith("/") for argument in transaction.arguments)
         problem = self.change("install", *(() if local else ("--no-download",)), *transaction.arguments)
         if not problem:
@@ -220,19 +220,19 @@ class Apt(Manager):
         return self.problem_of(self.call(["apt-mark", "unhold", *names]))
 
     def forget_fetched(self, packages: Iterable[tuple[str, str]]) -> None:
-        """Delete the files of installed packages, given as (name, version).
+        """Delete downloaded files of installed packages, given as (name, version).
 
-        If apt only downloads a package, it keeps the file.
+        APT keeps these files because it downloaded them separately.
         """
         for name, version in packages:
-            # In file names, apt quotes the colon of an epoch.
+            # In file names, apt quotes the colon after an epoch.
             for path in Path(ARCHIVES).glob(glob.escape("%s_%s_" % (name, version.replace(":", "%3a"))) + "*.deb"):
                 path.unlink()
 
     def forget_lists(self, sources: str) -> None:
         """Delete the lists of removed sources, as the next `apt-get update` would."""
         for address in _ADDRESS.findall(sources):
-            # In apt's file names, the scheme is missing, underscores are quoted, and slashes are underscores.
+            # APT's file names omit the scheme, quote underscores, and have underscores in place of slashes.
             name = address.rstrip("/").replace("_", "%5f").replace("/", "_")
             for path in Path(LISTS).glob(glob.escape(name) + "_*"):
                 path.unlink()
@@ -252,7 +252,7 @@ class Apt(Manager):
     def put_back(self, packages: Sequence[str], added: Sequence[str], mark: str) -> str:
         """Install the saved packages and remove the new ones.
 
-        dpkg is used instead of apt, because apt would resolve dependencies again.
+        Uses dpkg instead of apt, because apt would resolve dependencies again.
         """
         results = []
         if added:
@@ -283,7 +283,7 @@ def parse(simulated: str, arguments: tuple[str, ...]) -> Transaction:
 def complaints(output: str) -> str:
     """Return the lines with errors.
 
-    If there are none, return the lines with warnings, or otherwise the last lines.
+    Without error lines, returns the lines with warnings, or else the last lines.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for marks in (("E:", "dpkg: error", "Error!", "Consult "), ("W:", "Err:"), ("",)):

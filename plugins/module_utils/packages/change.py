@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the steps that every change of packages has: files, key ring, holds."""
+"""Run the steps of every package change: files, key ring, holds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .registry import PackageManager
 class PackageChange:
     """A change of a vendor's packages on one host.
 
-    A step runs in the method that has the name of its kind. The method returns False if there was nothing to do.
+    Each kind of step has a method of the same name. It returns False if nothing had to be done.
     """
 
     def __init__(self, manager: PackageManager, host: Any, key: bytes, call: Callable[..., Any]) -> None:
         self.manager, self.host, self.key, self.call = manager, host, key, call
         #: Texts of the completed steps.
         self.done: list[str] = []
-        #: Previous content of each changed file. None for a new file.
+        #: Content of each changed file before the change. None for a new file.
         self.before: dict[str, bytes | None] = {}
 
     def _do(self, step: Step) -> None:
@@ -39,9 +39,9 @@ class PackageChange:
             raise ApplyError(where, "%s: %s" % (what, problem), cure, outcome=outcome, steps_done=self.done)
 
     def _put(self, path: str, content: bytes | None) -> None:
-        """Replace a file atomically and keep its mode, owner and label.
+        """Replace a file atomically, with the same mode, owner and label.
 
-        If `content` is None, the file is deleted.
+        Deletes the file if `content` is None.
         """
         target = Path(path)
         try:

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run DNF for all packages that this collection installs.
 
-It is DNF version 4, on RHEL 8 to 10. Queries use a repository that is given on the command line, not one in
-/etc/yum.repos.d. Changes ignore version locks, because the collection's own locks would hide the requested version. If
-a plan changes a package that an administrator has locked, the driver refuses the plan.
+This is DNF 4, on RHEL 8 to 10. Queries use a repository on the command line, not one in /etc/yum.repos.d. Changes
+ignore version locks, because the collection's own locks would hide the requested version. Plans that change a package
+that an administrator has locked are refused.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Dnf(DnfChanges, Manager):
                 versions.setdefault(name, []).append(version)
         packages = []
         for name, found in versions.items():
-            # A transaction that was killed leaves a package installed in its old and its new version. Kernels have
-            # several versions on purpose, so they are excluded.
+            # A killed transaction leaves a package installed in two versions. Only kernels have several versions on
+            # purpose.
             torn = len(found) > 1 and self.owner.vendor in name
             packages += [
                 Package(name, version, name in has_lock and is_held(name, version, locks), torn)
@@ -68,7 +68,8 @@ class Dnf(DnfChanges, Manager):
         asked = self._asked
         self._options = (
             "--repofrompath=%s,%s" % (asked, url),
-            # The host may be configured to skip failing repositories (skip_if_unavailable in dnf.conf(5)).
+            # Require this repository, because the host may be configured to skip failing ones (skip_if_unavailable in
+            # dnf.conf(5)).
             *(
                 "--setopt=%s.%s" % (asked, option)
                 for option in (*self.owner.settings, "gpgkey=file://%s" % keyring, "retries=1", "skip_if_unavailable=0")
@@ -78,14 +79,14 @@ class Dnf(DnfChanges, Manager):
         if done.returncode != 0:
             raise self.refused(url, complaints(done.stderr))
         if Path(_REPOSITORIES, self.owner.name + ".repo").exists():
-            # Disable the repository file of an earlier run, because it may have another address.
+            # Disable an earlier run's repository file, which may have another address.
             self._options += ("--disablerepo=%s" % self.owner.name,)
 
     @property
     def _asked(self) -> str:
         """Return the name of the repository for queries.
 
-        It differs from the usual name of the repository, because a file with the usual name may exist already.
+        It differs from the usual name, because a file with that name may exist already.
         """
         return self.owner.name + "-asked"
 
@@ -95,7 +96,7 @@ class Dnf(DnfChanges, Manager):
         forget_cache(self._asked)
 
     def offered(self, names: Sequence[str], needed: Iterable[str] = ()) -> dict[str, list[str]]:
-        """Return the versions as VERSION-RELEASE. DNF itself renews old lists."""
+        """Return the versions as VERSION-RELEASE. DNF renews old lists itself."""
         found: dict[str, list[str]] = {name: [] for name in names}
         form = "%{name}\\t%{version}-%{release}\\n"
         done = self.call([*DNF, *self._options, "repoquery", "--showduplicates", "--qf", form, *names])
@@ -129,8 +130,8 @@ class Dnf(DnfChanges, Manager):
         gone = [name for action, name, _version in rows if action == "remove"]
         rest = [name for name in dict.fromkeys(unwanted) if name not in gone]
         parts = {package.name for package in packages if is_part(package)}
-        # Do not simulate the removal separately. Such a simulation would also remove the vendor's packages that require
-        # the unwanted packages, although this transaction installs replacements.
+        # Do not simulate the removal separately. That would also remove the vendor's packages that require the unwanted
+        # packages, although this transaction installs replacements.
         needing = [name for name in self.dependents(rest) if name not in parts] if rest else []
         rows += [("remove", name, "") for name in (*rest, *needing)]
         return _transaction(rows, packages, is_part, arguments)
@@ -151,15 +152,14 @@ class Dnf(DnfChanges, Manager):
     def refresh(self) -> None:
         """Fetch the index of the repository in the written file.
 
-        Otherwise, a later unattended DNF would fetch it, and would not answer the question that DNF asks at the first
-        fetch.
+        At the first fetch, DNF asks a question, which a later unattended DNF would not answer.
         """
         if Path(self.owner.sources["dnf"]).exists():
             self.call([*DNF, "makecache", "--repo=%s" % self.owner.name])
 
     def install(self, transaction: Transaction) -> str:
         problem = self.change(self.comment, "--allowerasing", "install", *transaction.arguments)
-        # Packages that conflict with nothing stay installed until they are removed.
+        # Packages without a conflict stay installed until they are removed explicitly.
         rest = [name for name in transaction.removed if self.call(["rpm", "-q", "--quiet", name]).returncode == 0]
         problem = problem or (self.change(self.comment, "remove", *rest) if rest else "")
         return problem or self._release_removed(transaction)
@@ -171,12 +171,12 @@ class Dnf(DnfChanges, Manager):
         return self.change(self.comment, "reinstall", *names)
 
     def _release_removed(self, transaction: Transaction) -> str:
-        """Delete the locks of removed packages. Otherwise the locks would remain."""
+        """Delete the locks of removed packages, which would otherwise remain."""
         has_lock = locked(read_text(VERSIONLOCK) or "")
         return self.release(transaction.removed) if has_lock.intersection(transaction.removed) else ""
 
     def hold(self, names: Sequence[str]) -> str:
-        """Lock the packages to their installed versions. Older locks are replaced."""
+        """Lock the packages to their installed versions, in place of older locks."""
         if self.call(["rpm", "--query", "--quiet", _LOCK_PLUGIN]).returncode != 0:
             problem = self.change("install", _LOCK_PLUGIN)
             if problem:
@@ -188,8 +188,7 @@ class Dnf(DnfChanges, Manager):
         names = [name for name in names if len(locks[name]) != 1 or locks[name][0] not in installed]
         if not names:
             return ""
-        # Delete old locks first. Otherwise, an old lock on another version would remain next to the new lock, and both
-        # versions would be permitted.
+        # Delete old locks first. Otherwise, both the old and the new version would be permitted.
         self.call(["dnf", "--quiet", "versionlock", "delete", *names])
         return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "add", *names]))
 
@@ -197,7 +196,7 @@ class Dnf(DnfChanges, Manager):
         return self.problem_of(self.call(["dnf", "--quiet", "versionlock", "delete", *names]))
 
     def forget_lists(self, sources: str) -> None:
-        """Delete the data that DNF keeps about the owner's repository."""
+        """Delete DNF's data about the owner's repository."""
         forget_cache(self.owner.name)
 
 
@@ -221,7 +220,7 @@ def _transaction(
             )
         if action == "install" and version != package.version:
             installs.add((name, package.version, version))
-        # `repair` removes the old version of a package that is installed in two versions.
+        # `repair` removes the old one of a package's two installed versions.
         if action == "remove" and not (package.broken and version not in ("", package.version)):
             removals.add((name, version or package.version))
     return Transaction("", tuple(sorted(installs)), tuple(sorted(removals)), tuple(arguments))
@@ -230,8 +229,8 @@ def _transaction(
 def is_held(name: str, version: str, text: str) -> bool:
     """Return whether a versionlock.list locks a package to this VERSION-RELEASE.
 
-    If the version of a lock has a wildcard, the lock applies to all versions. A lock on another version is a leftover:
-    DNF was killed, or the package was changed despite the lock.
+    A lock whose version has a wildcard applies to all versions. A lock on another version is a leftover: DNF was
+    killed, or the package was changed despite the lock.
     """
     lines = [line.strip() for line in text.splitlines() if locked(line) == {name}]
     versions = [line.partition(":")[2] for line in lines]

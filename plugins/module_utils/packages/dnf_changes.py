@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Predict, make, repair and undo changes with DNF.
 
-`dnf` adds a vendor's repository, versions and locks.
+The module `dnf` adds a vendor's repository, versions and locks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
 CACHE = "/var/cache/dnf"
 _SETTINGS = (
     "--setopt=install_weak_deps=False",
-    # When a package is removed, its dependencies must stay, because other packages may need them.
+    # Keep the dependencies of removed packages, because other packages may need them.
     "--setopt=clean_requirements_on_remove=False",
     # By default, DNF waits for another DNF without a limit.
     "--setopt=exit_on_lock=True",
-    # If a package is locked, all its other versions are hidden (versionlock in dnf-plugins-core).
+    # The plugin versionlock (dnf-plugins-core) hides all other versions of a locked package.
     "--disableplugin=versionlock",
 )
 DNF = ("dnf", "--assumeyes", "--quiet", *_SETTINGS)
@@ -38,13 +38,13 @@ _NUMBER, _COMMENT = re.compile(r"\s*(\d+) \|"), re.compile(r"Comment +: (.*?) *$
 class DnfChanges:
     """Changes with DNF on this host.
 
-    `name` is the comment that marks the role's own transactions in DNF's history. `what` is the software in words, such
-    as "the driver".
+    `name` is the comment that marks the role's own transactions in DNF's history. `what` names the software, such as
+    "the driver".
     """
 
     def __init__(self, name: str, what: str, call: Run = run_to_end) -> None:
         self.name, self.what, self.call = name, what, _Patient(call)
-        #: Options for queries and changes, such as a repository.
+        #: Options for all queries and changes, such as a repository.
         self._options: tuple[str, ...] = ()
 
     def change(self, *arguments: str) -> str:
@@ -67,7 +67,7 @@ class DnfChanges:
         """
         done = self.call(["dnf", "--assumeno", *_SETTINGS, *self._options, *arguments])
         rows = table(done.stdout)
-        # With --assumeno, DNF answers its own question with no and exits with status 1.
+        # With --assumeno, DNF answers its own question with no and then exits with status 1.
         if done.returncode != 0 and not rows:
             raise PlanError(
                 "packages",
@@ -80,7 +80,7 @@ class DnfChanges:
     def repair(self) -> str:
         """Complete a killed transaction.
 
-        If a package is installed in two versions, the old version is removed.
+        Removes the old version of a package that is installed in two versions.
         """
         if self.call(["dnf", "--quiet", "check", "--duplicates"]).returncode != 0:
             problem = self.change(self.comment, "remove", "--duplicates")
@@ -92,7 +92,7 @@ class DnfChanges:
     def mark(self) -> str:
         """Return the number of DNF's last transaction.
 
-        It is "0" if there is none, and "" if it cannot be read.
+        Returns "0" if there is none, and "" if it cannot be read.
         """
         numbers = self._history()
         return "" if numbers is None else str(max(numbers, default=0))
@@ -122,7 +122,7 @@ class DnfChanges:
 
 
 class _Patient:
-    """Runs a command again while another DNF is running."""
+    """Runs a command again as long as another DNF is running."""
 
     def __init__(self, call: Run) -> None:
         self._call = call
@@ -139,8 +139,8 @@ class _Patient:
 def table(text: str) -> list[tuple[str, str, str]]:
     """Parse the table that DNF prints before a change.
 
-    Returns (install or remove, name, VERSION-RELEASE) for each row. A row begins with one blank. If a column is too
-    long, it continues on a line with more indentation.
+    Returns (install or remove, name, VERSION-RELEASE) for each row. A row begins with one blank. A long row continues
+    on a line with more indentation.
     """
     rows: list[tuple[str, list[str]]] = []
     action = ""
@@ -165,7 +165,7 @@ def table(text: str) -> list[tuple[str, str, str]]:
 
 
 def forget_cache(name: str) -> None:
-    """Delete the cache that DNF has of a repository."""
+    """Delete DNF's cache of a repository."""
     for path in Path(CACHE).glob(name + "-[0-9a-f]*"):
         if path.is_dir():
             shutil.rmtree(str(path), ignore_errors=True)
@@ -187,8 +187,7 @@ def locked(text: str) -> set[str]:
 def complaints(output: str) -> str:
     """Return the lines that describe the error.
 
-    They are the error lines with the indented lines below them. Without error lines, the last words of the output are
-    returned.
+    These are the error lines with the indented lines below them, or else the end of the output.
     """
     found: list[str] = []
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]

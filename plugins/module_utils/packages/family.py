@@ -15,8 +15,8 @@ _PROGRAMS = (("apt-get", "apt"), ("dnf", "dnf"))
 def package_manager(release: str = "/etc/os-release") -> str:
     """Return "apt", "dnf", or "" if the host has neither.
 
-    The distribution decides. The installed programs decide only if the distribution is unknown, because EPEL has apt
-    and Debian has dnf.
+    The distribution decides. For an unknown distribution, the installed programs decide. They may be misleading,
+    because EPEL has apt and Debian has dnf.
     """
     fields = dict(line.split("=", 1) for line in (read_text(release) or "").splitlines() if "=" in line)
     names = " ".join(fields.get(name, "").strip("\"' ") for name in ("ID", "ID_LIKE")).split()

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read and verify the keys of repositories."""
+"""Read and verify repository keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIMIT_BYTES = 1 << 20
 
 
 def of(keyring: str) -> tuple[str, ...]:
-    """Return the fingerprints of the keys in a key ring.
+    """Return the fingerprints of a key ring's keys.
 
     Returns an empty tuple if the file is missing, and ("damaged",) if it is not a key ring.
     """
@@ -45,8 +45,8 @@ def normal(texts: Sequence[str]) -> tuple[str, ...]:
 def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url: str) -> bytes:
     """Return the verified key of the repository.
 
-    The key is taken from the key ring, from `given`, or otherwise from the address. Raises PlanError if the fingerprint
-    is not trusted or the key cannot be fetched.
+    Takes the key from the key ring, from `given`, or else from the address. Raises PlanError if the fingerprint is not
+    trusted or the key cannot be fetched.
     """
     if not trusted:
         raise PlanError(
@@ -79,7 +79,7 @@ def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url
 def _fetch(owner: Owner, url: str) -> bytes:
     request = Request(url, headers={"User-Agent": "openfleet.gpu"})
     try:
-        # The key may be at any address, because its fingerprint is verified.
+        # Accept any address after a redirect, because the key's fingerprint is verified.
         with opener(redirects=True).open(request, timeout=30) as answer:
             return answer.read(_LIMIT_BYTES)
     except FAILURES as error:

@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Share the code that APT and DNF have in common.
-
-It is the code for queries with private options, and for errors of a repository.
-"""
+"""Share the code of APT and DNF: queries with private options, repository errors."""
 
 from __future__ import annotations
 
@@ -19,21 +16,21 @@ from .model import Owner
 
 
 class Manager:
-    """The package manager of the host, for the packages of an owner."""
+    """The host's package manager, for an owner's packages."""
 
-    #: Name of the package manager, as in Ansible's facts.
+    #: Name of the package manager in Ansible's facts.
     manager: str
-    #: The argument for one version of a package, made of its name and version.
+    #: Format of the argument for one version of a package, with its name and version.
     exactly: str
 
     def __init__(self, owner: Owner, call: Run = run_to_end) -> None:
         self.owner, self.call = owner, call
         self._private: Path | None = None
-        #: Options for queries in the private directory. Empty if the directory is not open.
+        #: Options for queries in the private directory. Empty without the directory.
         self._options: tuple[str, ...] = ()
 
     def make_private(self) -> Path:
-        """Return a new private directory for queries. Remove an earlier one."""
+        """Create a private directory for queries, in place of an earlier one."""
         self.close()
         self._private = Path(tempfile.mkdtemp(prefix=self.owner.name + "-"))
         return self._private
@@ -45,17 +42,17 @@ class Manager:
         self._private, self._options = None, ()
 
     def excluding(self, names: Sequence[str]) -> list[str]:
-        """Return the arguments that exclude other versions of packages."""
+        """Return the arguments that exclude all other versions of packages."""
         return []
 
     def mark(self) -> str:
-        """Return the place in the history to which `put_back` returns, or ""."""
+        """Return the current position in the history for `put_back`, or ""."""
         return ""
 
     def keep(self, packages: Iterable[tuple[str, str]], folder: Path) -> list[str]:
-        """Download packages, so that `put_back` can install them.
+        """Download packages for `put_back` to install, given as (name, version).
 
-        The packages are given as (name, version). Returns the names of packages that no source offers now.
+        Returns the names of packages that no source offers now.
         """
         return []
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List driver and container toolkit versions that fix vulnerabilities.
+"""List the versions of the driver and container toolkit that fix vulnerabilities.
 
 Source: https://github.com/NVIDIA/product-security. Each bulletin is in YEAR/ID/ID.md ("Security Updates", column
 "Updated Version"). Driver versions are those for Tesla GPUs on Linux. Last update: 2026-11-23. A test compares this
@@ -28,8 +28,8 @@ class Bulletin:
 
     @property
     def url(self) -> str:
-        # The folder is named after the year of the first publication. For all bulletins in this file, the last revision
-        # is from the same year.
+        # The folder has the year of the first publication, which equals the year of the last revision for all bulletins
+        # in this file.
         return f"https://github.com/NVIDIA/product-security/blob/main/{self.revised[:4]}/{self.number}/{self.number}.md"
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Bulletin:
 
 @frozen
 class Fix:
-    """The first version that fixes these vulnerabilities."""
+    """A version, and the vulnerabilities that it is the first to fix."""
 
     version: str
     bulletin: Bulletin
@@ -66,8 +66,8 @@ DRIVER = {
     610: Fix("610.57.04", _SEPTEMBER),
     615: Fix("615.71.09", _SEPTEMBER),
 }
-#: The latest driver bulletin, and the branches that it fixes. A message tells users of older branches to upgrade to one
-#: of these branches.
+#: The latest driver bulletin, and the branches that it fixes. Messages tell users of older branches to upgrade to one
+#: of these.
 LATEST = max((fix.bulletin for fix in DRIVER.values()), key=lambda bulletin: bulletin.revised)
 MAINTAINED = tuple(sorted(branch for branch, fix in DRIVER.items() if fix.bulletin == LATEST))
 
@@ -104,7 +104,7 @@ def driver(version: str) -> str:
 def judged(problem: str, policy: str, variable: str, cure: str) -> str:
     """Return the problem if the policy is to report it.
 
-    Returns "" if the policy is to accept it. Raises PlanError if the policy is to refuse the version.
+    Returns "" if the policy is to accept the version. Raises PlanError if the policy is to refuse it.
     """
     if problem and policy == REFUSE:
         raise PlanError(

@@ -10,24 +10,24 @@ from typing import Callable, Iterable
 
 from ..frozen import frozen
 
-#: Files of a repository and of its key ring, by package manager.
+#: Path formats of the repository's file and its key ring, by package manager.
 _SOURCES = {"apt": "/etc/apt/sources.list.d/%s", "dnf": "/etc/yum.repos.d/%s.repo"}
 _KEYRINGS = {"apt": "/etc/apt/keyrings/%s.gpg", "dnf": "/etc/pki/rpm-gpg/RPM-GPG-KEY-%s"}
 
 
 @frozen
 class Owner:
-    """The role that installs packages of a vendor.
+    """The role that installs a vendor's packages.
 
-    The role's variables start with `role`, and its files start with `name`. `what` is the software in words, such as
-    "the driver". `vendor` is a word in the names of the vendor's packages, such as "nvidia".
+    The role's variables start with `role`, and its files start with `name`. `what` names the software, such as "the
+    driver". `vendor` is a word in the names of the vendor's packages, such as "nvidia".
     """
 
     role: str
     name: str
     what: str
     vendor: str = ""
-    #: Texts of the repository's file, with the placeholders {name}, {url}, {settings} and {keyring}.
+    #: Content of the repository's file, with the placeholders {name}, {url}, {settings} and {keyring}.
     apt: str = ""
     dnf: str = ""
     #: Settings with which DNF verifies the repository.
@@ -35,13 +35,13 @@ class Owner:
 
     @property
     def head(self) -> str:
-        """Return the first line of the files that the role writes."""
+        """Return the first line of every file that the role writes."""
         return "# Written by Ansible (openfleet.gpu.%s); changes made here are overwritten.\n" % self.role
 
     @property
     def sources(self) -> dict[str, str]:
         """Return the path of the repository's file, by package manager."""
-        # APT derives the format of a file from its suffix (sources.list(5)).
+        # APT recognizes the format of a file by its suffix (sources.list(5)).
         suffix = ".sources" if self.apt.startswith("Types:") else ".list"
         return {"apt": _SOURCES["apt"] % self.name + suffix, "dnf": _SOURCES["dnf"] % self.name}
 
@@ -62,7 +62,7 @@ class Owner:
 class Package:
     """An installed package.
 
-    `broken` is true if its installation failed or was interrupted.
+    `broken` is true after a failed or interrupted installation.
     """
 
     name: str
@@ -76,7 +76,7 @@ IsPart = Callable[[Package], bool]
 
 
 class PackageHost:
-    """A host with packages. The class that a role uses for a host is a subclass of it."""
+    """A host with packages. Each role's own class for a host is a subclass."""
 
     packages: tuple[Package, ...]
 
@@ -94,7 +94,7 @@ class Transaction:
     version: str
     installs: tuple[tuple[str, str, str], ...] = ()
     removals: tuple[tuple[str, str], ...] = ()
-    #: Arguments for the package manager: packages with their versions, files, or names with the suffix of a removal.
+    #: Arguments for the package manager: packages with versions, files, or names with the suffix for removal.
     arguments: tuple[str, ...] = ()
     #: Packages for the next kernel that no source offers.
     missing: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Transaction:
 
 @frozen
 class Step:
-    """A step: its kind, and the packages or files that it changes (`items`)."""
+    """A step: its kind, and the packages or files (`items`) that it changes."""
 
     kind: str
     text: str
@@ -120,9 +120,9 @@ def order(version: str) -> tuple[int, ...]:
 
 
 def hold_steps(hold: bool, names: Iterable[str], held: Iterable[str]) -> list[Step]:
-    """Return the step that holds these packages, or that releases their holds.
+    """Return the step that adds or releases the holds of these packages.
 
-    `held` are the packages that are held after the change. If APT changes a package on request, it removes the hold.
+    `held` are the packages with a hold after the change. APT removes the hold of a package that it changes on request.
     """
     held = set(held)
     changed = tuple(name for name in names if (name in held) != hold)

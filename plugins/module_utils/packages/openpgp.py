@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the fingerprints of OpenPGP keys without gpg, which few hosts have.
 
-The format is RFC 9580, formerly RFC 4880. apt, dnf and gpgv later read the same bytes. All bytes that they might accept
-as a further key are therefore refused. Only packets of public keys are permitted (RFC 9580, 10.1), and the first packet
+The format is RFC 9580, formerly RFC 4880. apt, dnf and gpgv later read the same bytes, so this module refuses all bytes
+that they might accept as another key. Only packets of public keys are permitted (RFC 9580, 10.1), and the first packet
 must be a primary key.
 """
 
@@ -16,7 +16,7 @@ import hashlib
 from typing import Iterator
 
 _PUBLIC_KEY = 6
-#: Tags of signature, public key, user id, public subkey and user attribute (RFC 9580, 5).
+#: Tags of the packets signature, public key, user id, public subkey and user attribute (RFC 9580, 5).
 _OF_PUBLIC_KEYS = (2, _PUBLIC_KEY, 13, 14, 17)
 #: Names of OpenPGP packets that are refused, by packet tag.
 _NAMES = {
@@ -51,7 +51,7 @@ def binary(content: bytes) -> bytes:
                 raise KeyFormatError("its armour is damaged: %s" % error) from None
             body = None
         elif body is not None and b":" not in line and not line.startswith(b"="):
-            # Header lines (Version: ...) and the checksum are skipped.
+            # Skip header lines (Version: ...) and the checksum.
             body.append(line)
     if not blocks or body is not None:
         raise KeyFormatError("it has no complete public key block")
@@ -61,7 +61,7 @@ def binary(content: bytes) -> bytes:
 def fingerprints(content: bytes) -> tuple[str, ...]:
     """Return the fingerprints of the primary keys in upper case, in order.
 
-    Raises KeyFormatError if there is no key, or if a packet is not part of a public key.
+    Raises KeyFormatError without a key, or if a packet is not part of a public key.
     """
     found = []
     for tag, offset, body in _packets(binary(content)):
@@ -121,7 +121,7 @@ def _length(content: bytes, position: int) -> tuple[int | None, int]:
     """
     head, position = content[position], position + 1
     if not head & 0x40:
-        # The length has 1, 2 or 4 octets. A length type of 3 means that the body extends to the end (RFC 9580, 4.2.2).
+        # The length has 1, 2 or 4 octets. Type 3 means that the body extends to the end (RFC 9580, 4.2.2).
         octets = 1 << (head & 3)
         return (None, position) if octets == 8 else (_number(content, position, octets), position + octets)
     first = content[position]
@@ -133,5 +133,5 @@ def _length(content: bytes, position: int) -> tuple[int | None, int]:
 
 
 def _number(content: bytes, position: int, octets: int) -> int:
-    """Return the number in these octets. Raises IndexError if they are missing."""
+    """Return the number in these octets. Raises IndexError if octets are missing."""
     return int.from_bytes([content[at] for at in range(position, position + octets)], "big")

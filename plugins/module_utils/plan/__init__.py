@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Describe a change: its plan, what it disturbs, its lock and its journal."""
+"""Describe a change: its plan, what it interrupts, its lock and its journal."""

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build GPUs from the catalogue, to plan for hosts without a running driver."""
+"""Build GPUs from the catalogue, for plans of hosts without a running driver."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MIB = 1 << 20
 def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None = None) -> tuple[Gpu, ...]:
     """Return empty GPUs of these catalogue models, in the default modes.
 
-    UUIDs and PCI addresses are placeholders that no selector matches. A GPU has the name of its model's first board.
-    Raises CatalogueError for an unknown key.
+    No selector matches the UUIDs and PCI addresses, which are placeholders. A GPU has the name of its model's first
+    board. Raises CatalogueError for an unknown key.
     """
     known = {} if models is None else models
     chosen = [known.get(key) or catalogue.find_model(key) for key in keys]
@@ -25,10 +25,9 @@ def assumed_gpus(keys: Sequence[str], models: dict[str, catalogue.Model] | None 
 
 
 def gpus_on_the_bus(devices: Sequence[tuple[str, str]]) -> tuple[Gpu, ...]:
-    """Return the GPUs with these PCI addresses and device ids.
+    """Return GPUs, as `assumed_gpus` does, for these PCI addresses and device ids.
 
-    The GPUs are like the results of `assumed_gpus`. A device id has four hex digits. Returns an empty tuple if the
-    catalogue lacks one of the ids.
+    A device id has four hex digits. Returns an empty tuple if the catalogue lacks one of the ids.
     """
     boards = {
         board.pci_device_id: (model, board.name) for model in catalogue.load_models().values() for board in model.boards

@@ -19,16 +19,15 @@ T = TypeVar("T")
 FAIL, WAIT, FORCE = POLICIES = ("fail", "wait", "force")
 
 _LOOK_SECONDS = 5.0
-#: Maximum number of times that blocking processes are ended. If new ones block again after that, the step fails.
+#: How often blocking processes are ended. If new ones block again after that, the step fails.
 _ROUNDS = 3
 
 
 @frozen
 class OnBusy:
-    """A policy for blocking holders, with its timeout and grace period.
+    """The policy for blocking holders, with its timeout and grace period.
 
-    The timeout is for WAIT and the grace period for FORCE. While a run waits, `tell` is called each time the holders
-    change.
+    The timeout is for WAIT, the grace period for FORCE. `tell` is called each time the holders of a waiting run change.
     """
 
     policy: str = FAIL
@@ -43,8 +42,8 @@ REFUSE = OnBusy()
 def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
     """Return the result of `attempt`.
 
-    If the policy is WAIT, BusyError from `attempt` leads to a retry, until the timeout. Between the attempts, neither
-    the lock nor the driver is held, so that waiting blocks no other run.
+    With the policy WAIT, retries after a BusyError until the timeout. Between attempts, neither the lock nor the driver
+    is held, so that waiting blocks no other run.
     """
     deadline = time.monotonic() + on_busy.timeout_seconds
     reported = None
@@ -62,11 +61,10 @@ def wait_until_free(attempt: Callable[[], T], on_busy: OnBusy) -> T:
 
 
 def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequence[Disturbance]], bool] | None) -> None:
-    """Check for blocking holders right before a step.
+    """Check for blocking holders right before a step, and end them with `clear`.
 
-    `clear` ends the holders. If `clear` is None, BusyError is raised. The function also returns if none of the
-    remaining holders can be ended (`can_be_ended`). Raises BusyError if a holder could not be ended or was started
-    again.
+    If `clear` is None, raises BusyError. Returns if none of the remaining holders can be ended (`can_be_ended`). Raises
+    BusyError if a holder could not be ended or was started again.
     """
     returned = False
     for rounds_left in range(_ROUNDS, -1, -1):
@@ -87,6 +85,6 @@ def make_way(look: Callable[[], Sequence[Disturbance]], clear: Callable[[Sequenc
 def can_be_ended(holder: Holder | Process) -> bool:
     """Return whether the holder is a process that uses the GPU.
 
-    Allocations, containers that have the device, and unknown holders are not processes.
+    Allocations, containers with the device, and unknown holders are no processes.
     """
     return bool(holder.pid) and holder.kind not in (CONTAINER, UNKNOWN)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define what a plan would interrupt, and the affected holders. Pure."""
+"""Define what a plan would interrupt, and the holders, as pure functions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..model import Holder, Process
 
 #: Maximum number of holders in a message and in a result. Any user may start thousands of processes.
 _NAMED, _LISTED = 20, 200
-#: The UID of a pod. The id of a Slurm job is a number instead.
+#: A pod's UID. A Slurm job's id is a number instead.
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @frozen
 class Disturbance:
-    """An object that the plan would end or change (`what`), and its holders (`who`)."""
+    """An object that a plan would end or change (`what`), and its holders (`who`)."""
 
     what: str
     who: tuple[Holder | Process, ...]
@@ -32,7 +32,7 @@ class Disturbance:
     def pods(self) -> tuple[str, ...]:
         """Return the UIDs of the pods among the holders.
 
-        A pod holds the object with an allocation or with a process.
+        A pod holds the object with an allocation or a process.
         """
         holders = [holder for holder in self.who if isinstance(holder, Holder) and holder.job]
         uids = {holder.job for holder in holders if holder.kind == KUBELET}

@@ -24,17 +24,17 @@ from .parts import DivisionPart, GpuPart, GpuStep, HostPart
 class Target:
     """The desired state of one GPU.
 
-    `where` is the layout entry of the GPU, for messages.
+    `where` is its layout entry, for messages.
     """
 
     gpu_uuid: str
     where: str
     sharing: str
-    #: The desired division. None means a whole GPU.
+    #: The desired division, or None for a whole GPU.
     division: Division | None = None
-    #: Settings of the vendor and of techniques, by name. The value None means no change.
+    #: Desired settings of the vendor and of techniques, by name. None means no change.
     settings: Mapping[str, str | None] = field(default_factory=dict, hash=False)
-    #: The leases of the entry, as `layout.leases.Leases`, or None. Journals and saved plans do not have them.
+    #: The entry's leases, as `layout.leases.Leases`, or None. Journals and saved plans do not have them.
     leases: Any = None
 
     def __str__(self) -> str:
@@ -43,20 +43,20 @@ class Target:
 
 @frozen
 class GpuPlan:
-    """The steps for one GPU, and its parts that are kept."""
+    """The steps for one GPU, and its parts that stay."""
 
     gpu: Device
     target: Target
     #: The divider's steps on the GPU.
     division: DivisionPart
-    #: Parts for the settings of the vendor, followed by those for settings of techniques in the registry's order.
+    #: Parts for the vendor's settings, then those for techniques' settings in the registry's order.
     parts: tuple[GpuPart, ...] = ()
 
     @property
     def steps(self) -> tuple[GpuStep, ...]:
         """Return all steps in order.
 
-        If the GPU will be divided, settings are removed before the steps of the divider. Otherwise settings are set
+        For a GPU that will be divided, settings are removed before the divider's steps. Otherwise settings are set
         after them.
         """
         of_parts = [step for part in self.parts for step in part.steps]
@@ -70,10 +70,7 @@ class GpuPlan:
 
     @property
     def left(self) -> Sequence[Any]:
-        """Return the parts of other owners that have no layout entry.
-
-        They are not changed.
-        """
+        """Return other owners' parts without a layout entry, which are not changed."""
         return self.division.left
 
     def needs(self, *effects: str) -> bool:
@@ -96,7 +93,7 @@ class GpuPlan:
         return tuple(step for step in self.steps if not step.implied(self.division.steps))
 
     def planned(self) -> Sequence[Any]:
-        """Return the parts that are kept and the new parts, each with its position."""
+        """Return the kept and the new parts, each with its position."""
         return self.division.planned()
 
     def before(self) -> str:
@@ -104,7 +101,7 @@ class GpuPlan:
         return ", ".join(filter(None, [self.division.before(), *(part.before for part in self.parts)]))
 
     def after(self) -> str:
-        """Return the state of the GPU after all steps, in the format of `before`."""
+        """Return the GPU's state after all steps, in the format of `before`."""
         return ", ".join(filter(None, [self.division.after(), *(part.after for part in self.parts)]))
 
 
@@ -112,13 +109,13 @@ class GpuPlan:
 class Plan:
     """The changes to a host.
 
-    `gpus` are in the order of their indexes. GPUs without a layout entry are not included.
+    `gpus` has the GPUs with a layout entry, in the order of their index.
     """
 
     gpus: tuple[GpuPlan, ...] = ()
-    #: The changes to services, in the registry's order of the techniques.
+    #: Changes of services, in the order of the registry of techniques.
     parts: tuple[HostPart, ...] = ()
-    #: Everything that a reload of the driver would interrupt, on all GPUs of the host.
+    #: Everything on all of the host's GPUs that a reload of the driver would interrupt.
     reload_disturbs: tuple[Disturbance, ...] = ()
 
     @property
@@ -138,7 +135,7 @@ class Plan:
         return (*of_parts, *self.reload_disturbs)
 
     def refuse_disturbance(self) -> None:
-        """Raise BusyError with the holders if the plan would interrupt any."""
+        """Raise BusyError with the holders that the plan would interrupt."""
         if self.disturbs:
             raise BusyError(
                 self.disturbs,
@@ -156,7 +153,7 @@ class Plan:
     def lines_data(self) -> list[dict[str, Any]]:
         """Return the lines from `lines` as data.
 
-        The line of a GPU has its index and UUID as separate keys.
+        A GPU's line has its index and UUID as separate keys.
         """
         of_gpus = [{"index": each.gpu.index, "uuid": each.gpu.uuid, "text": each.words()} for each in self.gpus]
         return [*of_gpus, *({"text": line} for part in self.parts for line in part.lines())]
@@ -206,6 +203,6 @@ def instance_text(instance: Any) -> str:
 
 
 def listing(names: Sequence[str]) -> str:
-    """Return names as text, with a count for each different name."""
+    """Return the names as text. A repeated name has a count."""
     kinds = sorted(set(names), key=list(names).index)
     return ", ".join("%dx %s" % (list(names).count(kind), kind) for kind in kinds) or "nothing"

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Record which MIG instances belong to leases.
 
-A layout change leaves these instances unchanged. The record is a file on the host. An instance is recorded before it is
-created, so that a crash leaves no instance without an owner.
+Layout changes do not change these instances. The record is a file on the host. An instance is recorded before it is
+created, so that no instance is without an owner after a crash.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LEASE = "lease"
 
 @frozen
 class Leased:
-    """An instance of leases: its placement, its MIG UUIDs and its lease.
+    """An instance for leases: its placement, its MIG UUIDs and its lease.
 
-    `mig_uuids` is empty until the instance is created. `lease` names the lease and its account for messages. If no
-    lease uses the instance, `lease` is None.
+    `mig_uuids` is empty until the instance is created. `lease` names the lease and its account for messages. It is None
+    if no lease uses the instance.
     """
 
     gpu_uuid: str
@@ -37,16 +37,16 @@ class Leased:
     lease: str | None = None
 
     def matches(self, gpu: Device, instance: Part) -> bool:
-        """Return whether this is the record of the instance."""
+        """Return whether this record is for the instance."""
         if (self.gpu_uuid, self.profile, self.start) != (gpu.uuid, instance.profile, instance.start):
             return False
-        # Without compute instances, there is no UUID to compare, and no process can run in the instance.
+        # An instance without compute instances has no UUID to compare, and no process can run in it.
         uuids = set(instance.uuids)
         return not self.mig_uuids or not uuids or bool(uuids.intersection(self.mig_uuids))
 
 
 class LeasedRecord:
-    """The file with the instances of leases."""
+    """The file that records the instances for leases."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "leased.json"
@@ -77,6 +77,6 @@ class LeasedRecord:
         items = sorted((to_data(item) for item in instances), key=lambda item: (item["gpu_uuid"], item["start"]))
         data = {"schema": SCHEMA, "instances": items}
         known = durable.read(self.path, SCHEMA)
-        # If no instance is recorded, no file is needed.
+        # No file is needed if no instance is recorded.
         if known != data and (items or known is not None):
             durable.write(self.path, data)

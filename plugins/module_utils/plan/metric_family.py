@@ -20,7 +20,7 @@ GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 class Sample:
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
-    #: With HISTOGRAM, "_bucket", "_sum" or "_count".
+    #: For HISTOGRAM: "_bucket", "_sum" or "_count".
     suffix: str = ""
 
 
@@ -35,8 +35,8 @@ class Family:
 
 
 def labels_of(uuid: str, gpus: Mapping[str, Gpu]) -> dict[str, str]:
-    """Return the labels of a GPU.
+    """Return a GPU's labels.
 
-    If the GPU does not answer, the index is empty.
+    The index is empty if the GPU does not answer.
     """
     return {"gpu_uuid": uuid, "gpu_index": str(gpus[uuid].index) if uuid in gpus else ""}

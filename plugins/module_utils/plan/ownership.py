@@ -4,8 +4,8 @@
 """Record which MIG instances the collection owns.
 
 Instances of other owners are not removed. The collection owns an instance if a layout created it, or if a layout names
-it and the collection adopted it. The record is a file on the host. It has the MIG UUIDs of each instance. They
-distinguish an instance from a later one at the same placement.
+an existing instance. The record is a file on the host. It has each instance's MIG UUIDs, which a later instance at the
+same placement does not have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .leased import Leased
 
 SCHEMA = 1
 
-#: Policies for instances of other owners that the layout does not name.
+#: Policies for other owners' instances that the layout does not name.
 POLICIES = ("fail", "remove", "keep")
 #: Policies for GPUs that lost their layout entry.
 UNNAMED_POLICIES = KEEP, RELEASE = ("keep", "release")
@@ -28,7 +28,7 @@ UNNAMED_POLICIES = KEEP, RELEASE = ("keep", "release")
 
 @frozen
 class Owned:
-    """An owned instance: its placement, and the last known UUIDs of its MIG devices."""
+    """An owned instance: its placement, and its MIG devices' last known UUIDs."""
 
     gpu_uuid: str
     profile: str
@@ -38,7 +38,7 @@ class Owned:
 
 @frozen
 class Ownership:
-    """The owned instances, the instances of leases, and the policy for all others."""
+    """The owned instances, those of leases, and the policy for all others."""
 
     policy: str
     owned: frozenset[Owned] = frozenset()
@@ -49,21 +49,21 @@ class Ownership:
         uuids = set(instance.uuids)
         for ours in self.owned:
             if (ours.gpu_uuid, ours.profile, ours.start) == (gpu.uuid, instance.profile, instance.start):
-                # Without compute instances, there is no UUID to compare, and no process can run in the instance.
+                # An instance without compute instances has no UUID to compare, and no process can run in it.
                 return bool(uuids) and not uuids.intersection(ours.mig_uuids)
         return True
 
     def lease(self, gpu: Device, instance: Part) -> Leased | None:
-        """Return the lease record of an instance, or None for any other instance.
+        """Return an instance's lease record, or None for any other instance.
 
-        If the collection owns the instance, it is not an instance of leases.
+        An instance that the collection owns is no instance of leases.
         """
         record = next((each for each in self.leased if each.matches(gpu, instance)), None)
         return record if record is None or self.foreign(gpu, instance) else None
 
 
 class Record:
-    """The file with the owned instances of a host."""
+    """The file with a host's owned instances."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / "owned.json"
@@ -78,9 +78,9 @@ class Record:
         return frozenset(Owned(**dict(item, mig_uuids=tuple(item["mig_uuids"]))) for item in items)
 
     def adopt(self, seen: Iterable[tuple[Device, Sequence[Part]]]) -> None:
-        """Record the instances of these GPUs as owned.
+        """Record these GPUs' instances as owned, except other owners' instances.
 
-        Each GPU comes with the instances of other owners, which are not recorded. Records of all other GPUs are kept.
+        `seen` has each GPU with the instances of other owners. Records of all other GPUs are kept.
         """
         seen = list(seen)
         named = {gpu.uuid for gpu, _unused in seen}
@@ -93,7 +93,7 @@ class Record:
     def renew(self, gpus: Iterable[Device]) -> None:
         """Record the new UUIDs of owned instances that were recreated.
 
-        If an instance has no compute instances, its recorded UUIDs are kept, because a failing driver may hide compute
+        An instance without compute instances keeps its recorded UUIDs, because a failing driver may hide compute
         instances for a while.
         """
         current = {
@@ -105,7 +105,7 @@ class Record:
         items = sorted((to_data(item) for item in ours), key=lambda item: (item["gpu_uuid"], item["start"]))
         data = {"schema": SCHEMA, "instances": items}
         known = durable.read(self.path, SCHEMA)
-        # If the record is empty, no file is needed.
+        # No file is needed for an empty record.
         if known != data and (items or known is not None):
             durable.write(self.path, data)
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the parts of a plan for one technique: on a GPU and on the host."""
+"""Define a technique's parts of a plan: on a GPU and on the host."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any, ClassVar, Protocol, Sequence
 from ..frozen import frozen
 from .disturbance import Disturbance
 
-#: Effects that complete a step: a reset of its GPU, or a reload of the driver for all GPUs of the host. If a reset is
-#: refused, a reboot of the host completes the step.
+#: Effects that a step can need: a reset of their GPU, or a reload of the driver for all GPUs of the host. If a
+#: reset is refused, a reboot of the host is needed.
 RESET, RELOAD = "reset", "reload"
 
 
 class GpuStep:
-    """A step on one GPU. Its text is shown in plans.
+    """A step on one GPU. Plans show its text.
 
     Subclasses are frozen dataclasses. By default, a step affects no device.
     """
 
     #: Key of the technique that applies the step.
     technique: ClassVar[str]
-    #: Key in `Plan.counts` under which the step is counted.
+    #: Key in `Plan.counts` that counts the step.
     counted: ClassVar[str] = ""
     #: Whether the step creates or destroys devices.
     changes_devices: ClassVar[bool] = False
     #: Whether the step ends workloads in an instance or on the GPU.
     ends: ClassVar[bool] = False
-    #: RESET or RELOAD if the step is complete only after a reset or reload. Otherwise "".
+    #: RESET or RELOAD if the step takes effect only then. Otherwise "".
     needs: ClassVar[str] = ""
 
     @property
@@ -42,13 +42,13 @@ class GpuStep:
         return False
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
-        """Return whether other steps on the GPU imply this step."""
+        """Return whether other steps on the GPU include this step."""
         return False
 
 
 @frozen
 class GpuPart:
-    """A technique's steps on one GPU, and the state before and after them as text."""
+    """A technique's steps on one GPU, with the state before and after them as text."""
 
     steps: tuple[GpuStep, ...] = ()
     before: str = ""
@@ -64,27 +64,24 @@ class DivisionPart(Protocol):
 
     @property
     def kept(self) -> Sequence[Any]:
-        """Return the parts of the GPU that stay."""
+        """Return the GPU's parts that stay."""
 
     @property
     def left(self) -> Sequence[Any]:
-        """Return the parts of other owners that have no layout entry.
-
-        They are not changed.
-        """
+        """Return other owners' parts without a layout entry, which are not changed."""
 
     @property
     def disturbs(self) -> tuple[Disturbance, ...]:
-        """Return everything that the steps would interrupt on the GPU, with the holders.
+        """Return what the steps would interrupt on the GPU, with the holders.
 
-        A reload of the driver is not included.
+        Does not include the effects of a reload of the driver.
         """
 
     def kept_uuids(self) -> list[str]:
-        """Return the UUIDs of the devices in the GPU that no step removes."""
+        """Return the UUIDs of the GPU's devices that no step removes."""
 
     def planned(self) -> Sequence[Any]:
-        """Return the kept and the new parts, each pinned to its position."""
+        """Return the kept and the new parts, each with a fixed position."""
 
     def before(self) -> str:
         """Return the observed division as text."""
@@ -95,7 +92,7 @@ class DivisionPart(Protocol):
 
 @frozen
 class NoPart:
-    """The HostPart for a technique that neither the host nor the layout uses."""
+    """The HostPart of a technique that neither the host nor the layout uses."""
 
     key: str
     disturbs: ClassVar[tuple[Disturbance, ...]] = ()
@@ -125,7 +122,7 @@ class NoPart:
 
 
 class HostPart(Protocol):
-    """A technique's steps for the services on a host, such as daemons."""
+    """A technique's steps for its services on a host, such as daemons."""
 
     #: Key of the technique.
     key: str
@@ -140,13 +137,13 @@ class HostPart(Protocol):
         """Return the steps as lines of text."""
 
     def planned(self) -> Sequence[Any]:
-        """Return the daemons or tenants after the steps, in the format of `Service.seen`."""
+        """Return the daemons or tenants after the steps, in the form of `Service.seen`."""
 
     def to_data(self) -> list[dict[str, Any]]:
-        """Return the steps in the format of saved plans, without current workloads."""
+        """Return the steps as data for saved plans, without current workloads."""
 
     def gpus_changed(self) -> frozenset[str]:
-        """Return the UUIDs of the GPUs that are affected by a step."""
+        """Return the UUIDs of the GPUs that a step affects."""
 
     def before(self, gpu_uuid: str) -> str:
         """Return the current daemons or tenants on a GPU as text, or ""."""

@@ -17,12 +17,12 @@ from .parts import HostPart
 if TYPE_CHECKING:
     from .metric_family import Family
 
-#: Mapping from GPU UUID to PIDs.
+#: PIDs by GPU UUID.
 Pids = Mapping[str, "frozenset[int]"]
-#: A function that reads the host with its holders. If it gets the UUID of a GPU, it reads only this GPU, and returns
-#: the last known state of all others.
+#: A function that reads the host with its holders. Given a GPU's UUID, it reads only this GPU, and returns the last
+#: known state of all others.
 Look = Callable[..., Host]
-#: A function that ends blocking holders. Returns whether it ended any.
+#: A function that ends blocking holders, and returns whether it ended any.
 Clear = Callable[[Sequence[Disturbance]], bool]
 
 
@@ -30,9 +30,9 @@ Clear = Callable[[Sequence[Disturbance]], bool]
 class PartRequest:
     """The input for planning a service.
 
-    `plan` has the plans of the GPUs and of the services before this one. `keys` are the techniques of this run.
-    If `removes` is true, the service is removed from the host. If `gpus_change` is false, the GPUs must already be
-    ready for the service. If `installs` is true, it is no error if software is missing.
+    `plan` has the plans of the GPUs and of earlier services. `keys` are the techniques of this run. If `removes` is
+    true, the service is removed from the host. If `gpus_change` is false, the GPUs must already be ready for the
+    service. If `installs` is true, missing software is not an error.
     """
 
     layout: Layout
@@ -47,7 +47,7 @@ class PartRequest:
 class Asked(NamedTuple):
     """A desired daemon or tenant: its name, the verb of its plan step, and its limits.
 
-    `gpus` are the UUIDs of its GPUs.
+    `gpus` has its GPUs' UUIDs.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Asked(NamedTuple):
 
 
 class Change(Protocol):
-    """A change to a service.
+    """A change of a service.
 
-    The methods raise ApplyError if the service cannot be changed.
+    Methods raise ApplyError if the service cannot be changed.
     """
 
     #: Key of the technique.
@@ -79,26 +79,26 @@ class Change(Protocol):
         """Run the steps that follow the change of the GPUs."""
 
     def clear_away(self) -> None:
-        """Remove what the change created, before the GPUs are rolled back."""
+        """Remove what the change created, before a rollback of the GPUs."""
 
     def bring_back(self, host: Host) -> None:
-        """Restore what the change removed, after the GPUs were rolled back."""
+        """Restore what the change removed, after a rollback of the GPUs."""
 
     def forget(self) -> None:
         """Remove leftovers of the previous layout after the new layout is complete."""
 
 
 class Service(Protocol):
-    """The service of a technique in one run.
+    """A technique's service in one run.
 
-    `private` is true if the GPUs are simulated for this process only.
+    `private` is true if only this process simulates the GPUs.
     """
 
     #: Key of the technique.
     key: str
     #: Key of the current daemons or tenants in `gpu-layout show --json`.
     name: str
-    #: The current daemons or tenants as frozen values. `observe` and `observe_on` set them.
+    #: The current daemons or tenants as frozen values, set by `observe` and `observe_on`.
     seen: Sequence[Any]
 
     def __init__(self, private: bool) -> None: ...
@@ -107,45 +107,45 @@ class Service(Protocol):
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> Sequence[Asked]:
         """Return the desired daemons or tenants. Raises PlanError.
 
-        Only the GPUs of the host and their plan are known at this time.
+        Only the host's GPUs and their plan are known at this time.
         """
 
     def observe(self) -> None:
         """Read the current daemons or tenants, before the GPUs are read."""
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
-        """Read the daemons or tenants if they depend on the GPUs."""
+        """Read daemons or tenants that depend on the GPUs."""
 
     def own(self, part: HostPart | None = None, clients: bool = True) -> Pids:
         """Return the service's own processes, which do not block a change.
 
-        If `clients` is true, the clients of the service are included. If `part` is given, only the processes that
-        survive this part of the plan are returned.
+        Includes its clients if `clients` is true. With `part`, returns only the processes that survive this part of the
+        plan.
         """
 
     def plan(self, request: PartRequest) -> HostPart:
         """Return the service's part of a plan.
 
-        Raises PlanError if the layout is impossible.
+        Raises PlanError if the layout is not possible.
         """
 
     def drift(self, layout: Layout, plan: Plan, host: Host) -> list[tuple[str, set[str]]]:
-        """Return each difference from the layout with the UUIDs of its GPUs.
+        """Return each difference from the layout, with the UUIDs of its GPUs.
 
         `plan` is the plan of the GPUs. Raises PlanError.
         """
 
     def families(self, gpus: Mapping[str, Gpu]) -> list[Family]:
-        """Return the metrics of the current daemons or tenants.
+        """Return metrics of the current daemons or tenants.
 
         `gpus` maps UUIDs to GPUs.
         """
 
     def describe(self, host: Host) -> list[str]:
-        """Return the current daemons or tenants as text, one line for each."""
+        """Return one line of text for each current daemon or tenant."""
 
     def missing(self, part: HostPart) -> str | None:
-        """Return the software that must be installed to apply the part.
+        """Return the software that must be installed before the part can be applied.
 
         Returns None if nothing is missing.
         """
@@ -156,18 +156,18 @@ class Service(Protocol):
     def unfinished(self, data: Mapping[str, Any]) -> bool:
         """Return whether an interrupted change must be rolled back.
 
-        This may be necessary even if all GPUs have the new layout.
+        This can be true even if all GPUs have the new layout.
         """
 
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
         """Restore the state before an interrupted change.
 
-        `data` is the `record` of the change.
+        `data` is the change's `record`.
         """
 
 
 def merged(all_pids: Iterable[Pids]) -> Pids:
-    """Return the PIDs of several services in one mapping."""
+    """Return the PIDs of several services as one mapping."""
     result: dict[str, frozenset[int]] = {}
     for pids in all_pids:
         for uuid, some in pids.items():

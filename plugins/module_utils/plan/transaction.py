@@ -4,7 +4,7 @@
 """Lock a host for a change of its layout.
 
 The lock is a flock. The kernel releases it when the process that holds it ends, even after kill -9 or a power loss.
-`change.journal` makes an interrupted change complete.
+With `change.journal`, a later run completes an interrupted change.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _POLL_SECONDS = 0.2
 
 
 class LockedError(ApplyError):
-    """Another run holds the lock of the host."""
+    """Another run holds the host's lock."""
 
 
 @contextlib.contextmanager
 def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
-    """Hold the lock of the host.
+    """Hold the host's lock.
 
-    If the lock is not free in time, ApplyError is raised. It names the run that holds the lock.
+    Raises ApplyError with the run that holds the lock, if the lock is not free in time.
     """
     folder = Path(directory)
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # Only root may open the lock. Any user who can open it could hold it and block all changes.
+        # Only root may open the lock, because any user who can open it could hold it and block all changes.
         file = os.fdopen(os.open(str(folder / "lock"), os.O_RDWR | os.O_CREAT, 0o600), "r+")
     except OSError as error:
         raise ApplyError(
@@ -62,7 +62,7 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Closing the file does not release the lock if a child that was just forked still has the inherited file
+            # Unlock explicitly: closing the file does not release the lock while a child that was just forked has it
             # open.
             fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -71,14 +71,14 @@ def locked(directory: str, timeout_seconds: float) -> Iterator[None]:
 def looking(directory: str) -> Iterator[ApplyError | None]:
     """Share the lock with other readers, without waiting.
 
-    If a run is changing the host, an error that names the run is yielded. Otherwise, None is yielded. Keep the block
-    short: runs that change the host wait until the block ends, because a GPU refuses a reset while a process has it
-    open. Raises ApplyError if this user has no permission to open the lock.
+    Yields None, or an error that names the run that is changing the host. Keep the block short: runs that change the
+    host wait for it, because a GPU refuses a reset while a process has it open. Raises ApplyError if this user may not
+    open the lock.
     """
     try:
         file = (Path(directory) / "lock").open()
     except FileNotFoundError:
-        # No run has changed this host yet.
+        # No run has ever changed this host.
         yield None
         return
     except OSError as error:
@@ -98,12 +98,12 @@ def _taken(file: Any, path: Path) -> LockedError:
     file.seek(0)
     try:
         run = json.loads(file.read())
-        # Do not show the name of an earlier run. It would be more misleading than no name.
+        # Do not show an earlier run's name, which would mislead more than no name.
         if run.get("start") is not None and started_ticks_of(run["pid"]) != run["start"]:
             raise ValueError("this run has ended")
         who = run_name(run)
     except (ValueError, KeyError, TypeError, AttributeError):
-        # The run holds the lock but has not written its name yet, or another release wrote the name in another format.
+        # The run has not written its name yet, or another release wrote it in another format.
         who = "an unknown process (see: fuser %s)" % path
     return LockedError(
         "this host", "another run is changing the layout: %s" % who, "Wait for it and run again.", outcome="old"
@@ -111,7 +111,7 @@ def _taken(file: Any, path: Path) -> LockedError:
 
 
 def this_run() -> dict[str, Any]:
-    """Return this process as data for the lock and the journal."""
+    """Describe this process as data for the lock and the journal."""
     words = "a run of Ansible, such as site.yml" if _of_ansible() else " ".join(sys.argv)
     return {"pid": os.getpid(), "command": words, "since": time.time(), "start": started_ticks_of(os.getpid())}
 
@@ -119,12 +119,12 @@ def this_run() -> dict[str, Any]:
 def _of_ansible() -> bool:
     """Return whether this process runs an Ansible module.
 
-    A module runs from a temporary copy, so its file name says nothing.
+    The file name does not show it, because a module runs from a temporary copy.
     """
     return "ansible.module_utils.basic" in sys.modules
 
 
 def run_name(run: dict[str, Any]) -> str:
-    """Return the name of a run, from `this_run`, for messages."""
+    """Return the name of a run (`this_run`) for messages."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(run["since"]))
     return "pid %d (%s) since %s UTC" % (run["pid"], run["command"], since)

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the account that is responsible for a process or user id.
 
-In a user namespace, a user controls tens of thousands of user ids. A set-user-id file that was created in the namespace
-keeps such an id outside of the namespace. /etc/subuid maps these ids to the account. Only root can write /etc/subuid.
+In a user namespace, a user controls tens of thousands of user ids. Outside the namespace, a set-user-id file from
+inside it still gives its process such an id. /etc/subuid, which only root can write, maps these ids to the account.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .proc_files import link, read
 _NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
 #: The kernel's maximum nesting depth of user namespaces.
 _DEEPEST = 33
-#: The kernel's placeholder for a user id that it cannot map.
+#: The kernel shows this user id for an id that it cannot map.
 _NO_ACCOUNT = 65534
 #: See subuid(5).
 SUBORDINATE = "/etc/subuid"
@@ -31,7 +31,7 @@ SUBORDINATE = "/etc/subuid"
 def is_foreign(process: str) -> bool:
     """Return whether a process is in another user namespace.
 
-    `process` is the folder of the process in /proc. Returns False if this is unknown.
+    `process` is its folder in /proc. Returns False if the namespace is unknown.
     """
     own, its = link(os.path.dirname(process) + "/self/ns/user"), link(process + "/ns/user")  # noqa: PTH120
     return None not in (own, its) and own != its
