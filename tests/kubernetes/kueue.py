@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, Mapping
 
 from tests.kubernetes.beside import OTHER_USER, beside, free_port
 from tests.kubernetes.control_plane import ControlPlane
@@ -18,6 +18,7 @@ from tests.kubernetes.go_programs import GoModule
 from tests.lab.certificates import Authority
 
 _MODULE = "sigs.k8s.io/kueue"
+NO_GATES: Mapping[str, bool] = {}
 # Kueue reads certificates of its metrics from a fixed folder, so it sees another /etc.
 _INSIDE = """
 mount -t tmpfs tmpfs "$0"
@@ -42,8 +43,11 @@ def kinds() -> Path:
 
 
 @contextlib.contextmanager
-def running(plane: ControlPlane) -> Iterator[None]:
-    """Run Kueue without its webhooks until the end of the block. Its kinds must exist."""
+def running(plane: ControlPlane, gates: Mapping[str, bool] = NO_GATES, **options: object) -> Iterator[None]:
+    """Run Kueue without its webhooks until the end of the block.
+
+    Its kinds must exist. `options` are added to its configuration.
+    """
     built = GoModule("kueue").build(_MODULE + "/cmd/kueue") / "kueue"
     with beside(plane) as here:
         certificate = Authority(here.folder / "pki").issue("kueue", [plane.address])
@@ -60,7 +64,8 @@ def running(plane: ControlPlane) -> Iterator[None]:
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
             "integrations": {"frameworks": ["batch/job"]},
-            "featureGates": {"VisibilityOnDemand": False},
+            "featureGates": {"VisibilityOnDemand": False, **gates},
+            **options,
         }
         written = here.add("kueue.json", json.dumps(config))
         upper = here.folder / "etc"
