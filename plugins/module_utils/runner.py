@@ -19,10 +19,7 @@ def run(module: Any, body: Callable[[], dict[str, Any]]) -> None:
 
 
 def outline(error: FleetError) -> dict[str, Any]:
-    """Return the parts of an error.
-
-    They include the completed steps and the blocking holders.
-    """
+    """Return the parts of an error, with completed steps and blocking holders."""
     data: dict[str, Any] = {"where": error.where, "problem": error.problem, "cure": error.cure}
     if isinstance(error, ApplyError):
         data.update(outcome=error.outcome, steps_done=list(error.steps_done), reboot_required=error.reboot_needed)
@@ -32,7 +29,7 @@ def outline(error: FleetError) -> dict[str, Any]:
 
 
 def details(error: FleetError) -> dict[str, Any]:
-    """Return the result of a failed module, so that playbooks can react to it."""
+    """Return a failed module's result, to which playbooks can react."""
     data = outline(error)
     if error.host_fault:
         data["host_fault"] = True

@@ -9,7 +9,7 @@ import re
 
 from .errors import FleetError
 
-#: NVML and MPS account for memory in MiB, so smaller units are useless.
+#: NVML and MPS count memory in MiB, so smaller units are useless.
 BYTES_PER_UNIT = {"MiB": 2**20, "GiB": 2**30}
 
 _SIZE = re.compile(r"([1-9][0-9]{0,8})(MiB|GiB)")
@@ -23,7 +23,7 @@ class SizeError(FleetError):
 def parse_size_bytes(text: str) -> int:
     """Return a size such as ``512MiB`` in bytes.
 
-    Raises SizeError with an empty `where`. The caller knows the place.
+    Raises SizeError with an empty `where`, because only the caller knows the place.
     """
     match = _SIZE.fullmatch(text)
     if match:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, Sequence
 from ..frozen import frozen
 from .disturbance import Disturbance
 
-#: Effects that a step can need: a reset of their GPU, or a reload of the driver for all GPUs of the host. If a
+#: Effects that a step can need: a reset of its GPU, or a reload of the driver for all GPUs of the host. If a
 #: reset is refused, a reboot of the host is needed.
 RESET, RELOAD = "reset", "reload"
 

@@ -40,8 +40,8 @@ def is_foreign(process: str) -> bool:
 def account_of(process: str) -> int:
     """Return the account that is responsible for a process.
 
-    `process` is the folder of the process in /proc. If the process is in a user namespace, the account is the creator
-    of the topmost namespace below this one, because the creator chooses the ids inside.
+    `process` is its folder in /proc. For a process in a user namespace, this is the creator of the topmost namespace
+    below this one, because the creator chooses the ids inside.
     """
     if is_foreign(process):
         return account_of_id(_owner(process))
@@ -52,7 +52,7 @@ def account_of(process: str) -> int:
 def account_of_id(uid: int) -> int:
     """Return the account that has `uid` as a subordinate id.
 
-    If no account has it, `uid` itself is returned.
+    Returns `uid` itself if no account has it.
     """
     for account, first, count in _ranges():
         if first <= uid < first + count:

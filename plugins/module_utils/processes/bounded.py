@@ -30,10 +30,10 @@ def bounded(
     """Run `work` in a child process and return its result.
 
     Raises the FleetError of `work`, or a FleetError for an exceeded limit. The child and its own children are killed at
-    the end. The child inherits only the descriptors in `keep`. A child that cannot be killed therefore holds no lock.
+    the end. The child inherits only the descriptors in `keep`, so that it holds no lock if it cannot be killed.
 
-    `account` is the uid of the owner of the files that the child reads. If an earlier child for the same account still
-    hangs in the kernel, no child is started.
+    `account` owns the files that the child reads. If an earlier child for the same account still hangs in the kernel,
+    no child is started.
     """
     if account is not None and stuck()[account]:
         cure = "End the processes of uid %d that serve a file system (FUSE), and run again." % account
@@ -56,7 +56,7 @@ def bounded(
 
 
 def _work(work: Callable[[], str], writing: int) -> int:
-    """Run `work` in the child, write the result, and return the exit status."""
+    """Run `work` in the child and write the result. Return the exit status."""
     code = 0
     try:
         answer = _DONE + work().encode()

@@ -5,10 +5,10 @@
 # ruff: noqa: PTH123, PTH208
 """Start child processes without open files, and abandon those that hang.
 
-A user can mount a file system that never answers. A process that waits for such a file system in the kernel does not
-end, not even on SIGKILL. It keeps its files open, such as a lock or the output pipe of a run. A child therefore gets
-only the descriptors that it needs, and no caller waits forever for the child. The name of the child in /proc marks it,
-so that later scans start no further children for the same account.
+A user can mount a file system that never answers. A process that waits for it in the kernel does not even end on
+SIGKILL, and keeps its files open, such as a lock or a run's output pipe. So a child only gets the descriptors that it
+needs, and no caller waits for it forever. The child's name in /proc tells later scans to start no more children for the
+same account.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from typing import Any, Callable, Iterable, List
 from .accounts import account_of_id
 from .proc_files import read
 
-#: Seconds to wait until a killed process has ended. After that, it hangs in the kernel and is abandoned.
+#: Seconds for a killed process to end. After that, it hangs in the kernel and is abandoned.
 _REAP_SECONDS = 0.5
-#: First and longest interval between polls. The interval doubles each time. Most processes end within a fraction of a
+#: First and longest interval between polls, which doubles each time. Most processes end within a fraction of a
 #: millisecond.
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.0002, 0.01
-# Name of a child process: the kind of query, and the account whose files the child reads.
+# Name of a child process: the kind of query, and the account that owns the files.
 _NAME = "%s-%d"
 _STATUS = re.compile(r"^(State|Threads|Uid|SigPnd):[ \t]*(\S+)", re.MULTILINE)
 _KILLED = 1 << (signal.SIGKILL - 1)
-#: Children that were killed but have not ended yet.
+#: Children that were killed but have not ended.
 _left: List[int] = []
-#: Children that were started and not given up.
+#: Children that were started and not yet given up.
 _running: set[int] = set()
 
 
 def readable(source: Any, deadline: float) -> bool:
     """Wait until `source` has input or is closed. Return False at the deadline.
 
-    select.select() cannot be used, because it refuses descriptors above 1023.
+    select.select() is no option, because it refuses descriptors above 1023.
     """
     waiting = select.poll()
     waiting.register(source, select.POLLIN)
@@ -53,8 +53,8 @@ def readable(source: Any, deadline: float) -> bool:
 def start(work: Callable[[], int], keep: Iterable[int], account: int | None = None) -> int:
     """Run `work` in a child with its own process group, and return its PID.
 
-    `work` returns the exit status. The child has only the descriptors in `keep`. `account` is the owner of the files
-    that the child reads (see `stuck`).
+    `work` returns the exit status. The child has only the descriptors in `keep`. `account` owns the files that the
+    child reads (see `stuck`).
     """
     _left[:] = [child for child in _left if not has_ended(child)]
     child = os.fork()
@@ -62,7 +62,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
         code = 1
         try:
             os.setpgid(0, 0)
-            # The caller's signal handler could raise an exception in code that does not expect one.
+            # The caller's signal handler could raise an exception in code that does not expect it.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _close_all(set(keep))
             _running.clear()
@@ -79,7 +79,7 @@ def start(work: Callable[[], int], keep: Iterable[int], account: int | None = No
 
 
 def running() -> frozenset[int]:
-    """Return the children that were started by this process and not given up."""
+    """Return the children of this process that were not given up."""
     return frozenset(_running)
 
 
@@ -99,9 +99,9 @@ def give_up(child: int) -> bool:
 
 
 def was_killed(status: str) -> bool:
-    """Return whether a process got SIGKILL but has not ended yet.
+    """Return whether a process got SIGKILL but has not ended.
 
-    Such a process hangs in the kernel. `status` is the text of /proc/PID/status.
+    Such a process hangs in the kernel. `status` is the content of /proc/PID/status.
     """
     pending = re.search(r"^SigPnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return pending is not None and bool(int(pending.group(1), 16) & _KILLED)
@@ -116,8 +116,8 @@ def mark(account: int, kind: str = "look") -> None:
 def stuck(kind: str = "look") -> Counter[int]:
     """Count the killed children that have not ended, by account.
 
-    Children of earlier scans are included. A child counts only if it runs as root or as the account itself. So a user
-    who gives a process such a name only affects the reads of their own processes.
+    Includes children of earlier scans. A child must run as root or as the account itself. So a user who gives a process
+    such a name only affects reads of the same user's processes.
     """
     by_uid: Counter[str] = Counter()
     named = re.compile(kind + r"-(\d+)\n?")
@@ -126,13 +126,13 @@ def stuck(kind: str = "look") -> Counter[int]:
         if called is None:
             continue
         status = dict(_STATUS.findall(read("/proc/%s/status" % name)))
-        # The main thread may end before other threads.
+        # The main thread may end before other threads do.
         ended = status.get("State", "Z") in "ZX" and int(status.get("Threads", "1")) <= 1
         if not ended and status.get("Uid") in ("0", called.group(1)) and int(status.get("SigPnd", "0"), 16) & _KILLED:
             by_uid[called.group(1)] += 1
     by_account: Counter[int] = Counter()
     for uid, count in by_uid.items():
-        # A process with a subordinate id can have a false name, too.
+        # A process with a subordinate id can also give itself such a name.
         by_account[account_of_id(int(uid))] += count
     return by_account
 
@@ -147,7 +147,7 @@ def _close_all(keep: set[int]) -> None:
         os.dup2(nothing, standard)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in keep:
-            # The descriptor of the directory listing itself is already closed.
+            # The descriptor with which the directory was listed is already closed.
             with contextlib.suppress(OSError):
                 os.close(int(name))
 

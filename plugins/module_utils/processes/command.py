@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run commands on the host with a fixed search path, language and time limit.
 
-`run_tool` is for commands that must answer soon. `run_to_end` also runs commands that must not be interrupted, such as
-package managers. It has a time limit for each kind of command (docs/limits.md).
+`run_tool` is for commands that must answer soon. `run_to_end` is also for commands that must not be interrupted, such
+as package managers, and has a time limit for each kind of command (docs/limits.md).
 """
 
 # Modules and programs without Ansible run commands here.
@@ -22,40 +22,40 @@ from typing import Any, Callable, Mapping, Sequence
 from ..errors import CommandTimeoutError
 from ..printable import printable
 
-#: Default time limit for a tool. It is long enough for a scheduler's tool that waits for a controller that is down.
+#: Default time limit for a tool. A scheduler's tool may wait this long for a controller that is down.
 TOOL_TIMEOUT_SECONDS = 10
-#: Time limits for queries and for commands that start or stop something. Docker's unit, for example, has no limit
+#: Time limits for queries, and for commands that start or stop something. For example, Docker's unit has no limit
 #: itself.
 QUESTION_SECONDS, CHANGE_SECONDS = 120, 600
-#: Programs that install, remove or build something. If they are interrupted, the result may need manual repair.
+#: Programs that install, remove or build something. An interruption may require a manual repair.
 _TO_END = {
     *("apt-get", "apt-mark", "dpkg", "dpkg-deb", "dnf", "yum", "rpm", "dkms", "dracut", "update-initramfs", "mkinitrd"),
     *("semodule", "setsebool", "restorecon", "make", "sh", "nvidia-installer", "nvidia-uninstall", "ansible-galaxy"),
 }
-#: Arguments that make a package manager run a query only. It may load large lists first.
+#: Arguments with which a package manager only runs a query. It may load large lists first.
 _ASKING = {"-q", "-qa", "-qp", "--query", "--test", "--audit", "repoquery", "history", "check", "--simulate"}
 #: Programs that start or stop something, except with the arguments below. Their callers handle failures.
 _STARTING = {"systemctl", "modprobe", "docker", "podman", "nvidia-smi"}
 _ASKING_OF_STARTING = {"info", "version"}
 #: Exit status for a command that exceeded its time limit, as in timeout(1).
 _TIMEOUT_STATUS = 124
-#: Maximum output of a tool in bytes, and bytes per read. The output for a controller with ten thousand jobs is smaller.
+#: Maximum output of a tool in bytes, and bytes per read. The output of a controller with ten thousand jobs is smaller.
 _MOST_BYTES, _CHUNK_BYTES = 1 << 25, 1 << 16
-#: Seconds to wait until a killed process has ended.
+#: Seconds for a killed process to end.
 _REAP_SECONDS = 2.0
-#: Folders of root's programs, which are searched for all callers.
+#: Folders with root's programs, which are always searched.
 _ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
-#: Done is the result of a command. TimeoutExpired is the error of a command that does not end. FAILURES are all errors
+#: Done is the result of a command, and TimeoutExpired the error of a command that does not end. FAILURES are all errors
 #: of commands that cannot be run.
 Done, TimeoutExpired = subprocess.CompletedProcess, subprocess.TimeoutExpired
 FAILURES = (OSError, TimeoutExpired)
 
 
 class ToolTimeout(TimeoutExpired):
-    """Error for a tool that did not end in time.
+    """A tool did not end in time.
 
-    Its text shows the command as it would be typed, not as a Python list.
+    The error's text shows the command as it would be typed, not as a Python list.
     """
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ def search_path() -> str:
 
 def program(name: str) -> str | None:
     """Return the path of a program, or None if it is not installed."""
-    # Imported here, because shutil loads all compression libraries.
+    # Import shutil here, because it loads all compression libraries.
     import shutil
 
     return shutil.which(name, path=search_path())
@@ -83,7 +83,7 @@ def program(name: str) -> str | None:
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a command.
 
-    It sets English output, disables prompts, and includes the variables in `more`.
+    Sets English output, disables prompts, and adds the variables in `more`.
     """
     rules = {"LANG": "C", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     return dict(os.environ, PATH=search_path(), **{**rules, **(more or {})})
@@ -108,9 +108,9 @@ def _starts(command: Sequence[str]) -> bool:
 def run_to_end(command: Sequence[str], input: str = "", env: Mapping[str, str] | None = None) -> Any:
     """Run a command and return its exit status and output.
 
-    The time limit is `seconds_for(command)`. The status is 127 if the command is not installed. It is 124 if the
-    command starts or stops something and exceeds its limit. Raises CommandTimeoutError if a query exceeds its limit,
-    because a missing answer must not look like an empty one.
+    The time limit is `seconds_for(command)`. The status is 127 if the command is not installed, and 124 if a command
+    that starts or stops something exceeds its limit. Raises CommandTimeoutError if a query exceeds its limit, because a
+    missing answer must not look like an empty one.
     """
     seconds = seconds_for(command)
     if seconds is None:
@@ -150,8 +150,8 @@ def run_tool(
 ) -> Any:
     """Run a tool on the host and return its exit status and output.
 
-    `input` may have at most a few lines. Raises FileNotFoundError if the tool is not installed. If the tool hangs or
-    prints too much, the tool and its children are killed and TimeoutExpired is raised.
+    `input` may have at most a few lines. Raises FileNotFoundError if the tool is not installed. If it hangs or prints
+    too much, kills it with its children and raises TimeoutExpired.
     """
     process = subprocess.Popen(
         list(command),
@@ -183,9 +183,9 @@ def run_tool(
 
 
 def _read(streams: Sequence[Any], deadline: float) -> list[str] | None:
-    """Return the contents of the streams.
+    """Return the content of the streams.
 
-    Returns None after the deadline or if the output exceeds the size limit.
+    Returns None after the deadline, or if the output exceeds the size limit.
     """
     contents = {stream: bytearray() for stream in streams}
     with selectors.DefaultSelector() as selector:

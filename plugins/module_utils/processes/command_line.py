@@ -4,7 +4,7 @@
 """Hide secrets in command lines before they are logged, reported or sent.
 
 More people read logs, reports and web hooks than /proc. A secret is recognized by the name before it, by the program
-that receives it, or by the prefix that its issuer uses. Other secrets look like ordinary words and stay visible.
+that gets it, or by its issuer's prefix. Any other secret looks like an ordinary word and stays visible.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ _KIND = (
     r"|(?:api|access|account|auth|encryption|private|secret|wandb|openai)[-_.]?key|(?<![a-z0-9])(?:pass|pwd|pw))"
 )
 _NAME = r"[\w.-]*" + _KIND
-#: An argument or variable whose whole value is a secret. This includes an option that is only named "key".
+#: An argument or variable whose whole value is a secret, including an option named just "key".
 _WHOLE = re.compile(r"((?:--?)?%s|--?key)=." % _NAME, re.IGNORECASE | re.DOTALL)
 #: An option whose value is the next argument.
 _BEFORE = re.compile(r"--?%s|--?key" % _NAME, re.IGNORECASE)
-#: The value of `--key` or `--private-key` if it is a file name, which is not a secret.
+#: The value of `--key` or `--private-key` if it is a file name, and therefore no secret.
 _FILE = re.compile(r"[\w./~-]+\.(?:pem|key)", re.IGNORECASE)
-#: A secret inside an argument, such as a script, header or address. The pattern is tried at every position of an
-#: argument, and an argument may have a megabyte. Therefore, the pattern does not begin with a part of unlimited length.
+#: A secret inside an argument, such as a script, header or address. The pattern has no part of unlimited length at its
+#: start, because it is tried at every position of an argument, which may have a megabyte.
 _WITHIN = re.compile(r"(%s[\"']?\s{0,9}[=:]\s{0,9}[\"']?)[^\s\"'&,;)]+" % _KIND, re.IGNORECASE)
 #: The password in an address. It ends at the last @ before the path, because a password may contain @.
 _ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s]+(?=@)")
 _SCHEME = r"(?:(?:basic|bearer|digest|token|negotiate|apikey)\s{1,9})?"
-#: The secret in a header. It extends to the end of the argument or of the quotes, because a header may have several
-#: parts.
+#: The secret in a header. It ends at the end of the argument or of the quotes, because a header may have several parts.
 _HEADER = re.compile(r"((?:authorization|cookie)[\"']?:\s{0,9}[\"']?%s)[^\s\"'][^\"'\r\n]*" % _SCHEME, re.IGNORECASE)
 #: Source: https://www.rfc-editor.org/rfc/rfc6750#section-2.1
 _BEARER = re.compile(r"(\bbearer\s{1,9})[\w.~+/-]{8,}=*", re.IGNORECASE)
 _SPLIT_HEADER = re.compile(r"(authorization:\s{1,9}%s)[^\s\"']+" % _SCHEME, re.IGNORECASE)
 
-#: Prefixes of secrets that issuers use. Minimum lengths exclude the names of models and files. No pattern continues
-#: after a part of unlimited length, so that each line is read once. If an issuer does not publish the length, it is
-#: taken from https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
+#: Prefixes of secrets by issuer. Minimum lengths exclude names of models and files. No pattern continues after a part
+#: of unlimited length, so that each line is read once. Lengths that an issuer does not publish are from
+#: https://github.com/gitleaks/gitleaks/blob/master/config/gitleaks.toml
 _MARKED = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
     # https://github.blog/engineering/platform-security/behind-githubs-new-authentication-token-formats/
@@ -54,7 +53,7 @@ _MARKED = re.compile(
     r"|sk-(?:(?:proj|svcacct|admin|ant|or)-[\w-]{16,}|[A-Za-z0-9]{20,})"
     # https://docs.slack.dev/authentication/tokens
     r"|(?:xox[a-z]|xapp)-[\w-]{10,}"
-    # API keys (https://cloud.google.com/docs/authentication/api-keys), access tokens and client secrets.
+    # Google API keys (https://cloud.google.com/docs/authentication/api-keys), access tokens and client secrets.
     r"|AIza[\w-]{35}|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,}"
     # https://github.blog/2021-09-23-announcing-npms-new-access-token-format/
     r"|npm_[A-Za-z0-9]{36}"
@@ -64,15 +63,15 @@ _MARKED = re.compile(
     r"|wandb_v1_\w{20,}"
     r")"
 )
-#: A JSON object in base64, followed by one or more parts: https://www.rfc-editor.org/rfc/rfc7519#section-3.1
+#: A JSON Web Token: a JSON object in base64, followed by one or more parts
+#: (https://www.rfc-editor.org/rfc/rfc7519#section-3.1).
 _JWT = re.compile(r"(?<![\w-])eyJ[\w-]{8,}(?:\.[\w-]*){1,4}")
-#: A private key: https://www.rfc-editor.org/rfc/rfc7468#section-2. A key without an end line extends to the end of the
+#: A private key: https://www.rfc-editor.org/rfc/rfc7468#section-2. Without an end line, it extends to the end of the
 #: text.
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)", re.DOTALL)
 #: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
 _AWS_ID = re.compile(r"(?<![A-Z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])")
-#: The secret that belongs to an AWS key id can be recognized only by its length. It is therefore hidden only next to a
-#: key id.
+#: The secret that belongs to an AWS key id can be recognized only by its length, so it is hidden only next to a key id.
 _AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 
 
@@ -103,7 +102,7 @@ def _hidden(word: str) -> str:
 def _without_marked(line: str) -> str:
     """Hide secrets with a known form in a line.
 
-    Outside of quotes, a secret may extend over several arguments.
+    A secret without quotes may extend over several arguments.
     """
     line = _SPLIT_HEADER.sub(r"\1" + HIDDEN, line)
     for pattern in (_PEM, _JWT, _MARKED):

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Hide passwords after short options of known programs.
 
-For mysql and sshpass, ``-p`` is followed by a password. For ssh and `docker run`, it is followed by a port, which
-should stay visible. The program is the first word of a command, also inside scripts. After wrappers such as sudo and
-env, it is the first known word.
+For mysql and sshpass, ``-p`` precedes a password. For ssh and `docker run`, it precedes a port, which should stay
+visible. The program is the first word of a command, also inside scripts. After wrappers such as sudo and env, it is the
+first known word.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ HIDDEN = "***"
 _CONTAINERS = ("docker", "podman", "nerdctl", "buildah", "skopeo", "helm", "oras", "oc", "az")
 _MYSQL = ("", "admin", "check", "dump", "import", "pump", "show", "slap", "sh", "_upgrade")
 _MARIADB = ("", "-admin", "-check", "-dump", "-import", "-show", "-slap", "-upgrade")
-#: The option with a password as its value, by program. If mysql gets ``-p`` and a separate word, it reads the word as
-#: the name of a database. The word may still be a password that was typed incorrectly
-#: (https://dev.mysql.com/doc/refman/8.4/en/connecting.html).
+#: The option whose value is a password, by program. mysql reads a separate word after ``-p`` as the name of a database.
+#: The word may still be a mistyped password (https://dev.mysql.com/doc/refman/8.4/en/connecting.html).
 _PASSWORD_OPTION = {
     **{"mysql" + name: "-p" for name in _MYSQL},
     **{"mariadb" + name: "-p" for name in _MARIADB},
@@ -32,24 +31,24 @@ _PASSWORD_OPTION = {
     **dict.fromkeys(("sqlcmd", "bcp", "zip", "unzip", "mosquitto_pub", "mosquitto_sub"), "-P"),
     "redis-cli": "-a",
 }
-#: Programs with a single subcommand for which -p is a password. For `docker run`, -p is a port.
+#: Programs for which -p is a password in one subcommand only. In `docker run`, -p is a port.
 _ONLY_AT = dict.fromkeys(_CONTAINERS, "login")
-#: Options with ``user:password`` as their value. Source: https://curl.se/docs/manpage.html#-u
+#: Options whose value is ``user:password``. Source: https://curl.se/docs/manpage.html#-u
 _PAIR_OPTION = {"curl": ("-u", "--user", "-U", "--proxy-user")}
-#: The former format of a wandb key, which is given without an option. Source:
+#: The former format of a wandb key, which is an argument without an option. Source:
 #: https://docs.wandb.ai/models/ref/cli/wandb-login
 _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
-#: Wrappers that run another program. Its name follows their options and assignments.
+#: Wrappers that run another program, whose name follows their options and assignments.
 _RUNS_ANOTHER = re.compile(
     r"sudo|doas|env|exec|command|time|timeout|nice|ionice|nohup|setsid|stdbuf|taskset|numactl|chrt|srun|xargs"
 )
-#: Options of wrappers that take a user name. A user may have the name of a known program, so skip the user name.
+#: Wrappers' options that take a user name, which may equal the name of a known program.
 _USER_OPTIONS = ("-u", "-g", "-U", "--user", "--group")
 _INTERPRETER = re.compile(r"python[\d.]*|perl|ruby")
 _INTERPRETER_VALUES = ("-W", "-X")
 _KNOWN = {*_PASSWORD_OPTION, *_PAIR_OPTION, "wandb"}
 
-#: A word in a script. All other characters separate words or commands.
+#: A word in a script. Other characters separate words or commands.
 _WORD = re.compile(r"""(?:[^\s;|&()<>'"`]|'[^']*'|"[^"]*")+|['"]""")
 _NEXT_COMMAND = re.compile(r"[;|&()`\n]")
 #: Maximum nesting depth of scripts inside scripts.
@@ -59,13 +58,13 @@ _DEEPEST = 4
 def without_passwords(words: Sequence[str]) -> list[str]:
     """Return the arguments with the passwords of known programs hidden.
 
-    Passwords in scripts are hidden, too.
+    Also hides passwords in scripts.
     """
     return [_script(word) for word in _command(words)]
 
 
 def _script(text: str, depth: int = 0) -> str:
-    """Hide the passwords in a script. The rest of the text stays unchanged."""
+    """Hide passwords in a script. The rest of the text does not change."""
     if depth == _DEEPEST or not any(blank in text for blank in " \t\n"):
         return text
     written: list[str] = []
@@ -120,7 +119,7 @@ def _program(words: Sequence[str], start: int) -> int | None:
 def _run_by(words: Sequence[str], at: int) -> int | None:
     """Return the index of the program that a wrapper runs, or None.
 
-    Wrappers may have options that this code does not know.
+    Wrappers may have options that are unknown here.
     """
     for later in range(at + 1, len(words)):
         before, name = words[later - 1], _name(words[later])
@@ -176,7 +175,7 @@ def _hide(words: list[str], start: int, name: str) -> int:
             words[at + 1] = user + colon + HIDDEN if colon else words[at + 1]
             at += 1
         elif name == "sshpass" and not word.startswith("-"):
-            # The remaining words are the command that sshpass runs.
+            # The remaining words are the command for sshpass to run.
             return at
         at += 1
     return len(words)

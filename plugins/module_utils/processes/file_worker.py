@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read files that may never answer, in a child process that can be abandoned.
 
-Such files are paths through another root directory, and the memory of other processes. In a user namespace, any user
-can mount a file system that never answers. A read by root then hangs in the kernel, and no signal ends it. A scan holds
-the lock of the host. It therefore reads such files in a child process whose only open descriptor is its socket. One
-child serves the whole scan as long as it answers.
+Examples are paths through another root directory, and other processes' memory. In a user namespace, any user can mount
+a file system that never answers. Root's read then hangs in the kernel, and no signal ends it. So a scan, which holds
+the host's lock, reads such files in a child process that only has its socket open. One child serves the whole scan as
+long as it answers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from . import child_process
 from .accounts import account_of
 from .proc_files import read
 
-#: Time limits in seconds: for one query, which normally takes microseconds, and for all unanswered queries of a scan
-#: together.
+#: Time limits in seconds: for one query, which normally takes microseconds, and for all unanswered queries of a scan.
 _SECONDS, _ALL_SECONDS = 2.0, 20.0
-#: Maximum number of unanswered queries for an account, for root, and for all accounts together. Queries from earlier
-#: scans that still hang are included.
+#: Maximum number of unanswered queries of one account, of root, and of all accounts. Queries of earlier scans that
+#: still hang count too.
 _MOST_OF_ACCOUNT, _MOST_OF_ROOT, _MOST = 1, 8, 32
 #: Maximum size of an answer, and bytes per read. The answer for a /dev with 16,384 nodes is smaller.
 _MOST_BYTES, _CHUNK_BYTES = 1 << 24, 1 << 16
@@ -52,8 +51,8 @@ class NoAnswerError(Exception):
 def task(function: Callable[..., Any]) -> Callable[..., Any]:
     """Register a module-level function for use with `ask`.
 
-    The arguments and the result must be JSON values. The function may raise OSError. It must not import modules of the
-    collection, because the child has closed the archive that contains these modules (install/installed.py).
+    Arguments and result must be JSON values. The function may raise OSError. It must not import modules of the
+    collection, because the child has closed the archive with these modules (install/installed.py).
     """
     _tasks["%s.%s" % (function.__module__, function.__qualname__)] = function
     return function
@@ -64,7 +63,7 @@ class Worker:
 
     def __init__(self, deadline: float = math.inf, name: str = FILES) -> None:
         self._name = name
-        #: Deadline in seconds of time.monotonic(). After the deadline, no query is sent.
+        #: No query is sent after this deadline, in seconds of time.monotonic().
         self._deadline = deadline
         self._seconds_left = _ALL_SECONDS
         self._unanswered: Counter[int] | None = None
@@ -83,7 +82,7 @@ class Worker:
             raise NoAnswerError(asked=True)
         began = time.monotonic()
         seconds = min(_SECONDS, self._seconds_left, self._deadline - began)
-        # Each account is counted only up to its own limit, because one account can cause or fake any number of hanging
+        # Count each account only up to its own limit, because one account can cause or fake any number of hanging
         # children.
         together = sum(min(count, _most_of(one)) for one, count in self._unanswered.items())
         if together >= _MOST or seconds <= 0:
@@ -103,7 +102,7 @@ class Worker:
         return value
 
     def close(self) -> None:
-        """End the child. If it hangs, abandon it."""
+        """End the child, or abandon it if it hangs."""
         if self._child is not None:
             child, connection = self._child
             self._child = None
@@ -111,7 +110,7 @@ class Worker:
             child_process.give_up(child)
 
     def _asked(self, question: bytes, deadline: float) -> bytes | None:
-        """Return the answer of the child, or None if it does not answer."""
+        """Return the child's answer, or None if it does not answer."""
         if self._child is None:
             self._known = frozenset(_tasks)
             near, far = socket.socketpair()
@@ -139,9 +138,9 @@ _current: Dict[str, Worker] | None = None
 
 
 def _forget() -> None:
-    """Detach a forked child from the scan of its parent.
+    """Detach a forked child from its parent's scan.
 
-    The answers on the socket belong to the parent.
+    Answers on the socket are for the parent.
     """
     global _current
     _current = None
@@ -172,9 +171,9 @@ def one_look(deadline: float = math.inf) -> Iterator[None]:
 def ask(account: int, function: Callable[..., Any], *arguments: Any, worker: str = FILES) -> Any:
     """Run a task in a child process and return its result.
 
-    Raises the OSError of the task, or NoAnswerError. `account` is the uid that is responsible if there is no answer
-    (`accounts.account_of`). `worker` is FILES, or MAPS for reads that do not wait for a file system. MAPS has its own
-    limits, so that mappings can still be read while a file system hangs.
+    `account` is the account that is responsible if there is no answer (`accounts.account_of`). `worker` is FILES, or
+    MAPS for reads that do not wait for a file system. MAPS has its own limits, so that mappings can be read while a
+    file system hangs. Raises the OSError of the task, or NoAnswerError.
     """
     with one_look():
         if _current is None:
@@ -201,15 +200,15 @@ def _serve(connection: socket.socket, name_of_child: str) -> int:
     return 0
 
 
-#: This limit is large enough for a whole environment.
+#: Limit in bytes, which is enough for a whole environment.
 _MOST_MEMORY_BYTES = 1 << 22
 _read = task(read)
 
 
 def memory_of(path: str, most: int = _MOST_MEMORY_BYTES) -> str:
-    """Read a file in /proc that shows the memory of a process.
+    """Read a file in /proc that shows a process's memory.
 
-    The file has the arguments, environment or mappings. The memory may be mapped from a file system that never answers.
+    This can be its arguments, environment or mappings. The memory may be mapped from a file system that never answers.
     Returns "" if the read takes too long or a limit is reached.
     """
     return memory_or_none(path, most) or ""

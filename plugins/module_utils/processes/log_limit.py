@@ -1,16 +1,16 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Limit the journal lines that users can cause in a service that runs as root."""
+"""Limit the journal lines that users cause in a service that runs as root."""
 
 from __future__ import annotations
 
 import time
 from typing import Callable, Dict
 
-#: Number of lines that a source may cause at once, and seconds until it may cause one more line.
+#: How many lines a source may cause at once, and seconds until it may cause one more.
 BURST, SECONDS_A_LINE = 5, 30.0
-#: Maximum number of sources that are counted separately. All further sources share one limit.
+#: Maximum number of sources with their own limit. All further sources share one limit.
 _MOST_SOURCES = 4096
 _OTHERS = "other sources"
 
@@ -18,7 +18,7 @@ Log = Callable[[str], None]
 
 
 class _Bucket:
-    """The number of a source's remaining lines, and the number of omitted lines."""
+    """A source's remaining lines, and its omitted lines."""
 
     def __init__(self, now: float) -> None:
         self.lines, self.at, self.left_out = float(BURST), now, 0
@@ -52,7 +52,7 @@ class LimitedLog:
         self._log(text)
 
     def summarize(self) -> None:
-        """Write the number of omitted lines for each source that may cause a line again.
+        """Write how many lines were omitted, for each source that may cause a line again.
 
         Call this method regularly.
         """

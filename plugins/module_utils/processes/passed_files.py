@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Refuse open files that clients send over a socket (unix(7), SCM_RIGHTS).
 
-The process that drops the last reference to a file closes it, even if the process never received the file. The sender
-can prepare the file so that closing it takes forever. Examples are a TCP connection that lingers, and a file system
-whose server never answers.
+The process that drops the last reference to a file must close it, even if it never received the file. A sender can pass
+a file whose close() takes forever, such as a lingering TCP connection, or a file on a file system that never answers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SO_PASSRIGHTS = 83
 def refuse(made: socket.socket) -> bool:
     """Make the kernel refuse files on a socket and on connections that it accepts.
 
-    Returns False before Linux 6.16, because older kernels cannot refuse files.
+    Returns False before Linux 6.16, which cannot refuse files.
     """
     try:
         made.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)

@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Verify the process at the other end of a TCP connection before sending secrets.
 
-While a service restarts, any user can bind its port. A client therefore connects first. Then it searches the kernel's
-table for the server's socket of this connection (proc_pid_net(5), proc_net_tcp.rst), and finds the process that has the
-socket open. If another process binds the port later, it does not get this connection.
+While a service restarts, any user can bind its port. So a client connects first. Then it searches the kernel's table
+for the server's end of this connection (proc_pid_net(5), proc_net_tcp.rst), and the process that has it open. A process
+that binds the port later does not get this connection.
 
-A process of the owner, or root, could still pass on the socket or the data. Both could read the secret anyway.
+The owner's processes, and root, could still pass on the socket or the data, but they could read the secret anyway.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import Iterator, Tuple
 from ..frozen import frozen
 from ..printable import printable
 
-#: Seconds until the server must accept the connection. Before that, no process has the socket open.
+#: Seconds for the server to accept the connection. Before that, no process has the socket open.
 ACCEPT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
-#: Time limit in seconds for finding the peer, and number of open files between two checks of the time.
+#: Time limit in seconds for finding the peer. The time is checked after _EVERY open files.
 LOOK_SECONDS, _EVERY = 20.0, 256
-#: Tests replace this value.
+#: Tests replace this path.
 PROC = "/proc"
 _IDS = re.compile(r"^Uid:((?:\s+\d+){4})$", re.MULTILINE)
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
-#: (address, port). The address is in network order, and IPv4 addresses always have 4 bytes.
+#: (address, port). The address is in network order. An IPv4 address always has 4 bytes.
 End = Tuple[bytes, int]
 
 
@@ -45,9 +45,9 @@ class PeerError(Exception):
 
 
 class Process:
-    """A process that is identified by the descriptor of its folder in /proc.
+    """A process, identified by an open descriptor of its folder in /proc.
 
-    The descriptor stays valid for this process only, even if its PID is reused.
+    The descriptor stays bound to this process, even if another process gets its PID.
     """
 
     def __init__(self, pid: int, folder: int) -> None:
@@ -69,7 +69,7 @@ class Process:
         """Return the inodes of the process's sockets.
 
         Returns an empty set if the process has ended or cannot be read. Stops at `deadline` (seconds of
-        time.monotonic()), because there may be a million open files.
+        time.monotonic()), because a process may have a million open files.
         """
         inodes: set[int] = set()
         if time.monotonic() > deadline:
@@ -82,7 +82,7 @@ class Process:
             try:
                 names = os.listdir(descriptors)  # noqa: PTH208 by descriptor
             except OSError:
-                # The process has ended since its folder was opened.
+                # The process ended after its folder was opened.
                 names = []
             for count, name in enumerate(names):
                 if count % _EVERY == 0 and time.monotonic() > deadline:
@@ -96,7 +96,7 @@ class Process:
         return inodes
 
     def connections(self) -> list[Connection]:
-        """Return all TCP sockets in the network namespace of the process."""
+        """Return all TCP sockets in the process's network namespace."""
         return [entry for name in ("net/tcp", "net/tcp6") for entry in _parse(self.read(name))]
 
     def __str__(self) -> str:
@@ -107,13 +107,13 @@ class Process:
     def read(self, name: str) -> str:
         """Return the text of a file in the process's folder.
 
-        Returns "" if the process has ended or the file is not readable.
+        Returns "" if the process has ended or the file cannot be read.
         """
         try:
             descriptor = os.open(name, os.O_RDONLY, dir_fd=self._folder)
         except OSError:
             return ""
-        # Only a line feed ends a line, because names may contain carriage returns (see proc_files).
+        # End lines only at line feeds, because names may contain carriage returns (see proc_files).
         with os.fdopen(descriptor, errors="replace", newline="\n") as file:
             try:
                 return file.read()
@@ -125,7 +125,7 @@ class Process:
 class Connection:
     """An entry in /proc/PID/net/tcp.
 
-    `inode` is 0 until a process has accepted the connection.
+    `inode` is 0 until a process accepts the connection.
     """
 
     local: End
@@ -134,7 +134,7 @@ class Connection:
 
 
 class Owner:
-    """The service that is expected to be at the other end of a connection."""
+    """The service that should be at the other end of a connection."""
 
     #: Name of the service in messages.
     name = ""
@@ -146,16 +146,16 @@ class Owner:
     def forwarder(self, process: Process) -> bool:
         """Return whether the process is a forwarder that root runs.
 
-        The target of the forwarder is checked separately.
+        The forwarder's target is checked separately.
         """
         return False
 
 
 def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECONDS) -> None:
-    """Return when the owner is confirmed as the peer of a connected socket.
+    """Return when the peer of a connected socket is confirmed as the owner.
 
-    Raises PeerError if the peer is not a process of the owner. `seconds` is the time in which the server must accept
-    the connection.
+    Raises PeerError if the peer is not one of the owner's processes. `seconds` is the time for the server to accept the
+    connection.
     """
     near, far = (_end(name) for name in (connection.getsockname(), connection.getpeername()))
     deadline = time.monotonic() + seconds
@@ -169,9 +169,9 @@ def check(connection: socket.socket, owner: Owner, seconds: float = ACCEPT_SECON
 
 
 def _problem(near: End, far: End, owner: Owner) -> str:
-    """Return "" if the peer is confirmed, or a problem that may disappear.
+    """Return "" if the peer is confirmed, or a problem that may be temporary.
 
-    A problem may disappear when the server calls accept(). Raises PeerError for any other problem.
+    A temporary problem may disappear when the server calls accept(). Raises PeerError for other problems.
     """
     table = _own_connections()
     until = time.monotonic() + LOOK_SECONDS
@@ -204,8 +204,8 @@ def _problem(near: End, far: End, owner: Owner) -> str:
 def _has_end_beyond(process: Process, near: End, until: float = math.inf) -> bool:
     """Return whether a process in another network namespace is the peer.
 
-    An example is a container with a published port. Only root can set up address translation. The translation changes
-    addresses, but keeps the port of the client if it is free. If the port is not kept, the result is False.
+    For example, a container with a published port. Only root can set up the necessary address translation. It changes
+    addresses, but keeps the client's port if that port is free. If it is not, returns False.
     """
     sockets = process.sockets(until)
     return any(
@@ -219,7 +219,7 @@ def _has_end_beyond(process: Process, near: End, until: float = math.inf) -> boo
 def _leads_to(forwarder: Process, table: list[Connection], owner: Owner, until: float) -> bool:
     """Return whether a connection of the forwarder leads to the owner.
 
-    It is enough to check any of its connections, because all connections of a docker-proxy have the same target.
+    Checking one connection is enough, because all connections of a docker-proxy have the same target.
     """
     sockets = forwarder.sockets(until)
     ends = {(entry.remote, entry.local) for entry in table if entry.inode in sockets}
@@ -248,7 +248,7 @@ def _is_of_this_host(address: bytes) -> bool:
 def looking_at(pid: int) -> Iterator[Process | None]:
     """Yield the process, or None if it has ended.
 
-    The process is valid only in the block.
+    The process is only valid in the block.
     """
     try:
         folder = os.open("%s/%d" % (PROC, pid), os.O_RDONLY | os.O_DIRECTORY)
@@ -264,7 +264,7 @@ def looking_at(pid: int) -> Iterator[Process | None]:
 def _processes() -> Iterator[Process]:
     """Yield all processes.
 
-    Each process is valid only until the next one is requested.
+    Each process is only valid until the next one is requested.
     """
     for name in os.listdir(PROC):  # noqa: PTH208 thousands of them
         if name.isdigit():
@@ -291,7 +291,7 @@ def _parse(text: str) -> Iterator[Connection]:
 def end_of(text: str) -> End:
     """Parse an address from /proc/net/tcp.
 
-    The address has 32-bit words in native byte order. The port follows.
+    The address has 32-bit words in native byte order, followed by the port.
     """
     address, _colon, port = text.partition(":")
     words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]

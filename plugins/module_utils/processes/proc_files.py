@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 
-#: Value for the argument `newline` of open(). Users choose the names of processes and cgroups, and the kernel escapes
-#: only line feeds in them. A carriage return must therefore not end a line. Do not use splitlines(), because it splits
-#: at nine more characters.
+#: Value for open()'s argument `newline`. Users choose names of processes and cgroups, in which the kernel only escapes
+#: line feeds, so a carriage return must not end a line. Do not use splitlines(): it splits at nine more characters.
 LINE_END = "\n"
 
 
@@ -24,12 +23,12 @@ def link(path: str) -> str | None:
 
 
 def read(path: str, most: int = -1) -> str:
-    """Return the first `most` bytes of a file as text.
+    """Return a file's first `most` bytes as text, or by default the whole file.
 
-    By default, the whole file is returned. Returns "" if the file cannot be read.
+    Returns "" if the file cannot be read.
     """
     try:
-        # Unbuffered, because a scan reads hundreds of small files.
+        # Do not buffer, because a scan reads hundreds of small files.
         with open(path, "rb", buffering=0 if most < 0 else -1) as file:
             return file.read(most).decode(errors="replace")
     except OSError:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decide whether an idle unit, container or job may be stopped.
 
-The decision uses one scan of the host. All functions are pure, except for the clock.
+The decision uses one scan of the host. All functions are pure, except that they read the clock.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..holders.essential_units import is_essential
 from ..holders.model import DEVICE_HANDLE
 from ..model import Gpu, Holder, Host, Place
 
-#: Average number of busy cores between two scans that counts as work. The audit uses the same value.
+#: Average number of busy cores between two scans that counts as work. The audit has the same value.
 WORKING_CORES = 0.1
-#: Average number of busy cores from which on a process may start short kernels. The audit uses the same value.
+#: A process with at least this average number of busy cores may start short kernels. The audit has the same value.
 STARTING_CORES = 0.003
 
-#: Kinds of work that a GPU may not measure: kernels of a few milliseconds, kernels that run for longer, JPEG and optical
-#: flow, and transfers that other devices start.
+#: Kinds of work that a GPU may not measure: kernels of a few milliseconds, longer kernels, JPEG and optical flow, and
+#: transfers that other devices start.
 SHORT_KERNELS = "short kernels"
 LONG_KERNELS = "long kernels"
 ENGINES = "JPEG and optical flow"
@@ -42,8 +42,9 @@ def held_by(item: Mapping[str, Any], holders: Sequence[Holder]) -> list[Holder]:
 def using(holders: Sequence[Holder]) -> list[Holder]:
     """Return the holders that are not bare handles, or all if there are no others.
 
-    For bare handles, see docs/holders.md. A process without a context has no memory on the GPU and runs nothing. In a
-    unit that several users share, any user could start such a process to protect the unit.
+    docs/holders.md defines bare handles. They do not count, because a process without a context has no memory on the
+    GPU and runs nothing. Otherwise, in a unit that several users share, any user could start such a process to protect
+    the unit.
     """
     return [holder for holder in holders if holder.kind != DEVICE_HANDLE] or list(holders)
 
@@ -53,7 +54,7 @@ def spared(
 ) -> str:
     """Return why an item must not be stopped now, or "".
 
-    `parts` is true if only idle parts of the item would be stopped.
+    `parts` is true if the run would only stop idle parts of the item.
     """
     is_job = item["kind"] == "job"
     if is_essential(item["name"]):
@@ -71,7 +72,7 @@ def spared(
         gpu = gpus[uuid]
         if any(one.kind == "unknown" and one.blocks(instance) for one in holders if one.gpu_uuid == uuid):
             return "the holders of gpu %d are not known" % gpu.index
-        # NVML reports no utilization for an instance. `watch` measures it.
+        # NVML reports no utilization of instances. `watch` measures it.
         if instance is None and not parts:
             reason = working(gpu.index, gpu.telemetry.gpu_utilization_percent if gpu.telemetry else None)
             if reason:
@@ -80,16 +81,16 @@ def spared(
 
 
 def working(index: int, percent: int | None) -> str:
-    """Return why a GPU's utilization forbids a stop, or "" if it is 0."""
+    """Return why a GPU's utilization forbids a stop, or "" for 0 percent."""
     if percent is None:
         return "the utilization of gpu %d is not known" % index
     return "gpu %d is in use now (%d %%)" % (index, percent) if percent > 0 else ""
 
 
 def young(mine: Sequence[Holder], quiet_seconds: float) -> str:
-    """Return why a process that has just started forbids a stop, or "".
+    """Return why a recently started process forbids a stop, or "".
 
-    A process has just started if it started within the grace period.
+    A process is recent if it started within the grace period.
     """
     for holder in mine:
         if holder.pid is None:
@@ -124,8 +125,8 @@ def cannot_tell(
 ) -> str:
     """Return why the holder may have worked unnoticed between two scans, or "".
 
-    `unmeasured` has kinds of work that the GPU does not show (watch.py). To start kernels or to decode images, a process
-    needs CPU time. A long kernel, and transfers from other hosts, need none.
+    `unmeasured` has kinds of work that the GPU does not show (watch.py). A process needs CPU time to start kernels or
+    decode images. It needs none for a long kernel, or for transfers from other hosts.
     """
     pids = {one.pid for one in after if one.pid is not None}
     if not pids:
@@ -148,9 +149,9 @@ def cannot_tell(
 def _spent(before: Sequence[Holder], after: Sequence[Holder]) -> dict[int, float]:
     """Return the CPU time in seconds between two scans, by PID.
 
-    Processes without known times are left out.
+    Leaves out processes with unknown times.
     """
-    # If a PID is reused, the start time distinguishes the two processes.
+    # The start time distinguishes two processes with the same PID.
     earlier = {(one.pid, one.started_ticks): one.cpu_seconds for one in before}
     spent = {}
     for one in after:
@@ -161,7 +162,7 @@ def _spent(before: Sequence[Holder], after: Sequence[Holder]) -> dict[int, float
 
 
 def place(text: str) -> Place:
-    """Return the GPU or instance that a text in an item names."""
+    """Return the GPU or instance that an item's text names."""
     uuid, _blank, instance = text.partition(" ")
     return uuid, int(instance) if instance.isdigit() else None
 

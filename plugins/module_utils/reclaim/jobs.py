@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check and cancel idle Slurm jobs.
 
-The ID of an array's last task is also the ID of the whole array, and scancel would end all tasks. So a job is cancelled
-by the ID that squeue prints for the task, such as 12_3. Formats: https://slurm.schedmd.com/squeue.html.
+A job is cancelled by the ID that squeue prints for its task, such as 12_3. The job ID of an array's last task is also
+the ID of the whole array, so that scancel would end all tasks. Formats: https://slurm.schedmd.com/squeue.html.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..errors import FleetError
 from ..frozen import frozen
 from ..processes.command import Run, ask, run_tool
 
-#: ID, ID with the task of an array, number of nodes, state, start as Unix time, user. None of them is chosen by users.
+#: ID, ID with the task of an array, number of nodes, state, start as Unix time, and user. Users choose none of them.
 _FORMAT = "%A %i %D %T %S %u"
 _NAME = re.compile(r"[0-9]{1,12}")
 _TASK = re.compile(r"[0-9]{1,12}(?:_[0-9]{1,12})?")
-#: Seconds until a cancelled job must have left its running state. Its processes get KillWait (30 s) to end.
+#: Seconds for a cancelled job to leave the running state. Its processes get KillWait (30 s) to end.
 _CANCEL_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 
@@ -47,7 +47,7 @@ class SlurmJob:
         if not _TASK.fullmatch(self.task):
             return "it is a part of a heterogeneous job"
         if self.nodes != 1:
-            # The use of its GPUs on other nodes is not known here.
+            # The use of the job's GPUs on other nodes is unknown here.
             return "it runs on %d nodes" % self.nodes
         if self.state != "RUNNING":
             return "it is %s" % self.state
@@ -70,7 +70,7 @@ def read_job(job: str, run: Run = run_tool) -> SlurmJob | None:
             return None
         raise JobError("Slurm job %s" % job, problem, "Check that slurmctld responds on this host (scontrol ping).")
     for words in (line.split() for line in text.splitlines()):
-        # An array's ID lists all of its tasks.
+        # For an array's ID, squeue lists all its tasks.
         if len(words) == 6 and words[0] == job:
             start = float(words[4]) if words[4].isdigit() else None
             return SlurmJob(words[1], int(words[2]) if words[2].isdigit() else 0, words[3], start, words[5])
@@ -80,7 +80,7 @@ def read_job(job: str, run: Run = run_tool) -> SlurmJob | None:
 def cancel(job: str, reason: str, run: Run = run_tool) -> None:
     """Cancel a job, and wait until it no longer runs.
 
-    scancel has no reason, so the reason is the administrator's comment of the job. Raises JobError.
+    scancel takes no reason, so the reason becomes the job's administrator comment. Raises JobError.
     """
     found = read_job(job, run)
     if found is None:

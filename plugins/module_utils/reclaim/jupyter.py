@@ -3,14 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Shut down idle kernels of a Jupyter server.
 
-The server and its files are not changed. The REST API of the server is used:
+The server and its files do not change. The server's REST API is used:
 https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html (kernels). A kernel loses its memory when it is
-shut down. If a kernel works or a browser is connected to it, it is therefore never shut down, whatever its last
-activity is.
+shut down. So a kernel that works or has a connected browser is never shut down, whatever its last activity is.
 
-Another process may have the port of the server. Before anything is sent, the peer of each connection is verified: it
-must be a process of the unit or container in the inventory (peer.py). With https, this follows the check of the
-certificate. If the verification fails, nothing is shut down.
+Another process may have the server's port. So the peer of each connection must be a process of the unit or container in
+the inventory (peer.py). This is verified before anything is sent, and with https after the check of the certificate. If
+it fails, nothing is shut down.
 """
 
 # `frozen` makes dataclasses.
@@ -32,11 +31,11 @@ from ..frozen import frozen
 from ..http_opener import FAILURES, Request, TimeLimit, opener
 from ..processes import peer
 
-#: Timeouts in seconds: for a time without a byte, and for all requests to a server together.
+#: Timeouts in seconds: for a period without data, and for all requests to a server.
 TIMEOUT_SECONDS, ALL_SECONDS = 30, 300
 _MOST_BYTES = 1 << 24
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
-#: Maximum length of a text from the server in a message.
+#: Maximum length of the server's texts in messages.
 _SHOWN = 200
 _ID = re.compile(r"[0-9A-Za-z-]{1,100}")
 
@@ -44,13 +43,13 @@ _ID = re.compile(r"[0-9A-Za-z-]{1,100}")
 class JupyterError(FleetError):
     """A server does not answer like Jupyter.
 
-    `where` is the address of the server, without the token.
+    `where` is the server's address, without the token.
     """
 
 
 @frozen
 class Server:
-    """The address and the token of a server, and the owner of its processes."""
+    """A server's address and token, and the owner of its processes."""
 
     url: str
     owner: peer.Owner
@@ -60,7 +59,7 @@ class Server:
 def shut_down(server: Server, quiet_seconds: float, now: float | None = None, dry: bool = False) -> list[str]:
     """Shut down the kernels that were idle for `quiet_seconds`.
 
-    Returns a text for each of these kernels. Kernels that have ended on their own are left out. Raises JupyterError.
+    Returns a text for each of them. Leaves out kernels that have ended by themselves. Raises JupyterError.
     """
     now = time.time() if now is None else now
     ended = []
@@ -90,7 +89,7 @@ def _kernels(server: Server, limit: TimeLimit) -> list[Mapping[str, Any]]:
 
 
 def _seconds(server: Server, given: Any) -> float:
-    """Return a time from Jupyter (UTC) in seconds."""
+    """Convert a time from Jupyter (UTC) to seconds."""
     match = _TIME.fullmatch(str(given))
     if not match:
         raise _error(server, "it returns an invalid time '%s' of a kernel" % text(given, _SHOWN))
@@ -100,7 +99,7 @@ def _seconds(server: Server, given: Any) -> float:
 def _ask(server: Server, limit: TimeLimit, method: str, path: str) -> bytes | None:
     """Return the body of the server's answer.
 
-    Returns None if an object to delete no longer exists.
+    Returns None if the object to delete no longer exists.
     """
     url = server.url.rstrip("/")
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Stop idle units, containers and Slurm jobs that hold GPUs.
 
-The steps are: send a notice, wait while owners can keep their items, watch the GPUs again, stop. A workload that was
-idle for days may have started to work a minute ago. An item is therefore spared if there is any doubt, and the reason
-is reported.
+The steps are: send a notice, wait while owners can keep their items, watch the GPUs again, and stop. A workload that
+was idle for days may have started to work a minute ago. In case of doubt, an item is spared, and the reason is
+reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from . import jobs, jupyter, tell, wording
 from .checks import cannot_tell, held_by, in_words, spared, using, worked, young
 from .watch import Measure, Watched, watch
 
-#: A function that returns the host with telemetry, and all holders.
+#: A function that returns the host with telemetry, and all its holders.
 Look = Callable[[], Tuple[Host, Sequence[Holder]]]
 
 RUNTIMES = ("docker", "podman")
@@ -52,23 +52,23 @@ class ReclaimError(FleetError):
 class Policy:
     """The options of a run.
 
-    If `record` is None, there are no notices, and idle items are stopped in this run.
+    Without `record`, no notices are sent, and this run stops idle items.
     """
 
-    #: An item is ignored if one of its processes started within this period.
+    #: Items with a process that started within this period are ignored.
     grace_seconds: float = 0.0
-    #: Seconds to watch the GPUs right before the stop.
+    #: Seconds for which the GPUs are watched right before a stop.
     look_seconds: float = 0.0
     #: Whether this is a dry run, which changes nothing.
     dry: bool = False
-    #: Jupyter servers. Only their idle kernels are shut down.
+    #: Jupyter servers, of which only idle kernels are shut down.
     jupyter: Sequence[Mapping[str, Any]] = ()
     record: Record | None = None
-    #: Whether this run records notices. If false, the controller sends the notices and confirms them.
+    #: Whether this run records notices. If not, the controller sends the notices and confirms them.
     records: bool = True
-    #: How owners are notified (tell.py).
+    #: Ways to notify owners (tell.py).
     ways: Sequence[str] = ()
-    #: Name of the host in texts, and whether and where owners can keep their items.
+    #: Name of the host in messages, and whether and where owners can keep their items.
     host: str = "this host"
     can_keep: bool = False
     keep_url: str = ""
@@ -104,8 +104,8 @@ class _Done:
 def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) -> dict[str, Any]:
     """Send notices for idle items, and stop items whose notice period has ended.
 
-    Returns `noticed`, `stopped` and `spared`. If an item cannot be checked or stopped, it is spared, and the run
-    continues with the others. Raises FleetError if the record cannot be used.
+    Returns `noticed`, `stopped` and `spared`. An item that cannot be checked or stopped is spared, and the run
+    continues. Raises FleetError if the record cannot be used.
     """
     done = _Done()
     run = _Run(tools, policy)
@@ -138,7 +138,7 @@ def reclaim(items: Sequence[Mapping[str, Any]], tools: Tools, policy: Policy) ->
         policy.record.keep_only(items)
         if done.noticed and policy.records:
             policy.record.add(done.noticed, run.now)
-    # All items are watched at the same time, because watching takes minutes.
+    # Watch all items at the same time, because watching takes minutes.
     whole = [item for item in due if not run.is_jupyter(item)]
     watched = dict(zip(map(id, whole), watch(whole, tools.measure, policy.look_seconds)))
     run.not_idle += [item for item in whole if watched[id(item)].why]
@@ -157,11 +157,11 @@ class _Run:
         self._tools, self._policy = tools, policy
         self._servers = {_plain(server["name"]): server for server in policy.jupyter}
         self.now = time.time()
-        #: Items that are not certainly idle. Their owners get a new notice before a stop.
+        #: Items that may not be idle. Their owners get a new notice before a stop.
         self.not_idle: list[Mapping[str, Any]] = []
-        #: The holders of each item at its last check, for comparison.
+        #: The holders of each item at its last check.
         self._seen: dict[int, Sequence[Holder]] = {}
-        #: The holders of each item at the check before.
+        #: The holders of each item at the check before the last one.
         self._before: dict[int, Sequence[Holder]] = {}
 
     def is_jupyter(self, item: Mapping[str, Any]) -> bool:
@@ -178,7 +178,7 @@ class _Run:
             mine = held_by(item, holders)
             count = using(mine)
             server = self._servers.get(_plain(item["name"]))
-            # The Jupyter server keeps running, and its other kernels may use the GPU now.
+            # The Jupyter server continues to run, and its other kernels may be using the GPU.
             why = spared(item, host, holders, count, server is not None)
             if not why and server is None and id(item) in self._seen:
                 why = worked(self._seen[id(item)], count, self._policy.look_seconds)
@@ -222,7 +222,7 @@ class _Run:
             "idle_since": None if idle is None else self.now - idle,
             "stop_after": self.now + max(policy.record.period_seconds if policy.record else 0.0, _wait_seconds(item)),
             "jupyter": "kernels" in found,
-            # Users cannot name a job to keep it. Cancelling it is up to them until the notice ends.
+            # Users cannot keep a job by name. Until the notice period ends, they decide whether to cancel it.
             "keep": item["name"] if policy.can_keep and item["kind"] != "job" else "",
             "told": [],
             "untold": [],
@@ -235,7 +235,7 @@ class _Run:
         """Check an item again and stop it. In a dry run, only report the stop."""
         why, found = (watched.why, {}) if watched.why else self.checked(item)
         if not why and id(item) in self._before:
-            # This is no evidence of work, so the notice does not lapse.
+            # This is no evidence of work, so the notice stays valid.
             before, after = self._before[id(item)], self._seen[id(item)]
             why = cannot_tell(watched.unmeasured, before, after, self._policy.look_seconds)
         uid = None if why else tell.owner_of(item)
@@ -262,12 +262,12 @@ class _Run:
             return
         self._tell(row, uid, wording.stopped(self._policy.host, row))
         if self._policy.record is not None:
-            # If this fails, the next run removes the notice, because it no longer lists the item.
+            # If this fails, the next run no longer lists the item and therefore removes the notice.
             with contextlib.suppress(FleetError):
                 self._policy.record.remove(item)
 
     def _job(self, item: Mapping[str, Any], least_seconds: float) -> tuple[str, str]:
-        """Return (why a job is spared or "", its user). Raises FleetError."""
+        """Return (why the job is spared or "", its user). Raises FleetError."""
         job = self._tools.job(item["name"])
         return ("it has ended", "") if job is None else (job.spared(least_seconds, self.now), job.user)
 
@@ -284,9 +284,9 @@ class _Run:
 
 
 def _jupyter(item: Mapping[str, Any], server: Mapping[str, Any]) -> jupyter.Server:
-    """Return the Jupyter server of an item.
+    """Return an item's Jupyter server.
 
-    Raises ReclaimError if the processes of the server are unknown.
+    Raises ReclaimError if the server's processes are unknown.
     """
     try:
         owner: Owner = (
@@ -313,7 +313,7 @@ def _plain(name: str) -> str:
 def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
     """Return why a unit cannot be stopped alone, or "".
 
-    Units that would start it again may be stopped together with it.
+    The units that would start it again may be stopped with it.
     """
     name = item["name"]
     if not is_lease_unit(name) and (units.unit_name(name) != name or not name.endswith(".service")):
@@ -322,7 +322,7 @@ def _along(item: Mapping[str, Any], closure: Callable[..., Any]) -> str:
     if not unit.runs:
         return "it is not running"
     if unit.bus_name:
-        # Any user can pass an open file to the unit, which the unit then holds (essential_units.py).
+        # Any user can pass an open GPU node to the unit (essential_units.py).
         return "it is on D-Bus (%s), where users can pass files to others" % unit.bus_name
     affected = [one.name for one in found if one.name not in (name, *units.triggers_of(found)) and one.runs]
     return "this would also stop %s" % ", ".join(affected) if affected else ""
@@ -354,9 +354,9 @@ def _stop(item: Mapping[str, Any], closure: Callable[..., Any]) -> None:
 
 
 def _runtime(item: Mapping[str, Any]) -> str:
-    """Return the engine of a container.
+    """Return a container's engine.
 
-    Raises ReclaimError if the container does not belong to root's docker or podman.
+    Raises ReclaimError if the container is not in root's Docker or Podman.
     """
     runtime = item.get("runtime") or ""
     if runtime not in RUNTIMES or not _CONTAINER_NAME.fullmatch(item["name"]):

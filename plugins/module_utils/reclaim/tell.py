@@ -4,8 +4,8 @@
 """Notify the owner of an idle holder on its host.
 
 The notice is written to the owner's terminals, or into a file in the owner's home. A home may be a link, contain a
-FIFO, or be on a server that does not answer. A child process with the owner's user id therefore writes the file. It has
-a timeout, and nothing that matters is open in it if it hangs. A failure is recorded and stops nothing.
+FIFO, or be on a server that does not answer. So a child process with the owner's user id writes the file. It has a
+timeout, and no important files open if it hangs. A failure is recorded, and the run continues.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _ROOT = 0
 
 
 def owner_of(item: Mapping[str, Any]) -> int | None:
-    """Return the uid of a unit's main process.
+    """Return the user id of a unit's main process.
 
-    Returns None for root, containers and unknown owners. A container chooses the user ids inside, so they do not
-    identify an owner.
+    Returns None for root, containers and unknown owners. A container chooses its own user ids, so they do not identify
+    an owner.
     """
     if item["kind"] != "unit":
         return None
@@ -72,7 +72,7 @@ def _wall(text: str) -> None:
 
 
 def file_name(name: str) -> str:
-    """Return the name of the file in the home of the owner."""
+    """Return the name of the file in the owner's home."""
     return "gpu-notice-%s.txt" % re.sub(r"[^A-Za-z0-9_.@-]", "_", name)[:200]
 
 
@@ -83,9 +83,9 @@ def _home(name: str, uid: int | None, text: str) -> None:
 
 
 def _write(uid: int, name: str, text: str) -> str:
-    """Change to the user and write the file.
+    """Switch to the user and write the file.
 
-    Runs in a child process, because the change of the user is permanent.
+    Runs in a child process, because the switch is permanent.
     """
     try:
         entry = pwd.getpwuid(uid)
@@ -107,12 +107,12 @@ def _write(uid: int, name: str, text: str) -> str:
 
 
 def _replace(folder: int, name: str, text: str) -> None:
-    """Write a new file and rename it. An existing file is not opened."""
+    """Write a new file and rename it, without opening an existing file."""
     try:
         if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise FleetError("home", "%s exists and is not a regular file" % name, "Its owner must remove it.")
     except FileNotFoundError:
         pass
-    # The path leads through the descriptor, so it stays in the folder that was checked.
+    # The path leads through the descriptor, so it stays in the checked folder.
     with replacing(Path("/proc/self/fd/%d" % folder, name), most=0o600) as file:
         file.write(text.encode())

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Watch GPUs and GPU instances for a while before their holders are stopped.
 
-Any activity spares a holder. A workload with bursts, such as a server with rare requests, is idle in most single
-readings.
+Any activity spares a holder. Single readings are not enough, because a workload with bursts, such as a server with rare
+requests, is idle in most of them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..frozen import frozen
 from ..model import Place, Work
 from .checks import ENGINES, LONG_KERNELS, SHORT_KERNELS, TRANSFERS, place
 
-#: A function that watches these places for some seconds, and returns their work. It leaves out GPUs that fail.
+#: A function that watches these places for some seconds and returns their work, without GPUs that fail.
 Measure = Callable[[Sequence[Place], float], Mapping[Place, Work]]
 
-#: Length of one measurement. A run that changes the host waits until it ends.
+#: Length of one measurement in seconds. A run that changes the host waits until it ends.
 PERIOD_SECONDS = 10.0
 
-#: Minimum values that count as work. The audit uses the same values (docs/audit-idle.md).
+#: Minimum values that count as work, as in the audit (docs/audit-idle.md).
 KERNELS_RATIO = 0.001
 ENGINES_RATIO = BANDWIDTH_RATIO = 0.01
 PCIE_BYTES_PER_SECOND = 1e7
 NVLINK_BYTES_PER_SECOND = 1e6
-#: Maximum power of a card at rest above its lowest hour. The values are chosen, not measured.
+#: Maximum power of a card at rest, relative to its lowest hour. The values were chosen, not measured.
 REST_RATIO, REST_WATTS = 1.1, 5.0
 
 
@@ -36,7 +36,7 @@ REST_RATIO, REST_WATTS = 1.1, 5.0
 class Watched:
     """The result for an item.
 
-    `why` describes the work, or is empty. `unmeasured` has kinds of work that nothing measured.
+    `why` describes its work, or is empty. `unmeasured` has the kinds of work that nothing measured.
     """
 
     why: str = ""
@@ -51,7 +51,7 @@ def watch(
 ) -> list[Watched]:
     """Watch the GPUs and instances of all items at the same time.
 
-    This ends when all items work, or after `seconds`. An item counts as working if one of its places cannot be measured.
+    Ends when all items work, or after `seconds`. An item counts as working if one of its places cannot be measured.
     """
     reasons = ["" for _item in items]
     wanted = [[place(text) for text in item["gpus"]] for item in items]
@@ -87,7 +87,7 @@ def watch(
 def _why(work: Work, kernel_seconds: float, seconds: float) -> str:
     """Return the work that one measurement shows, or "".
 
-    `kernel_seconds` is the time with kernels in all measurements, and `seconds` their planned length.
+    `kernel_seconds` is the total time with kernels in all measurements, `seconds` their planned length.
     """
     if work.utilization_percent:
         return "gpu %d is in use now (%d %%)" % (work.index, work.utilization_percent)
@@ -107,9 +107,9 @@ def _why(work: Work, kernel_seconds: float, seconds: float) -> str:
 
 
 def _unmeasured(work: Work, rest_watts: float | None) -> set[str]:
-    """Return the kinds of work that this measurement would have missed.
+    """Return the kinds of work that this measurement could not detect.
 
-    A kernel that runs for long keeps the card above its power at rest.
+    A long kernel is detected, because it keeps the card above its power at rest.
     """
     kinds = set()
     if work.kernels_ratio is None:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the notices to owners of idle GPUs. Pure functions.
+"""Write the notices to owners of idle GPUs, with pure functions.
 
 A notice is plain text and fits on one screen.
 """
@@ -22,7 +22,7 @@ _LETTERS = 300
 def notice(host: str, row: Mapping[str, Any], keep_url: str = "") -> str:
     """Return the notice before a stop.
 
-    `row` is a row that the module reclaim returns under C(noticed).
+    `row` is a row under C(noticed) in the result of the module reclaim.
     """
     nothing = "none of them" if len(row["places"]) > 1 else "nothing of it"
     lines = ["%s on %s holds %s and uses %s." % (_who(row), host, _gpus(row), nothing)]
@@ -46,7 +46,7 @@ def notice(host: str, row: Mapping[str, Any], keep_url: str = "") -> str:
 def stopped(host: str, row: Mapping[str, Any]) -> str:
     """Return the text after a stop.
 
-    `row` is a row that the module reclaim returns under C(stopped).
+    `row` is a row under C(stopped) in the result of the module reclaim.
     """
     if row.get("kernels"):
         what = "Idle kernels of %s on %s were shut down: %s." % (

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the jobs of a Slurm cluster that held GPUs.
 
-sacct asks slurmdbd. Without slurmdbd, squeue reports only the current jobs. Users choose accounts, and without a
-database these may contain line breaks. So fields are separated by a text that is random for each query.
-Formats: https://slurm.schedmd.com/sacct.html and https://slurm.schedmd.com/squeue.html.
+sacct asks slurmdbd. Without slurmdbd, squeue reports only the current jobs. Users choose account names. Without a
+database, these may contain line breaks, so a random text for each query separates the fields. Formats:
+https://slurm.schedmd.com/sacct.html and https://slurm.schedmd.com/squeue.html.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Iterator, Sequence
 
 from ..processes.command import Run, ask, run_tool
 
-#: Keys of a job, and their fields of sacct.
+#: Keys of a job, and the matching fields of sacct.
 FIELDS = {
     "id": "JobIDRaw",
     "array_id": "JobID",
@@ -31,7 +31,7 @@ FIELDS = {
     "tres": "AllocTRES",
     "nodes": "NodeList",
 }
-#: Fields of squeue with their widths. squeue shortens longer values.
+#: Fields of squeue with their widths, to which squeue shortens values.
 _CURRENT = {
     "id": "JobID:24",
     "array_id": "JobArrayID:40",
@@ -42,13 +42,13 @@ _CURRENT = {
     "nodes": "NodeList:1000",
     "tres": "tres-alloc:1000",
 }
-#: Jobs that hold their resources.
+#: States of jobs that hold their resources.
 _STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
 #: Resources for GPUs or parts of GPUs.
 _GPU_TRES = re.compile(r"(?:^|,)gres/(?:gpu|shard|mps)[:=]")
-#: Times in Unix time, whatever the time zone of the cluster is.
+#: Report times as Unix times, whatever the cluster's time zone is.
 _ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
-#: Length of the newest interval of a query in seconds. Each older interval is twice as long.
+#: Length in seconds of a query's newest interval. Each older interval is twice as long.
 _FIRST_SECONDS = 86400
 #: Maximum time for squeue.
 _SQUEUE_SECONDS = 20
@@ -60,8 +60,8 @@ def read_jobs(
 ) -> dict[str, Any]:
     """Return the jobs with GPUs between two Unix times as data.
 
-    The newest jobs are read first. If slurmdbd is slow, or if there are more than `most_jobs` jobs, older jobs are left
-    out, and `since_seconds` and `problem` say so. Does not raise an error if Slurm does not answer.
+    The newest jobs are read first. If slurmdbd is slow, or with more than `most_jobs` jobs, older jobs are left out,
+    and `since_seconds` and `problem` say so. Raises no error if Slurm does not answer.
     """
     reader = _Reader(run, time.monotonic() + timeout_seconds)
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -71,7 +71,7 @@ def read_jobs(
         if problem:
             break
         records += count
-        # A job is in each interval in which it ran.
+        # A job is in every interval in which it ran.
         found.update({(row["id"], row["start"]): row for row in rows})
         since = first
         if len(found) > most_jobs:
@@ -79,7 +79,7 @@ def read_jobs(
             break
     jobs = sorted(found.values(), key=lambda row: row["start"], reverse=True)[:most_jobs]
     if len(found) > most_jobs:
-        # Older jobs are incomplete.
+        # The list of older jobs is incomplete.
         since = float(jobs[-1]["start"]) if jobs and jobs[-1]["start"].isdigit() else end_seconds
     source = "sacct" if since < end_seconds else ""
     if not source:
@@ -113,9 +113,9 @@ class _Reader:
         self._run, self._deadline = run, deadline
 
     def accounted(self, first: float, last: float) -> tuple[int, list[dict[str, Any]], str]:
-        """Return (number of records, jobs with GPUs, problem) of an interval from sacct."""
+        """Return an interval's (number of records, jobs with GPUs, problem) from sacct."""
         mark = _mark()
-        # -X leaves out steps. Without --duplicates, sacct shows only the last run of a requeued job.
+        # -X leaves out job steps. Without --duplicates, sacct shows only a requeued job's last run.
         command = ["sacct", "--allusers", "-X", "--duplicates", "--parsable", "--noheader", "--noconvert"]
         command += ["--delimiter=%s" % mark, "--format=%s" % ",".join(FIELDS.values())]
         text, problem = self._ask([*command, "--starttime=uts%d" % first, "--endtime=uts%d" % last])
@@ -138,7 +138,7 @@ class _Reader:
     def mark_lost(self, jobs: Sequence[dict[str, Any]]) -> None:
         """Add `runs` to jobs without an end: whether slurmctld knows the job.
 
-        slurmdbd misses the end of a job if slurmctld lost its state (sacctmgr show runawayjobs).
+        slurmdbd misses a job's end if slurmctld lost its state (sacctmgr show runawayjobs).
         """
         text, _problem = self._ask(["squeue", "--all", "--array", "--noheader", "--format", "%A"], _SQUEUE_SECONDS)
         if text is None:
@@ -151,7 +151,7 @@ class _Reader:
     def _ask(self, command: list[str], most_seconds: float | None = None) -> tuple[str | None, str]:
         left = self._deadline - time.monotonic()
         if most_seconds is not None:
-            # A hanging slurmdbd must not prevent the query to slurmctld.
+            # A hanging slurmdbd must not prevent the query of slurmctld.
             left = most_seconds
         if left <= 0:
             return None, "%s was not asked about older jobs, because the time limit was reached" % command[0]
@@ -166,9 +166,9 @@ def _mark() -> str:
 
 
 def _records(text: str, mark: str, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the records of an output in which each field ends with the mark.
+    """Yield the records of an output in which the mark ends each field.
 
-    Text after the last complete record is ignored.
+    Ignores text after the last complete record.
     """
     fields = text.split(mark)
     for at in range(0, len(fields) - len(keys), len(keys)):

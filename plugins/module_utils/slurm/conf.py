@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse slurm.conf and gres.conf. Pure: no I/O.
+"""Parse slurm.conf and gres.conf, as pure functions.
 
 Format: https://slurm.schedmd.com/slurm.conf.html and https://slurm.schedmd.com/gres.conf.html.
 """
@@ -22,12 +22,12 @@ _MOST_SHOWN = 300
 
 
 class GresLinesError(FleetError):
-    """The lines of gres.conf do not list the devices of the node."""
+    """The lines of gres.conf do not list the node's devices."""
 
 
 @frozen
 class Line:
-    """A line of a file. Continued lines are joined, and comments are removed.
+    """A line of a file, joined with its continuation lines and without comments.
 
     `first` and `last` are line numbers. `key` is the first keyword in lower case.
     """
@@ -62,7 +62,7 @@ class Line:
 
     @property
     def devices(self) -> list[tuple[str, ...]]:
-        """Return the device nodes of each device. MultipleFiles= is one device."""
+        """Return each device's device nodes. MultipleFiles= is one device."""
         pairs = self.pairs
         if "multiplefiles" in pairs:
             return [tuple(expanded(pairs["multiplefiles"]))]
@@ -115,18 +115,18 @@ def _tree(read: Callable[[str], str], directory: str, path: str, outer: tuple[st
 
 
 def gpu_lines(lines: Sequence[Line], node: str) -> list[str]:
-    """Return the lines of gres.conf about gres/gpu of a node."""
+    """Return the lines of gres.conf about a node's gres/gpu."""
     found = [line for line in lines if line.pairs.get("name", "").lower() == "gpu" or "autodetect" in line.pairs]
     return [" ".join(line.text.split()) for line in found if line.is_for(node)]
 
 
 def gpu_devices(lines: Sequence[str], node: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return type and device nodes of each device, in the order of the lines.
+    """Return each device's type and device nodes, in the order of the lines.
 
     Raises GresLinesError if slurmd detects the devices, or if a line has no file.
     """
     found = [line for text in lines for line in lines_of(GRES_CONF, text) if line.is_for(node)]
-    # AutoDetect in a line for the node takes precedence over AutoDetect for the whole file.
+    # A node's AutoDetect takes precedence over AutoDetect for the whole file.
     detected = {"nodename" in line.pairs: line for line in found if "autodetect" in line.pairs}
     detect = detected.get(True, detected.get(False))
     if detect and detect.pairs["autodetect"].lower() != "off":

@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Edit the lines of a node in Slurm's configuration files. Pure: no I/O.
+"""Edit a node's lines in Slurm's configuration files, with pure functions.
 
-The collection writes two files, which slurm.conf and gres.conf include. In the first file it changes only `Gres=` of
-nodes, GresTypes and AccountingStorageTRES. In the second one it writes all lines of its nodes. slurm.conf and
-gres.conf are only read. Slurm refuses two lines for one node, so the node's line must be in the first file.
+The collection writes two files, which slurm.conf and gres.conf include. In the first one, it only changes `Gres=` of
+nodes, GresTypes and AccountingStorageTRES. In the second one, it writes all lines of its nodes. It never changes
+slurm.conf and gres.conf themselves. Slurm refuses two lines for one node, so the node's line must be in the first file.
 
 Format: https://slurm.schedmd.com/slurm.conf.html and https://slurm.schedmd.com/gres.conf.html.
 """
@@ -61,7 +61,7 @@ class Edit:
 
 
 def candidate(files: Mapping[str, str], directory: str, edited: Edit) -> dict[str, str]:
-    """Return all files with the edited ones, by name, for a directory of their own.
+    """Return all files, with the edited ones, by name for a separate directory.
 
     Paths in Include lines become names in this directory.
     """
@@ -79,10 +79,10 @@ def candidate(files: Mapping[str, str], directory: str, edited: Edit) -> dict[st
 
 
 def edit(files: Mapping[str, str], directory: str, request: Request) -> Edit:
-    """Return the two files with the lines of a node.
+    """Return the two files with new lines for a node.
 
-    `files` has the text of each existing file by its path: slurm.conf, gres.conf, the included files and the files of the
-    collection.
+    `files` has the text of each existing file by its path: slurm.conf, gres.conf, the included files and the
+    collection's files.
     """
     nodes_file, gres_file = ("%s/%s" % (directory, name) for name in (NODES, GRES))
     slurm, gres = (tree(lambda path: files.get(path, ""), directory, name) for name in (SLURM_CONF, GRES_CONF))
@@ -117,7 +117,7 @@ def edit(files: Mapping[str, str], directory: str, request: Request) -> Edit:
 
 
 def former_lines(files: Mapping[str, str], directory: str, node: str) -> tuple[str, list[str]]:
-    """Return the value of Gres= of a node, and its lines of gres.conf."""
+    """Return the value of a node's Gres=, and its lines in gres.conf."""
     nodes_file, gres_file = ("%s/%s" % (directory, name) for name in (NODES, GRES))
     own = _own(nodes_file, files.get(nodes_file, ""), node)
     rows = [line.text for line in lines_of(gres_file, files.get(gres_file, "")) if line.nodes == [node]]
@@ -125,7 +125,7 @@ def former_lines(files: Mapping[str, str], directory: str, node: str) -> tuple[s
 
 
 def with_former(files: Mapping[str, str], directory: str, node: str, gres: str, rows: Sequence[str]) -> dict[str, str]:
-    """Return the two files with former lines of a node. Lines of other nodes are kept."""
+    """Return the two files with a node's former lines. Other nodes' lines stay."""
     nodes_file, gres_file = ("%s/%s" % (directory, name) for name in (NODES, GRES))
     nodes_text, gres_text = files.get(nodes_file, ""), files.get(gres_file, "")
     own = _own(nodes_file, nodes_text, node)
@@ -169,7 +169,7 @@ def _node_problems(slurm: Sequence[Line], nodes_file: str, node: str, files: Map
 
 
 def _device_problems(gres: Sequence[Line], gres_file: str, node: str) -> Iterator[Problem]:
-    """Yield lines outside the collection's file that would add devices to the node."""
+    """Report lines outside the collection's file that would add devices to the node."""
     for line in gres:
         pairs = line.pairs
         if "name" not in pairs and "autodetect" not in pairs:
@@ -194,7 +194,7 @@ def _listed(
 ) -> tuple[str, list[Problem], bool]:
     """Return the text with all wanted entries in a list such as GresTypes.
 
-    If slurm.conf has the list, returns a problem instead of an edited text.
+    If slurm.conf has the list, returns a problem instead.
     """
     found = [line for line in slurm if line.key == key.lower()]
     elsewhere = [line for line in found if line.file != nodes_file]
@@ -211,7 +211,7 @@ def _listed(
 
 
 def _prefixed(text: str, line: str) -> str:
-    """Insert a line after the comments at the start of a text."""
+    """Insert a line after a text's initial comments."""
     rows = (text or _HEADER[NODES]).splitlines()
     at = next((number for number, row in enumerate(rows) if not row.startswith("#")), len(rows))
     return "".join(row + "\n" for row in [*rows[:at], line, *rows[at:]])
@@ -232,7 +232,7 @@ def _replace_gres(text: str, own: Line, gres: str) -> str:
 
 
 def _with_gres(text: str, gres: str) -> str:
-    """Return the line of a node with another value of Gres=."""
+    """Return a node's line with another value of Gres=."""
     new = " Gres=%s" % gres if gres else ""
     pairs = [match for match in PAIR.finditer(text) if match["key"].lower() == "gres"]
     if not pairs:
@@ -243,7 +243,7 @@ def _with_gres(text: str, gres: str) -> str:
 
 
 def _with_lines(gres_file: str, text: str, request: Request) -> str:
-    """Return the text of gres.conf with other lines of a node."""
+    """Return the text of gres.conf with other lines for a node."""
     rows: list[str | None] = list((text or _HEADER[GRES]).splitlines())
     first = len(rows)
     for line in reversed(list(lines_of(gres_file, text))):

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the device nodes of GPUs and MIG capabilities, and the cores of the host."""
+"""Read device nodes of GPUs and MIG capabilities, and the host's cores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
 def cores(folder: Path) -> list[dict[str, Any]]:
     """Read the package and the CPUs of each online core.
 
-    Source: cputopology.rst in the documentation of Linux.
+    Source: cputopology.rst in Linux's documentation.
     """
     found = {}
     for path in folder.glob("cpu[0-9]*/topology"):
@@ -28,9 +28,9 @@ def cores(folder: Path) -> list[dict[str, Any]]:
 
 
 def minors(folder: Path, devices: Path | None = None) -> Iterator[dict[str, Any]]:
-    """Read the UUID of each GPU and its device minor (/dev/nvidiaN).
+    """Read each GPU's UUID and device minor (/dev/nvidiaN).
 
-    With the folder of the PCI devices in sysfs, also read the CPUs that are closest to the GPU.
+    Given the folder of PCI devices in sysfs, also reads the CPUs that are closest to the GPU.
     """
     for path in sorted(folder.glob("*/information")):
         text = _text(path)
@@ -43,9 +43,9 @@ def minors(folder: Path, devices: Path | None = None) -> Iterator[dict[str, Any]
 
 
 def capabilities(listed: Path, nodes: Path) -> Iterator[dict[str, Any]]:
-    """Read the names and numbers of the MIG capabilities that have a device node.
+    """Read the names and numbers of MIG capabilities that have a device node.
 
-    slurmd ends if a file in gres.conf does not exist.
+    slurmd exits if a file in gres.conf does not exist.
     """
     for name, number in _CAPABILITY.findall(_text(listed)):
         if (nodes / ("nvidia-cap%s" % number)).exists():

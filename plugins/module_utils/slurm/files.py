@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the lines of a node in Slurm's files on this host, and take them back.
+"""Write a node's lines in Slurm's files on this host, or restore the former ones.
 
-Before the first file is written, a record with the former lines is on disk. `confirm` removes these lines when the
-daemons have accepted the files. After an interruption the record still has the lines that the daemons accepted last.
+A record with the former lines is written before the first file. `confirm` removes these lines when the daemons have
+accepted the files. So after an interruption, the record still has the lines that the daemons accepted last.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Files:
 
     @property
     def exist(self) -> bool:
-        """Return whether the host has slurm.conf. Nodes of a configless cluster have none."""
+        """Return whether the host has slurm.conf. Configless nodes have none."""
         return Path(self.directory, conf.SLURM_CONF).exists()
 
     @property
     def interrupted(self) -> bool:
-        """Return whether a change of the files was not confirmed."""
+        """Return whether a change of the files is unconfirmed."""
         return bool(record.load(self.record)["pending"])
 
     def read(self) -> dict[str, str]:
@@ -113,10 +113,9 @@ class Files:
             return {"changed": bool(differing), "diff": self._diff(files, edited.texts)}
 
     def restore(self, lines: Sequence[str] | None) -> dict[str, Any]:
-        """Write the recorded lines of the node. The record stays until `confirm`.
+        """Write the node's recorded lines. The record stays until `confirm`.
 
-        If `lines` is given, the device nodes that they name are the only ones of the host. Recorded lines with other device nodes
-        are left out.
+        `lines` names all device nodes of the host. If it is given, recorded lines with other device nodes are left out.
         """
         with self._locked():
             former = record.load(self.record)["former"]
@@ -133,17 +132,17 @@ class Files:
             return {"changed": bool(differing), "diff": self._diff(files, texts)}
 
     def begin(self, devices: Sequence[dict[str, str]]) -> dict[str, Any]:
-        """Record the devices that Slurm has for this node, by number.
+        """Record this node's devices by Slurm's number.
 
-        Running jobs hold devices by number. After the layout has changed, the driver no longer shows these devices. If a run is
-        interrupted then, the record tells the next run which jobs have lost a device.
+        Running jobs hold devices by number. After a layout change, the driver no longer shows the former devices. If a
+        run is interrupted then, the record tells the next run which jobs have lost a device.
         """
         with self._locked():
             record.save(self.record, pending=True, devices=list(devices))
             return {"changed": False}
 
     def confirm(self, devices: Sequence[dict[str, str]] | None) -> dict[str, Any]:
-        """Record that the daemons use the files, with the devices that Slurm has now."""
+        """Record that the daemons use the files, with Slurm's current devices."""
         with self._locked():
             record.save(self.record, pending=False, former=None, devices=None if devices is None else list(devices))
             return {"changed": False}
@@ -154,7 +153,7 @@ class Files:
             durable.write_bytes(path, texts[name].encode(errors="surrogateescape"), 0o644)
 
     def _differing(self, files: dict[str, str], texts: Any) -> list[str]:
-        # Write gres.conf first: slurmd ignores devices that the node's line does not count yet.
+        # Write gres.conf first: slurmd ignores devices beyond the count in the node's line.
         return [
             name
             for name in (config.GRES, config.NODES)
@@ -174,7 +173,7 @@ class Files:
 
 
 def packed(texts: dict[str, str]) -> str:
-    """Return texts as one line, which no check of results changes."""
+    """Return texts as one line that checks of results do not change."""
     data = json.dumps(texts).encode()
     return base64.b64encode(zlib.compress(data)).decode()
 
@@ -201,10 +200,10 @@ def _shown(text: str) -> str:
 
 
 def test(node: str, candidate: str, lines: Sequence[str] | None) -> None:
-    """Let slurmd of this host read files, before the daemons use them.
+    """Let slurmd on this host read the files before the daemons use them.
 
-    Raises SlurmFilesError with slurmd's message. `candidate` is a result of `Files.plan`. If `lines` is None, the lines
-    of gres.conf still describe the former devices, so their number is not checked.
+    Raises SlurmFilesError with slurmd's message. `candidate` is a result of `Files.plan`. If `lines` is None, gres.conf
+    still describes the former devices, so their number is not checked.
     """
     texts = unpacked(candidate)
     with tempfile.TemporaryDirectory(prefix="openfleet-slurm-") as folder:

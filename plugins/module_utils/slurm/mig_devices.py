@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the MIG devices of a GPU as Slurm does. Pure: no I/O."""
+"""List a GPU's MIG devices as Slurm does, with pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..model import ComputeInstance, Gpu, GpuInstance
 class Device:
     """A device of gres/gpu.
 
-    `uuid` is the UUID of the GPU or of the MIG device. It is empty if the device does not exist yet. `instance_id` and
+    `uuid` is the UUID of the GPU or MIG device, or empty for a device that does not exist yet. `instance_id` and
     `compute_id` are None for a whole GPU, and for a device that does not exist yet.
     """
 
@@ -40,7 +40,7 @@ class DeviceNodes:
 
 
 def capability_names(device: Device, minor: int) -> tuple[str, str]:
-    """Return the names of the capabilities of a MIG device."""
+    """Return the names of a MIG device's capabilities."""
     instance = "gpu%d/gi%d" % (minor, device.instance_id or 0)
     return "%s/access" % instance, "%s/ci%d/access" % (instance, device.compute_id or 0)
 
@@ -51,7 +51,7 @@ def capability_path(number: int) -> str:
 
 
 def all_devices(gpu: Gpu) -> list[Device]:
-    """Return the MIG devices of a GPU, or the GPU if MIG mode is off.
+    """Return a GPU's MIG devices, or the GPU itself if MIG mode is off.
 
     The type of a whole GPU is empty.
     """
@@ -59,7 +59,7 @@ def all_devices(gpu: Gpu) -> list[Device]:
 
 
 def device_files(device: Device, nodes: DeviceNodes) -> tuple[str, ...]:
-    """Return the device nodes of a device as in gres.conf.
+    """Return a device's device nodes as in gres.conf.
 
     Returns an empty tuple if the driver does not list them.
     """
