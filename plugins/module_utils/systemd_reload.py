@@ -3,10 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Reload systemd's units, unless running containers would lose their GPUs.
 
-With the systemd cgroup driver, runc adds the devices of a container to DeviceAllow= of the container's scope as
-/dev/char/MAJOR:MINOR. It skips devices that have no such link. systemd applies DeviceAllow= again at each
-daemon-reload. The container then loses the skipped devices:
-https://github.com/NVIDIA/nvidia-container-toolkit/issues/48.
+With the systemd cgroup driver, runc lists a container's devices in DeviceAllow= of the container's scope, as
+/dev/char/MAJOR:MINOR. It skips devices without such a link. At each daemon-reload, systemd applies DeviceAllow= again,
+and the container loses the skipped devices: https://github.com/NVIDIA/nvidia-container-toolkit/issues/48.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ FAIL, WAIT, DRAIN, FORCE = POLICIES = ("fail", "wait", "drain", "force")
 _FOLDERS = ("", "nvidia-caps", "nvidia-caps-imex-channels")
 _NODE = re.compile(r"nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-nvswitch.*|-cap\d+)$|channel\d+$")
 _OPEN_NODE = re.compile(r"/dev/(?:nvidia(?:\d+|ctl)|nvidia-caps/nvidia-cap\d+)$")
-# The scope of a container with the systemd cgroup driver. With cgroupfs, the cgroup is a plain directory.
+# A container's scope with the systemd cgroup driver. With cgroupfs, the cgroup is a plain directory.
 _SCOPE = re.compile(r"/((?:docker|libpod|crio|cri-containerd|nerdctl)-[0-9a-f]{64}\.scope)(?:/|$)", re.MULTILINE)
-# DeviceAllow= entries for NVIDIA's devices: by number (195 is the driver's major number,
-# Documentation/admin-guide/devices.txt), by path or by group.
+# DeviceAllow= entries for NVIDIA's devices: by number (the driver's major number is 195,
+# Documentation/admin-guide/devices.txt), path or group.
 _NVIDIA_ALLOWED = re.compile(r"/dev/char/195:|/dev/nvidia|char-nvidia|char-\*")
 # Maximum number of links and containers in a message, maximum length of a container's name in it, and seconds between
 # two checks.
 _NAMED, _NAME_LETTERS, _LOOK_SECONDS = 3, 32, 5.0
-# Maximum number of open files of a process that are read. A process with more files counts as a process with a GPU.
+# Maximum number of a process's open files to read. A process with more counts as a process with a GPU.
 _OPEN_FILES = 65536
 
 CURE = (
@@ -56,7 +55,7 @@ def device_number(path: str) -> tuple[int, int] | None:
 
 
 def missing_links(root: Path, number: Callable[[str], tuple[int, int] | None] = device_number) -> tuple[str, ...]:
-    """Return the links for NVIDIA's device nodes that are missing in /dev/char.
+    """Return the missing links in /dev/char for NVIDIA's device nodes.
 
     The links are named MAJOR:MINOR.
     """
@@ -89,7 +88,7 @@ def cgroup_of(root: Path, pid: int) -> str:
 def detached(scopes: Collection[str], missing: Collection[str], run: Run | None) -> set[str]:
     """Return the scopes whose containers would lose their GPUs in a reload.
 
-    `missing` are the missing links. If `run` is None or systemd does not answer, only the missing links decide.
+    `missing` has the missing links. Only these decide if `run` is None or systemd does not answer.
     """
     limits = _limits(run, scopes) if run and scopes else {}
     at_risk = set()
@@ -97,8 +96,8 @@ def detached(scopes: Collection[str], missing: Collection[str], run: Run | None)
         if scope not in limits:
             lost = bool(missing)
         else:
-            # A container without limits keeps all devices. If a hook gave a GPU to the container, the list in the
-            # container's scope does not have the GPU.
+            # A container without limits keeps all devices. A GPU that a hook gave to the container is not in the
+            # scope's list.
             entries = limits[scope]
             lost = entries is not None and (bool(missing) or not any(map(_NVIDIA_ALLOWED.match, entries)))
         if lost:
@@ -107,7 +106,7 @@ def detached(scopes: Collection[str], missing: Collection[str], run: Run | None)
 
 
 def _limits(run: Run, scopes: Iterable[str]) -> Mapping[str, list[str] | None]:
-    """Return DeviceAllow= for each known scope, or None if all devices are allowed."""
+    """Return DeviceAllow= for each known scope, or None if it allows all devices."""
     properties = "Id,LoadState,DevicePolicy,DeviceAllow"
     try:
         text, _problem = ask(run, ["systemctl", "show", "--property=%s" % properties, "--", *sorted(scopes)])
@@ -167,8 +166,8 @@ def _link(path: str) -> str:
 def guard(root: Path, policy: str, timeout_seconds: float, check: bool, run: Run | None = None) -> None:
     """Return if systemd may reload its units. Call this before the first change.
 
-    If the policy is WAIT, wait until no container is at risk, except in check mode. FORCE always permits the reload.
-    Raises ApplyError with the containers.
+    With the policy WAIT, waits until no container is at risk, except in check mode. FORCE always permits the reload.
+    Otherwise, raises ApplyError with the containers at risk.
     """
     if policy == FORCE or (policy == WAIT and check):
         return

@@ -76,7 +76,7 @@ def device_files(device: Device, nodes: DeviceNodes) -> tuple[str, ...]:
 
 
 def mig_devices(gpu: Gpu) -> list[Device]:
-    """Return the MIG devices of a GPU in the order of gres.conf.
+    """Return a GPU's MIG devices in the order of gres.conf.
 
     Large profiles come first. Devices of one profile are in the order of their placements.
     """

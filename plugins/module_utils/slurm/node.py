@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read this host's Slurm node: its version, its GRES and the jobs that hold them.
 
-The values come from slurmctld. The device nodes of the GPUs are read from files of the driver.
+The values come from slurmctld. The GPUs' device nodes come from the driver's files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME_CURE = "Set gpu_slurm_node to Slurm's name of this host (scontrol show nod
 
 
 class SlurmError(FleetError):
-    """Slurm does not report the node of this host."""
+    """Slurm does not report this host's node."""
 
     host_fault = True
 
@@ -43,9 +43,9 @@ def read_node(
     sys: str = "/sys",
     state_directory: str = DIRECTORY,
 ) -> dict[str, Any]:
-    """Return the Slurm node of this host as data.
+    """Return this host's Slurm node as data.
 
-    If `name` is empty, slurmd provides it. Without slurmd, it is the short host name. Raises SlurmError if slurmctld
+    If `name` is empty, slurmd provides it. Without slurmd, the short host name is used. Raises SlurmError if slurmctld
     does not respond or has no such node, or if Slurm's commands are not installed.
     """
     if name and not NODE_NAME.match(name):
@@ -96,7 +96,7 @@ def read_node(
 
 
 def gres_conf(directory: Path, node: str) -> list[str]:
-    """Return the lines of gres.conf about gres/gpu of a node, in order.
+    """Return the lines of gres.conf about a node's gres/gpu, in order.
 
     Returns an empty list if a file cannot be read.
     """

@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check whether a job could get a pad of a Slurm node.
+"""Check whether a job could get a pad, a placeholder device, of a Slurm node.
 
 Slurm gives pads to requests for gres/gpu without a type. Only a job_submit plugin can refuse such requests
-(https://slurm.schedmd.com/resource_limits.html, "Specific limits over GRES"). slurmctld accepts a request if the plugin's
-script fails, so the requests are tried.
+(https://slurm.schedmd.com/resource_limits.html, "Specific limits over GRES"). This code tries such requests, because
+slurmctld accepts them if the plugin's script fails.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Mapping
 from ..holders.slurm import NODE_NAME
 from ..processes.command import Run, ask
 
-# Part of the message of require_gpu_type.lua (role gpu_slurm). Other reasons for a refusal may not last.
+# Part of the message of require_gpu_type.lua (role gpu_slurm). A refusal for another reason may be temporary.
 MESSAGE = "Request GPUs with a type"
-# A request of each kind that could get a pad.
+# One request of each kind that could get a pad.
 REQUESTS = (
     ("--gres=gpu:1",),
     ("--gpus=1",),
@@ -34,10 +34,10 @@ _UNTYPED = re.compile(r"gres[:/]gpu(?:[:=][0-9]+[KMGTP]?)?(?:,|$)", re.IGNORECAS
 
 
 def pad_problem(run: Run, partitions: str, configured: Mapping[str, str]) -> str:
-    """Return why a job could get a pad of a node.
+    """Return why a job could get one of a node's pads.
 
-    Returns an empty text if the cluster refuses all such requests. `partitions` are the node's partitions, separated by
-    commas. Nothing is submitted.
+    Returns "" if the cluster refuses all such requests. `partitions` has the node's partitions, separated by commas.
+    Submits no job.
     """
     if configured.get("JobSubmitPlugins", "(null)") == "(null)":
         return "no job_submit plugin refuses requests for GPUs without a type"
@@ -45,7 +45,7 @@ def pad_problem(run: Run, partitions: str, configured: Mapping[str, str]) -> str
     if len(names) > _MOST_PARTITIONS or not all(map(NODE_NAME.match, names)):
         return "the partitions of the node cannot be tested"
     try:
-        # Jobs that were submitted before the rule can still start, and ended jobs can be requeued.
+        # Jobs from before the rule can still start, and ended jobs can be requeued.
         problem = _queue_problem(run)
         if problem:
             return problem
@@ -69,9 +69,9 @@ def pad_problem(run: Run, partitions: str, configured: Mapping[str, str]) -> str
 
 
 def _queue_problem(run: Run) -> str:
-    """Return which job in the queue requests GPUs without a type.
+    """Describe a job in the queue that requests GPUs without a type.
 
-    Returns an empty text if there is none.
+    Returns "" if there is none.
     """
     widths = ",".join("%s:%d" % (field, _WIDTH) for field in _FIELDS)
     text, problem = ask(run, ["squeue", "--all", "--noheader", "--states=all", "--Format=jobid:20,%s" % widths])

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List the UUIDs of a node's devices by Slurm's number, for the TaskProlog.
 
-Slurm gives a job the numbers of its devices on the node. The numbers come from gres.conf, and the UUIDs from NVML.
-The UUIDs of MIG devices and the numbers of their capabilities may change when instances are created again, for example
-at boot. Therefore `openfleet-slurm-devices.service` refreshes them before each start of slurmd.
+Slurm gives a job its devices' numbers on the node. The numbers come from gres.conf, the UUIDs from NVML. MIG devices
+get new UUIDs and capability numbers when instances are recreated, for example at boot. So
+`openfleet-slurm-devices.service` updates them before each start of slurmd.
 """
 
 # This program prints to its user.
@@ -28,22 +28,22 @@ from .conf import lines_of
 from .device_nodes import capabilities, minors
 from .mig_devices import Device, DeviceNodes, all_devices, device_files
 
-#: File of an installation, relative to the root. The TaskProlog reads DEVICES.
+#: Files of an installation, relative to the root. The TaskProlog reads DEVICES.
 SETTINGS = "etc/openfleet-gpu/slurm/settings.json"
 UNIT = "openfleet-slurm-devices.service"
 _NO_DEVICE = "-"
 
 
 class TaskDevicesError(FleetError):
-    """The devices of the node cannot be written."""
+    """The node's devices cannot be written."""
 
 
 @frozen
 class Slot:
-    """A device of gres.conf.
+    """A device in gres.conf.
 
-    It has a GRES type, the UUID of its GPU, its own last UUID, and its device nodes. A MIG device has several files. A pad has no
-    UUIDs.
+    It has a GRES type, its GPU's UUID, its own last UUID, and its device nodes. A MIG device has several device nodes.
+    A pad has no UUIDs.
     """
 
     type: str
@@ -62,8 +62,9 @@ class Slot:
 def assign(slots: Sequence[Slot], gpus: Sequence[Gpu], nodes: DeviceNodes) -> list[Device | None]:
     """Return the current device of each slot, or None if it does not exist.
 
-    A device keeps its number as long as it exists, because running jobs hold the number. Then the device nodes in gres.conf
-    identify new MIG devices. The remaining ones get the other slots of their GPU and type, in the order of gres.conf.
+    A device keeps its number as long as it exists, because running jobs hold the number. New MIG devices are assigned
+    by the device nodes in gres.conf. The remaining devices get the remaining slots of their GPU and type, in the order
+    of gres.conf.
     """
     free = [device for gpu in gpus for device in all_devices(gpu) if device.uuid]
     found: list[Device | None] = [None] * len(slots)
@@ -87,7 +88,7 @@ def _fits(slot: Slot, device: Device) -> bool:
 
 
 def table(node: str, slots: Sequence[Slot], devices: Sequence[Device | None], boot: str) -> str:
-    """Return the list of devices: a line with number, type and UUID for each of them."""
+    """Return the list of devices, with a line of number, type and UUID for each."""
     lines = [
         "# Devices by Slurm's number. Written by openfleet.gpu, which replaces changes.",
         "boot %s" % boot,
@@ -101,9 +102,9 @@ def table(node: str, slots: Sequence[Slot], devices: Sequence[Device | None], bo
 
 
 def with_files(text: str, node: str, changes: Mapping[tuple[str, ...], tuple[str, ...]]) -> str:
-    """Return gres.conf with other device nodes in the lines of a node.
+    """Return gres.conf with other device nodes in a node's lines.
 
-    All changes apply at once, because one device may get the nodes of another one. Lines for several nodes do not change.
+    All changes apply at once, because one device may get another one's nodes. Lines for several nodes do not change.
     """
     rows = text.splitlines(keepends=True)
     for line in lines_of("", text):
@@ -117,7 +118,7 @@ def with_files(text: str, node: str, changes: Mapping[tuple[str, ...], tuple[str
 
 
 def _common(text: str, other: str) -> str:
-    """Return the list with `-` as UUID of devices that another list lacks."""
+    """Return the list with `-` in place of the UUIDs that another list lacks."""
     listed = set(other.splitlines())
     lines = [
         line if line in listed or not line[:1].isdigit() else line.rpartition(" ")[0] + " -"
@@ -130,7 +131,7 @@ def _common(text: str, other: str) -> str:
 
 
 def refresh(options: Namespace) -> int:
-    """Write the devices for the TaskProlog. Run the subcommand slurm-devices."""
+    """Run the subcommand slurm-devices: write the devices for the TaskProlog."""
     root = Path("/")
     with BoundedSession() as session:
         gpus = session.observe().gpus
@@ -152,15 +153,14 @@ def read_nodes(root: Path) -> DeviceNodes:
 def write_devices(root: Path, gpus: Sequence[Gpu], nodes: DeviceNodes, common: bool = False) -> Iterator[str]:
     """Write DEVICES for the current GPUs. Yield a message for each change.
 
-    New device nodes are written to gres.conf first. If the run is interrupted, the next one writes the same. If `common` is
-    true, slurmd does not use the slots yet. Then only devices are listed that have the same number and type in the current
-    list.
-    Raises TaskDevicesError if the settings cannot be read.
+    New device nodes are written to gres.conf first. After an interruption, the next run writes the same. `common` is
+    true if slurmd does not use the slots yet. DEVICES then only lists devices that have the same number and type in the
+    current list. Raises TaskDevicesError if the settings cannot be read.
     """
     settings = _settings(root)
     slots = [Slot(each["type"], each["gpu"], each.get("uuid", ""), tuple(each["files"])) for each in settings["slots"]]
     devices = assign(slots, gpus, nodes)
-    # The nodes of a device that does not exist are kept.
+    # Keep the nodes of a device that does not exist.
     files = [device_files(device, nodes) if device else () for device in devices]
     changes = {slot.files: new for slot, new in zip(slots, files) if new and slot.files != new}
     if changes and settings["gres_file"]:
@@ -195,13 +195,13 @@ def _correct(path: Path, node: str, changes: Mapping[tuple[str, ...], tuple[str,
     if changed == text and {files for line in lines_of("", text) for files in line.devices}.issuperset(
         changes.values()
     ):
-        # An interrupted run wrote the nodes.
+        # An interrupted run has already written the nodes.
         return
     if changed == text:
         yield "%s lists other device nodes of %d MIG devices: run the role gpu_slurm" % (path, len(changes))
         return
     status = path.stat()
-    # slurmctld may read the file as its own user.
+    # Keep the owner and mode, because slurmctld may read the file as its own user.
     durable.write_bytes(
         path,
         changed.encode("utf-8", errors="surrogateescape"),

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the devices of a node from lines of gres.conf. Pure: no I/O.
+"""Read a node's devices from lines of gres.conf, as pure functions.
 
 https://slurm.schedmd.com/gres.conf.html
 """
@@ -19,9 +19,9 @@ _GPU_PATH = re.compile(r"/dev/nvidia([0-9]+)$")
 def slots(lines: Sequence[str], node: str, types: Sequence[str], minors: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the devices of gres/gpu in Slurm's order.
 
-    `types` are the types in the order of the node's Gres=, which sorts the lines. `minors` are the device minors of the GPUs by
-    UUID. Each device has `type`, `files` and `gpu`, the UUID of its GPU, which is empty for a pad.
-    Raises GresLinesError if a line has no file or the file of an unknown GPU, or if no line is for GPUs of the node.
+    `types` has the types in the order of the node's Gres=, which sorts the lines. `minors` has the GPUs' device minors
+    by UUID. Each device has `type`, `files` and `gpu`, the UUID of its GPU, which is empty for a pad. Raises
+    GresLinesError if a line has no file or an unknown GPU's file, or if no line is for the node's GPUs.
     """
     by_minor = {minor: uuid for uuid, minor in minors.items()}
     found = [
@@ -39,7 +39,7 @@ def slots(lines: Sequence[str], node: str, types: Sequence[str], minors: Mapping
 
 
 def _gpu(path: str, by_minor: Mapping[int, str]) -> str:
-    """Return the UUID of the GPU with a device node, or an empty text for other files."""
+    """Return the UUID of the GPU with this device node, or "" for other files."""
     match = _GPU_PATH.match(path)
     if not match:
         return ""

@@ -13,7 +13,7 @@ from ..model import Holder
 from ..plan.disturbance import Disturbance
 from ..processes.command import Run
 
-# Maximum number of missing links that a message names.
+# Maximum number of missing links in a message.
 _NAMED = 3
 
 

@@ -37,7 +37,7 @@ SHARINGS = (*WITHOUT_PART, *PARTS)
 
 
 def parse_layout(data: Any) -> Layout:
-    """Return the layout that `data` describes. Raises LayoutError with all problems found."""
+    """Return the layout in `data`. Raises LayoutError with all problems."""
     return parse(data, FORMS)
 
 

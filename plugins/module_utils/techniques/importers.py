@@ -7,5 +7,5 @@ from __future__ import annotations
 
 from .mig import parted
 
-#: Converts a configuration of nvidia-mig-parted.
+#: The converter for configurations of nvidia-mig-parted.
 MIG_PARTED = parted.convert

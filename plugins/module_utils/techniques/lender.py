@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define what lends parts of GPUs as leases.
+"""Define the interface of code that lends parts of GPUs as leases.
 
 A technique that lends quotas has its own lender (`lenders.LENDERS`). `lease_service.instances` lends the parts of all
 dividers.
@@ -21,15 +21,15 @@ from ..slurm.mig_devices import DeviceNodes
 class Lender(Protocol):
     """Lends parts of GPUs.
 
-    Each method reads the current parts of leases again. `text` is the text of a lease (`names.lease_text`). Methods raise
+    Each method reads the current parts of leases again. `text` is a lease's text (`names.lease_text`). Methods raise
     ApplyError if a file cannot be read or written.
     """
 
-    #: Whether only the lease can use its part. If not, processes of other accounts that use the GPU part are not ended.
+    #: Whether only the lease can use its part. If not, other accounts' processes on the GPU are not ended.
     exclusive: bool
 
     def current(self) -> dict[int, str]:
-        """Return the text of each lease with a part, by its number."""
+        """Return the text of each lease that has a part, by its number."""
 
     def fixed(self) -> Sequence[Any]:
         """Return the tenants of the layout, which belong to no lease."""
@@ -40,36 +40,37 @@ class Lender(Protocol):
     def take(self, booking: Booking, entry: Entry, places: Sequence[tuple[Any, Any]], host: Host) -> tuple[Host, bool]:
         """Create the parts of a started booking.
 
-        `places` has the GPU and the card of each place of the booking. Returns the host with the parts, and whether devices
-        changed. Raises RetryLaterError if a place is not free, and LeaseError if the host cannot lend it.
+        `places` has the GPU and the card for each of the booking's places. Returns the host with the new parts, and
+        whether devices changed. Raises RetryLaterError if a place is not free, and LeaseError if the host cannot lend
+        it.
         """
 
     def resize(self, number: int, shape: Shape, cards: Mapping[str, Any], host: Host) -> bool:
-        """Change the size of a lease, and return whether it has a part that can change.
+        """Change a lease's size, and return whether it has a part that can change.
 
-        `cards` has the cards by GPU UUID. Raises LeaseError if there is no room.
+        `cards` has the cards by GPU UUID. Raises LeaseError if there is not enough room.
         """
 
     def give_back(self, number: int, text: str, host: Host) -> None:
-        """Take back the parts of a lease. `host` has the holders of its GPUs.
+        """Take back a lease's parts. `host` has the holders of its GPUs.
 
         Raises RetryLaterError if a process still uses a part. The lease then keeps all parts.
         """
 
     def grant(self, number: int, text: str | None, host: Host, nodes: DeviceNodes) -> Grant | None:
-        """Return the grant of a lease, or None if it has no part.
+        """Return a lease's grant, or None if it has no part.
 
-        The grant has only the devices of this part. Raises LeaseError if a part is gone.
+        The grant only has the devices of this part. Raises LeaseError if a part no longer exists.
         """
 
     def settle(self, host: Host) -> None:
-        """Update the records to the parts that exist."""
+        """Update the records to match the parts that exist."""
 
     def repair(self, living: Sequence[int], host: Host) -> set[int]:
-        """Write parts of living leases again if necessary.
+        """Restore damaged parts of leases that still run.
 
         Returns the numbers of these leases.
         """
 
     def holders(self, grant: Grant, host: Host) -> list[Holder]:
-        """Return the processes that use the part of a lease. `host` has the holders."""
+        """Return the processes that use a lease's part. `host` has all holders."""

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List the techniques that lend quotas. The service of leases imports this table."""
+"""List the techniques that lend quotas, for the lease service."""
 
 from __future__ import annotations
 
@@ -11,5 +11,6 @@ from .lender import Lender
 from .vgpu import model as vgpu
 from .vgpu.lender import QuotaLender
 
-#: A function for each value of `sharing`. Its argument is true if the GPUs are simulated for this process only.
+#: By value of `sharing`: a function that returns the lender. Its argument is true if only this process simulates the
+#: GPUs.
 LENDERS: Mapping[str, Callable[[bool], Lender]] = {vgpu.KEY: QuotaLender}

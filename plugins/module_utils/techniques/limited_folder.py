@@ -16,7 +16,7 @@ from typing import Callable, Sequence
 from .. import systemd_reload
 from ..frozen import frozen
 
-#: A function that runs systemctl with these arguments. Raises ApplyError if systemctl fails.
+#: A function that runs systemctl with these arguments. It raises ApplyError if systemctl fails.
 Systemctl = Callable[[Sequence[str]], None]
 
 
@@ -31,8 +31,8 @@ class LimitedFolder:
     mode: int
     description: str
     comment: str
-    #: If true, systemd does not mount the tmpfs over a folder that has files. Units that need the folder must then start
-    #: the mount unit.
+    #: Whether systemd mounts the tmpfs only over an empty folder. Units that need the folder must then start the mount
+    #: unit.
     only_empty: bool = False
 
     @property
@@ -60,7 +60,7 @@ class LimitedFolder:
             "Where=/%s" % self.path,
             "Type=tmpfs",
             "Options=size=%dM,nr_inodes=%d,mode=%04o,nosuid,nodev,noexec" % (self.size_mib, self.most_files, self.mode),
-            # Unmount even while files are in use. Running programs keep their mappings of these files.
+            # Unmount even if files are in use. Running programs keep their mappings of these files.
             "LazyUnmount=yes",
             "",
             "[Install]",
@@ -81,7 +81,7 @@ class LimitedFolder:
                 systemctl(systemd_reload.RELOAD[1:])
                 systemctl(["reload", self.unit])
             return
-        # `systemctl enable` reloads systemd. A reload can detach GPUs from running containers
+        # Reload only if needed, because a reload can detach GPUs from running containers
         # (NVIDIA/nvidia-container-toolkit#48).
         if changed:
             systemctl(systemd_reload.RELOAD[1:])

@@ -20,9 +20,10 @@ def export_together(
     left_out: list[str],
     inside: Sequence[Form],
 ) -> dict[str, tuple[MigInstance, ...] | None]:
-    """Return a mapping from the UUID of each GPU in MIG mode to its instances.
+    """Return the instances of each GPU in MIG mode, by GPU UUID.
 
-    The value is None if a change of the GPU's MIG mode is pending. If `pin` is true, each instance has its placement.
+    The value is None while a change of the GPU's MIG mode is pending. If `pin` is true, each instance has its
+    placement.
     """
     found: dict[str, tuple[MigInstance, ...] | None] = {}
     for gpu in gpus:
@@ -37,9 +38,9 @@ def export_together(
 def _instances(
     gpu: Gpu, pin_placements: bool, seen: Seen, left_out: list[str], inside: Sequence[Form]
 ) -> Iterable[MigInstance]:
-    """Return the instances of a GPU in the order of their placements.
+    """Return a GPU's instances in the order of their placements.
 
-    Equal instances without a pinned placement are combined into one item with a count.
+    Equal instances without a pinned placement become one item with a count.
     """
     counts: dict[MigInstance, int] = {}
     slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}

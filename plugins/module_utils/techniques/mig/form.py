@@ -27,7 +27,7 @@ class MigForm(Form):
     setting = None
     service = None
     example = Key("mig: [{profile: 3g.40gb}]")
-    #: None, because the compute mode is set on the instances and not on the GPU.
+    #: None, because the compute mode is set for the instances and not for the GPU.
     compute_mode = None
     lease_limit = "profiles"
 
@@ -53,9 +53,9 @@ class MigForm(Form):
         pin: Callable[[Gpu], Selector] | None,
         left_out: list[str],
     ) -> dict[str, tuple[MigInstance, ...] | None]:
-        """Return a mapping from the UUID of each GPU in MIG mode to its instances.
+        """Return the instances of each GPU in MIG mode, by GPU UUID.
 
-        The value is None if a change of the GPU's MIG mode is pending.
+        The value is None while a change of the GPU's MIG mode is pending.
         """
         from .export import export_together
 

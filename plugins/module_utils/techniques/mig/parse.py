@@ -68,7 +68,7 @@ def _instance(node: Node, context: PartContext, inside: Sequence[Form]) -> MigIn
 
 
 def _shared(fields: Fields, context: PartContext, inside: Sequence[Form]) -> tuple[str | None, Any]:
-    """Return (key of the technique that shares an instance, its part in the layout)."""
+    """Return (key of the technique that shares an instance, its part)."""
     found: tuple[str | None, Any] = (None, None)
     for form in inside:
         if form.key in fields:

@@ -5,7 +5,7 @@
 
 All functions are pure.
 
-The configuration has `version: v1` and `mig-configs`. For each label, `mig-configs` has a list of elements with these
+The configuration has `version: v1` and `mig-configs`, which has a list for each label. An element of the list has these
 keys:
 
 * `devices`: "all", or a list of GPU indices
@@ -64,9 +64,9 @@ def convert(data: Any, source: str, models: Mapping[str, Model]) -> dict[str, Co
 
 @frozen
 class _Gpus:
-    """The indices and the models of the GPUs that an element selects.
+    """The indices and models of the GPUs that an element selects.
 
-    A GPU must have one of the indices and be one of the models. None means all indices or all models.
+    A selected GPU has one of the indices and is one of the models. None means all indices or all models.
     """
 
     place: str
@@ -121,7 +121,7 @@ class _Config:
     def _model(self, pci_id: Any) -> str:
         """Return the name of the board with this PCI id, without "NVIDIA".
 
-        If the catalogue does not have the id, a text with the id is returned.
+        Returns a text with the id if the catalogue does not have it.
         """
         # YAML parses an unquoted 0x233010DE as a number.
         number = "%08x" % pci_id if is_integer(pci_id) else str(pci_id).lower().replace("0x", "", 1)
@@ -203,8 +203,7 @@ class _Config:
                 continue
             if profile.is_split:
                 parts.setdefault(profile.gpu_instance, []).extend([profile] * count)
-            # Add the key even if the count is 0, because instances are created in the order of the profiles in the
-            # file.
+            # Add the key even for a count of 0, because instances are created in the order of the profiles in the file.
             whole[profile.gpu_instance] += 0 if profile.is_split else count
         found = []
         for gpu_instance, count in whole.items():
@@ -241,7 +240,7 @@ class _Config:
 
 
 def _pattern(models: Sequence[str], known: Iterable[str]) -> str:
-    """Return a pattern such as ``H200*`` that matches these models and no others.
+    """Return a pattern such as ``H200*`` that matches only these models.
 
     The pattern is compared only with known models. Returns "" if there is no such pattern.
     """

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Apply or roll back the MPS part of a plan, around the change of the GPUs.
 
-The files of a stopped daemon are kept until the new layout is complete. If the change is interrupted, the next run
-needs these files to restart the daemon.
+A stopped daemon's files are kept until the new layout is complete. After an interruption, the next run needs them to
+restart the daemon.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .steps import MpsPlan, caps
 def bring_back(data: Mapping[str, Any], daemons: MpsHost, host: Host) -> None:
     """Restart the daemons that an interrupted change stopped.
 
-    Each daemon gets the current devices of its GPUs. If the interrupted change has already started a daemon, nothing is
+    Each daemon gets its GPUs' current devices. If the interrupted change has already started a daemon, nothing is
     restarted, because the next plan completes the change.
     """
     running = {seen.daemon.name for seen in daemons.observe() if seen.running}
@@ -67,8 +67,7 @@ class MpsChange:
     def stop(self, done: list[str]) -> None:
         """Stop the daemons that are removed or restarted.
 
-        First, the clients of these daemons are ended if that is permitted. Otherwise BusyError is raised if a daemon has
-        clients.
+        First, their clients are ended if that is permitted. Otherwise BusyError is raised if a daemon has clients.
         """
         if any(step.seen.running for step in self._plan.stops):
             self._make_way()
@@ -76,11 +75,12 @@ class MpsChange:
             if step.seen.running:
                 self._stopped.append(step.seen)
                 done.append("mps %s: stop" % step.name)
-            # A daemon that is not running may start soon, because systemd retries it or the host is booting.
+            # Also stop a daemon that is not running: it may start soon, because systemd retries it or the host is
+            # booting.
             self._host.stop(step.name)
 
     def start(self, host: Host, done: list[str]) -> None:
-        """Set new limits and start new daemons on the current devices of the GPUs."""
+        """Set new limits, and start new daemons on the GPUs' current devices."""
         for step in self._plan.adjusts:
             self._adjusted.append(step.seen)
             self._host.adjust(step.daemon, step.seen.devices)
@@ -99,7 +99,7 @@ class MpsChange:
             done.append("mps %s: start" % step.name)
 
     def clear_away(self) -> None:
-        """Remove the daemons that this change started, before the GPUs are rolled back."""
+        """Remove the daemons that this change started, before a rollback of the GPUs."""
         old = {seen.daemon.name for seen in self._stopped}
         for name in self._started:
             self._host.stop(name)
@@ -108,7 +108,7 @@ class MpsChange:
         self._started.clear()
 
     def bring_back(self, host: Host) -> None:
-        """Restore daemons and limits after the GPUs were rolled back.
+        """Restore daemons and limits after a rollback of the GPUs.
 
         A daemon that cannot be restored does not prevent the others. All errors are then raised as one.
         """

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Generate the files of MPS control daemons.
 
-All functions are pure. Paths are relative to the root of the host.
+All functions are pure. Paths are relative to the host's root.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .unit import LOGS
 #: Kind of the CDI device that makes a container a client of a daemon: openfleet.io/mps=NAME.
 CDI_KIND = "openfleet.io/mps"
 
-#: Size limit in MiB and file limit of a pipe directory. The daemon stores its sockets and a few small files in the
-#: directory.
+#: Limits of a pipe directory: its size in MiB, and its number of files. The daemon stores its sockets and a few small
+#: files there.
 _PIPES_MIB, _PIPES_FILES = 16, 4096
 
-#: The path of a UNIX socket has at most 107 characters (unix(7)). The daemon's longest socket path is
-#: PIPES/NAME/control_privileged.
+#: Maximum length of a daemon's name. A UNIX socket's path has at most 107 characters (unix(7)), and the daemon's
+#: longest socket path is PIPES/NAME/control_privileged.
 LONGEST_NAME = 107 - len("/%s//control_privileged" % PIPES)
 
 
 def limited_folder(name: str) -> LimitedFolder:
     """Return the mount unit of a daemon's pipe directory.
 
-    The directory is a tmpfs with a size limit because containers of clients write to it. Users have no access until the
-    daemon's unit opens the directory, when the daemon is ready.
+    The directory is a tmpfs with a size limit, because clients' containers write to it. Users have no access until the
+    daemon is ready, when its unit opens the directory.
     """
     return LimitedFolder(
         path="%s/%s" % (PIPES, name),
@@ -75,7 +75,7 @@ def name_problem(name: str) -> Problem | None:
 def files(daemon: MpsDaemon, devices: Sequence[str]) -> dict[str, str]:
     """Return the files of one daemon.
 
-    `devices` are the UUIDs of GPUs, or the UUID of one MIG device.
+    `devices` has the UUIDs of GPUs, or the UUID of one MIG device.
     """
     settings = "%s/%s" % (SETTINGS, daemon.name)
     return {

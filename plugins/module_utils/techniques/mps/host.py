@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Change the MPS control daemons of a host: files, units and limits.
 
-`files` and `unit` generate the files. `mps_control` implements the protocol of the daemon. docs/mps.md is the user
-documentation.
+`files` and `unit` generate the files. `mps_control` implements the daemon's protocol. docs/mps.md describes MPS for
+users.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from ...plan.disturbance import Disturbance
     from .steps import MpsPlan
 
-#: The daemon's unit has this path too.
+#: The daemon's unit has the same path.
 _PROGRAM = "usr/bin/" + MPS_CONTROL
-#: The time limits of the unit for stopping and starting, plus a margin.
+#: The unit's time limits for stopping and starting, plus a margin.
 _SYSTEMCTL_SECONDS = mps_unit.STOP_SECONDS + mps_unit.START_SECONDS + 30
 #: Timeout for servers that do not answer because they are starting or ending.
 _SERVER_SECONDS = 10
 _JOURNAL_LINES, _JOURNAL_LETTERS = 6, 300
-#: Lines that the daemon logs for each command.
+#: Lines that the daemon logs for every command.
 _CHATTER = ("Accepting connection", "NEW UI", "UI closed", "Cmd:")
 
 
 def adjustable(seen: MpsSeen, wanted: MpsDaemon, devices: Sequence[str]) -> bool:
     """Return whether `adjust` can change the daemon without a restart.
 
-    A restart ends the daemon's clients. It is needed for other devices, because a daemon reads its devices only when it
-    starts. It is also needed to remove a memory limit, because the protocol has no command for this.
+    A restart ends the daemon's clients. A restart is needed for other devices, because a daemon only reads its devices
+    when it starts. It is also needed to remove a memory limit, for which the protocol has no command.
     """
     return (
         seen.running
@@ -72,10 +72,9 @@ class MpsHost(Daemons):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def server_deaths(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the number of dead servers of each daemon.
+        """Return the number of each daemon's dead servers.
 
-        Counting starts with the first call after the host booted. Daemons that cannot be counted are missing from the
-        result.
+        Counting starts with the first call after a boot. Leaves out daemons whose servers cannot be counted.
         """
         from .server_deaths import count
 
@@ -115,7 +114,7 @@ class MpsHost(Daemons):
                 return True
         if durable.differing(self._root, units):
             return True
-        # The unit template is removed with the last daemon.
+        # The unit template is removed together with the last daemon.
         forgotten = {step.name for step in part.stops if step.forget}
         stay = {daemon.name for daemon, _devices in self._specs()} - forgotten
         return bool(forgotten) and not stay and not changes and (self._root / mps_unit.UNIT_PATH).exists()
@@ -136,9 +135,8 @@ class MpsHost(Daemons):
     def start(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
         """Write the daemon's files and start or restart the daemon.
 
-        A restart ends the daemon's clients. The method returns when the daemon answers and has its limits. During boot
-        the method returns earlier, because the daemon starts after gpu-layout.service, which is the caller. Raises
-        ApplyError.
+        A restart ends the daemon's clients. Returns when the daemon answers and has its limits. During a boot, returns
+        earlier, because the daemon starts after gpu-layout.service, which is the caller. Raises ApplyError.
         """
         problem = mps_files.name_problem(daemon.name) or self.available()
         if problem:
@@ -158,11 +156,11 @@ class MpsHost(Daemons):
     def adjust(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
         """Write the daemon's files, and set the new limits of the daemon and its servers.
 
-        Connected clients keep their limits. Requires that `adjustable` allows the change. Raises ApplyError if the
+        Call this only if `adjustable` allows the change. Connected clients keep their limits. Raises ApplyError if the
         daemon refuses.
 
-        A server that does not answer keeps its limits. Only a restart could change them, and would end the server's
-        clients. New servers get the new limits. `observe` lists a hanging server in `silent_server_pids`. If a server
+        A server that does not answer keeps its limits, because only a restart could change them, which would end its
+        clients. New servers get the new limits. `observe` lists a hanging server in `silent_server_pids`. If the server
         answers later with its previous limit, the next plan changes this limit.
         """
         written = self._write(daemon, devices)
@@ -185,8 +183,8 @@ class MpsHost(Daemons):
     def stop(self, name: str) -> None:
         """Stop the daemon and wait until it has ended. Raises ApplyError.
 
-        Stopping the daemon ends its clients. The files of the daemon are kept. This also works if systemd is about to
-        start the daemon, and if the unit file is missing.
+        This ends the daemon's clients. Its files are kept. Also works if systemd is about to start the daemon, and if
+        the unit file is missing.
         """
         unit = unit_of(name)
         state = self._states([name])[0]
@@ -216,7 +214,7 @@ class MpsHost(Daemons):
         for path in self._shared():
             durable.remove(self._root / path)
         for folder in (SETTINGS, str(Path(SETTINGS).parent), PIPES, mps_unit.LOGS):
-            # Keep the folder if it has files of other programs.
+            # Keep the folder if it has other programs' files.
             with contextlib.suppress(OSError):
                 (self._root / folder).rmdir()
         if had_unit:
@@ -229,7 +227,7 @@ class MpsHost(Daemons):
         return mps_unit.shared_files(selinux=(self._root / "sys/fs/selinux/enforce").exists())
 
     def _limit_pipes(self, name: str, written: Sequence[str], in_use: bool) -> None:
-        """Mount the pipe directory's file system with the limits of its unit.
+        """Mount the pipe directory's file system with its unit's limits.
 
         Raises ApplyError.
         """
@@ -239,8 +237,8 @@ class MpsHost(Daemons):
     def _clear_pipes(self, name: str) -> None:
         """Stop the daemon and remove its pipe directory.
 
-        This makes room for a file system of limited size. Containers keep the old directory until they end. The directory
-        is renamed first, because containers may write to it while it is removed.
+        A file system of limited size can then be mounted there. Containers keep the old directory until they end. The
+        directory is renamed first, because containers may write to it while it is removed.
         """
         if self._states([name])[0]["ActiveState"] not in ("inactive", "failed"):
             self.stop(name)
@@ -248,7 +246,7 @@ class MpsHost(Daemons):
         old = path.with_name(".%s.old" % name)
         try:
             _remove(old)
-            # Rename only an existing directory, because the boot unit has no permission to change the parent in /run.
+            # Only rename an existing directory, because the boot unit may not change its parent in /run.
             if os.path.lexists(str(path)):
                 path.rename(old)
                 _remove(old)
@@ -265,7 +263,7 @@ class MpsHost(Daemons):
     def _write(self, daemon: MpsDaemon, devices: Sequence[str]) -> list[str]:
         """Write files that are missing or differ, and return their paths below the root.
 
-        The spec is written first, because it shows that the other files belong to this daemon.
+        The spec is written first, because it identifies the other files as this daemon's.
         """
         files = {**mps_files.files(daemon, devices), **self._shared()}
         written = durable.write_differing(self._root, files)
@@ -302,8 +300,8 @@ class MpsHost(Daemons):
         devices = len(daemon.places)
         for index in range(devices if daemon.pinned_memory_limit_bytes is not None else 0):
             control.set_limit(index, daemon.pinned_memory_limit_bytes or 0, server)
-        # Set the percentage last. `observe` reads only the percentage of a server, and a server with the new percentage
-        # then also has the new memory limits.
+        # Set the percentage last. `observe` only reads a server's percentage, and may then conclude that the server
+        # also has the new memory limits.
         control.set_percentage(daemon.active_thread_percentage, server)
 
     def _verify(self, daemon: MpsDaemon, devices: Sequence[str]) -> None:
@@ -336,5 +334,5 @@ def _remove(path: Path) -> None:
 
 
 def _nameless(name: str) -> MpsDaemon:
-    """Return a daemon that has only a name, to compute the paths of its files."""
+    """Return a daemon that only has a name, to compute the paths of its files."""
     return MpsDaemon(name, (), 1, 100)

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Report MPS daemons that differ from the layout, and metrics. Pure functions."""
+"""Compare MPS daemons with the layout, and report metrics, as pure functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answers(seen: MpsSeen) -> bool | None:
 def drift(layout: Layout, gpus: Plan, host: Host, seen: Sequence[MpsSeen]) -> list[tuple[str, set[str]]]:
     """Return (difference from the layout, UUIDs of its GPUs) for each difference.
 
-    A daemon that is down but otherwise as desired is not a difference, because another metric reports it.
+    A daemon that is down but otherwise as desired is no difference, because another metric reports it.
     """
     asked = wanted(layout, gpus, host.driver_version, seen)
     steps = plan(asked, seen, gpus, host, adjustable).steps
@@ -35,7 +35,7 @@ def drift(layout: Layout, gpus: Plan, host: Host, seen: Sequence[MpsSeen]) -> li
     differences = []
     for step in steps:
         if isinstance(step, StopMps) and not step.forget:
-            # This step is the first half of a restart. The StartMps step of the daemon is the difference.
+            # This step is the first half of a restart. The daemon's StartMps step is the difference.
             continue
         one = by_name.get(step.name)
         if isinstance(step, StartMps) and one is not None and _only_down(one, step.daemon, host):
@@ -53,9 +53,9 @@ def _only_down(one: MpsSeen, daemon: MpsDaemon, host: Host) -> bool:
 
 
 def families(seen: Sequence[MpsSeen], gpus: Mapping[str, Gpu], deaths: Mapping[str, int]) -> list[Family]:
-    """Return the metrics of the daemons.
+    """Return the daemons' metrics.
 
-    `gpus` maps UUIDs to GPUs. `deaths` maps the name of each daemon to its number of dead servers.
+    `gpus` maps UUIDs to GPUs. `deaths` maps a daemon's name to its number of dead servers.
     """
     up = {each.daemon.name: int(bool(answers(each))) for each in seen if answers(each) is not None}
     return [

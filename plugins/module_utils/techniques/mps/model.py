@@ -20,9 +20,9 @@ KEY = "mps"
 NAME = "mps_daemons"
 #: Values of `daemon_per`: one daemon for each GPU of an entry, or one daemon for all its GPUs.
 DAEMONS = ("gpu", "entry")
-#: Compute mode for GPUs with daemons. Only the daemon's server opens the GPU, and clients use the GPU through it.
+#: Compute mode for GPUs with daemons: only the daemon's server opens the GPU, and clients use it through the server.
 COMPUTE_MODE = "exclusive_process"
-#: Folder with the settings of the daemons, relative to the root of the host.
+#: Folder with the daemons' settings, relative to the host's root.
 SETTINGS = "etc/openfleet-gpu/mps"
 #: Format version of a daemon's spec file.
 SCHEMA = 1
@@ -30,9 +30,9 @@ SCHEMA = 1
 
 @frozen
 class Mps:
-    """The part `mps` of a layout: an MPS daemon and the limits of each client.
+    """The part `mps` of a layout: an MPS daemon and each client's limits.
 
-    If `pinned_memory_limit_bytes` is None, memory is not limited.
+    Memory is not limited if `pinned_memory_limit_bytes` is None.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Mps:
 class MpsPlace:
     """A GPU or a GPU instance, identified by values that survive a reboot.
 
-    These values are the GPU's UUID, and for an instance also its profile and start.
+    These are the GPU's UUID, and an instance's profile and start.
     """
 
     gpu_uuid: str
@@ -81,9 +81,9 @@ class MpsDaemon:
 class MpsClient:
     """A process that an MPS server reports as its client.
 
-    A process that answers in place of the daemon may name any process. `attested` is true if the kernel confirms three
-    facts: the server is a child of the daemon, the server may serve the process's user, and the process has one of the
-    server's GPUs open.
+    A process that answers in place of the daemon may name any process. So `attested` is true only if the kernel
+    confirms three facts: the server is a child of the daemon, the server may serve the process's user, and the process
+    has one of the server's GPUs open.
     """
 
     pid: int
@@ -91,7 +91,8 @@ class MpsClient:
     command: str | None = None
     user: str | None = None
     attested: bool = field(default=True, metadata=INTERNAL)
-    #: Start time of the process in clock ticks of the kernel. A later process with the same PID has another start time.
+    #: Start time of the process in the kernel's clock ticks, which distinguishes it from a later process with the same
+    #: PID.
     started_ticks: int | None = field(default=None, metadata=INTERNAL)
 
 
@@ -99,10 +100,10 @@ class MpsClient:
 class MpsSeen:
     """The current state of a daemon of this collection.
 
-    `daemon` and `devices` are read from the daemon's files. `devices` has the UUIDs in CUDA_VISIBLE_DEVICES: UUIDs of GPUs,
-    or the UUID of one MIG device. The running daemon reports the limits. They are None if it does not answer. If a server
-    has another percentage than the daemon, `active_thread_percentage` is the server's. If the daemon should run but does
-    not answer, `problem` has the reason.
+    `daemon` and `devices` are read from the daemon's files. `devices` has the UUIDs in CUDA_VISIBLE_DEVICES: UUIDs of
+    GPUs, or the UUID of one MIG device. The limits are those that the running daemon reports, or None if it does not
+    answer. If a server's percentage differs from the daemon's, `active_thread_percentage` is the server's. `problem`
+    has the reason if the daemon should run but does not answer.
     """
 
     daemon: MpsDaemon
@@ -116,11 +117,11 @@ class MpsSeen:
     #: Files that are missing or differ from this release's version.
     outdated: tuple[str, ...] = ()
     problem: str | None = None
-    #: PIDs of servers that do not answer because they are starting, ending or hanging. Their limits may be outdated.
+    #: PIDs of servers that do not answer because they start, end or hang. Their limits may be outdated.
     silent_server_pids: tuple[int, ...] = ()
-    #: Whether the pipe directory has a file system of limited size. None if the daemon is not running.
+    #: Whether the pipe directory's file system has a limited size. None if the daemon is not running.
     pipe_directory_limited: bool | None = None
-    #: PIDs that the daemon reports as servers, but that are not its children according to the kernel. They are treated as
+    #: PIDs that the daemon reports as servers, but that the kernel does not list as its children. They count as
     #: ordinary holders.
     unattested_server_pids: tuple[int, ...] = field(default=(), metadata=INTERNAL)
 
@@ -132,14 +133,14 @@ def unit_of(name: str) -> str:
 
 def spec_files(root: Path) -> Iterable[Path]:
     """Return the spec files of the host's daemons, including unreadable ones."""
-    # Match only NAME.json, because files that are being written end in ".new".
+    # Match only NAME.json: files that are being written end in ".new".
     return (root / SETTINGS).glob("*.json")
 
 
 def spec_path(name: str) -> str:
     """Return the path of a daemon's spec file.
 
-    The spec is the first file of a daemon to be written and the last to be removed.
+    The spec is the first of a daemon's files to be written, and the last to be removed.
     """
     return "%s/%s.json" % (SETTINGS, name)
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the MPS control daemons of a host and report them as module results.
 
-This file is small, because Ansible sends it to hosts with modules that only read. host.py changes daemons and compares
-their files.
+This module must stay small, because modules that only read send it to hosts. host.py changes daemons and compares their
+files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROPERTIES = ("Id", "LoadState", "ActiveState", "Result", "MainPID", "Job", "Ne
 _COMING_SECONDS = 10
 LOOK_SECONDS = 0.2
 
-#: The only entry of the result if the daemons cannot be read. `report` adds its `problem`.
+#: The only entry in the result if the daemons cannot be read. `report` adds its `problem`.
 _NO_DAEMON = {
     **dict.fromkeys(("name", "clients", "active_thread_percentage", "running", "pid", "pipe_directory_limited")),
     **{name: [] for name in ("places", "devices", "pinned_memory_limits_bytes", "client_processes")},
@@ -42,7 +42,7 @@ _NO_DAEMON = {
 class Daemons:
     """Read the control daemons of this host.
 
-    `root` is the root folder of the daemons' files. `run` runs command-line tools.
+    `root` is the host's root folder. `run` runs command-line tools.
     """
 
     def __init__(self, root: str = "/", run: Run = run_tool) -> None:
@@ -53,9 +53,9 @@ class Daemons:
 
         A daemon that is down has a `problem`.
 
-        If systemd is starting a daemon, this method waits up to _COMING_SECONDS. While the host boots, it does not wait,
-        because the daemons start after this process, and they have no `problem`. Raises ApplyError if a file cannot be
-        read or systemd does not answer.
+        Waits up to _COMING_SECONDS for daemons that systemd is starting. While the host boots, does not wait, because
+        the daemons start after this process. They then have no `problem`. Raises ApplyError if a file cannot be read or
+        systemd does not answer.
         """
         try:
             specs = list(self._specs())
@@ -63,12 +63,12 @@ class Daemons:
                 return ()
             states, boots = self._settled([daemon.name for daemon, _devices in specs])
         except ApplyError as error:
-            # Report the outcome "old", because reading has changed nothing.
+            # Reading has changed nothing, so the outcome is "old".
             error.outcome = "old"
             raise
-        # If one unit needs a reload, all do, because all daemons share one unit file.
+        # All daemons share one unit file, so if one unit needs a reload, all do.
         reload_needed = any(state["NeedDaemonReload"] == "yes" for state in states)
-        # Use one child process for all reads. A daemon may have many clients, and their command lines are read in a child.
+        # Use one child process for all reads of clients' command lines, because a daemon may have many clients.
         with one_look():
             return tuple(
                 self._look(daemon, devices, state, self._outdated(daemon, devices, reload_needed), boots)
@@ -82,8 +82,8 @@ class Daemons:
     def _settled(self, names: Sequence[str]) -> tuple[list[dict[str, str]], bool]:
         """Return (state of each daemon's unit, whether the host boots).
 
-        Waits until systemd has finished pending starts. While the host boots, the daemons start after this process, so
-        it does not wait.
+        Waits for pending starts to finish. While the host boots, does not wait, because the daemons start after this
+        process.
         """
         deadline = time.monotonic() + _COMING_SECONDS
         while True:
@@ -132,13 +132,12 @@ class Daemons:
                 *(daemon, devices, True, pid), outdated=outdated, problem=str(error), pipe_directory_limited=limited
             )
         silent = tuple(server for server, each in told_by.items() if each is None)
-        # After an interrupted change, a server may still have its previous limit. Limits are whole numbers. A
-        # difference of less than 1 is therefore only the server's rounding.
+        # After an interrupted change, a server may still have its previous limit. Limits are whole numbers, so a
+        # difference of less than 1 is the server's rounding.
         apart = [each for each in told_by.values() if each is not None and abs(each - own) >= 1]
         if apart and percentage == own:
             percentage = apart[0]
-        # The daemon reports only the rounded limit. If it equals the rounded limit from the file, use the exact limit
-        # from the file.
+        # The daemon only reports the rounded limit. Use the exact limit from the file if it rounds to the same value.
         asked = daemon.pinned_memory_limit_bytes
         limits = tuple(asked if limit == rounded_limit(asked) else limit for limit in limits)
         problem = None
@@ -162,7 +161,7 @@ class Daemons:
         user = None if uid is None else str(uid)
         with contextlib.suppress(KeyError):
             user = None if uid is None else pwd.getpwuid(uid).pw_name
-        # If the server has ended, the client is not attested.
+        # A client whose server has ended is not attested.
         attested = serves(server, pid, daemon, proc) and shares_gpu(server, pid, proc)
         command = command_of(words) if words else None
         return MpsClient(pid, server, command, user, attested, started_ticks_of(pid, proc))
@@ -199,7 +198,7 @@ class Daemons:
 def look(private: bool) -> tuple[MpsSeen, ...]:
     """Return the daemons of this host. Raises ApplyError.
 
-    Returns an empty tuple if the GPUs are simulated for this process only.
+    Returns an empty tuple if only this process simulates the GPUs.
     """
     return () if private else Daemons().observe()
 
@@ -207,8 +206,8 @@ def look(private: bool) -> tuple[MpsSeen, ...]:
 def report(private: bool) -> list[dict[str, Any]]:
     """Return the collection's MPS daemons on this host as module results.
 
-    Returns an empty list if the GPUs are simulated for this process only. If the daemons cannot be read, no error is
-    raised. The result is then one entry that has only a `problem`.
+    Returns an empty list if only this process simulates the GPUs. If the daemons cannot be read, raises no error, and
+    returns one entry that only has a `problem`.
     """
     try:
         observed = look(private)
@@ -244,9 +243,9 @@ def _pairs(control: Control, servers: Sequence[int]) -> Iterator[tuple[int, int]
 
 
 def _percentage_of(control: Control, server: int) -> float | None:
-    """Return the percentage that a server reports, or None if it does not answer.
+    """Return a server's percentage, or None if it does not answer.
 
-    Raises no error, so that the caller can query the other servers if one hangs.
+    Raises no error, so that the caller can query other servers if one hangs.
     """
     try:
         return control.percentage(server)

@@ -42,8 +42,8 @@ def wanted(
 ) -> tuple[WantedDaemon, ...]:
     """Return the desired daemons in the order of their names.
 
-    The daemons are for the GPUs as they are after `plan`. If a GPU has several equal instances, a daemon keeps the
-    instance that it serves.
+    The daemons serve the GPUs in their state after `plan`. Among equal instances of a GPU, a daemon keeps the one that
+    it serves.
 
     Raises PlanError if a daemon needs more clients than the GPU supports, needs more memory than the GPU has, has a
     duplicate name, or is on a split instance.
@@ -70,7 +70,7 @@ def wanted(
 
 
 def devices(daemon: MpsDaemon, gpus: Iterable[Gpu]) -> tuple[str, ...] | None:
-    """Return the UUIDs of the daemon's GPUs, or the UUID of its MIG device.
+    """Return the UUIDs of the daemon's GPUs, or its MIG device's UUID.
 
     Returns None if a device does not exist.
     """
@@ -89,10 +89,8 @@ def plan(
 ) -> MpsPlan:
     """Return the steps from the `seen` daemons to the desired ones.
 
-    `adjustable` decides which daemons can get new limits without a restart.
-
-    A current daemon that the layout does not have is stopped if an entry selects one of its GPUs. Other such daemons
-    keep running, unless `leave_others` is false.
+    `adjustable` decides which daemons can get new limits without a restart. A daemon that the layout does not have is
+    stopped if an entry selects one of its GPUs. Other such daemons are stopped only if `leave_others` is false.
     """
     by_name = {each.daemon.name: each for each in daemons}
     plans = {each.gpu.uuid: each for each in gpus.gpus}
@@ -135,7 +133,7 @@ def _stays(one: MpsSeen, daemon: MpsDaemon, plans: Mapping[str, GpuPlan], host: 
 
 
 def _disturbed(one: MpsSeen, indices: tuple[tuple[str, int], ...]) -> list[Disturbance]:
-    """Return the clients that the plan disturbs, because it stops their daemon."""
+    """Return the clients whose daemon the plan stops."""
     what = "mps %s on %s (its daemon would stop)" % (
         one.daemon.name,
         MpsPlan(indices=indices).places(one.daemon.places),
@@ -144,9 +142,9 @@ def _disturbed(one: MpsSeen, indices: tuple[tuple[str, int], ...]) -> list[Distu
 
 
 def serves(seen: Iterable[MpsSeen], clients: bool = True) -> dict[str, frozenset[int]]:
-    """Return the PIDs of the processes of MPS daemons, by GPU UUID.
+    """Return the PIDs of MPS daemons and their servers, by GPU UUID.
 
-    The processes are the daemons and their servers. If `clients` is true, the clients are included.
+    Includes their clients if `clients` is true.
     """
     found: dict[str, frozenset[int]] = {}
     for one in seen:
@@ -170,7 +168,7 @@ def _as_wanted(one: MpsSeen, daemon: MpsDaemon) -> bool:
 def clients(one: MpsSeen) -> tuple[Holder, ...]:
     """Return the processes that would lose their work if the daemon stops.
 
-    If a daemon does not answer, its clients are unknown. One unknown holder is then returned for all of them.
+    If a daemon does not answer, returns one unknown holder for all its clients.
     """
     gpu = one.daemon.places[0].gpu_uuid
     if one.running and one.active_thread_percentage is None:
@@ -184,7 +182,8 @@ def clients(one: MpsSeen) -> tuple[Holder, ...]:
             ticks = client.started_ticks
             found.append(Holder(gpu, None, MPS, who, client.pid, client.user, client.command, started_ticks=ticks))
         else:
-            # A user's program may have answered in place of the daemon and named any process. The process is not ended.
+            # The process is not ended, because a user's program may have answered in place of the daemon and named any
+            # process.
             who += " only according to the server %d, so it is not ended" % client.server_pid
             found.append(Holder(gpu, None, MPS, who))
     return tuple(found)
@@ -206,7 +205,7 @@ def _of_entry(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None)
 def _of_clients(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | None) -> list[WantedDaemon]:
     """Return a daemon for each GPU of an entry if another technique needs MPS.
 
-    These daemons set no limits, because the clients set their own limits in their environment.
+    These daemons have no limits, because the clients set their own in their environment.
     """
     clients = getattr(entry.part, "mps_clients", None)
     if clients is None:
@@ -222,7 +221,7 @@ def _of_clients(entry: Entry, gpus: Sequence[GpuPlan], driver_version: str | Non
 def _one_gpu(entry: Entry) -> bool:
     """Return whether the entry selects exactly one GPU on every host.
 
-    The name of such an entry's daemon has no GPU index, so it does not change when a card is added.
+    The name of its daemon then has no GPU index, and does not change when a card is added.
     """
     return len(entry.selectors) == 1 and entry.selectors[0].names_one_gpu
 
@@ -264,8 +263,8 @@ def _name_inside(entry: Entry, part: MigInstance, gpu: Gpu, start: int) -> str:
 def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[int, int]]:
     """Return (position in the entry's `mig`, start) for each planned instance.
 
-    An instance with a placement has a fixed start. Among equal instances, a daemon keeps its current instance. A new
-    daemon gets the instance with the lowest start.
+    An instance with a placement has a fixed start. Among equal instances, a daemon keeps its instance, and a new daemon
+    gets the one with the lowest start.
     """
     free = [(i.profile, i.compute_slices, i.start) for i in gpu.planned()]
     whole = {profile.name: (profile.compute_slices,) for profile in gpu.gpu.mig.profiles}
@@ -279,8 +278,8 @@ def _placed(gpu: GpuPlan, entry: Entry, seen: Sequence[MpsSeen]) -> list[tuple[i
 
     wants = [(n, part) for n, part in enumerate(entry.instances) for _unused in range(part.count)]
     found = []
-    # Assign instances with a placement first, then instances that keep their daemon, then instances with a new daemon, and
-    # then instances without a daemon.
+    # Assign in this order: instances with a placement, those that keep their daemon, those with a new daemon, those
+    # without a daemon.
     while wants:
         options = [
             (part.placement is None, unlike(n, start), part.sharing != KEY, start, n)

@@ -16,7 +16,7 @@ import re
 
 #: Minimum compute capability for MPS (nvidia-cuda-mps-control(1)).
 _FIRST = (3, 5)
-#: Since Volta, clients submit work directly, and the limits for threads and memory are enforced.
+#: Since Volta, clients submit work directly, and MPS enforces limits for threads and memory.
 VOLTA = (7, 0)
 
 _BEFORE_VOLTA, _VOLTA, _VOLTA_NOW = 16, 48, 60
@@ -34,9 +34,8 @@ def most_clients(
     each GPU that it uses. The numbers apply to the default value of CUDA_DEVICE_MAX_CONNECTIONS.
 
     `compute_capability` is a version as in NVML, such as "9.0". `slices` is (compute slices of the MIG device, compute
-    slices of the whole GPU). A MIG device gets its share of the GPU's clients. The share is rounded down, because
-    NVIDIA does not document the rounding. If the release of the driver is unknown, the number of the newest driver is
-    returned.
+    slices of the whole GPU). A MIG device gets its share of the GPU's clients, rounded down, because NVIDIA does not
+    document the rounding. For an unknown driver release, the number of the newest driver is returned.
     """
     generation = _generation(compute_capability)
     if generation is None:
@@ -46,7 +45,7 @@ def most_clients(
     if generation < VOLTA:
         return _BEFORE_VOLTA
     branch = re.match(r"[0-9]+", driver_version or "")
-    # If the release is unknown, do not refuse a layout that the driver may support.
+    # Do not refuse a layout that a driver of unknown release may support.
     whole = _VOLTA if branch and int(branch.group()) < _VOLTA_NOW_SINCE else _VOLTA_NOW
     if slices is None:
         return whole
@@ -55,7 +54,7 @@ def most_clients(
 
 
 def limits_bind(compute_capability: str | None) -> bool | None:
-    """Return whether the limits for threads and memory of clients are enforced.
+    """Return whether MPS enforces clients' limits for threads and memory.
 
     Returns None if this is unknown.
     """

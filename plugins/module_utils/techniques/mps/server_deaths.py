@@ -3,13 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Count dead servers of MPS daemons from the journals of the daemons' units.
 
-When a server dies, its daemon keeps answering, and clients get no reason. The daemon's log has lines such as "Server PID
-exited with status N". These lines were verified with 535.261.03, and found in public logs of 535 to 580. The status is
-also 0 if a signal ended the server.
+When a server dies, its daemon keeps answering, and clients get no reason. The daemon's log then has a line such as
+"Server PID exited with status N". This was verified with 535.261.03, and found in public logs of 535 to 580. The status
+is also 0 if a signal ended the server.
 
-The counts are stored in a folder that systemd creates for gpu-layout-metrics.service. They are lost when the host
-reboots. journald guarantees the unit and the user of each line. Only lines by root are read, because servers run as the
-users of their clients.
+The counts are in a folder that systemd creates for gpu-layout-metrics.service, so a reboot resets them. journald
+guarantees each line's unit and user. Only root's lines are read, because servers run as their clients' users.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _CURSOR = "-- cursor: "
 def follow(lines: Iterable[str], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the count and the state of the servers after these log lines. Pure.
 
-    The lines are from the log of one daemon. The result and `before` have these keys:
+    The lines are from one daemon's log. The result and `before` have these keys:
 
     * `deaths`: number of servers that ended with a status other than 0, or with status 0 without a request
     * `users`: user of each running server, by PID
@@ -78,10 +77,10 @@ def follow(lines: Iterable[str], before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count(root: Path, run: Run, names: Sequence[str], now: float | None = None) -> dict[str, int]:
-    """Return the number of dead servers of each daemon.
+    """Return the number of each daemon's dead servers.
 
-    Counting starts with the first call after the host booted. Returns {} if counting is disabled. If a daemon's journal
-    cannot be read, the daemon is missing from the result, and the next call reads the same lines again.
+    Counting starts with the first call after a boot. Returns {} if counting is disabled. Leaves out a daemon whose
+    journal cannot be read. The next call then reads the same lines again.
     """
     folder = root / DIRECTORY
     if not names or not folder.is_dir():
@@ -116,9 +115,9 @@ def count(root: Path, run: Run, names: Sequence[str], now: float | None = None) 
 
 
 def _read(run: Run, name: str, state: Mapping[str, Any]) -> tuple[list[str], str | None] | None:
-    """Return the new lines in the unit's journal, and the cursor of the last line.
+    """Return the new lines in the unit's journal, and the last line's cursor.
 
-    Only lines by root since the last count are returned.
+    Only returns root's lines since the last count.
     """
     where = "--after-cursor=%s" % state["cursor"] if state.get("cursor") else "--since=@%d" % state["since"]
     command = ["journalctl", "--no-pager", "--quiet", "--output=cat", "--show-cursor", where]
@@ -129,7 +128,7 @@ def _read(run: Run, name: str, state: Mapping[str, Any]) -> tuple[list[str], str
     if text is None:
         return None
     lines = text.rstrip("\n").split("\n")
-    # Only the last line is from journalctl itself. Another line with this text is a log message.
+    # Only the last line is from journalctl itself. Anywhere else, such a line is a log message.
     if lines[-1].startswith(_CURSOR):
         return lines[:-1], lines[-1][len(_CURSOR) :]
     return lines, None

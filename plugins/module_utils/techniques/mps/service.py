@@ -46,13 +46,12 @@ class MpsService:
             self.seen = self._host.observe()
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
-        """Do nothing, because reading daemons does not need the GPUs."""
+        """Do nothing: daemons can be read without the GPUs."""
 
     def own(self, part: MpsPlan | None = None, clients: bool = True) -> Pids:
         """Return the PIDs of the daemons and their servers.
 
-        If `part` is given, only daemons that keep running are included. If `clients` is true, their clients are
-        included too.
+        With `part`, returns only daemons that keep running. Includes their clients if `clients` is true.
         """
         seen = self.seen if part is None else (*part.kept, *(step.seen for step in part.adjusts))
         return serves(seen, clients)
@@ -69,7 +68,7 @@ class MpsService:
         part = plan(asked, self.seen, request.plan, request.host, adjustable, leave_others=not request.removes)
         if self._host is None:
             return part
-        # Add the clients of the daemons, because they are not among the holders but may be in containers.
+        # Add the daemons' clients. They are not among the holders, but may be in containers.
         holders = [holder for gpu in request.host.gpus for holder in gpu.held_by]
         holders += [holder for seen in self.seen for holder in clients(seen)]
         return dataclasses.replace(part, disturbs=(*part.disturbs, *self._host.reload_disturbs(part, holders)))
@@ -92,7 +91,7 @@ class MpsService:
         return [_describe(seen, host) for seen in self.seen]
 
     def missing(self, part: MpsPlan) -> str | None:
-        """Return None, because no software is missing if the plan has daemons.
+        """Return None: a plan with daemons needs no more software.
 
         Without an installed control daemon, `plan` raises PlanError.
         """
@@ -109,7 +108,7 @@ class MpsService:
     def unfinished(self, data: Mapping[str, Any]) -> bool:
         """Return whether the interrupted change was going to start daemons.
 
-        The state of the GPUs does not show whether the daemons were started.
+        The GPUs' state does not show whether the daemons were started.
         """
         return bool(data["starts"])
 
@@ -135,7 +134,7 @@ class MpsService:
 def _check_gpus(asked: Sequence[WantedDaemon], host: Host) -> None:
     """Raise PlanError if a GPU lacks the MIG or compute mode that its daemon needs.
 
-    Runs that change only daemons call this.
+    For runs that change only daemons.
     """
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
     for each in asked:
