@@ -23,6 +23,7 @@ NOT_FOLLOWED = {
     "colocate.md": "tests of the limiter run these tenants",
     "find-waste.md": "the scenario audit runs these steps with its own settings",
     "import-mig-parted.md": "tests/integration/cli/test_without_gpus.py imports such files",
+    "kubernetes-busy-node.md": "tests/kubernetes runs such changes on a node with pods",
     "upgrade-the-driver.md": "the scenario nvidia_driver runs the role with stand-in packages",
 }
 SPECS = [*REPOSITORY.glob("roles/*/meta/argument_specs.yml"), REPOSITORY / "playbooks/vars/argument_specs.yml"]
