@@ -7,6 +7,8 @@ The tests cover changes while jobs run, refused changes and interruptions.
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from slurm_host import INVENTORY, MIXED, NODE, RUN_SECONDS, SEVEN, SHOWN, THREE, follow, layout, run
 
@@ -144,8 +146,28 @@ def test_killed_runs_are_completed(host, moment):
     host.ask("! ls /var/lib/openfleet-gpu/drain.json 2>&1")
 
 
+# Programs in /usr/local/bin in place of Slurm's. The first cancels the job when the node is drained, and waits for its end.
+# The second cancels the job when the role prints the jobs that it waits for.
+AT_DRAIN = """/usr/bin/scontrol "$@" || exit
+case $* in *State=DRAIN*)
+    /usr/bin/scontrol show job $(cat /tmp/job) | grep -oE '(JobState|Restarts)=[A-Z0-9]+' | xargs > /tmp/job-at-drain
+    grep -o ' Gres=.*' /etc/slurm/openfleet_nodes.conf >> /tmp/job-at-drain
+    scancel $(cat /tmp/job)
+    while [ -n "$(squeue --noheader)" ]; do sleep 0.2; done ;;
+esac
+"""
+WHILE_WAITING = """/usr/bin/squeue "$@" || exit
+case $* in *"Slurm job"*)
+    scontrol show job $(cat /tmp/job) | grep -oE '(JobState|Restarts)=[A-Z0-9]+' | xargs > /tmp/job-at-drain
+    grep -o ' Gres=.*' /etc/slurm/openfleet_nodes.conf >> /tmp/job-at-drain
+    scancel $(cat /tmp/job) ;;
+esac
+"""
+
+
 @pytest.mark.thorough
-def test_job_that_started_during_the_change_is_awaited(host):
+@pytest.mark.parametrize(("program", "text"), [("scontrol", AT_DRAIN), ("squeue", WHILE_WAITING)])
+def test_job_that_started_during_the_change_is_awaited(host, program, text):
     """Wait for a job that started on a node that was resumed after the layout changed."""
     host.reset(layout(MIXED))
     # The instance 3g.40gb does not exist any more, but slurmctld still offers it.
@@ -153,24 +175,19 @@ def test_job_that_started_during_the_change_is_awaited(host):
         f"scontrol update NodeName={NODE} State=RESUME; "
         "sbatch --parsable --chdir=/ --output=/dev/null --gres=gpu:3g.40gb:1 --wrap 'sleep 600' > /tmp/job; "
         "until scontrol show job $(cat /tmp/job) | grep -q JobState=RUNNING; do sleep 0.2; done; "
+        f"printf %s {shlex.quote(f'#!/bin/sh{chr(10)}{text}')} > /usr/local/bin/{program}; "
+        f"chmod 755 /usr/local/bin/{program}"
     )
-    ends = (
-        f"until scontrol -o show node {NODE} | grep -q +DRAIN; do sleep 0.2; done; "
-        f"scontrol show job $(cat /tmp/job) | grep -oE '(JobState|Restarts)=[A-Z0-9]+' | xargs > /tmp/job-at-drain; "
-        f"cp {FILES} /tmp; scancel $(cat /tmp/job)"
-    )
-    changed = follow(layout(THREE), then=starts)
-    _before, after = run(
-        Ask(changed.variables, steps=changed.steps[:2], then=starts),
-        Ask(
-            changed.variables,
-            steps=changed.steps[2:],
-            first=f'nohup bash -c "{ends.replace("$", chr(92) + "$")}" >/dev/null 2>&1 &',
-            then=f"cat /tmp/job-at-drain; grep -h -o 'Gres=.*' /tmp/openfleet_nodes.conf; {SHOWN}",
-        ),
-    )
+    changed = follow(layout(THREE), gpu_drain_poll=1)
+    try:
+        _before, after = run(
+            Ask(changed.variables, steps=changed.steps[:2], then=starts),
+            Ask(changed.variables, steps=changed.steps[2:], then=f"cat /tmp/job-at-drain; {SHOWN}"),
+        )
+    finally:
+        host.ask(f"rm -f /usr/local/bin/{program}")
     at_drain, before, now = after.seen.splitlines()
-    assert (at_drain, before) == ("JobState=RUNNING Restarts=0", "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3")
+    assert (at_drain, before) == ("JobState=RUNNING Restarts=0", " Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3")
     assert "Gres=gpu:1g.10gb:3,gpu:h100:3" in now and "State=IDLE " in now
 
 

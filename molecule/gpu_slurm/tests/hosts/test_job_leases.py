@@ -143,7 +143,10 @@ def test_job_has_its_quota_while_it_runs(cluster):
         "gpu-layout lease list --json",
     )
     assert status == 0, text
-    (uuid, tenant), quota, listed = text.split("\n")[0].split(), text, text.split("\n")[-1]
+    # srun may print messages first.
+    line = re.search(r"(?m)^(GPU-\S+) (\S+)$", text)
+    assert line, text
+    (uuid, tenant), quota, listed = line.groups(), text, text.split("\n")[-1]
     assert uuid in {gpu["uuid"] for gpu in cluster.gpus()["gpus"][2:]}
     assert f"gpu {uuid} memory {24 << 30} sm 30 " in quota and tenant.startswith("lease-")
     [row] = json.loads(listed)["leases"]
