@@ -21,9 +21,12 @@ def host(lab_host):
     return prepared("one", lab_host("one"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def typed(host):
-    """Return the host while slurmctld refuses requests for GPUs without a type."""
+    """Return the host while slurmctld refuses requests for GPUs without a type.
+
+    Tests of the same file that need a host without this rule must run first.
+    """
     host.require_types()
     yield host
     host.require_types(False)

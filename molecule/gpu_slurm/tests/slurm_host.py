@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shlex
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jinja2
@@ -108,8 +109,14 @@ class SlurmHost:
 
     def mapping(self, wanted: list[dict]) -> dict:
         """Return the result of the filter for a layout and the current state of the host."""
-        state, kept = self.gpus(), self.kept(wanted)
-        return slurm_mapping(wanted, slurm=self.module("slurm_info"), state=state, node=self.name, kept=kept)
+        # Each module takes about a second, most of it for starting Python.
+        with ThreadPoolExecutor(3) as pool:
+            slurm, state, kept = (
+                pool.submit(self.module, "slurm_info"),
+                pool.submit(self.gpus),
+                pool.submit(self.kept, wanted),
+            )
+        return slurm_mapping(wanted, slurm=slurm.result(), state=state.result(), node=self.name, kept=kept.result())
 
     def gpus(self) -> dict:
         """Return the result of gpu_info."""
@@ -217,11 +224,6 @@ class SlurmHost:
         same = self.host.run(f"! ls /var/lib/openfleet-gpu/slurm-*.json 2>/dev/null && {node}").rc == 0
         return same and lines == found["gres_conf"] and found["change"]["way"] == "nothing"
 
-    def use_task_prolog(self, found: dict) -> dict:
-        """Install the TaskProlog for a mapping, and return the result of the module."""
-        self.set_task_prolog(TASK_PROLOG)
-        return self.list_devices(found)
-
     def list_devices(self, found: dict) -> dict:
         """List the devices of a mapping. Return the result of the module."""
         # With these settings, systemd would mount a new /proc, in which the driver's files of the simulator are
@@ -245,9 +247,12 @@ class SlurmHost:
 
     def set_task_prolog(self, path: str) -> None:
         """Set TaskProlog in slurm.conf, or remove it if the path is empty."""
+        current = f"scontrol show config | grep -q '^TaskProlog *= {path or '(null)'}$'"
+        if self.host.run(current).rc == 0:
+            return
         line = f"sed -i '1i TaskProlog={path}' /etc/slurm/slurm.conf; " if path else ""
         self.ask(f"sed -i '/^TaskProlog=/d' /etc/slurm/slurm.conf; {line}scontrol reconfigure")
-        self.wait_until(f"scontrol show config | grep -q '^TaskProlog *= {path or '(null)'}$'")
+        self.wait_until(current)
 
     # --- jobs ------------------------------------------------------------------------------------
 

@@ -39,6 +39,20 @@ def change(host, wanted: list[dict]) -> float:
     return time.monotonic() - started
 
 
+@pytest.mark.thorough
+def test_a_job_from_before_the_rule_prevents_pads(host):
+    host.reset(layout(SEVEN))
+    host.ask("sbatch --parsable --chdir=/ --output=/dev/null --gres=gpu:1 --wrap 'sleep 600'")
+    assert host.module("slurm_info")["pad_problem"] == "no job_submit plugin refuses requests for GPUs without a type"
+    host.require_types()
+    try:
+        assert host.module("slurm_info")["pad_problem"].endswith("requests GPUs without a type")
+        planned = host.mapping(layout(THREE))
+        assert planned["change"]["way"] == "all jobs" and "Pads could keep the total" in planned["plan"][1]
+    finally:
+        host.require_types(False)
+
+
 def test_jobs_survive_seven_three_and_seven_slices(typed):
     host = typed
     host.reset(layout(SEVEN))
@@ -86,20 +100,6 @@ def test_requests_that_could_get_a_pad_are_refused(typed):
 
 
 @pytest.mark.thorough
-def test_a_job_from_before_the_rule_prevents_pads(host):
-    host.reset(layout(SEVEN))
-    host.ask("sbatch --parsable --chdir=/ --output=/dev/null --gres=gpu:1 --wrap 'sleep 600'")
-    assert host.module("slurm_info")["pad_problem"] == "no job_submit plugin refuses requests for GPUs without a type"
-    host.require_types()
-    try:
-        assert host.module("slurm_info")["pad_problem"].endswith("requests GPUs without a type")
-        planned = host.mapping(layout(THREE))
-        assert planned["change"]["way"] == "all jobs" and "Pads could keep the total" in planned["plan"][1]
-    finally:
-        host.require_types(False)
-
-
-@pytest.mark.thorough
 def test_a_rule_that_fails_is_noticed(typed):
     """Check that a failing rule is noticed: slurmctld then accepts all requests."""
     host = typed
@@ -110,6 +110,7 @@ def test_a_rule_that_fails_is_noticed(typed):
         assert "does not refuse --gres=gpu:1" in host.module("slurm_info")["pad_problem"]
     finally:
         host.ask("cp /tmp/job_submit.lua /etc/slurm/")
+        host.require_types()
 
 
 @pytest.mark.thorough

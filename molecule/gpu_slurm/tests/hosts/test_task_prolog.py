@@ -13,18 +13,28 @@ DEVICES, SETTINGS = "/etc/openfleet-gpu/slurm/devices", "/etc/openfleet-gpu/slur
 DAEMONS, TENANTS = "/etc/openfleet-gpu/mps", "/etc/openfleet-gpu/vgpu"
 
 
-@pytest.fixture
-def files(host):
-    """Remove the files that a test wrote."""
+@pytest.fixture(scope="module", autouse=True)
+def without_prolog(host):
+    """Remove the TaskProlog after the tests."""
     yield
-    host.ask(f"rm -rf {DAEMONS}/lab.client.env {TENANTS}/lab")
     host.set_task_prolog("")
 
 
 @pytest.fixture
+def files(host):
+    """Use the TaskProlog, and remove the files that a test wrote.
+
+    Resetting the host installs the TaskProlog.
+    """
+    host.set_task_prolog(TASK_PROLOG)
+    yield
+    host.ask(f"rm -rf {DAEMONS}/lab.client.env {TENANTS}/lab")
+
+
+@pytest.fixture
 def kinds(host, files):
-    """Use the TaskProlog on a node with MIG. Return each device's type by UUID."""
-    host.use_task_prolog(host.reset(layout(MIXED)))
+    """Return each device's type on a node with MIG, by UUID."""
+    host.reset(layout(MIXED))
     return host.types()
 
 
@@ -112,7 +122,7 @@ def test_job_on_a_served_instance_is_a_client(host, kinds):
 
 def test_second_run_changes_nothing_and_a_site_prolog_can_call_it(host, kinds):
     found = host.mapping(layout(MIXED))
-    again = host.use_task_prolog(found)
+    again = host.list_devices(found)
     assert (again["changed"], again["advice"]) == (False, "")
     script = f"#!/bin/sh\\necho export SITE=1\\nexec {TASK_PROLOG}\\n"
     host.ask(f"printf '{script}' > /etc/slurm/site-prolog; chmod 755 /etc/slurm/site-prolog")
@@ -122,7 +132,7 @@ def test_second_run_changes_nothing_and_a_site_prolog_can_call_it(host, kinds):
 
 
 def test_job_on_a_shard_is_the_tenant_of_its_account(host, files):
-    host.use_task_prolog(host.reset(layout(SHARED, SLICED), "gpu,shard"))
+    host.reset(layout(SHARED, SLICED), "gpu,shard")
     gpu = host.module("gpu_info", telemetry=False, holders=False)["gpus"][1]["uuid"]
     write(host, f"{TENANTS}/lab/env", "OPENFLEET_VGPU=lab", f"CUDA_VISIBLE_DEVICES={gpu}")
     shown = "echo $CUDA_VISIBLE_DEVICES $OPENFLEET_VGPU"
@@ -136,8 +146,7 @@ def test_job_with_a_share_is_a_client(host, files):
     daemon = {"sharing": "mps", "mps": {"name": "lab", "clients": 4, "active_thread_percentage": 25}}
     # The MPS daemon does not run, because the layout is not applied.
     host.apply(layout())
-    found = host.reset(layout(daemon), "gpu,mps", apply=False)
-    host.use_task_prolog(found)
+    host.reset(layout(daemon), "gpu,mps", apply=False)
     served = host.module("gpu_info", telemetry=False, holders=False)["gpus"][0]["uuid"]
     write(
         host,
