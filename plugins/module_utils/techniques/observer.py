@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the interface of a reader for a GPU setting.
 
-This file is small, because Ansible sends it to hosts with modules that only read.
+This module must stay small, because modules that only read send it to hosts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Observer(Protocol):
     def observe(self, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
         """Return the GPUs with this setting added to `Gpu.settings`.
 
-        The setting has the value, or the reason why there is no value.
+        The setting has either its value, or the reason why it has none.
         """
 
     def describe(self, gpu: Gpu) -> str:
         """Return the setting as text.
 
-        Returns "" if the setting is the default or unknown.
+        Returns "" for the default, and for an unknown value.
         """

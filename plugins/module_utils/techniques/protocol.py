@@ -25,13 +25,13 @@ class Technique(Form, Protocol):
 
     #: Name of the GPU setting, as in the technique's observer. None if the technique sets no value.
     setting: str | None
-    #: Returns the class of the technique's service, which is loaded on demand. None if the technique has no service.
+    #: Returns the class of the technique's service, which loads it on demand. None if the technique has no service.
     service: type[Service] | None
 
     def used(self, layout: Layout | None, private: bool) -> bool:
         """Return whether the layout needs the service, or the host has its files.
 
-        Only techniques with a service implement this. `private` is true if the GPUs are simulated for this process only.
+        Only techniques with a service implement this. `private` is true if only this process simulates the GPUs.
         """
 
 

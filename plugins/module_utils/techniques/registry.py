@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .observer import Observer
     from .protocol import SettingTechnique, Technique
 
-#: Techniques in the order of their steps on a GPU, which is also the order in which services start. Services stop in
-#: reverse order. `GpuPlan.steps` defines where a divider's steps are.
+#: Techniques in the order of their steps on a GPU, in which services also start. Services stop in reverse order.
+#: `GpuPlan.steps` defines when a divider's steps run.
 TECHNIQUES: tuple[Technique, ...] = (
     TimeSlicingTechnique(),
     MpsTechnique(),
@@ -33,15 +33,15 @@ TECHNIQUES: tuple[Technique, ...] = (
 
 #: Techniques that set a value on each whole GPU.
 SETTINGS: tuple[SettingTechnique, ...] = tuple(each for each in TECHNIQUES if each.setting is not None)
-#: Techniques with a service. A service is loaded only if a host or a layout uses it.
+#: Techniques with a service, which is loaded only if a host or layout uses it.
 SERVING: tuple[Technique, ...] = tuple(each for each in TECHNIQUES if type(each).service is not None)
 
 
 def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = PARTS) -> tuple[Observer, ...]:
-    """Return the observers that are needed to read the host.
+    """Return the observers that reading the host needs.
 
-    An observer is needed if the layout uses its technique, or if the collection has set its setting on this host. `keys`
-    has the keys of the layout's techniques. Raises ApplyError if a record cannot be read.
+    An observer is needed if the layout uses its technique, or if the collection has set its setting on this host.
+    `keys` has the keys of the layout's techniques. Raises ApplyError if a record cannot be read.
     """
     sharings = set() if layout is None else {entry.sharing for entry in layout.entries}
     about = [technique for technique in SETTINGS if technique.key in keys]
@@ -51,7 +51,7 @@ def observers_for(layout: Layout | None, directory: str, keys: Sequence[str] = P
 def observed_services(private: bool) -> tuple[Service, ...]:
     """Return all services after reading their current daemons or tenants.
 
-    `private` is true if the GPUs are simulated for this process only.
+    `private` is true if only this process simulates the GPUs.
     """
     services = tuple(each.service(private) for each in SERVING)
     for service in services:

@@ -19,8 +19,8 @@ from .vgpu import observe as vgpu_observe
 class ServiceView(NamedTuple):
     """A read-only view of the service of the technique `key`.
 
-    `look` returns the current daemons or tenants as frozen values. `report` returns them as module results under the key
-    `name`. The argument of both functions is true if the GPUs are simulated for this process only.
+    `look` returns the current daemons or tenants as frozen values. `report` returns them as module results under the
+    key `name`. Both functions get true if only this process simulates the GPUs.
     """
 
     key: str

@@ -19,7 +19,7 @@ from .model import KEY, MpsDaemon, MpsPlace, MpsSeen
 
 @frozen
 class StopMps:
-    """Stop a daemon. If `forget` is true, its files are removed too."""
+    """Stop a daemon, and remove its files if `forget` is true."""
 
     seen: MpsSeen
     forget: bool
@@ -76,7 +76,7 @@ class MpsPlan:
     starts: tuple[StartMps, ...] = ()
     kept: tuple[MpsSeen, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
-    #: (UUID, index) of each GPU of the host, for texts.
+    #: (UUID, index) of each of the host's GPUs, for texts.
     indices: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -89,10 +89,7 @@ class MpsPlan:
         return [MpsSeen(daemon, (), running=True) for daemon in daemons]
 
     def to_data(self) -> list[dict[str, Any]]:
-        """Return the steps as JSON data.
-
-        The data does not depend on which daemons run now.
-        """
+        """Return the steps as JSON data, independent of which daemons run now."""
         found = []
         for step in self.steps:
             data: dict[str, Any] = {"step": type(step).__name__, "name": step.name}
@@ -119,7 +116,7 @@ class MpsPlan:
         return ", ".join("%s on %s" % (step, self.places(_places(step))) for step in steps)
 
     def places(self, places: tuple[MpsPlace, ...]) -> str:
-        """Return the devices of a daemon as text for messages."""
+        """Return a daemon's devices as text for messages."""
         index = dict(self.indices)
         names = []
         for place in places:

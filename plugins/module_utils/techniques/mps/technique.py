@@ -29,7 +29,7 @@ class MpsTechnique(MpsForm):
         return MpsService
 
     def used(self, layout: Layout | None, private: bool) -> bool:
-        """Return whether the host has daemons or the layout needs some."""
+        """Return whether the host has daemons or the layout needs any."""
         return _asked(layout) or (not private and any(spec_files(Path("/"))))
 
 

@@ -1,25 +1,25 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Generate the files that all MPS control daemons share. Pure functions.
+"""Generate the files that all MPS control daemons share, with pure functions.
 
-The files are the template of the systemd units and the logrotate rules.
+These are the systemd unit template and the logrotate rules.
 """
 
 from __future__ import annotations
 
-#: Folder with the log directory of each daemon, relative to the root of the host.
+#: Folder with each daemon's log directory, relative to the host's root.
 LOGS = "var/log/openfleet-mps"
 UNIT_PATH = "etc/systemd/system/openfleet-mps@.service"
 LOGROTATE_PATH = "etc/logrotate.d/openfleet-mps"
 
-#: Seconds that systemd waits for a daemon to start and to stop.
+#: Seconds that systemd allows a daemon for starting, and for stopping.
 START_SECONDS, STOP_SECONDS = 30, 30
-#: Seconds that clients get to end when their daemon stops.
+#: Seconds that clients have to end when their daemon stops.
 _QUIT_SECONDS = 10
 
-# SELinux type of files that confined containers may use. The unit sets the type at each start, because /run is empty
-# after a boot.
+# SELinux type of files that confined containers may use. The unit sets it at each start, because /run is empty after a
+# boot.
 _SELINUX = "ExecStartPre=-+/usr/bin/chcon --type=container_file_t %t/openfleet-mps/%i\n"
 
 _UNIT = """\
@@ -93,7 +93,8 @@ SystemCallErrorNumber=EPERM
 # - MemoryDenyWriteExecute: CUDA may compile code at run time.
 """
 
-#: The daemon keeps its log files open. logrotate therefore copies and truncates them. The journal has its own rotation.
+#: logrotate copies and truncates the daemon's log files, because the daemon keeps them open. The journal rotates
+#: itself.
 _LOGROTATE = """\
 # Written by openfleet.gpu for the MPS control daemons that gpu_layout names.
 /var/log/openfleet-mps/*/*.log {

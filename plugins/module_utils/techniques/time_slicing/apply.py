@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Set the time slice of a GPU.
+"""Set a GPU's time slice.
 
-nvidia-smi reports success for invalid numbers, and the driver loses the setting when it is reloaded. The value is
-therefore read back with nvidia-smi.
+nvidia-smi reports success even for invalid numbers, and a driver reload resets the setting. So the value is read back
+with nvidia-smi.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def set_time_slice(gpu_uuid: str, name: str, run: Run = run_tool) -> None:
     Raises NvmlError if nvidia-smi then reports another value.
     """
     number = TIME_SLICES.index(name)
-    # Pass the number as a separate argument. Driver branch 470 requires this, and later branches accept it (--help).
+    # Pass the number as a separate argument, which driver branch 470 requires and later branches accept (--help).
     output, reason = ask(["nvidia-smi", "compute-policy", "-i", gpu_uuid, "--set-timeslice", str(number)], run)
     listed, unread = ask([*LIST, "-i", gpu_uuid], run)
     found = list(read_rows(listed).values())

@@ -13,7 +13,7 @@ from .model import describe as in_words
 
 
 def export(gpu: Gpu, seen: Sequence[Any] = (), instance: GpuInstance | None = None) -> TimeSlicing | None:
-    """Return the part of an entry that describes the time slice of the GPU.
+    """Return the part of an entry that describes the GPU's time slice.
 
     Returns None if the time slice is the default or unknown.
     """

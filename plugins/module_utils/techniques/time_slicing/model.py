@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define time slices.
-
-A time slice is the time for which a process runs on a GPU before the next process does.
-"""
+"""Define time slices: how long a process runs on a GPU before the next one does."""
 
 from __future__ import annotations
 
@@ -13,14 +10,13 @@ from ...model import Gpu
 
 KEY = "time_slicing"
 SETTING = "time_slice"
-#: Compute mode of GPUs with time slices. The default mode lets processes of several users open the GPU.
+#: Compute mode of GPUs with time slices. In the default mode, several users' processes can open the GPU.
 COMPUTE_MODE = "default"
 
-#: Names of the driver's four time slices (nvidia-smi compute-policy --help). The position in this list is the driver's
-#: number.
+#: Names of the driver's four time slices (nvidia-smi compute-policy --help). A name's position is the driver's number.
 TIME_SLICES = ("default", "short", "medium", "long")
 DEFAULT = TIME_SLICES[0]
-#: Name for a number that has no name. The driver accepts any number.
+#: Name for any other number, because the driver accepts any number.
 UNKNOWN = "unknown"
 
 
@@ -28,7 +24,7 @@ UNKNOWN = "unknown"
 class TimeSlicing:
     """The part `time_slicing`: a time slice and a number of clients.
 
-    `slice` is one of TIME_SLICES. `replicas` is the number of clients to which the GPU is offered.
+    `slice` is one of TIME_SLICES. The GPU is offered to `replicas` clients.
     """
 
     slice: str

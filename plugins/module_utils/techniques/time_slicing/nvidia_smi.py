@@ -21,7 +21,7 @@ _ROW = re.compile(r"^\|\s+(\d+)\s+Timeslice\s+(\w+)\s+\|", re.MULTILINE)
 def ask(command: list[str], run: Run) -> tuple[str, str]:
     """Run an nvidia-smi command, and return (output, reason of a failure).
 
-    nvidia-smi writes its errors to standard output too. If a GPU fails, the output has only the GPUs before this GPU.
+    nvidia-smi writes its errors to standard output too. If a GPU fails, the output ends before this GPU.
     """
     try:
         done = run(command)
@@ -36,7 +36,7 @@ def ask(command: list[str], run: Run) -> tuple[str, str]:
 
 
 def read_rows(listed: str) -> dict[int, str]:
-    """Return a mapping from GPU index to time slice, with the layout's names."""
+    """Return time slices, with the layout's names, by GPU index."""
     return {int(index): _word(value) for index, value in _ROW.findall(listed)}
 
 

@@ -36,7 +36,7 @@ class TimeSliceObserver:
 def with_time_slices(gpus: Sequence[Gpu], run: Run = run_tool) -> tuple[Gpu, ...]:
     """Return the GPUs with their time slices.
 
-    If a GPU has no time slice, its setting has the reason.
+    The setting of a GPU without a time slice has the reason.
     """
     listed, reason = ask([*LIST], run)
     rows = read_rows(listed)
@@ -47,7 +47,7 @@ def _time_slice(gpu: Gpu, rows: dict[int, str], reason: str, run: Run) -> Settin
     if gpu.index in rows:
         return Setting(rows[gpu.index])
     if reason and reason != NOT_INSTALLED:
-        # Query this GPU alone. The output for all GPUs ends at the first GPU that has no time slice or fails.
+        # Query this GPU alone, because the output for all GPUs ends at the first GPU that fails or has no time slice.
         listed, reason = ask([*LIST, "-i", gpu.uuid], run)
         found = list(read_rows(listed).values())
         if found:

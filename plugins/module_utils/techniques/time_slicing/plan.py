@@ -16,13 +16,13 @@ from .steps import SetTimeSlice
 def wanted(part: TimeSlicing | None) -> str:
     """Return the desired time slice of an entry.
 
-    It is the driver's default for all other kinds of sharing.
+    For other kinds of sharing, this is the driver's default.
     """
     return DEFAULT if part is None else part.slice
 
 
 def current(gpu: Gpu) -> str | None:
-    """Return the time slice with which a rollback restores the GPU.
+    """Return the time slice that a rollback sets.
 
     Returns None if the observed time slice is UNKNOWN, because it cannot be set.
     """
@@ -31,9 +31,9 @@ def current(gpu: Gpu) -> str | None:
 
 
 def plan(gpu: Gpu, target: Target) -> GpuPart:
-    """Return the step that sets the time slice of the target. None changes nothing.
+    """Return the step that sets the target's time slice. None changes nothing.
 
-    A time slice that was not read is assumed to be the driver's default. Raises PlanError if the GPU has no time slices.
+    If the time slice was not read, the driver's default is assumed. Raises PlanError if the GPU has no time slices.
     """
     now, time_slice = time_slice_of(gpu), target.settings.get(SETTING)
     if time_slice in (None, now) or (now is None and time_slice == DEFAULT):

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record the GPUs of a host that have a time slice other than the default.
+"""Record the host's GPUs whose time slice is not the default.
 
-If the record is empty, only runs that set time slices must read the time slices of GPUs.
+If no GPU is recorded, only runs that set time slices must read them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Record:
         self.path = Path(directory) / "time_slices.json"
 
     def any(self) -> bool:
-        """Return whether a GPU is recorded.
+        """Return whether any GPU is recorded.
 
         Raises ApplyError if this release cannot read the file.
         """
@@ -33,7 +33,7 @@ class Record:
         return bool(data and data["gpus"])
 
     def write(self, gpu_uuids: Iterable[str]) -> None:
-        """Record these GPUs, unless exactly these are recorded."""
+        """Record exactly these GPUs."""
         data = {"schema": SCHEMA, "gpus": sorted(gpu_uuids)}
         known = durable.read(self.path, SCHEMA) or {"schema": SCHEMA, "gpus": []}
         if known != data:

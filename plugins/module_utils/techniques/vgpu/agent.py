@@ -1,17 +1,17 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Provide the shared memory that lets the tenants of a GPU take turns.
+"""Provide the shared memory with which a GPU's tenants take turns.
 
 The service is openfleet-vgpu-agent.service.
 
-Without the agent, all tenants of a GPU write to one file. Each tenant can then forge the values of other tenants. It can
-also truncate the file, which ends all programs that map the file (SIGBUS). The agent therefore gives each tenant a
-separate memory page (agent_memory.py).
+Without the agent, all tenants of a GPU write to one file. Each tenant can then forge other tenants' values, or truncate
+the file, which ends all programs that map it (SIGBUS). So the agent gives each tenant a separate memory page
+(agent_memory.py).
 
 Each tenant has a socket in a folder that only the tenant's containers mount. On the host, the socket has the same
-permissions as the tenant's region. Every client of a socket therefore belongs to its tenant, and the agent need not read
-data from clients. Once a second, the agent copies the public data of all pages into a file (agent_client.py).
+permissions as the tenant's region. So every client of a socket belongs to its tenant, and the agent need not read data
+from clients. Once a second, the agent copies all pages' public data into a file (agent_client.py).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from .model import MPS, VgpuTenant
 
 #: Interval in seconds between reads of the tenants' specs.
 _TICK_SECONDS = 1.0
-#: Number of consecutive reads in which a tenant's folder may be missing before the agent logs the missing folder.
+#: If a tenant's folder is missing in this many reads in a row, the agent logs it.
 _PATIENCE = 10
-#: Maximum number of unread answers per socket. While a socket has so many, its other clients wait. Descriptors that were
-#: sent but not read count against the agent's limit of open files (unix(7)), so clients must not accumulate them.
+#: Maximum number of unread answers per socket, after which its other clients wait. Descriptors that were sent but not
+#: read count against the agent's limit of open files (unix(7)), so clients must not accumulate them.
 _MOST_UNREAD = 16
-#: Maximum number of descriptors in the unread answers of all sockets, which is half of the unit's LimitNOFILE. The
-#: maximum is needed because one user can connect to the sockets of all tenants that have no group.
+#: Maximum number of descriptors in all sockets' unread answers: half of the unit's LimitNOFILE. It is needed because
+#: one user can connect to the sockets of all tenants without a group.
 _MOST_ON_THEIR_WAY = 32768
 _BACKLOG = 512
-#: Maximum number of descriptors per message. A client must be able to open this many files (agent.h).
+#: Maximum number of descriptors per message. A client must be able to receive this many files (agent.h).
 _MOST_IN_MESSAGE = 32
 #: Source of log lines that no tenant causes.
 _AGENT = "the agent"
@@ -60,7 +60,7 @@ Log = Callable[[str], None]
 
 @dataclass
 class _Listener:
-    """The socket of a tenant and its unread answers."""
+    """A tenant's socket and its unread answers."""
 
     folder: Path
     mode: int
@@ -70,7 +70,7 @@ class _Listener:
     descriptors: int = 1
     listening: socket.socket | None = None
     inode: int = 0
-    #: Consecutive failures to create the socket.
+    #: Failures in a row to create the socket.
     failures: int = 0
     #: Connections with unread answers, by descriptor.
     unread: dict[int, socket.socket] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Listener:
         return False
 
     def bind(self) -> None:
-        """Create the socket with its permissions and replace the previous one.
+        """Create the socket with its permissions, in place of the previous one.
 
         Raises OSError, or KeyError if the group does not exist.
         """
@@ -114,7 +114,7 @@ class _Listener:
 
 
 class Agent:
-    """Serve the current tenants of the host. `root` is the host's root folder."""
+    """Serve the host's current tenants. `root` is the host's root folder."""
 
     def __init__(self, root: Path, memory: SharedMemory, log: Log = print) -> None:
         self._root, self._memory, self._log = root, memory, LimitedLog(log)
@@ -147,10 +147,10 @@ class Agent:
                     self._answer(listener)
 
     def look(self) -> None:
-        """Create the sockets of new tenants, and remove the sockets of removed tenants.
+        """Create the sockets of new tenants, and remove those of removed tenants.
 
-        Raises OSError if the service must restart to create a socket. If the socket's folder was created after the
-        service started, this process can only read the folder.
+        Raises OSError if the service must restart to create a socket: this process can only read a folder that was
+        created after the service started.
         """
         try:
             now = self._fingerprint()
@@ -183,7 +183,7 @@ class Agent:
             )
 
     def _fingerprint(self) -> object:
-        """Return a value that changes when the spec of a tenant changes."""
+        """Return a value that changes when a tenant's spec changes."""
         specs = sorted(self._root.glob(vgpu_files.spec_path("*")))
         return [(str(path), path.stat().st_mtime_ns, path.stat().st_ino) for path in specs]
 
@@ -219,7 +219,7 @@ class Agent:
             if getattr(error, "errno", None) == errno.EROFS:
                 raise
             listener.failures += 1
-            # The folder may be missing for a short time, while the tenant is written or removed.
+            # The folder may be missing briefly, while the tenant is written or removed.
             if listener.failures < _PATIENCE and isinstance(error, FileNotFoundError):
                 return
             self._say(listener.path, listener.tenant.key, "%s: cannot create the socket: %s" % (listener.path, error))
@@ -253,7 +253,7 @@ class Agent:
         except BlockingIOError:
             return
         except OSError as error:
-            # The agent may have too many open files. After the next read of the tenants, it accepts connections again.
+            # The agent may have too many open files. It accepts connections again after the next read of the tenants.
             self._say(("accept", listener.path), listener.tenant.key, "%s: %s" % (listener.path, error))
             self._epoll.modify(listener.listening, 0)
             return
@@ -267,7 +267,7 @@ class Agent:
         descriptor = connection.fileno()
         listener.unread[descriptor] = connection
         self._by_descriptor[descriptor] = listener
-        # epoll reports a disconnect even with an empty event mask. Data from the client is ignored.
+        # Ignore data from the client. epoll reports a disconnect even with an empty event mask.
         self._epoll.register(descriptor, 0)
         self._take_more(listener)
 
@@ -275,8 +275,8 @@ class Agent:
         """Close a connection after its client read the answer or disconnected."""
         connection = listener.unread[descriptor]
         if _bytes_unread(connection):
-            # The client may have shut down only its sending side, so it can still read the answer. `look` checks the
-            # connection again.
+            # The client may have closed only its sending side and still read the answer. `look` checks the connection
+            # again.
             self._epoll.unregister(descriptor)
             return
         connection.close()
@@ -292,12 +292,12 @@ class Agent:
     def _most_unread(self, listener: _Listener) -> int:
         """Return the maximum number of unread answers on the socket.
 
-        The maximum follows from the limit for the descriptors in the unread answers of all sockets.
+        It follows from the limit for descriptors in all sockets' unread answers.
         """
         return max(1, min(_MOST_UNREAD, _MOST_ON_THEIR_WAY // (listener.descriptors * len(self._listeners))))
 
     def _say(self, topic: object, source: str, text: str) -> None:
-        """Log a text for a topic, unless the last text for this topic was the same.
+        """Log a text for a topic, unless it is the topic's last text.
 
         `source` is the key of the tenant whose clients can cause the text, or _AGENT.
         """

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write and read the public data of the tenants' pages (see agent.py).
 
-The public data is in a file that only root can write. It is not offered on a socket, because a user with many user IDs
-could block a socket for others by not reading the answers. Readers of a file never wait for others.
+The data is in a file that only root can write. A socket would be less reliable: a user with many user ids could block
+it for others by not reading the answers.
 
 The file has a header, and then a row for each seat on each GPU, with the public start of the seat's page. vgpu-top also
 reads the file (top/read.c in the role vgpu_limiter).
@@ -27,11 +27,11 @@ from . import files as vgpu_files
 _MAGIC = b"OFVSEAT1"
 #: Magic number, time of writing (nanoseconds of CLOCK_MONOTONIC), and number of seats.
 _HEADER = struct.Struct("=8sqQ")
-#: GPU UUID, seat number, whether the pages of this GPU are protected from other tenants, and the public start of the page.
+#: GPU UUID, seat number, whether other tenants cannot write this GPU's pages, and the public start of the page.
 _SEAT = struct.Struct("=48sII256s")
-#: Number of public bytes in a page. struct seat of turnstile.h is smaller.
+#: Number of public bytes in a page, more than struct seat in turnstile.h has.
 SHOWN_BYTES = 256
-#: The agent writes once a second. If the file is older than this, the agent has ended.
+#: The agent writes once a second. A file older than this means that the agent has ended.
 STALE_SECONDS = 5.0
 _MOST_BYTES = 1 << 24
 
@@ -42,7 +42,7 @@ class ShownSeat:
 
     gpu_uuid: str
     number: int
-    #: True if no tenant can write another tenant's page on this GPU.
+    #: Whether no tenant can write another tenant's page on this GPU.
     immutable: bool
     page: bytes
 
@@ -52,11 +52,11 @@ class ShownFile:
 
     def __init__(self, root: Path) -> None:
         self._path = root / vgpu_files.SHOWN
-        #: Size in bytes of the file as last written.
+        #: Size of the file in bytes after the last write.
         self._size = 0
 
     def write(self, seats: Sequence[ShownSeat]) -> None:
-        """Write the current seats. If there are no seats, remove the file.
+        """Write the current seats, or remove the file if there are none.
 
         Raises OSError.
         """
@@ -68,8 +68,8 @@ class ShownFile:
         rows = (_SEAT.pack(seat.gpu_uuid.encode(), seat.number, seat.immutable, seat.page) for seat in seats)
         content = _HEADER.pack(_MAGIC, time.monotonic_ns(), len(seats)) + b"".join(rows)
         if len(content) == self._size and self._path.exists():
-            # Overwrite the file in place. The tenants may have filled the tmpfs, so there may be no space for a new
-            # file.
+            # Overwrite the file in place. There may be no space for a new file, because tenants may have filled the
+            # tmpfs.
             _overwrite(self._path, content)
             return
         self._size = 0
@@ -103,9 +103,9 @@ def shown(root: Path) -> list[ShownSeat]:
 
 
 def handed_out(root: Path) -> dict[str, bool]:
-    """Return whether each GPU's pages are protected from other tenants.
+    """Return by GPU UUID whether other tenants cannot write the GPU's pages.
 
-    The result maps GPU UUIDs to booleans. It is {} if the agent is not running.
+    Returns {} if the agent is not running.
     """
     return {seat.gpu_uuid: seat.immutable for seat in shown(root)}
 

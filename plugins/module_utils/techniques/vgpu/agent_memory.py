@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create the memory that the tenants of a GPU share: pages and terms.
+"""Create the memory that a GPU's tenants share: pages and terms.
 
-Each tenant has one page. Only the tenant can write its page, and the other tenants can read it (`struct seat` of
-turnstile.h in the role vgpu_limiter). The terms have the tenant, share, policy and priority of each seat. Only the
-agent can write the terms, and all tenants can read them.
+Each tenant has a page, which only this tenant can write and the others can read (`struct seat` of turnstile.h in the
+role vgpu_limiter). The terms have each seat's tenant, share, policy and priority. Only the agent can write the terms,
+and all tenants can read them.
 
 The memory is sealed, so that no tenant can truncate it. Other tenants get a read-only descriptor. Root in a container
 could reopen this descriptor for writing through /proc, whatever the file mode is. From Linux 6.0 on, the memory is
@@ -34,15 +34,15 @@ from .model import POLICIES, SEATS, VgpuTenant
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 #: Timeout in seconds for a message to systemd.
 _TELL_SECONDS = 5.0
-#: Names of the descriptors that systemd keeps. The number in a name is the version of the memory's format.
+#: Names of the descriptors that systemd keeps. The number in a name is the memory format's version.
 _SEAT = re.compile(r"seat-%d-(GPU-[0-9a-f-]{36})-(.+)\Z" % vgpu_files.REGION_VERSION, re.DOTALL)
 _TERMS = re.compile(r"terms-%d-(GPU-[0-9a-f-]{36})\Z" % vgpu_files.REGION_VERSION)
 _FIRST_DESCRIPTOR = 3
-#: MFD_NOEXEC_SEAL, which hosts with Linux 6.3 or newer may require (vm.memfd_noexec). Python has no constant for it.
+#: MFD_NOEXEC_SEAL, which hosts with Linux 6.3 or newer may require (vm.memfd_noexec) and Python does not define.
 _MFD_NOEXEC_SEAL = 8
 #: From linux/fs.h: _IOR('f', 1, long), _IOW('f', 2, long) and FS_IMMUTABLE_FL.
 _GET_FLAGS, _SET_FLAGS, _IMMUTABLE = 0x80086601, 0x40086602, 0x10
-#: struct turnstile_terms: a change counter, and then the tenant, percentage, policy and priority of each seat.
+#: struct turnstile_terms: a change counter, then each seat's tenant, percentage, policy and priority.
 _CHANGES, _TERMS_HEADER, _TERMS_SEAT = struct.Struct("=Q"), 64, struct.Struct("=64sIIi4x")
 
 
@@ -75,9 +75,9 @@ def stored(environment: Mapping[str, str]) -> list[tuple[str, int]]:
 
 @frozen
 class Memory:
-    """Sealed memory: a writable descriptor and a read-only descriptor.
+    """Sealed memory, with a writable and a read-only descriptor.
 
-    `immutable` tells whether the read-only descriptor cannot be reopened for writing.
+    `immutable` is true if the read-only descriptor cannot be reopened for writing.
     """
 
     writable: int
@@ -86,7 +86,7 @@ class Memory:
 
     @classmethod
     def adopt(cls, descriptor: int, size: int) -> Memory:
-        """Return the memory that a descriptor from systemd refers to.
+        """Return the memory behind a descriptor from systemd.
 
         Raises OSError if the memory is not sealed or does not have `size` bytes.
         """
@@ -104,7 +104,7 @@ class Memory:
             descriptor = os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
         except OSError:
             descriptor = os.memfd_create(name, flags)
-        # A process with a read-only descriptor must not be able to reopen it for writing through /proc.
+        # A process with a read-only descriptor must not be able to reopen it for writing in /proc.
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
@@ -131,7 +131,7 @@ def _make_immutable(descriptor: int) -> bool:
 
 @frozen
 class Part:
-    """A line in an answer, and the descriptor that belongs to the line.
+    """A line in an answer, with its descriptor.
 
     agent.h in the role vgpu_limiter defines the format.
     """
@@ -141,13 +141,13 @@ class Part:
 
 
 class SharedMemory:
-    """The shared memory of each GPU that has tenants."""
+    """The shared memory of each GPU with tenants."""
 
     def __init__(self, notifier: Notifier, kept: Sequence[tuple[str, int]] = ()) -> None:
         self._notifier = notifier
-        #: Memory by the name under which systemd keeps it.
+        #: Memory by systemd's name for it.
         self._memory: dict[str, Memory] = {}
-        #: Mapping from GPU UUID to the tenant on each seat.
+        #: The tenant on each seat, by GPU UUID.
         self._seated: dict[str, dict[int, VgpuTenant]] = {}
         for name, descriptor in kept:
             size = self._size(name)
@@ -166,9 +166,9 @@ class SharedMemory:
         return vgpu_files.TERMS_BYTES if _TERMS.match(name) else 0
 
     def follow(self, tenants: Sequence[VgpuTenant]) -> None:
-        """Create the memory of these tenants and drop all other memory.
+        """Create these tenants' memory, and drop all other memory.
 
-        Programs keep memory that they have mapped until they end.
+        Running programs keep the memory that they have mapped.
         """
         seated: dict[str, dict[int, VgpuTenant]] = {}
         for tenant in tenants:
@@ -183,15 +183,14 @@ class SharedMemory:
             made = self._memory[name] = Memory.make("openfleet-vgpu-" + name, self._size(name))
             self._notifier.tell("FDSTORE=1", "FDNAME=" + name, descriptor=made.writable)
         self._seated = seated
-        # Write the terms last. When they change, programs request the memory again, so it must be complete.
+        # Write the terms last: when they change, programs request the memory again, so it must be complete.
         for uuid, seats in seated.items():
             _write_terms(self._memory[_terms_name(uuid)].writable, seats)
 
     def parts_for(self, tenant: VgpuTenant) -> list[Part]:
         """Return the answer to a tenant.
 
-        For each GPU of the tenant, the answer has the tenant's writable page, the terms, and the read-only pages of the
-        other tenants.
+        For each of the tenant's GPUs, it has the tenant's writable page, the terms, and other tenants' read-only pages.
         """
         parts: list[Part] = []
         for seat in tenant.seats:
@@ -232,7 +231,7 @@ def _terms_name(gpu_uuid: str) -> str:
 
 
 def _write_terms(descriptor: int, seats: Mapping[int, VgpuTenant]) -> None:
-    """Write the terms of all seats, and the change counter last."""
+    """Write all seats' terms, and the change counter last."""
     free = bytes(_TERMS_SEAT.size)
     table = b"".join(_seat_terms(seats[number]) if number in seats else free for number in range(SEATS))
     if os.pread(descriptor, len(table), _TERMS_HEADER) == table:

@@ -4,15 +4,15 @@
 """Report GPU memory that is missing from the tenants' own accounting.
 
 The service is openfleet-vgpu-agent.service. Contexts and modules use memory that CUDA calls do not show, but NVML does.
-NVML identifies processes by host PIDs. A process in a container does not know its host PID, so it cannot find itself in
-NVML's list. The agent therefore queries NVML once a second for all processes. It writes one report file per tenant, which
-only root can change (formats/nvml_report.h in the role vgpu_limiter).
+A process in a container cannot find itself in NVML's list, because NVML lists host PIDs. So the agent queries NVML once
+a second for all processes, and writes one report file per tenant, which only root can change (formats/nvml_report.h in
+the role vgpu_limiter).
 
-The agent determines the tenant of a process from its mounts, environment and groups in the host's /proc. Data that a
-process writes into its tenant's region can only select one of this tenant's slots.
+The agent determines a process's tenant from its mounts, environment and groups in the host's /proc. Data that a process
+writes into its tenant's region can only select one of this tenant's slots.
 
-A separate process calls NVML, so a driver that hangs or crashes does not affect the turnstiles. The process logs NVML
-calls that do not return. A call that hangs keeps no lock (nvml/bounded_session.py).
+A separate process calls NVML, so that a driver that hangs or crashes does not affect the turnstiles. The process logs
+NVML calls that do not return. A call that hangs keeps no lock (nvml/bounded_session.py).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from .host import VgpuHost
 from .model import MPS, VgpuTenant, region_path
 from .observe import held
 
-#: Seconds between two reports, between NVML queries while no tenant has a process in the accounting, and after a failed
-#: NVML query.
+#: Seconds between two reports, between NVML queries while the accounting has no processes, and after a failed NVML
+#: query.
 _TICK_SECONDS, _IDLE_SECONDS, _FAILED_SECONDS = 1.0, 10.0, 30.0
-#: Time limit in seconds for finding the tenants of processes, and seconds after which a result expires.
+#: Time limit in seconds for finding processes' tenants, and seconds for which a result is valid.
 _WHOSE_SECONDS, _WHOSE_HOLDS_SECONDS = 5.0, 10.0
 _REGION_MAGIC, _GPUS, _SLOTS, _LOCK_SLOTS = 0x3155504756464F00, 16, 1024, (1 << 24) + 1
 #: Formats from region.h. Region: magic, version, size, lock, slot_limit. GPU: UUID, whether it is used. Slot: state,
@@ -63,18 +63,18 @@ _MAGIC = 0x4E55504756464F00
 _START, _WRITTEN = struct.Struct("=QQ"), struct.Struct("=q")
 _HEAD, _ROW = struct.Struct("=qIIII256s16Q"), struct.Struct("=II16Q16Q")
 _NOT_NAMED, _NO_SLOT = (1 << 64) - 1, (1 << 32) - 1
-#: struct flock, and F_OFD_SETLK from fcntl.h. Python has had a constant for it since 3.9.
+#: struct flock, and fcntl.h's F_OFD_SETLK, which Python only defines since 3.9.
 _FLOCK, _SET_LOCK = struct.Struct("@hhqqi4x"), 37
 _STATUS = re.compile(r"^(Uid|Gid|Groups|NSpid):[ \t]*(.*)$", re.MULTILINE)
 
 Log = Callable[[str], None]
-#: Mapping from GPU UUID to a mapping from PID to bytes.
+#: Bytes by PID, by GPU UUID.
 Named = Mapping[str, Mapping[int, int]]
 
 
 @frozen
 class Slot:
-    """The slot of a process in its tenant's region, as written by the process."""
+    """A process's slot in its tenant's region, as the process wrote it."""
 
     number: int
     nonce: int
@@ -87,7 +87,7 @@ class Slot:
 class Region:
     """The accounting data of a tenant's processes.
 
-    `places` maps each GPU UUID without `GPU-` to the GPU's position in the lists of the slots.
+    `places` maps each GPU's UUID without `GPU-` to the GPU's position in the slots' lists.
     """
 
     slots: Tuple[Slot, ...]
@@ -127,7 +127,7 @@ def read_region(path: Path) -> Region:
 def _slot(descriptor: int, number: int, data: bytes) -> Slot | None:
     """Return the slot if its process is alive, else None.
 
-    The tenant's processes clear the slots of dead processes.
+    The tenant's other processes clear the slots of dead processes.
     """
     state, nonce, pid, _start, _name, namespace, _changed, *figures = _SLOT.unpack_from(data, number * _SLOT.size)
     if state != _USED or not held(descriptor, _LOCK_SLOTS + number):
@@ -147,8 +147,7 @@ def _column(gpu_uuid: str) -> str:
 class Process:
     """A process as the kernel reports it.
 
-    `key` is the key of the process's tenant, or None if the process has no tenant. `pid_inside` is the PID in the
-    process's PID namespace.
+    `key` is the key of its tenant, or None. `pid_inside` is the PID in its own PID namespace.
     """
 
     key: str | None
@@ -157,11 +156,11 @@ class Process:
 
 
 class Processes:
-    """Find the tenants of the processes that NVML reports."""
+    """Find the tenants of processes that NVML reports."""
 
     def __init__(self, root: Path, proc: str = "/proc") -> None:
         self._host, self._proc = VgpuHost(root=str(root), proc=proc), proc
-        #: Cached results by PID: start time of the process, expiry of the result, and the result.
+        #: Cached results by PID: when the process started, when the result expires, and the result.
         self._known: Dict[int, Tuple[str, float, Process]] = {}
 
     def tenants(self) -> list[VgpuTenant]:
@@ -169,7 +168,7 @@ class Processes:
         return [tenant for tenant in self._host.tenants() if tenant.provider != MPS]
 
     def of(self, pids: Sequence[int], tenants: Sequence[VgpuTenant]) -> Dict[int, Process]:
-        """Return the processes that belong to tenants, by PID.
+        """Return the tenants' processes, by PID.
 
         Cached results expire, because a process may execute another program.
         """
@@ -201,9 +200,9 @@ class Processes:
 
 
 def _may_be(tenant: VgpuTenant, status: Mapping[str, str]) -> bool:
-    """Return whether the user and groups of a process may write the tenant's region.
+    """Return whether a process's user and groups may write the tenant's region.
 
-    All processes of the tenant need this permission.
+    All of the tenant's processes need this permission.
     """
     if tenant.group is None or status.get("Uid", "").split()[1:2] == ["0"]:
         return True
@@ -215,9 +214,9 @@ def _may_be(tenant: VgpuTenant, status: Mapping[str, str]) -> bool:
 
 
 class OthersSlot:
-    """A slot in a tenant's region for all of its processes that have no slot.
+    """A slot in a tenant's region for all its processes without a slot.
 
-    The agent locks the slot. As with other slots, the lock shows that the owner is alive.
+    The agent locks the slot. As for other slots, the lock shows that the owner is alive.
     """
 
     def __init__(self, path: Path) -> None:
@@ -233,14 +232,14 @@ class OthersSlot:
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._descriptor = os.open(str(self._path), flags)
             self._inode = os.fstat(self._descriptor).st_ino
-            # Search from the end, because processes take the first free slot from the start.
+            # Search from the end, because processes take the first free slot.
             if not any(self._lock(number) for number in reversed(range(_SLOTS))):
                 self.leave()
 
     def _lock(self, number: int) -> bool:
         """Lock the slot if it is free, and write a new nonce.
 
-        The nonce distinguishes this owner of the slot from earlier owners.
+        The nonce distinguishes this owner from earlier owners of the slot.
         """
         at = _SLOTS_AT + number * _SLOT.size
         if self._state(at)[0] == _USED:
@@ -271,7 +270,7 @@ class OthersSlot:
 
 @frozen
 class Found:
-    """The result of an NVML query, and the processes of one tenant.
+    """The result of an NVML query, and one tenant's processes.
 
     `named` has the reported bytes by column and PID.
     """
@@ -285,28 +284,28 @@ class Found:
 
 
 class Report:
-    """The report file of a tenant."""
+    """A tenant's report file."""
 
     def __init__(self, root: Path, key: str) -> None:
         self._path = root / vgpu_files.nvml_report_path(key)
         self._others = OthersSlot(root / region_path(key))
         self._sequence = 0
-        #: The part of the file after its timestamp. Empty before the first NVML query.
+        #: The file's content after its timestamp. Empty before the first NVML query.
         self._content = b""
-        #: Bytes in the last report. `_beyond` has them by slot, nonce and column, and `_unslotted` by PID and column for
+        #: Bytes in the last report: in `_beyond` by slot, nonce and column, and in `_unslotted` by PID and column for
         #: processes without a slot.
         self._beyond: Dict[Tuple[int, int, str], int] = {}
         self._unslotted: Dict[Tuple[int, str], int] = {}
 
     @property
     def names_others(self) -> bool:
-        """Return whether NVML reported processes of the tenant that have no slot."""
+        """Return whether NVML reported processes of the tenant without a slot."""
         return bool(self._unslotted)
 
     def tell(self, asked_ns: int, before: Region, after: Region, found: Found) -> None:
         """Update the content from an NVML query.
 
-        `before` and `after` are reads of the region before and after the query.
+        `before` and `after` have the region before and after the query.
         """
         slots = _slots_of(found.processes, after)
         counted = {(slot.number, slot.nonce): slot.used for slot in before.slots}
@@ -318,8 +317,8 @@ class Report:
                 memory, place = found.bytes_of(pid, column), after.places.get(column)
                 if memory is None or place is None:
                     continue
-                # Allocations may change during the query. Subtract the larger of the two counts, so that no memory is
-                # counted twice.
+                # Allocations may change during the query. Subtract the larger of the two counts, to count no memory
+                # twice.
                 now[index] = max(0, memory - max(earlier[place], slot.used[place]))
                 beyond[slot.number, slot.nonce, column] = now[index]
                 steady[index] = min(now[index], self._beyond.get((slot.number, slot.nonce, column), 0))
@@ -332,10 +331,10 @@ class Report:
         self._content = _HEAD.pack(asked_ns, *counts, uuids, *others) + b"".join(rows)
 
     def _others_of(self, pids: Sequence[int], found: Found) -> list[int]:
-        """Return the bytes by column for processes without a slot.
+        """Return the bytes of processes without a slot, by column.
 
-        Bytes are included only if two consecutive queries reported them for the process. A process that has just started
-        takes a slot before the second query.
+        Bytes count only if two queries in a row reported them for the process, because a new process takes a slot
+        before the second query.
         """
         others, now = [0] * _GPUS, {}
         for index, column in enumerate(found.columns):
@@ -354,7 +353,7 @@ class Report:
     def write(self) -> None:
         """Write the file. Raises OSError.
 
-        The file is also written if there was no new query, so that processes know that the agent runs.
+        Even without a new query, the file shows processes that the agent runs.
         """
         if not self._content:
             return
@@ -367,7 +366,7 @@ class Report:
         descriptor = os.open(str(self._path), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.pwrite(descriptor, _START.pack(_MAGIC, self._sequence + 1), 0)
-            # If the write fails for lack of space, the odd sequence number marks the file as incomplete.
+            # After a write that failed for lack of space, the odd sequence number marks the file as incomplete.
             if os.pwrite(descriptor, content, _START.size) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
             self._sequence += 2
@@ -383,8 +382,8 @@ class Report:
 def _slots_of(processes: Mapping[int, Process], region: Region) -> Dict[int, Slot]:
     """Return the slots by PID.
 
-    A process writes its slot itself, and can write any PID. The PID is therefore compared only with the processes of the
-    same tenant.
+    A process writes its slot itself, and can write any PID. So a PID is compared only with processes of the same
+    tenant.
     """
     by_number = {(slot.pid_namespace, slot.pid): slot for slot in region.slots}
     slots = {pid: by_number.get((each.pid_namespace, each.pid_inside)) for pid, each in processes.items()}
@@ -392,9 +391,9 @@ def _slots_of(processes: Mapping[int, Process], region: Region) -> Dict[int, Slo
 
 
 class Reporter:
-    """Query NVML for all tenants of the host, and write their reports.
+    """Query NVML for all of the host's tenants, and write their reports.
 
-    `root` is the root folder of the host.
+    `root` is the host's root folder.
     """
 
     def __init__(self, root: Path, state_directory: str, log: Log = print) -> None:
@@ -402,8 +401,8 @@ class Reporter:
         self._processes = Processes(root)
         self._reports: Dict[str, Report] = {}
         self._logged = ""
-        #: Times (time.monotonic()) until which NVML is not queried. The first applies while the accounting has no
-        #: processes, and the second after a failure.
+        #: Times (time.monotonic()) before which NVML is not queried: while the accounting has no processes, and after a
+        #: failure.
         self._idle_until = self._failed_until = 0.0
 
     def serve(self, parent: int) -> int:
@@ -417,7 +416,7 @@ class Reporter:
     def look(self) -> None:
         """Query NVML and write the reports.
 
-        If NVML does not answer, nothing is written. The processes then query NVML themselves.
+        If NVML does not answer, no report is written, and the processes query NVML themselves.
         """
         if time.monotonic() < self._failed_until:
             return
@@ -430,7 +429,7 @@ class Reporter:
             if named is not None:
                 self._tell(tenants, asked_ns, before, named)
             for report in self._reports.values():
-                # The folder may be missing for a short time, while the tenant is written or removed.
+                # The folder may be missing briefly, while the tenant is written or removed.
                 with contextlib.suppress(FileNotFoundError):
                     report.write()
             self._logged = ""
@@ -457,7 +456,7 @@ class Reporter:
     def _is_due(self, regions: Mapping[str, Region]) -> bool:
         """Return whether NVML must be queried now.
 
-        A query opens the GPUs, so it is rare while the accounting has no processes.
+        Queries open the GPUs, so they are rare while the accounting has no processes.
         """
         used = any(region.slots for region in regions.values()) or any(
             one.names_others for one in self._reports.values()
@@ -468,7 +467,7 @@ class Reporter:
         return True
 
     def _named(self, tenants: Sequence[VgpuTenant]) -> Named | None:
-        """Return the memory of each process on the tenants' GPUs.
+        """Return each process's memory on the tenants' GPUs.
 
         Returns None while a run changes the host. Raises NvmlError or ValueError.
         """
@@ -483,7 +482,7 @@ class Reporter:
                     except UnansweredCallError:
                         raise
                     except NvmlError:
-                        # A lost GPU has no column in the report.
+                        # The report has no column for a lost GPU.
                         continue
             return named
 

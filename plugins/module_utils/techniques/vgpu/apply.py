@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Apply the tenants' part of a plan after the GPUs changed, and roll it back.
 
-Files are replaced atomically, so readers see either the old or the new quota. If a change is interrupted between two
-tenants, the next plan completes it.
+Files are replaced atomically, so that readers see either the old or the new quota. After an interruption between two
+tenants, the next plan completes the change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .steps import ChangeTenant, RemoveTenant, VgpuPlan
 
 
 def bring_back(data: Mapping[str, Any], tenants: VgpuHost) -> None:
-    """Restore the tenants as they were before an interrupted change.
+    """Restore the tenants before an interrupted change.
 
     Call this after the GPUs were restored.
     """
@@ -52,7 +52,7 @@ class VgpuChange:
     def record(self) -> dict[str, Any]:
         """Return the journal data of this change.
 
-        The data has the previous specs of the changed tenants, and the names of the new tenants.
+        The data has the changed tenants' previous specs, and the new tenants' names.
         """
         return {
             "before": [to_data(step.seen.tenant) for step in self._plan.changes],
@@ -66,9 +66,9 @@ class VgpuChange:
     def stop(self, done: list[str]) -> None:
         """Check again for processes that would escape their quota.
 
-        Such processes are ended if that is permitted. Otherwise BusyError is raised.
+        They are ended if that is permitted. Otherwise BusyError is raised.
 
-        BusyError is also raised if processes have started under a name that the change removes. They are not ended,
+        Processes that have started under a name that the change removes also cause BusyError. They are not ended,
         because the next plan keeps the name.
         """
         if any(step.unheld for step in self._unholding):
@@ -101,7 +101,7 @@ class VgpuChange:
     def forget(self) -> None:
         """Remove tenants after the rest of the layout was applied.
 
-        Tenants are removed last, because a rollback could not restore their files. Running processes have the removed
+        They are removed last, because a rollback could not restore their files. Running processes have the removed
         region open, and containers have it mounted.
         """
         for step in self._plan.removes:
@@ -111,14 +111,14 @@ class VgpuChange:
         """Do nothing, because new tenants block no GPU."""
 
     def bring_back(self, _host: Host) -> None:
-        """Restore as many of the previous tenants as possible.
+        """Restore as many previous tenants as possible.
 
         Raises all errors as one.
         """
         attempt_all(
             *(functools.partial(self._host.forget, name) for name in self._came),
-            # The changes were applied in the order shrink, grow. Undone in reverse order, each grow becomes a shrink,
-            # so tenants again shrink before others grow.
+            # The changes were applied in the order shrink, grow. In reverse order, each grow becomes a shrink, so that
+            # tenants shrink before others grow.
             *(functools.partial(self._host.write, tenant) for tenant in reversed(self._changed)),
         )
 

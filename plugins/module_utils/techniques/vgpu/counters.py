@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the counters in the tenants' pages, which the agent shows.
+"""Read the counters in the tenants' pages, as shown by the agent.
 
-Each tenant writes its own page, so its counters can be wrong. Metrics show them. No decision is based on them.
+Each tenant writes its own page, so the counters can be wrong. Metrics show them, and no decision uses them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .agent_client import shown
 #: struct seat_page of turnstile.h: tenant, percent, policy, priority, unused, paid_until, active_until, waiting_until,
 #: used_ns, throttled_ns, due, lead, launches, lease, lease_since, passes, gave_way, waits, waits_ns, late, starts, longer.
 _PAGE = struct.Struct("=64sIIiI3q2Q2q2QqQ4QQ5Q")
-#: Bounds in seconds of the waits that `longer` counts, and the bound of `late`.
+#: Bounds in seconds for the waits that `longer` counts, and for `late`.
 _LONGER_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.05)
 _LATE_SECONDS = 0.02
 
 
 @frozen
 class Counters:
-    """Counters of a tenant on a GPU, since the agent created the page.
+    """A tenant's counters on a GPU, since the agent created the page.
 
-    `starts` counts an online tenant's launches that had no other work in flight. `waited_more` has pairs of seconds and
-    the number of starts that waited longer for an offline kernel, in the order of the seconds.
+    `starts` counts an online tenant's launches without other work in flight. `waited_more` has pairs of seconds, in
+    ascending order, and the number of starts that waited longer than that for an offline kernel.
     """
 
     used_ns: int
@@ -39,7 +39,7 @@ class Counters:
 
 
 def read(root: Path) -> dict[tuple[str, int], Counters]:
-    """Return the counters by GPU UUID and seat. Empty if the agent does not run."""
+    """Return the counters by GPU UUID and seat. Empty if the agent is not running."""
     return {(seat.gpu_uuid, seat.number): _counters(seat.page) for seat in shown(root)}
 
 

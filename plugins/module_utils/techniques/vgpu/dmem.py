@@ -4,9 +4,9 @@
 """Limit device memory with the kernel's dmem controller for cgroup v2.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html (DMEM) describes the controller's files. A region is a part of a
-device's memory. Its name contains the PCI address of the device (drm/0000:03:00.0/vram0). systemd does not support
-dmem. The limits are therefore written into the cgroup of the tenant's slice, and again after each boot.
-This module follows the documentation. It was not tested with a driver that registers GPU memory.
+device's memory. Its name contains the device's PCI address (drm/0000:03:00.0/vram0). systemd does not support dmem, so
+this module writes the limits into the cgroup of the tenant's slice, and again after each boot. It follows the
+documentation, and was not tested with a driver that registers GPU memory.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ABOVE = ("", "openfleet.slice", "openfleet.slice/openfleet-vgpu.slice")
 
 
 def regions(root: Path, gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Return a mapping from GPU UUID to the name of the GPU's memory region.
+    """Return the name of each GPU's memory region, by GPU UUID.
 
-    GPUs with no region or with several regions are left out.
+    Leaves out GPUs with no region or with several regions.
     """
     try:
         names = [line.rpartition(" ")[0] for line in (root / _CGROUPS / "dmem.capacity").read_text().splitlines()]
@@ -46,7 +46,7 @@ def regions(root: Path, gpus: Iterable[Gpu]) -> dict[str, str]:
 
 
 def limits(root: Path, key: str) -> dict[str, str]:
-    """Return the current limits of a tenant's slice by region.
+    """Return the current limits of a tenant's slice, by region.
 
     Returns {} if the slice has no cgroup.
     """
@@ -58,7 +58,7 @@ def limits(root: Path, key: str) -> dict[str, str]:
 
 
 def wanted(tenant: VgpuTenant, of_gpus: Mapping[str, str]) -> dict[str, str]:
-    """Return the desired limits of the tenant by region, as in dmem.max."""
+    """Return the tenant's desired limits by region, as in dmem.max."""
     return {of_gpus[uuid]: str(tenant.memory_bytes) for uuid in tenant.gpus if uuid in of_gpus}
 
 
@@ -75,7 +75,7 @@ def bound(root: Path, run: Run, tenant: VgpuTenant, of_gpus: Mapping[str, str]) 
 
 
 def unbound(root: Path, run: Run, key: str) -> None:
-    """Remove the limits of the slice, and stop the slice if it is empty."""
+    """Remove the slice's limits, and stop the slice if it is empty."""
     with contextlib.suppress(OSError, systemd.NoAnswerError):
         _write(root, key, {region: "max" for region, limit in limits(root, key).items() if limit != "max"})
         if "populated 0" in (_cgroup(root, key) / "cgroup.events").read_text():

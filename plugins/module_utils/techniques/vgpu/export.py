@@ -14,17 +14,17 @@ from ...model import Gpu
 from .model import AUTO, KEY, MPS, PRELOAD, VgpuTenant
 from .part import Tenant, Vgpu
 
-# Tolerance for calculations with ratios, because floating point is inexact: 1.15 * 100 is slightly below 115.
+# Tolerance for ratios, because floating point is inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-9
 
 
 def export_together(
     gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
 ) -> dict[str, Vgpu | None]:
-    """Return a mapping from the UUID of each GPU with tenants to its part.
+    """Return the part of each GPU with tenants, by GPU UUID.
 
-    The value is None if a layout cannot express the tenants. GPUs that have a tenant in common get the same part. If
-    `pin` is given, each tenant with one GPU is pinned to its GPU. Tenants of leases are not part of a layout.
+    The value is None if a layout cannot express the tenants. GPUs with a common tenant get the same part. With `pin`,
+    each tenant on one GPU is pinned to this GPU. Tenants of leases are not part of a layout.
     """
     tenants = [one.tenant for one in seen.get(KEY, ()) if one.tenant.lease is None]
     parts: dict[str, Vgpu | None] = {}
@@ -67,7 +67,7 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
     memory = sm = 1.0
     for uuid in {uuid for tenant in group for uuid in tenant.gpus}:
         on_gpu = [tenant for tenant in group if uuid in tenant.gpus]
-        # The divisor 1 only avoids a division by zero. Groups with a GPU of unknown memory size are not exported.
+        # The divisor 1 avoids a division by zero. Groups with a GPU of unknown memory size are not exported.
         memory = max(memory, sum(tenant.memory_bytes for tenant in on_gpu) / (gpus[uuid].memory_total_bytes or 1))
         sm = max(sm, sum(tenant.sm_percent for tenant in on_gpu) / 100)
     return Vgpu(
@@ -83,7 +83,7 @@ def _vgpu(group: Sequence[VgpuTenant], gpus: dict[str, Gpu], pin: Callable[[Gpu]
 def _provider(group: Sequence[VgpuTenant]) -> str:
     """Return the value of `provider` that keeps the tenants unchanged.
 
-    Tenants with `preload` keep `preload` instead of `auto`, because `auto` may select a stronger provider.
+    Returns `preload` instead of `auto` for tenants with `preload`, because `auto` may select a stronger provider.
     """
     providers = {tenant.provider for tenant in group}
     return providers.pop() if providers in ({MPS}, {PRELOAD}) else AUTO
@@ -104,7 +104,7 @@ def _tenant(tenant: VgpuTenant, gpus: dict[str, Gpu], pin: Callable[[Gpu], Selec
         pin(gpus[tenant.gpus[0]]) if alone and pin is not None else None,
         tenant.group,
         tenant.oversubscribe_managed,
-        # The first alias is the key `was` of the layout. All other aliases end with their processes.
+        # The first alias is the layout's key `was`. All other aliases end with their processes.
         tenant.aliases[0] if tenant.aliases else None,
         tenant.latency,
     )

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the paths and contents of the tenants' files. Pure functions.
 
-Paths are relative to the root of the host. The library and its tools read the quota file and the files in /run.
-roles/vgpu_limiter/files/src defines their formats.
+Paths are relative to the host's root. The library and its tools read the quota file and the files in /run, whose
+formats roles/vgpu_limiter/files/src defines.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from ...sizes import BYTES_PER_UNIT
 from ..limited_folder import LimitedFolder
 from .model import DMEM, MPS, REGION_VERSION, STATE, TENANTS, VgpuTenant, folder, region_path, spec_path, to_data
 
-#: Paths of the library, the turnstiles and the agent's files, relative to the root of the host.
+#: Paths of the library, the turnstiles and the agent's files, relative to the host's root.
 PROGRAMS = "usr/lib/openfleet-gpu/vgpu"
 GPUS, AGENT = STATE + "/gpus", STATE + "/agent"
 #: Name of the agent's socket in each tenant's folder below AGENT, and path of the public file.
 AGENT_SOCKET, SHOWN = "turnstiles.1", STATE + "/seats.1"
 LIBRARY = PROGRAMS + "/libopenfleet-vgpu.so"
-#: A file with one line, the path of the library. Containers mount the file as /etc/ld.so.preload.
+#: A file with one line: the library's path. Containers mount it as /etc/ld.so.preload.
 PRELOAD_LIST = PROGRAMS + "/ld.so.preload"
 #: The front is a libcuda.so.1 that loads the library and then the driver's file (front.c in the role vgpu_limiter).
-#: FRONT_CONF has the path of its folder. In containers, ldconfig reads FRONT_CONF_INSIDE before the 00-nvcr-*.conf of
-#: nvidia-container-toolkit. It reads 00-compat-*.conf and 00-cuda-compat.conf first, so libraries in the image for a
+#: FRONT_CONF has its folder's path. In containers, ldconfig reads FRONT_CONF_INSIDE before nvidia-container-toolkit's
+#: 00-nvcr-*.conf. It reads 00-compat-*.conf and 00-cuda-compat.conf even earlier, so that the image's libraries for a
 #: newer driver have precedence.
 FRONT, FRONT_CONF = PROGRAMS + "/front/libcuda.so.1", PROGRAMS + "/front.conf"
 FRONT_CONF_INSIDE = "etc/ld.so.conf.d/00-driver-openfleet-vgpu.conf"
-#: Possible paths of the driver's libcuda.so.1 on hosts, and the path of this file in containers with the front.
+#: Possible paths of the driver's libcuda.so.1 on hosts, and its path in containers with the front.
 DRIVERS = tuple(
     "usr/%s/libcuda.so.1" % folder for folder in ("lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib")
 )
 DRIVER_INSIDE = "usr/lib/openfleet-gpu/driver/libcuda.so.1"
 TMPFILES_PATH = "etc/tmpfiles.d/openfleet-vgpu.conf"
-#: Sizes in bytes of a tenant's region and of a GPU's turnstile file. They equal the sizes of the structures in region.h
-#: and turnstile.h of the library.
+#: Sizes in bytes of a tenant's region and a GPU's turnstile file. They equal the sizes of the library's structures in
+#: region.h and turnstile.h.
 REGION_BYTES, TURNSTILE_BYTES = 328512, 17024
 #: Sizes in bytes of the agent's memory: a tenant's page for a GPU, and the terms for a GPU's tenants (turnstile.h).
 SEAT_PAGE_BYTES, TERMS_BYTES = 4096, 8192
-#: Size in MiB of the tmpfs on STATE. If the files could fill half of the tmpfs, a multiple of this size is used.
+#: Size in MiB of the tmpfs on STATE. If the files could fill more than half of it, a multiple is used.
 _MOUNT_MIB = 64
 
 #: Kind of the tenants' CDI devices: openfleet.io/vgpu=NAME.
@@ -83,7 +83,7 @@ def agent_folder(key: str) -> str:
 def nvml_report_path(key: str) -> str:
     """Return the path of the tenant's file with the agent's NVML report.
 
-    nvml_report.h defines the format.
+    nvml_report.h defines its format.
     """
     return "%s/nvml.%d" % (agent_folder(key), REGION_VERSION)
 
@@ -104,8 +104,8 @@ def name_problem(name: str) -> Problem | None:
 def slice_of(key: str) -> str:
     """Return the systemd slice whose cgroup limits the tenant's memory under dmem.
 
-    Dashes in the key are replaced, because a dash in the name of a slice nests it in another slice (systemd.slice(5)). The
-    limit of one tenant would then also apply to another tenant.
+    Dashes in the key are replaced, because a dash in a slice's name nests it in another slice (systemd.slice(5)). One
+    tenant's limit would then also apply to another tenant.
     """
     return "openfleet-vgpu-%s.slice" % key.replace("-", "\\x2d")
 
@@ -114,7 +114,7 @@ def files(tenant: VgpuTenant, driver: str | None = None) -> dict[str, str]:
     """Return the tenant's files in the order of writing.
 
     Running processes follow changes of the file `quota`. `driver` is the path of the driver's libcuda.so.1 for
-    containers with the front. If `driver` is None, containers get no front.
+    containers with the front. None means that containers get no front.
     """
     own = {spec_path(tenant.key): _json(to_data(tenant))}
     for name in tenant.names:
@@ -131,7 +131,7 @@ def drop_ins(tenant: VgpuTenant) -> list[str]:
 
 
 def _files_of_name(tenant: VgpuTenant, name: str, driver: str | None) -> dict[str, str]:
-    """Return the files that start programs as the tenant, for one of its names."""
+    """Return the files that start programs as the tenant under one of its names."""
     own = {
         quota_path(name): _quota(tenant, name),
         folder(name) + "/env": _environment(tenant, name),
@@ -149,8 +149,8 @@ def _files_of_name(tenant: VgpuTenant, name: str, driver: str | None) -> dict[st
 class SharedFile:
     """A shared memory file: its path, group and maximum size.
 
-    Members of `group` may write the file. If `group` is None, every user may. The file is created empty. The library
-    sets its size and content.
+    Members of `group` may write the file, or every user if `group` is None. The file is created empty. The library sets
+    its size and content.
     """
 
     path: str
@@ -164,9 +164,9 @@ class SharedFile:
 
 
 def shared_files(tenant: VgpuTenant) -> list[SharedFile]:
-    """Return the region of the tenant and the turnstiles of its GPUs.
+    """Return the tenant's region and its GPUs' turnstiles.
 
-    All tenants of a GPU write to the turnstile.
+    All tenants of a GPU write to its turnstile.
     """
     region = SharedFile(region_path(tenant.key), tenant.group, REGION_BYTES)
     return [region, *(SharedFile(turnstile_path(uuid), None, TURNSTILE_BYTES) for uuid in tenant.gpus)]
@@ -213,8 +213,8 @@ def limited_folder(tenants: Sequence[VgpuTenant]) -> LimitedFolder:
 def _quota(tenant: VgpuTenant, name: str) -> str:
     """Return the quota file.
 
-    Under MPS, the file has 0 bytes and 100 percent, which disable the limits of the library. Under dmem, the library also
-    limits memory, because the kernel does not limit a process outside of the tenant's slice, such as one in a container.
+    Under MPS, 0 bytes and 100 percent disable the library's limits. Under dmem, the library also limits memory, because
+    the kernel does not limit processes outside the tenant's slice, such as processes in containers.
     """
     memory = 0 if tenant.provider == MPS else tenant.memory_bytes
     percent = 100 if tenant.provider == MPS else tenant.sm_percent
@@ -223,11 +223,12 @@ def _quota(tenant: VgpuTenant, name: str) -> str:
             "# Quota of the tenant %s. Written by openfleet.gpu, change gpu_layout instead.\n" % name,
             "version %d\n" % QUOTA_VERSION,
             "tenant %s\n" % name,
-            # Older libraries do not know this line. Their processes use only the key as name, so they never read it.
+            # Older libraries do not know this line. Their processes have the key as their only name, so they never read
+            # it.
             *(["counted_as %s\n" % tenant.key] if tenant.key != name else []),
             "policy %s\n" % tenant.policy,
             "priority %d\n" % tenant.priority,
-            # Older libraries do not know the policy colocate, and refuse the file.
+            # Older libraries do not know the policy colocate, and refuse this file.
             *(["waterline %d\n" % tenant.waterline_percent] if tenant.waterline_percent is not None else []),
             *(["managed oversubscribed\n"] if tenant.oversubscribe_managed else []),
             *(
@@ -241,8 +242,8 @@ def _quota(tenant: VgpuTenant, name: str) -> str:
 def _variables(tenant: VgpuTenant, name: str) -> dict[str, str]:
     """Return the environment of the tenant's processes, also in containers.
 
-    An MPS client sets its own limits: https://docs.nvidia.com/deploy/mps/ (Environment Variables). The client sees one
-    device, which has index 0.
+    An MPS client sets its own limits: https://docs.nvidia.com/deploy/mps/ (Environment Variables). It sees one device,
+    with index 0.
     """
     variables = {"OPENFLEET_VGPU": name, "CUDA_VISIBLE_DEVICES": ",".join(tenant.gpus)}
     if tenant.provider == MPS:
@@ -270,7 +271,7 @@ def _drop_in(tenant: VgpuTenant, name: str) -> str:
         "# Runs a service as the tenant %s, if linked in its NAME.service.d. Written by openfleet.gpu." % name,
         "[Service]",
         "EnvironmentFile=/%s/env" % folder(name),
-        # Without this line, ProtectSystem=strict in the service would make the region read-only.
+        # Without this line, ProtectSystem=strict in a service would make the region read-only.
         "ReadWritePaths=-/%s" % STATE,
     ]
     if tenant.group is not None:
@@ -301,14 +302,14 @@ def _mounts(tenant: VgpuTenant, name: str, driver: str | None) -> list[dict[str,
         ("/" + PROGRAMS, "/" + PROGRAMS, read),
         ("/" + folder(name), "/" + folder(name), [*read, "noexec"]),
         ("/" + PRELOAD_LIST, "/etc/ld.so.preload", [*read, "noexec"]),
-        # Mount the folder and not the socket, because a restarted agent creates a new socket. Clients can connect
+        # Mount the folder instead of the socket, because a restarted agent creates a new socket. Clients can connect
         # through a read-only mount.
         ("/" + agent_folder(tenant.key), "/" + agent_folder(tenant.key), [*read, "noexec"]),
         *(("/" + file.path, "/" + file.path, [*write, "noexec"]) for file in shared_files(tenant)),
     ]
     if driver is not None:
         mounts.append(("/" + FRONT_CONF, "/" + FRONT_CONF_INSIDE, [*read, "noexec"]))
-        # Use the link without the driver's version. The engine resolves the link when a container starts.
+        # Use the link without the driver's version, which the engine resolves when a container starts.
         mounts.append(("/" + driver, "/" + DRIVER_INSIDE, read))
     return [{"hostPath": host, "containerPath": inside, "options": options} for host, inside, options in mounts]
 

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Assign tenants to GPUs: find a packing with the fewest moves.
 
-The functions are pure and the search is exact. It is designed for one host with some GPUs and some dozens of tenants.
-The depth-first search remembers states from which it found no packing. States that differ only in the order of
-interchangeable GPUs are treated as one state.
+The functions are pure. The search is exact, and designed for one host with some GPUs and some dozens of tenants. This
+depth-first search remembers states without a packing. States that differ only in the order of interchangeable GPUs
+count as one state.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ...frozen import frozen
 from ...sizes import BYTES_PER_UNIT
 
 _MIB = BYTES_PER_UNIT["MiB"]
-#: Maximum number of choices in one search. A search of this length takes one or two seconds.
+#: Maximum number of choices in one search, which takes one or two seconds.
 _MOST_STEPS = 200_000
 
 
 @frozen
 class Bin:
-    """A GPU and its capacity for tenants."""
+    """A GPU and its capacity."""
 
     uuid: str
     memory_bytes: int
@@ -33,10 +33,10 @@ class Bin:
 
 @frozen
 class Demand:
-    """The request of a tenant.
+    """A tenant's request.
 
-    The tenant needs `memory_bytes` and `sm_percent` on each of `count` GPUs. `pin` is the UUID of the GPU that the layout
-    demands, or None. `now` has the UUIDs of the tenant's current GPUs.
+    The tenant needs `memory_bytes` and `sm_percent` on each of `count` GPUs. `pin` is the UUID of the GPU that the
+    layout requires, or None. `now` has its current GPUs' UUIDs.
     """
 
     name: str
@@ -51,7 +51,7 @@ class TooHardError(Exception):
     """The search reached its limit, so it is unknown whether a packing exists."""
 
 
-#: Free (bytes, percent, seats) for each GPU.
+#: Free (bytes, percent, seats) of each GPU.
 Free = Tuple[Tuple[int, float, int], ...]
 
 
@@ -79,10 +79,10 @@ def pack(bins: Sequence[Bin], demands: Sequence[Demand]) -> dict[str, tuple[str,
 
 
 def first_misfit(bins: Sequence[Bin], demands: Sequence[Demand]) -> tuple[Demand, tuple[Bin, ...]]:
-    """Return the first tenant that does not fit after the previous tenants.
+    """Return the first tenant that does not fit after those before it.
 
-    Also returns the capacity that the previous tenants leave free. Raises TooHardError if the search reaches its limit,
-    and ValueError if all tenants fit.
+    Also returns the capacity that those tenants leave free. Raises TooHardError if the search reaches its limit, and
+    ValueError if all tenants fit.
     """
     packed: dict[str, tuple[str, ...]] = {}
     for number, demand in enumerate(demands):
@@ -96,7 +96,7 @@ def first_misfit(bins: Sequence[Bin], demands: Sequence[Demand]) -> tuple[Demand
 def largest(bins: Sequence[Bin], demand: Demand) -> int:
     """Return the largest memory size in bytes that fits on empty GPUs.
 
-    The size is a multiple of 1 MiB. It is for a tenant with the pin and the number of GPUs of `demand`.
+    The size is a multiple of 1 MiB, for a tenant with the pin and number of GPUs in `demand`.
     """
     rooms = sorted((each.memory_bytes for each in bins if demand.pin in (None, each.uuid)), reverse=True)
     return rooms[demand.count - 1] // _MIB * _MIB
@@ -121,17 +121,17 @@ def left(bins: Sequence[Bin], demands: Sequence[Demand], packed: dict[str, tuple
 class _Search:
     def __init__(self, bins: Sequence[Bin], demands: Sequence[Demand]) -> None:
         self._bins = bins
-        # Place pinned tenants first, then tenants that already have GPUs, then the others. In each group, place larger
-        # tenants first.
+        # Place pinned tenants first, then tenants that already have GPUs, then the others. Within each group, place
+        # larger tenants first.
         self._demands = sorted(
             demands,
             key=lambda d: (d.pin is None, not d.now, -d.count, -d.memory_bytes, -d.sm_percent, d.name),
         )
 
     def find(self, moves: int | None) -> dict[str, tuple[str, ...]] | None:
-        """Return a packing with at most `moves` moves, or None if there is none.
+        """Return a packing with at most `moves` moves, or None if none exists.
 
-        If `moves` is None, the number of moves is not limited.
+        The number of moves is unlimited if `moves` is None.
         """
         self._steps = 0
         self._dead: set[Hashable] = set()
@@ -148,10 +148,10 @@ class _Search:
         }
 
     def _unlike_others(self, with_moves: bool) -> list[frozenset[int]]:
-        """Return the GPUs that are not interchangeable, for each position in the search.
+        """Return the GPUs that are not interchangeable, for each step of the search.
 
-        A GPU is not interchangeable if the tenant at the position or a later one is pinned to it. If `with_moves` is
-        true, the current GPUs of these tenants are not interchangeable either.
+        These are the GPUs to which the tenant of this or a later step is pinned. With `with_moves`, they also include
+        these tenants' current GPUs.
         """
         found: list[frozenset[int]] = [frozenset()]
         for demand in reversed(self._demands):
@@ -188,7 +188,7 @@ class _Search:
     def _state(self, number: int, free: Free, moves: int | None) -> Hashable:
         """Return a key of the search state.
 
-        States with the same key have the same result for the tenants from `number` on.
+        States with the same key have the same result from the tenant at `number` on.
         """
         special = self._special[number]
         named = tuple(free[n] for n in sorted(special))

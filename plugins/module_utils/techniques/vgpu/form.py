@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define the format of tenants in a layout."""
+"""Define how a layout describes tenants."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VgpuForm(Form):
     def export_together(
         self, gpus: Sequence[Gpu], seen: Seen, pin: Callable[[Gpu], Selector] | None, left_out: list[str]
     ) -> dict[str, Vgpu | None]:
-        """Return a mapping from the UUID of each GPU with tenants to its part.
+        """Return the part of each GPU with tenants, by GPU UUID.
 
         The value is None if a layout cannot express the tenants.
         """
@@ -50,7 +50,7 @@ class VgpuForm(Form):
         return export_together(gpus, seen, pin, left_out)
 
     def divides(self, part: Vgpu) -> bool:
-        """Return True, because a tenant may be on any GPU of its entry."""
+        """Return True: a tenant may be on any GPU of its entry."""
         return True
 
     def names(self, part: Vgpu) -> Sequence[str]:
@@ -60,8 +60,8 @@ class VgpuForm(Form):
     def restricted(self, part: Vgpu, uuids: Container[str], cut: bool, taken: Container[str]) -> Vgpu | None:
         """Return the part without tenants that the exported entry cannot have.
 
-        These are tenants with a name in `taken`. If `cut` is true, they are also the tenants that are not pinned to one of
-        the GPUs in `uuids`. Returns None if no tenant remains.
+        These are tenants with a name in `taken`. With `cut`, these are also tenants that are not pinned to a GPU in
+        `uuids`. Returns None if no tenant remains.
         """
         stay = [tenant for tenant in part.tenants if tenant.name not in taken and tenant.was not in taken]
         if cut:

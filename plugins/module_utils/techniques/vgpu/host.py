@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Change the files of a host's tenants, and find the processes of tenants.
+"""Change a host's tenants' files, and find the tenants' processes.
 
 `files` defines the files. The role vgpu_limiter installs the library that enforces the quotas.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...plan.disturbance import Disturbance
     from .steps import VgpuPlan
 
-#: Time limit in seconds for reading the tenant names of processes. It is limited, because the run holds the host's lock.
+#: Time limit in seconds for reading processes' tenant names, because the run holds the host's lock.
 _NAMES_SECONDS = 20.0
 
 
@@ -46,7 +46,7 @@ class VgpuHost(Tenants):
     `gpus` are the GPUs of the host. `run` runs command-line tools. Processes are read from `proc`, even if `root` is
     another folder.
 
-    The caller of a method that changes something must hold the lock of the state directory.
+    The caller must hold the state directory's lock for each method that changes something.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class VgpuHost(Tenants):
         super().__init__(root)
         self._run, self._proc = run, Path(proc)
         self._regions = vgpu_dmem.regions(self._root, gpus)
-        #: The last observed host, the deadline for reading its processes, and the tenant names by PID.
+        #: The last observed host, the deadline for reading its processes, and their tenant names by PID.
         self._look_at: tuple[Host, float, dict[int, set[str] | None]] | None = None
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class VgpuHost(Tenants):
         try:
             tenants = self.tenants()
         except ApplyError as error:
-            # Report the outcome "old", because reading has changed nothing.
+            # Reading has changed nothing, so the outcome is "old".
             error.outcome = "old"
             raise
         shared = durable.differing(self._root, self._shared(tenants))
@@ -123,13 +123,13 @@ class VgpuHost(Tenants):
         return dataclasses.replace(self.look(tenant), outdated=tuple(sorted(outdated)), names_in_use=own)
 
     def processes(self, host: Host, name: str, gpu_uuid: str) -> tuple[Holder, ...]:
-        """Return the holders of the GPU that are, or may be, processes of the tenant.
+        """Return the GPU's holders that are, or may be, processes of the tenant.
 
         All calls with the same `host` share one deadline, because a user may run many processes with many mounts. A
-        process that was not checked before the deadline blocks the change and is not ended.
+        process that was not checked in time blocks the change and is not ended.
         """
         gpu = next((gpu for gpu in host.gpus if gpu.uuid == gpu_uuid), None)
-        # Processes of a tenant have its environment or mount. So the record of a scheduler alone is none of them.
+        # A tenant's processes have its environment or mount, so a scheduler's record alone is not a process.
         candidates = [
             holder for holder in (gpu.held_by if gpu is not None else ()) if not (holder.watches or holder.recorded)
         ]
@@ -142,9 +142,9 @@ class VgpuHost(Tenants):
         return tuple(holders)
 
     def _names_at(self, host: Host, pids: Sequence[int]) -> dict[int, set[str] | None]:
-        """Return the tenant names of each process, as in `names_of`.
+        """Return each process's tenant names, as in `names_of`.
 
-        Processes that were not checked before the deadline are missing.
+        Leaves out processes that were not checked before the deadline.
         """
         if self._look_at is None or self._look_at[0] is not host:
             self._look_at = (host, time.monotonic() + _NAMES_SECONDS, {})
@@ -156,12 +156,12 @@ class VgpuHost(Tenants):
         return names
 
     def names_in_use(self, names: Sequence[str]) -> tuple[VgpuName, ...]:
-        """Return the names that processes use, with the PIDs of the processes.
+        """Return the names that processes use, with the processes' PIDs.
 
-        The result is in the order of `names`. Processes that use no GPU are included.
+        The result is in the order of `names`. It includes processes that use no GPU.
 
-        The search has a deadline, because a user may run many processes with many mounts. If the process does not
-        answer, or if the deadline has passed, the process is assumed to use every name.
+        The search has a deadline, because a user may run many processes with many mounts. A process that does not
+        answer, or was not checked in time, is assumed to use every name.
         """
         pids: dict[str, list[int]] = {name: [] for name in names}
         deadline = time.monotonic() + _NAMES_SECONDS
@@ -176,9 +176,9 @@ class VgpuHost(Tenants):
         return tuple(VgpuName(name, tuple(pids[name])) for name in names if pids[name])
 
     def names_of(self, pid: int) -> set[str] | None:
-        """Return the tenant names of a process (see `identity`).
+        """Return a process's tenant names (see `identity`).
 
-        Returns None if the process does not answer, because it may then have any name.
+        Returns None if the process does not answer and may therefore have any name.
         """
         return Identities(self._root, str(self._proc), memory_or_none).names_of(pid)
 
@@ -208,9 +208,9 @@ class VgpuHost(Tenants):
     # --- changing ---------------------------------------------------------------------------------------------------
 
     def write(self, tenant: VgpuTenant) -> None:
-        """Write the missing and the differing files of a tenant. Raises ApplyError.
+        """Write a tenant's missing and differing files. Raises ApplyError.
 
-        Running processes of the tenant follow the new quota.
+        The tenant's running processes follow the new quota.
         """
         problems = [vgpu_files.name_problem(name) for name in tenant.names]
         problem = next(filter(None, problems), None) or self.group_problem(tenant)
@@ -218,10 +218,10 @@ class VgpuHost(Tenants):
             raise ApplyError(problem.where, problem.problem, problem.cure)
         files = vgpu_files.files(tenant, self._driver)
         self._end_names(tenant)
-        # Write the spec first, because it shows that all other files belong to this tenant.
+        # Write the spec first, because it identifies all other files as this tenant's.
         spec = vgpu_files.spec_path(tenant.key)
         self._write({spec: files.pop(spec)})
-        # The tenant may have been renamed back to an earlier name. This name is then no longer an alias.
+        # After a rename back to an earlier name, that name is no longer an alias.
         self._remove(vgpu_files.alias_path(tenant.name))
         if tenant.provider == DMEM:
             vgpu_dmem.bound(self._root, self._run, tenant, self._regions)
@@ -229,7 +229,7 @@ class VgpuHost(Tenants):
         folder = vgpu_files.limited_folder(tenants)
         changed = folder.unit_path in self._write(self._shared(tenants))
         if self._mounts:
-            # If the host has regions, mount the tmpfs only at the next boot, because it would hide regions that processes
+            # On a host with regions, mount the tmpfs only at the next boot. Now it would hide regions that processes
             # have mapped.
             in_use = any((self._root / TENANTS).glob("*/region.*"))
             folder.mount(self._root, self._mount_systemctl, changed, in_use)
@@ -278,7 +278,7 @@ class VgpuHost(Tenants):
         """
         tenant = next((tenant for tenant in self.tenants() if tenant.name == name), None)
         if tenant is None:
-            # Without a spec, the tenant has no other files, because the spec is written first and removed last.
+            # A tenant without a spec has no other files, because the spec is written first and removed last.
             _remove_empty(self._root / vgpu_files.folder(name))
             return
         vgpu_dmem.unbound(self._root, self._run, tenant.key)
