@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from ..errors import ApplyError, BusyError, DeviceError, FollowError, PlanError
 from ..frozen import frozen
 from ..layout.types import Layout
-from ..model import Device, Holder, Host, parts_of
+from ..model import Host, parts_of
 from ..plan.busy import FAIL, FORCE, REFUSE, WAIT, OnBusy, wait_until_free
 from ..plan.disturbance import Disturbance
 from ..plan.gpu_plan import Plan, instance_text
@@ -24,6 +24,7 @@ from ..plan.ownership import KEEP, Owned, Ownership, Record, owned_instance
 from ..plan.parts import RESET
 from ..plan.services import Change, Clear, Look, Pids, Service, merged
 from ..plan.transaction import locked
+from ..plan.whole_host import ended_workloads
 from ..techniques.registry import SERVING, SETTINGS, observers_for
 from ..vendors.registry import divider_of, vendor_of_host
 from . import lost_gpus
@@ -380,10 +381,7 @@ class _Attempts:
         Checks the holders of all GPUs on the host. An instance is lost if the boot service does not recreate it.
         """
         ownership = Ownership(self.request.unlisted, self.record.read(), self.leased.read())
-        held = [(gpu, [h for h in gpu.held_by if not h.watches] + _leases_on(gpu, ownership)) for gpu in host.gpus]
-        disturbs = [
-            Disturbance("%s, whose host would reboot," % gpu.short_label, tuple(who)) for gpu, who in held if who
-        ]
+        disturbs = ended_workloads(host, ownership, "whose host would reboot")
         if disturbs and self.on_busy.policy != FORCE:
             raise BusyError(disturbs, "the required reboot would end these workloads", "Stop them and run again.")
         left = {gpu.gpu.uuid: gpu.left for gpu in decision.plan.gpus}
@@ -401,12 +399,6 @@ class _Attempts:
                 "Name them in gpu_layout, or set gpu_layout_unlisted to remove.",
                 outcome="old",
             )
-
-
-def _leases_on(gpu: Device, ownership: Ownership) -> list[Holder]:
-    """Return the leases that have an instance of the GPU."""
-    records = [ownership.lease(gpu, instance) for instance in parts_of(gpu)]
-    return [Holder(gpu.uuid, None, LEASE, each.lease) for each in records if each is not None and each.lease]
 
 
 def _applied(request: Request) -> Applied:

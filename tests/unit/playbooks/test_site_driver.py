@@ -14,6 +14,7 @@ from ansible.template import Templar, trust_as_template
 
 ROOT = Path(__file__).resolve().parents[3]
 RIGHT = {"needed": False, "drained": False, "reboot": ""}
+IN_USE = {"disruptive": True, "loaded_version": "580.95.05"}
 ASKED = {"nvidia_driver_version": "580.105.08"}
 
 
@@ -46,20 +47,31 @@ def test_driver_is_installed_if_the_plan_has_steps(variables, expected):
     assert brings(**variables) is expected
 
 
+@pytest.mark.parametrize("plan", [{"disruptive": False}, {"loaded_version": ""}, {"needed": False}])
+def test_workloads_are_searched_only_if_a_loaded_driver_changes(plan):
+    tasks = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "tasks" / "driver.yml").read_text())
+    (finding,) = (task for task in tasks if "openfleet.gpu.driver_workloads" in task)
+    assert holds(finding["when"], {"nvidia_driver_plan": {"needed": True, **IN_USE}})
+    assert not holds(finding["when"], {"nvidia_driver_plan": {"needed": True, **IN_USE, **plan}})
+
+
 @pytest.mark.parametrize(("needed", "drained", "reboot"), [*product([False, True], [False, True], ["", "it is due"])])
 def test_driver_role_runs_if_it_would_change_or_report_something(needed, drained, reboot):
     """The conditions are the role's own, so the playbook cannot miss a new one."""
-    planning, checking, *acting = yaml.safe_load(
+    planning, checking, finding, refusing, *acting = yaml.safe_load(
         (ROOT / "roles" / "nvidia_driver" / "tasks" / "driver.yml").read_text()
     )
     assert planning["register"] == "nvidia_driver_plan" and len(acting) == 2
     variables = {
         **ASKED,
-        "nvidia_driver_plan": {"needed": needed, "drained": drained, "reboot": reboot},
+        "nvidia_driver_plan": {"needed": needed, "drained": drained, "reboot": reboot, **IN_USE},
         "nvidia_driver_reboot": "later",
         "nvidia_driver__only_plan": False,
         "ansible_check_mode": False,
     }
-    # There is a plan, so its check does not stop the role.
+    # There is a plan and no blocking workload, so these checks do not stop the role.
     assert not holds([checking["when"]], variables)
+    assert not holds([refusing["when"]], {"nvidia_driver_workloads": {"skipped": True, "changed": False}})
+    # A pending reboot does not change the driver again.
+    assert holds(finding["when"], variables) is needed
     assert brings(**variables) is any(holds(task["when"], variables) for task in acting)

@@ -19,6 +19,7 @@ MARK = "Internal: only this collection uses this module."
 INTERNAL = [
     "check_variables",
     "dcgm_exporter",
+    "driver_workloads",
     "gpu_simulator",
     "installed_module",
     "kubelet_info",

@@ -120,6 +120,42 @@ def test_invalid_requests_are_refused_and_failing_mirror_changes_nothing(lab_hos
         assert see(played.seen) == before, played.failed
 
 
+#: Start a service that has a GPU open and is not drained. /dev/nvidia0 is a plain file, because the lab has no driver.
+TRAIN = "touch /dev/nvidia0; systemd-run --quiet --unit training sh -c 'exec sleep infinity </dev/nvidia0'"
+STOP_TRAINING = "systemctl stop training; rm /dev/nvidia0"
+
+
+def test_a_workload_that_is_not_drained_is_named_before_anything_changes(lab_host):
+    """Refuse to upgrade while a service uses a GPU.
+
+    A drain that stops the service, or `force`, permits the upgrade. If the service starts during the drain, the clients
+    are started again.
+    """
+    before = see(lab_host(HGX).check_output(SEE))
+    planned, refused, listed, forced, late = play(
+        HGX,
+        Ask(NEWER, entry="plan", first=TRAIN, then=SEE, fails=True),
+        Ask(NEWER, then="systemctl is-active training >&2; " + SEE, fails=True),
+        Ask({**NEWER, "gpu_drain_services": ["client", "training"]}, entry="plan", then=SEE),
+        Ask({**NEWER, "nvidia_driver_on_busy": "force"}, entry="plan", then=STOP_TRAINING + "; " + SEE),
+        Ask(
+            {**NEWER, "gpu_drain_commands_before": [TRAIN]},
+            then=f"systemctl is-active training >&2; {STOP_TRAINING}; {SEE}",
+            fails=True,
+        ),
+    )
+    for played in (planned, refused, late):
+        assert "gpu 0 (0000:1a:00.0), whose driver would change, is in use by pid " in played.failed
+        assert "training.service" in played.failed
+    for played in (planned, refused, listed, forced):
+        # The client has the same process as before, so it was not stopped.
+        assert see(played.seen) == before, played.failed
+    assert set(foretold(listed.planned)) == set(foretold(forced.planned)) == PARTS
+    state, active, client = see(late.seen)
+    assert (state, active) == (before[0], RUNNING)
+    assert client != before[2], "the drain did not stop the client"
+
+
 def test_upgrade_within_the_branch_follows_the_dry_run(lab_host, state_of):
     """Compare the upgrade with the dry run.
 

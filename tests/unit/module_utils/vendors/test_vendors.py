@@ -40,6 +40,7 @@ EXCEPTED = {
     "module_utils/cli/show.py": "prints the GPUs as NVML reports them",
     "module_utils/cli/holders.py": "prints holders by NVML's GPUs",
     "module_utils/cli/keep_serve.py": "identifies programs by NVML's GPUs",
+    "module_utils/driver/in_use.py": "finds users of NVIDIA's driver, also if it does not answer",
     "module_utils/export/look.py": "is sent with a module that only reads",
     "module_utils/vendors/lease_cards.py": "the table of cards of GPUs with leases",
     "module_utils/slurm/task_devices.py": "lists NVIDIA's GPUs and MIG devices by Slurm's number",
