@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply a plan, step by step.
+"""Apply a plan step by step.
 
-All packages are downloaded before the first package changes. If the package manager refuses files, they are restored.
-If an engine does not start with its new configuration, its previous configuration is restored.
+All packages are downloaded before the first package changes. Files are restored if the package manager refuses them. An
+engine's previous configuration is restored if the engine does not start with the new one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ToolkitChange(PackageChange):
         super()._delete(step)
         if step.items[0] == files.SETTINGS:
             with contextlib.suppress(OSError):
-                # The folder is kept if the service has other settings in it.
+                # Keep the folder if it has other settings for the service.
                 Path(files.SETTINGS).parent.rmdir()
         self._reload_units()
 
@@ -118,7 +118,7 @@ class ToolkitChange(PackageChange):
     def _engine(self, step: Step) -> bool:
         """Configure an engine. Return whether any file changed.
 
-        If the change was planned without nvidia-ctk, the engine may already be configured.
+        In a change that was planned without nvidia-ctk, the engine may already be configured.
         """
         engine, version = rules.BY_NAME[step.items[0]], self.toolkit.version
         paths = [path for path in (engine.config, engine.drop_in) if path]
@@ -132,8 +132,8 @@ class ToolkitChange(PackageChange):
         notes = self.record.setdefault("engines", {})
         if changed:
             fresh, former = engines.note(engine, current, {**current, **changed}), notes.get(engine.name, {})
-            # Keep the record of the state before the first run. If a later run adds CDI, record this too, so that a
-            # removal removes it.
+            # Keep the record of the state before the first run. If a later run adds CDI, record that too, so that a
+            # removal also removes CDI.
             added = {"cdi_added": True} if fresh.get("cdi_added") else {}
             notes[engine.name] = {**fresh, **former, **added}
             # Write the record before a step can fail, because a rollback needs it.
@@ -157,7 +157,7 @@ class ToolkitChange(PackageChange):
         if how == "restart":
             systemd.reset_failed(self.call, [engine.unit])
         done = self.call(["systemctl", how, engine.unit])
-        # systemd only sends the signal. It cannot report whether dockerd accepts the file.
+        # systemd only sends the signal, and cannot report whether dockerd accepts the file.
         problem = done.stderr.strip() if done.returncode else self._refused_by_docker(engine)
         if done.returncode == 0 and not problem:
             return
@@ -165,8 +165,7 @@ class ToolkitChange(PackageChange):
             if path in self.before:
                 self._put(path, self.before[path])
         systemd.reset_failed(self.call, [engine.unit])
-        # If the engine was only reloaded, it still runs. So only reload it again, because a restart could end its
-        # containers.
+        # An engine that was only reloaded still runs. Reload it again, because a restart could end its containers.
         verb = "reload" if how == "reload" and done.returncode == 0 else "restart"
         back = self.call(["systemctl", verb, engine.unit])
         stands = (
@@ -180,8 +179,8 @@ class ToolkitChange(PackageChange):
     def _refused_by_docker(self, engine: Engine) -> str:
         """Return which part of its configuration dockerd has not applied, or "".
 
-        For other engines, the result is always "". dockerd reads the file some time after the signal, so the query is
-        repeated for a while.
+        Repeats the query for a while, because dockerd reads the file some time after the signal. Returns "" for other
+        engines.
         """
         if engine.name != "docker":
             return ""
@@ -191,7 +190,7 @@ class ToolkitChange(PackageChange):
             try:
                 text, problem = ask(self.call, _DOCKER_INFO)
             except FileNotFoundError:
-                # No client of Docker is installed.
+                # Docker's client is not installed.
                 return ""
             if text is not None:
                 problem = engines.docker_lacks(configured, text)
@@ -230,5 +229,5 @@ class ToolkitChange(PackageChange):
 
     def _publish(self, step: Step) -> None:
         for path in step.items:
-            # nvidia-ctk has used this mode since 1.16. Before that, only root could read the file.
+            # nvidia-ctk sets this mode since 1.16. Older releases write a file that only root can read.
             Path(path).chmod(0o644)

@@ -4,8 +4,8 @@
 """Compute the engines' configurations with and without nvidia-ctk's changes.
 
 `nvidia-ctk runtime configure` always writes, and even its --dry-run may write (the imports in containerd's main file:
-pkg/config/engine/containerd/config_drop_in.go). nvidia-ctk is therefore run on a copy. The copy is checked before it
-replaces the original.
+pkg/config/engine/containerd/config_drop_in.go). So nvidia-ctk runs on a copy, which is checked before it replaces the
+original.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def drop_in_of(engine: Engine, version: str, main: str) -> str:
     """Return the drop-in file that nvidia-ctk should write.
 
     Returns "" if nvidia-ctk should write the main file. Before containerd 2.0, settings of the CRI plugin in a drop-in
-    replace all plugin settings in the main file (https://github.com/containerd/containerd/pull/9982). nvidia-ctk
-    therefore copies these settings to the drop-in, so later changes of the main file have no effect. To avoid this, the
-    runtime is added to the main file if this file has settings of the plugin.
+    replace all plugin settings in the main file (https://github.com/containerd/containerd/pull/9982). So nvidia-ctk
+    copies these settings to the drop-in, and later changes of the main file have no effect. To avoid this, the runtime
+    is added to the main file if it has settings of the plugin.
     """
     if not has_drop_in(engine, version):
         return ""
@@ -49,9 +49,9 @@ def drop_in_of(engine: Engine, version: str, main: str) -> str:
 
 
 def paths(engine: Engine, version: str, main: str) -> tuple[str, ...]:
-    """Return the configuration files of the engine.
+    """Return the engine's configuration files.
 
-    The runtime is added to the last file.
+    The runtime is added to the last one.
     """
     if not engine.config:
         return ()
@@ -64,7 +64,7 @@ def paths(engine: Engine, version: str, main: str) -> tuple[str, ...]:
 
 
 def ask(engine: Engine, version: str, request: Request, current: Mapping[str, str], call: Run) -> dict[str, str]:
-    """Return the engine's files (text by path) with the changes by nvidia-ctk.
+    """Return the engine's files (text by path) with nvidia-ctk's changes.
 
     Raises PlanError if nvidia-ctk fails or would lose settings.
     """
@@ -73,7 +73,7 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
     with tempfile.TemporaryDirectory(prefix="openfleet-container-toolkit-") as scratch:
 
         def moved(text: str) -> str:
-            """Replace the drop-in's folder in a text by the folder in the copy."""
+            """Replace the drop-in's folder in a text with its folder in the copy."""
             return (
                 text.replace(str(Path(drop_in).parent) + "/", scratch + str(Path(drop_in).parent) + "/")
                 if drop_in
@@ -108,12 +108,11 @@ def ask(engine: Engine, version: str, request: Request, current: Mapping[str, st
 def settle(engine: Engine, path: str, before: str, after: str, drop_in: str) -> str:
     """Return the desired text of a file.
 
-    It is the current text if nvidia-ctk changed nothing relevant. Otherwise it is the text from nvidia-ctk, if no
-    setting is lost.
+    This is the current text if nvidia-ctk changed nothing relevant. Otherwise it is nvidia-ctk's text, if that loses no
+    setting.
     """
     if path == engine.drop_in:
-        # The drop-in is empty if the main file has all settings. Settings in a drop-in would hide those in the main
-        # file.
+        # The main file has all settings, so the drop-in is empty. Settings in it would hide those in the main file.
         return after
     if engine.name == "docker":
         return (
@@ -179,9 +178,9 @@ def imports(text: str) -> tuple[str, ...]:
 
 
 def tables(text: str) -> tuple[str, ...]:
-    """Return the names of the tables in a TOML file that have keys.
+    """Return the names of a TOML file's tables that have keys.
 
-    All names use the same quoting.
+    All names have the same quoting.
     """
     names = []
     parts = _HEADER.split(text)
@@ -198,7 +197,7 @@ def _of_nvidia(table: str) -> bool:
 def predict(engine: Engine, version: str, request: Request, current: Mapping[str, str]) -> bool:
     """Return whether configuring an engine will change anything.
 
-    Use this if the requested version of nvidia-ctk is not installed yet.
+    For a requested version of nvidia-ctk that is not installed yet.
     """
     if engine.name == "docker":
         config = _json(current.get(engine.config, ""))
@@ -238,8 +237,8 @@ def _json(text: str) -> dict[str, Any]:
 def without(engine: Engine, current: Mapping[str, str], record: Mapping[str, Any]) -> dict[str, str]:
     """Return the changed files (text by path) without the nvidia runtime.
 
-    If the text is "", the file must be deleted. `record` is the engine's record from earlier runs: whether the role
-    created the main file, and its other changes.
+    A file whose text is "" must be deleted. `record` is the engine's record from earlier runs: whether the role created
+    the main file, and its other changes.
     """
     found: dict[str, str] = {}
     if engine.drop_in and any(map(_of_nvidia, tables(current.get(engine.drop_in, "")))):
@@ -293,7 +292,7 @@ def _toml_without(text: str) -> str:
 
 
 def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
-    """Return the engine's record that a later removal needs. It contains no secrets."""
+    """Return the engine's record for a later removal, without secrets."""
     found: dict[str, Any] = {"created": engine.config not in before}
     if engine.name == "docker":
         old, new = _json(before.get(engine.config, "")), _json(after.get(engine.config, ""))
@@ -304,6 +303,6 @@ def note(engine: Engine, before: Mapping[str, str], after: Mapping[str, str]) ->
 
 
 def last_line(said: str) -> str:
-    """Return the last line of a command's output, which has the failure's reason."""
+    """Return the last line of a command's output, which has the reason of a failure."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else "it gave no reason"

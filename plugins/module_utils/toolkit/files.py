@@ -11,19 +11,19 @@ from .rules import OWNER
 
 SOURCES, KEYRINGS = OWNER.sources, OWNER.keyrings
 
-#: The role's units have the same names as the toolkit's own units. After a change of MIG devices, follow.py restarts
-#: the service by this name, whichever package it is from.
+#: The role's units have the same names as the toolkit's own units, so that follow.py can restart the service by this
+#: name after MIG devices changed.
 REFRESH_SERVICE = "/etc/systemd/system/nvidia-cdi-refresh.service"
 REFRESH_PATH = "/etc/systemd/system/nvidia-cdi-refresh.path"
 SETTINGS = "/etc/systemd/system/nvidia-cdi-refresh.service.d/openfleet.conf"
 UNITS = (REFRESH_SERVICE, REFRESH_PATH, SETTINGS)
-#: Settings for the toolkit's service by an administrator. They override SETTINGS.
+#: An administrator's settings for the toolkit's service, which override SETTINGS.
 ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 
 HEAD = OWNER.head
 
-#: Folder and architecture in NVIDIA's repository. One repository serves all distributions with the same package manager
+#: Folder in NVIDIA's repository, by package manager. One repository serves all distributions with this package manager
 #: (https://nvidia.github.io/libnvidia-container/stable/deb/nvidia-container-toolkit.list, and rpm/….repo).
 FAMILIES = {"apt": "deb", "dnf": "rpm"}
 ARCHITECTURES = {
@@ -40,8 +40,8 @@ def repository_url(url: str, manager: str, machine: str) -> str:
 def refresh_service() -> str:
     """Return the service for a toolkit that has none.
 
-    The service does nothing if there is no driver for the running kernel. The specification is written to another file
-    and then renamed, so that an engine reads either the old or the new one.
+    Does nothing without a driver for the running kernel. The specification is written to another file and then renamed,
+    so that an engine reads either the old or the new one.
     """
     return (
         HEAD
@@ -95,8 +95,7 @@ WantedBy=multi-user.target
 def refresh_path() -> str:
     """Return the path unit.
 
-    It watches the kernel's index of modules, because each change of the driver for the running kernel changes the
-    index.
+    It watches the kernel's index of modules, which changes with the running kernel's driver.
     """
     return (
         HEAD
@@ -114,10 +113,10 @@ WantedBy=multi-user.target
 
 
 def settings(environment: Mapping[str, str]) -> str:
-    """Return the drop-in for the service, whichever package the service is from.
+    """Return the drop-in for the service, from whichever package.
 
-    The toolkit's own file is not changed. The toolkit's service stays active after its work, so its path unit would
-    start it only once.
+    The toolkit's own file does not change. The toolkit's service stays active when it is done, so that its path unit
+    would start it only once.
     """
     lines = ['Environment="%s=%s"\n' % (name, _quoted(environment[name])) for name in sorted(environment)]
     return HEAD + "[Service]\nRemainAfterExit=no\n" + "".join(lines)

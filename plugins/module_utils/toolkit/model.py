@@ -17,7 +17,7 @@ from ..packages.model import Package, PackageHost, Step, Transaction
 class Engine:
     """A container engine.
 
-    nvidia-ctk writes `config` and `drop_in`. podman has no such files and no service.
+    nvidia-ctk writes `config` and `drop_in`. Podman has no such files and no service.
     """
 
     name: str
@@ -60,25 +60,26 @@ class Host(PackageHost):
     key_fingerprints: tuple[str, ...] = ()
     #: Whether a driver is installed for the running kernel.
     driver: bool = False
-    #: Paths of the CDI specifications for GPUs: all, those that are outdated, and those that some users cannot read.
+    #: Paths of the CDI specifications for GPUs: all, outdated ones, and those that some users cannot read.
     specs: tuple[str, ...] = ()
     stale_specs: tuple[str, ...] = ()
     private_specs: tuple[str, ...] = ()
-    #: Files (text by path) of each engine with the changes by nvidia-ctk. Empty if nvidia-ctk is not installed yet.
+    #: Each engine's files (text by path) with nvidia-ctk's changes. Empty if nvidia-ctk is not installed yet.
     configured: dict[str, dict[str, str]] = field(default_factory=dict)
     #: Whether SELinux prevents containers from using devices: it enforces, and the boolean container_use_devices is
     #: off.
     selinux_denies: bool = False
-    #: Whether Docker's live-restore is on, and whether Docker runs containers. Both are None if Docker does not answer.
+    #: Whether Docker's live-restore is on, and whether Docker has running containers. Both are None if Docker does not
+    #: answer.
     docker_live_restore: bool | None = None
     docker_containers: bool | None = None
-    #: The record that earlier runs wrote (Toolkit.record).
+    #: The record of earlier runs (Toolkit.record).
     record: dict = field(default_factory=dict)
 
 
 @frozen
 class Request:
-    """The request.
+    """The requested toolkit.
 
     `version` is an exact version, such as 1.18.2 or 1.18.2-1, or "" for removal.
     """
@@ -86,7 +87,7 @@ class Request:
     version: str
     source: str = "repository"
     hold: bool = True
-    #: Names of the engines. Empty for all installed engines.
+    #: Names of the engines to configure. Empty for all installed engines.
     engines: tuple[str, ...] = ()
     set_as_default: bool = False
     engine_cdi: bool = False
@@ -100,11 +101,11 @@ class Request:
 class Plan:
     """The steps in order.
 
-    `pending` are engines that keep running with their previous configuration.
+    `pending` has the engines that continue to run with their previous configuration.
     """
 
     steps: tuple[Step, ...]
     pending: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    #: The changes of packages. None if there are none, or if they come from files.
+    #: The package changes. None if there are none, or if they come from files.
     transaction: Transaction | None = None

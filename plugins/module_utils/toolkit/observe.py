@@ -22,7 +22,7 @@ from . import engines, files, rules
 from .model import Host, Request, Unit
 
 _UNIT_FIELDS = ("UnitFileState", "ActiveState", "InvocationID", "KillMode")
-#: Pattern from the condition of the toolkit's own unit (deployments/systemd/nvidia-cdi-refresh.service).
+#: Pattern as in the condition of the toolkit's own unit (deployments/systemd/nvidia-cdi-refresh.service).
 _MODULE = re.compile(r"/(nvidia|nvidia-current)\.ko")
 _SECONDS = 120
 
@@ -52,10 +52,10 @@ def look(manager: PackageManager, request: Request, environment: Mapping[str, st
         selinux_denies=_selinux_denies(call),
         record=record,
         **_specifications(bool(version), environment),
-        # Query Docker only if it runs, because a query would start it through its socket.
+        # Query Docker only if it runs, because its socket would start it.
         **(_docker(call) if units.get("docker.service", Unit()).active else {}),
     )
-    # Only nvidia-ctk in the requested version may compute the files of an engine.
+    # Only nvidia-ctk in the requested version may compute an engine's files.
     if request.version and rules.is_version(version, request.version):
         for engine in rules.engines(host, request):
             if engine.config:
@@ -74,7 +74,7 @@ def _units(call: Run) -> dict[str, Unit]:
             enabled=fields["UnitFileState"].startswith("enabled"),
             active=fields["ActiveState"] in ("active", "reloading"),
             start=fields["InvocationID"],
-            # The containers of CRI-O run in their own scopes.
+            # CRI-O's containers run in their own scopes.
             children_stay=name == "crio.service" or fields["KillMode"] in ("process", "none"),
         )
         for name, fields in systemd.loaded(call, names, _UNIT_FIELDS).items()
@@ -109,7 +109,7 @@ def _selinux_denies(call: Run) -> bool:
 def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return nvidia-ctk's specifications of GPUs.
 
-    The specification that the service writes is compared with the settings of the service.
+    Compares the specification that the service writes with the service's settings.
     """
     passing = {str(spec.path) for spec in nvidia_ctk.find_specs(Path("/") / nvidia_ctk.PASSING)}
     found = [
@@ -131,13 +131,13 @@ def _specifications(toolkit: bool, environment: Mapping[str, str]) -> dict[str, 
 
 
 def _called(spec: nvidia_ctk.Spec) -> str:
-    """Return the path in its documented form, because /var/run is a link to /run."""
+    """Return the path in its documented form: /var/run is a link to /run."""
     path = str(spec.path)
     return "/var" + path if path.startswith("/run/cdi/") else path
 
 
 def environment_file() -> dict[str, str]:
-    """Return the settings for the toolkit's service by an administrator."""
+    """Return an administrator's settings for the toolkit's service."""
     lines = [line.strip() for line in (read_text(files.ENVIRONMENT) or "").splitlines()]
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";")))
     return {name.strip(): value.strip().strip("\"'") for name, _unused, value in pairs}

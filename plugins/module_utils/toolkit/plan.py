@@ -29,9 +29,9 @@ def moves(host: Host, request: Request, wanted: Mapping[str, str], trusted: Sequ
 
 
 def present(host: Host, request: Request, version: str, wanted: Mapping[str, str], trusted: Sequence[str]) -> Plan:
-    """Return the steps that install this full version with these files.
+    """Return the steps that install this exact version with these files.
 
-    Raises PlanError if this is impossible.
+    Raises PlanError if this is not possible.
     """
     changes = installs(host, request)
     steps = []
@@ -74,7 +74,7 @@ def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
     for path in (files.SOURCES[host.manager], *files.UNITS):
         text, current = wanted.get(path, ""), host.files.get(path, "")
         if text == current or (current and path in files.UNITS and not current.startswith(files.HEAD)):
-            # Any unit with this name is sufficient.
+            # A unit with this name from any package is sufficient.
             continue
         if text:
             steps.append(Step("write", "write %s" % path, (path, text)))
@@ -88,7 +88,7 @@ def _writes(host: Host, wanted: Mapping[str, str]) -> list[Step]:
 def _engines(host: Host, request: Request, version: str, changes: bool) -> tuple[list[Step], list[Step], list[str]]:
     """Return the steps for engines, and the engines that are not restarted now.
 
-    There are two lists of steps: those that configure an engine, and those that reload or restart it.
+    The steps are two lists: the first configures engines, the second reloads or restarts them.
     """
     configured, effects, pending = [], [], []
     for engine in rules.engines(host, request):

@@ -25,13 +25,13 @@ OWNER = Owner(
     apt="deb [signed-by={keyring}] {url} /\n",
     dnf="[{name}]\nname=NVIDIA Container Toolkit\nbaseurl={url}\nenabled=1\n{settings}\ngpgkey=file://{keyring}\n"
     "sslverify=1\n",
-    # NVIDIA does not sign the RPM packages. It signs the repository's metadata, which has the packages' checksums.
-    # repo_gpgcheck verifies the metadata, as in NVIDIA's own .repo file.
+    # NVIDIA does not sign the RPM packages, but the repository's metadata with their checksums. repo_gpgcheck verifies
+    # the metadata, as in NVIDIA's own .repo file.
     settings=("repo_gpgcheck=1", "gpgcheck=0"),
 )
 
-#: Packages that all have the same version, in the order of their dependencies. They require each other in exactly this
-#: version (guide, "install-guide.html").
+#: Packages in the order of their dependencies. They require each other in exactly the same version (guide,
+#: "install-guide.html").
 PACKAGES = (
     "libnvidia-container1",
     "libnvidia-container-tools",
@@ -40,13 +40,13 @@ PACKAGES = (
 )
 
 REFRESH_PATH, REFRESH_SERVICE = "nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"
-#: The first release that maintains the specification itself (guide, "cdi-support.html"), and that writes drop-ins for
+#: The first release that updates the specification itself (guide, "cdi-support.html"), and that writes drop-ins for
 #: containerd and CRI-O (https://github.com/NVIDIA/nvidia-container-toolkit/issues/1260).
 _UNIT_AND_DROP_IN_SINCE = (1, 18)
 
-#: Engines that nvidia-ctk can configure, and Podman, which reads specifications without configuration. The drop-in of
-#: containerd is in its default folder (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1407), and CRI-O's is in
-#: the folder from crio.conf.d(5).
+#: Engines that nvidia-ctk can configure, and Podman, which reads specifications without configuration. containerd's
+#: drop-in is in its default folder (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1407), and CRI-O's in the
+#: folder of crio.conf.d(5).
 ENGINES = (
     Engine("docker", "dockerd", "docker.service", "/etc/docker/daemon.json"),
     Engine(
@@ -94,7 +94,7 @@ def installed(packages: Sequence[Package]) -> str:
 def choose(offered: Mapping[str, Sequence[str]], asked: str) -> str:
     """Return the full version in which the sources have all packages.
 
-    Raises PlanError if there is none.
+    Raises PlanError if they have none.
     """
     common = set.intersection(*map(set, offered.values()))
     fitting = sorted((found for found in common if is_version(found, asked)), key=order)
@@ -119,8 +119,8 @@ def has_drop_in(engine: Engine, version: str) -> bool:
 def engines(host: Host, request: Request) -> tuple[Engine, ...]:
     """Return the engines to configure.
 
-    By default, containerd is left out if Docker is installed, because Docker then uses it. It is not left out if a
-    kubelet is installed. Raises PlanError if a requested engine is not installed.
+    By default, containerd is left out if Docker is installed, because Docker then uses it, unless a kubelet is
+    installed too. Raises PlanError if a requested engine is not installed.
     """
     if request.engines:
         missing = sorted(set(request.engines) - set(host.engines))
@@ -143,13 +143,13 @@ def engines(host: Host, request: Request) -> tuple[Engine, ...]:
 def takes_effect_by(engine: Engine, host: Host, policy: str, cdi_changed: bool) -> str:
     """Return how an engine applies a configuration.
 
-    The result is reload, restart, pending (a restart is not permitted now), or "" if the engine is not running.
+    The result is "reload", "restart", "pending" if a restart is not permitted now, or "" if the engine is not running.
 
     Docker applies runtimes at a reload, which ends no container
     (https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior). Docker applies CDI only when it
     starts. Without live-restore, a restart ends its containers (https://docs.docker.com/engine/daemon/live-restore/).
-    The containers of containerd and CRI-O have their own monitor processes. They survive a restart if systemd does not
-    kill these processes.
+    Containers of containerd and CRI-O have their own monitor processes, and survive a restart if systemd does not kill
+    these.
     """
     unit = host.units.get(engine.unit)
     if unit is None or not unit.active:

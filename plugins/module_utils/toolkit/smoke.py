@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Start a test container with the GPUs, without a registry.
 
-The image has the system libraries that nvidia-smi needs, but neither nvidia-smi nor the libraries of the driver. The
+The image has the system libraries that nvidia-smi needs, but not nvidia-smi itself and the driver's libraries. The
 container toolkit must add these together with the devices.
 """
 
@@ -44,7 +44,7 @@ def smoke_test(call: Callable[..., Any]) -> str:
         made = call([engine, "import", file.name, image])
     if made.returncode != 0:
         raise _failed("%s import failed: %s" % (engine, last_line(made.stderr)), "See to %s." % engine)
-    # Every release of Docker supports the toolkit's runtime. Only later releases support CDI.
+    # All releases of Docker support the toolkit's runtime, but only later ones support CDI.
     gpus = ["--device=" + _DEVICE] if engine == "podman" else ["--runtime=nvidia", "--env=NVIDIA_VISIBLE_DEVICES=all"]
     try:
         done = call([engine, "run", "--rm", "--network=none", *gpus, image, "nvidia-smi", "-L"])

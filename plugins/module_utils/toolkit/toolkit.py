@@ -23,8 +23,7 @@ from .model import Host, Plan, Request
 
 RECORD = "container-toolkit.json"
 SCHEMA = 1
-# Kinds of steps after which systemd reloads its units. A step that writes or deletes one of the files below also leads
-# to a reload.
+# Kinds of steps after which systemd reloads its units. Writing or deleting a file below also leads to a reload.
 _RELOADING = ("repair", "install", "remove")
 _UNITS = tuple((path,) for path in files.UNITS)
 
@@ -97,7 +96,7 @@ class Toolkit:
     def _ask(self, installs: bool) -> Transaction | None:
         """Choose the version, and return the changes of packages."""
         if self.request.source == "files":
-            # The package files are read when they are on the host.
+            # The version is known after the package files were copied to the host and read.
             self.version = self.request.version
             return None
         url = ""
@@ -118,7 +117,7 @@ class Toolkit:
 
     def guard(self, made: Plan, check: bool) -> None:
         """Raise ApplyError if a systemd reload would detach GPUs from containers."""
-        # The scripts in the packages reload systemd, too.
+        # The packages' scripts reload systemd, too.
         if any(step.kind in _RELOADING or step.items[:1] in _UNITS for step in made.steps):
             params = self.params
             systemd_reload.guard(Path("/"), params["on_busy"], params["busy_timeout"], check, self.call)

@@ -32,48 +32,48 @@ class Gap(Protocol):
 
     @property
     def completed(self) -> Any:
-        """Return a copy of the device with the value of another device.
+        """Return a copy of the device with another device's value.
 
-        Returns None if no other device has the value, and the device cannot work without it.
+        Returns None if no other device has the value and the device cannot work without it.
         """
 
     def lost(self) -> LostGpu:
-        """Return the device as a lost device."""
+        """Return the device as a lost one."""
 
 
 class Session(Protocol):
-    """A connection to the devices of a host, as a context manager. A run has one."""
+    """A connection to a host's devices, as a context manager. A run has one."""
 
     #: Called after the devices were read.
     observers: Sequence[Any]
-    #: Whether the devices are simulated for this process only.
+    #: Whether only this process simulates the devices.
     private: bool
 
     def observe(self, *, only: str | None = None) -> Host:
         """Return the host with its devices.
 
         UUIDs of devices must start with GPU-, or `layout/selectors.py` needs a pattern for them. If `only` is a UUID,
-        only this device is read, and the other devices are returned as last read. A device that fails is in
-        `Host.lost`. Raises DeviceError if the driver fails.
+        reads only this device, and returns the others as last read. A device that fails is in `Host.lost`. Raises
+        DeviceError if the driver fails.
         """
 
     def give_up(self, gpu: str, error: DeviceError) -> None:
-        """Treat a device as lost for the rest of the session."""
+        """Count a device as lost for the rest of the session."""
 
 
 class Divider(Protocol):
-    """Divide a device into parts. The methods that plan have no side effects."""
+    """Divide a device into parts. The methods that plan are pure."""
 
     #: Value of `sharing` in `gpu_layout`, and key of the steps.
     key: str
-    #: Top-level keys of a target in journals and saved plans.
+    #: A target's top-level keys in journals and saved plans.
     target_keys: Sequence[str]
 
     def wanted(self, part: Any) -> Division:
-        """Return the desired division that the part of a layout entry describes."""
+        """Return the desired division in the part of a layout entry."""
 
     def current(self, device: Any) -> Division | None:
-        """Return the desired division that restores the observed division.
+        """Return the desired division that restores the observed one.
 
         All its parts are pinned to their positions.
         """
@@ -81,8 +81,8 @@ class Divider(Protocol):
     def plan(self, device: Any, target: Target, ownership: Ownership, undivided: Sequence[str]) -> DivisionPart:
         """Return the steps from the current to the desired division.
 
-        `undivided` are the values of `sharing` that need no division, for messages. Raises PlanError if the device
-        cannot be divided in this way, or if parts of other owners would be removed.
+        `undivided` has the values of `sharing` that need no division, for messages. Raises PlanError if the device
+        cannot be divided in this way, or if other owners' parts would be removed.
         """
 
     def disturbed(self, device: Any, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
@@ -91,7 +91,7 @@ class Divider(Protocol):
     def apply(self, session: Any, gpu_uuid: str, steps: Sequence[GpuStep], done: Callable[[GpuStep], None]) -> None:
         """Apply steps in this order, and call `done` for each completed one.
 
-        If a step needs a reset, reset the device. Raises DeviceError if a step has no effect.
+        Resets the device if a step needs it. Raises DeviceError if a step has no effect.
         """
 
     def reload(self, session: Any) -> None:
@@ -100,7 +100,7 @@ class Divider(Protocol):
     def leave_pending(self, session: Any, plans: Sequence[GpuPlan]) -> None:
         """Leave the steps that need a reset pending until the host reboots.
 
-        If one of these steps fails, all of them are reverted and ApplyError is raised.
+        If one of them fails, all are reverted and ApplyError is raised.
         """
 
     def reboot_line(self, device: Any) -> str:
@@ -110,29 +110,28 @@ class Divider(Protocol):
         """
 
     def untouched(self, device: Any, wanted: Division | None) -> bool:
-        """Return whether the division is as wanted or as after a boot."""
+        """Return whether the division is the wanted one or the one after a boot."""
 
     def only(self, device: Any, parts: Sequence[Any]) -> Any:
-        """Return a copy of the device that has only these parts."""
+        """Return a copy of the device with these parts only."""
 
     def report(self, planned: Any, device: Any) -> dict[str, Any]:
         """Return the keys about the division in the modules' return value `gpus`.
 
-        `planned` is the device as it was read for the plan. `device` is the device as it was last read.
+        `planned` is the device as read for the plan, `device` as last read.
         """
 
     def target_data(self, division: Division | None) -> dict[str, Any]:
         """Return `target_keys` with their values in journals and saved plans.
 
-        The argument is None if the target is not divided, or divided by another divider. In both cases, a new divider
-        must return {}.
+        The argument is None if the target is not divided, or has another divider. A new divider must then return {}.
         """
 
     def from_target_data(self, data: Mapping[str, Any]) -> Division | None:
-        """Return the division that `target_data` wrote, or None.
+        """Return the division from data of `target_data`, or None.
 
-        A release without this divider may have written the data. If the data lacks `target_keys`, a new divider must
-        return None. Raises KeyError, TypeError or ValueError if the data is invalid.
+        The data may come from a release without this divider. So a new divider must return None if `target_keys` are
+        missing. Raises KeyError, TypeError or ValueError if the data is invalid.
         """
 
     def pinned(self, division: Division | None, planned: Any) -> Division | None:
@@ -144,12 +143,12 @@ class Divider(Protocol):
     def differences(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """Return the differences between two values of `observed_data`.
 
-        The first list has the differences of the device, and the second has the differences of its parts.
+        The first list has the device's differences, the second its parts'.
         """
 
 
 class DeviceSetting(Protocol):
-    """A value that is set on each whole device."""
+    """A value that can be set on each whole device."""
 
     #: Key of the steps.
     key: str
@@ -157,16 +156,13 @@ class DeviceSetting(Protocol):
     setting: str
 
     def current(self, gpu: Any) -> str | None:
-        """Return the value that restores the observed state.
-
-        Returns None if the value must not be changed.
-        """
+        """Return the value that restores the observed state, or None for no change."""
 
     def observed(self, gpu: Any) -> str | None:
         """Return the observed value, for saved plans."""
 
     def plan(self, gpu: Any, target: Target) -> GpuPart:
-        """Return the steps that set the value of the target.
+        """Return the steps that set the target's value.
 
         Raises PlanError if the device does not support the value.
         """
@@ -178,11 +174,11 @@ class DeviceSetting(Protocol):
         """Return the difference between a saved and an observed value as text, or None."""
 
     def untouched(self, gpu: Any, wanted: str | None) -> bool:
-        """Return whether the value is as wanted or as after a boot."""
+        """Return whether the value is the wanted one or the one after a boot."""
 
 
 class VendorSetting(DeviceSetting, Protocol):
-    """A setting whose value the kind of sharing determines. The session reads it."""
+    """A setting that follows from the kind of sharing. The session reads its value."""
 
     def wanted(self, sharing: str, form: Form | None) -> str | None:
         """Return the value for a kind of sharing, or None for no change.
@@ -195,11 +191,11 @@ class Vendor(Protocol):
     """A vendor of GPUs."""
 
     key: str
-    #: The class of errors about devices: DeviceError or a subclass. The session and the dividers raise it if the driver
+    #: Class of errors about devices: DeviceError or a subclass. The session and the dividers raise it if the driver
     #: fails, UnansweredCallError if a call does not return, ResetRefusedError if a device refuses a reset, and
-    #: DriverAbsentError if the driver is missing. Planning raises PlanError.
+    #: DriverAbsentError without a driver. Planning raises PlanError.
     failure: type[Any]
-    #: Names for messages: the library that reads the devices, the command that shows them, and other tools that divide
+    #: Names for messages: the library that reads devices, the command that shows them, and other tools that divide
     #: them.
     reader: str
     command: str
@@ -207,11 +203,11 @@ class Vendor(Protocol):
 
     @property
     def dividers(self) -> Sequence[Any]:
-        """Return the dividers, as `Divider`."""
+        """Return the vendor's dividers, as `Divider`."""
 
     @property
     def settings(self) -> Sequence[VendorSetting]:
-        """Return the settings, in the order of their steps."""
+        """Return the vendor's settings, in the order of their steps."""
 
     def present(self) -> bool:
         """Return whether the host has GPUs of this vendor."""
@@ -222,8 +218,8 @@ class Vendor(Protocol):
     def with_holders(self, host: Host, own: Pids) -> Host:
         """Return the host with the holders of its devices and their parts.
 
-        `own` maps the UUID of each device to the PIDs of service processes. The result has them neither as holders nor as
-        processes of a device.
+        `own` has the PIDs of services' processes by device UUID. The result lists them neither as holders nor as
+        processes.
         """
 
     def gaps(self, host: Host) -> Iterator[Gap]:
@@ -233,7 +229,7 @@ class Vendor(Protocol):
         """Return the error for these lost devices, with the fix."""
 
     def after(self, plan: Any) -> Any:
-        """Return the device after its plan is applied. Parts of other owners are left out."""
+        """Return the device after its plan is applied, without other owners' parts."""
 
     def lend(self, source: str) -> None:
         """Use this text of the driver's binding if the host has no binding."""
@@ -245,7 +241,7 @@ class Vendor(Protocol):
         """
 
     def without_driver(self, error: Any) -> dict[str, Any]:
-        """Return what check mode reports about a host whose driver or binding is missing."""
+        """Return check mode's result for a host without the driver or its binding."""
 
     def binding(self) -> dict[str, Any]:
-        """Return what check mode reports about the installed binding."""
+        """Return check mode's result about the installed binding."""

@@ -23,7 +23,7 @@ DIVIDERS: dict[str, Divider] = {divider.key: divider for vendor in VENDORS for d
 def vendor_of_host() -> Vendor:
     """Return the vendor of the host's GPUs.
 
-    If the host has GPUs of no vendor, the first vendor is returned.
+    Without GPUs of a known vendor, returns the first vendor.
     """
     return next((vendor for vendor in VENDORS[1:] if vendor.present()), VENDORS[0])
 
@@ -39,9 +39,9 @@ def divider_of(device: Device) -> Divider:
 
 
 def target_data(target: Target) -> dict[str, Any]:
-    """Return a target in the format of journals and saved plans.
+    """Return a target as data for journals and saved plans.
 
-    The names of the settings and the `target_keys` of each divider are top-level keys.
+    The settings' names and each divider's `target_keys` are top-level keys.
     """
     data: dict[str, Any] = {"gpu_uuid": target.gpu_uuid, "where": target.where, "sharing": target.sharing}
     for key, divider in DIVIDERS.items():

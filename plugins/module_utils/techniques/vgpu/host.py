@@ -299,7 +299,7 @@ class VgpuHost(Tenants):
     def update_shared(self) -> None:
         """Update the files that tenants share. Raises OSError or ApplyError.
 
-        An interrupted removal of a tenant may have left them behind.
+        After an interrupted removal of a tenant, they may still exist.
         """
         tenants = self.tenants()
         self._forget_turnstiles(tenants)
@@ -318,14 +318,14 @@ class VgpuHost(Tenants):
             (self._root / vgpu_files.SHOWN).unlink()
         for folder in (TENANTS, vgpu_files.GPUS, vgpu_files.AGENT, STATE, SETTINGS):
             for path in (self._root / folder, (self._root / folder).parent):
-                # Keep folders that have files of other programs.
+                # Keep folders that have other programs' files.
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
     def _forget_turnstiles(self, tenants: Sequence[VgpuTenant]) -> None:
-        """Remove the turnstiles of GPUs without tenants.
+        """Remove turnstiles of GPUs without tenants.
 
-        Processes keep the files that they have open until they end.
+        Running processes keep the files that they have open.
         """
         used = {self._root / vgpu_files.turnstile_path(uuid) for tenant in tenants for uuid in tenant.gpus}
         for path in set((self._root / vgpu_files.GPUS).glob("*")) - used:
@@ -339,7 +339,7 @@ class VgpuHost(Tenants):
     def _driver(self) -> str | None:
         """Return the path of the driver's libcuda.so.1, which the front loads.
 
-        The path is relative to the root of the host. Returns None if containers get no front.
+        The path is relative to the host's root. Returns None if containers get no front.
         """
         if not (self._root / vgpu_files.FRONT).exists():
             return None
@@ -354,7 +354,7 @@ class VgpuHost(Tenants):
         differing = durable.write_differing(self._root, files)
         written = [self._root / path for path in differing]
         if written and (self._root / "sys/fs/selinux/enforce").exists():
-            # Set the SELinux labels. They depend on the path, and decide which files containers may read.
+            # Set the SELinux labels, which decide whether containers may read the files.
             with contextlib.suppress(FileNotFoundError):
                 ask(self._run, ["restorecon", *sorted({str(each) for path in written for each in (path.parent, path)})])
         return differing
@@ -371,7 +371,7 @@ class VgpuHost(Tenants):
         self._systemctl(arguments, "cannot mount or unmount the tmpfs of tenants")
 
     def _reload_units(self) -> None:
-        """Reload systemd, because services may link to a drop-in of a tenant."""
+        """Reload systemd, because services may link to a tenant's drop-in."""
         if systemd.booted(self._root):
             self._systemctl(systemd_reload.RELOAD[1:], "cannot read the drop-ins of tenants")
 
@@ -398,7 +398,7 @@ class VgpuHost(Tenants):
     def _make_shared_files(self, tenant: VgpuTenant) -> None:
         """Create the tenant's files in /run.
 
-        systemd-tmpfiles is used if it is installed, because it also sets SELinux labels.
+        Uses systemd-tmpfiles if it is installed, because it also sets SELinux labels.
         """
         wrong = [file for file in vgpu_files.shared_files(tenant) if not self._is_right(file)]
         if not wrong:
@@ -442,8 +442,8 @@ def _gid(group: str) -> int | None:
 def _make_shared(path: Path, file: vgpu_files.SharedFile) -> None:
     """Create or correct a shared memory file.
 
-    Links are not followed. Anything except a regular file is removed. Data beyond the maximum size is truncated. This
-    ends no process, because processes map only the maximum size.
+    Does not follow links. Removes anything except a regular file. Truncates data beyond the maximum size. This ends no
+    process, because processes map only the maximum size.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -477,9 +477,9 @@ def _remove_folder(path: Path) -> None:
 
 
 def _isolation(handed: Mapping[str, bool], tenant: VgpuTenant) -> str:
-    """Return the isolation of the tenant on its least isolated GPU.
+    """Return the tenant's isolation on its least isolated GPU.
 
-    The isolation depends on how the agent protects the pages of each GPU.
+    It depends on how the agent protects the pages of each GPU.
     """
     if not set(tenant.gpus).issubset(handed):
         return NOT_ISOLATED

@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Determine the tenant of a process from mounts that its user cannot create.
+"""Determine a process's tenant from mounts that its user cannot create.
 
 The library in a process finds the tenant in the mounted quota folders and the environment (identity.c of the role
-vgpu_limiter), but users can manipulate both. Any user can create a user namespace with a mount namespace and mount
-anything in it. Root in a container can hide mounts with chroot. Mounts are therefore used only in a mount namespace that
-root on the host or a container engine created. A process in another namespace belongs to the tenant of its parent process.
+vgpu_limiter), but users can manipulate both. Any user can create a user namespace with a mount namespace, and mount
+anything in it. Root in a container can hide mounts with chroot. So mounts count only in a mount namespace that root on
+the host or a container engine created. A process in another namespace belongs to its parent's tenant.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from ...processes import proc_files
 from .model import SETTINGS
 
 _NAME_VARIABLE = "OPENFLEET_VGPU="
-#: Maximum number of characters that are read from the mounts of a process.
+#: Maximum number of characters to read from a process's list of mounts.
 _MOST_MOUNTS = 1 << 22
-#: Maximum number of ancestors that are checked. The kernel has no limit.
+#: Maximum number of ancestors to check. The kernel has no limit.
 _MOST_ANCESTORS = 64
 #: From linux/nsfs.h.
 _GET_USER_NAMESPACE, _GET_PARENT, _GET_OWNER_UID = 0xB701, 0xB702, 0xB704
 #: The kernel's limit for nested namespaces.
 _DEEPEST = 33
-#: Suffix of the path if a mounted folder was later removed (proc_pid_mountinfo(5)).
+#: Suffix of the path of a mounted folder that was removed (proc_pid_mountinfo(5)).
 _DELETED = "//deleted"
 _ROOT = 0
 
-#: A function that reads a file with the memory of a process. Returns None if the process does not answer.
+#: A function that reads a file with a process's memory. It returns None if the process does not answer.
 Read = Callable[[str], "str | None"]
 #: A folder as the kernel reports it: its device, and its path in the file system.
 Source = Tuple[str, str]
 
-# Creator of a mount namespace. "root" is root on the host, also for containers. "engine" is a container engine that
-# uses user namespaces. "untrusted" may be any user in a container.
+# Creators of a mount namespace: root on the host (also for containers), a container engine that uses user namespaces,
+# or possibly any user in a container.
 _BY_ROOT, _BY_ENGINE, _UNTRUSTED = "root", "engine", "untrusted"
 
 
 class Identities:
-    """Find the tenant names of the processes in `proc`.
+    """Find the tenant names of processes in `proc`.
 
     `root` has the tenants' files. `read_memory` reads environments.
     """
@@ -58,13 +58,13 @@ class Identities:
         self._settings, self._proc, self._read_memory = str(root / SETTINGS), proc, read_memory
 
     def names_of(self, pid: int) -> set[str] | None:
-        """Return the tenant name of a process.
+        """Return a process's tenant name.
 
-        Returns several names only if the environment of the process has several. Returns None if the process does not
-        answer. It may then have any name.
+        Returns several names only if the process's environment has several. Returns None if the process does not answer
+        and may therefore have any name.
         """
         for ancestor in self._lineage(pid):
-            # If the main thread has ended, it shows neither mounts nor environment. Another thread is read instead.
+            # A main thread that has ended shows neither mounts nor environment. Read another thread instead.
             task = live_task(self._proc, ancestor) or ancestor
             maker = self._namespace_maker(task)
             if maker != _UNTRUSTED:
@@ -98,7 +98,7 @@ class Identities:
             return named.intersection(mounted)
         if not named or self._is_hosts_namespace(pid):
             return named
-        # In a container, the variable is used only if the tenant's folder in the container is the folder of the host.
+        # In a container, use the variable only if the tenant's folder in it is the host's folder.
         host = self._host_mounts()
         return {name for name in named if table.at(self._folder(name)) == host.at(self._folder(name))}
 
@@ -117,7 +117,7 @@ class Identities:
         return "%s/%d/%s" % (self._proc, pid, name)
 
     def _host_mounts(self) -> _Mounts:
-        # Read the mounts of process 1, because the caller may be a service with a private mount namespace.
+        # Read process 1, because the caller may be a service with a private mount namespace.
         return _Mounts(proc_files.read(self._path(1, "mountinfo"), _MOST_MOUNTS))
 
     def _is_hosts_namespace(self, pid: int) -> bool:
@@ -137,7 +137,7 @@ class Identities:
             with contextlib.ExitStack() as opened:
                 return self._maker(pid, opened)
         except OSError:
-            # The process has ended, or the caller has no permission to inspect it.
+            # The process has ended, or the caller may not inspect it.
             return _UNTRUSTED
 
     def _maker(self, pid: int, opened: contextlib.ExitStack) -> str:
@@ -146,22 +146,23 @@ class Identities:
         mounts = _opened(opened, os.open(self._path(pid, "ns/mnt"), os.O_RDONLY | os.O_CLOEXEC))
         user = _opened(opened, fcntl.ioctl(mounts, _GET_USER_NAMESPACE))
         if os.path.samestat(os.fstat(user), host_user):
-            # The mount namespace belongs to the host's user namespace. Only a process that may mount on the host can
-            # create it.
+            # The mount namespace belongs to the host's user namespace, so a process that may mount on the host created
+            # it.
             return _BY_ROOT
         (owner,) = struct.unpack("I", fcntl.ioctl(user, _GET_OWNER_UID, b"\0" * 4))
         origin = parse_cgroup(proc_files.read(self._path(pid, "cgroup")), self._own_container())
         in_roots_container = bool(origin.container_id) and "@" not in str(origin.unit_or_container)
         if (owner == _ROOT) != in_roots_container:
-            # The creator is a user in a container of root's engine, or root in a container without a user namespace.
+            # The creator is a user in a container of root's engine, or root in a container without its own user
+            # namespace.
             return _UNTRUSTED
         first = _opened(opened, os.open(self._path(pid, "ns/pid"), os.O_RDONLY | os.O_CLOEXEC))
         if os.path.samestat(os.fstat(first), host_pid):
             above = _opened(opened, fcntl.ioctl(user, _GET_PARENT))
             is_first = owner != _ROOT and os.path.samestat(os.fstat(above), host_user)
             return _BY_ENGINE if is_first else _UNTRUSTED
-        # Processes cannot leave the PID namespace that the engine created. The topmost PID namespace below the namespace of
-        # the host is therefore the engine's, and belongs to the engine's user namespace.
+        # Processes cannot leave the PID namespace that the engine created. So the topmost PID namespace below the
+        # host's is the engine's, and belongs to the engine's user namespace.
         for _level in range(_DEEPEST):
             above = _opened(opened, fcntl.ioctl(first, _GET_PARENT))
             if os.path.samestat(os.fstat(above), host_pid):
@@ -191,14 +192,14 @@ class _Mounts:
     """The mounts of a process."""
 
     def __init__(self, text: str) -> None:
-        # The lines are not unescaped, because tenant names contain no characters that need escapes.
+        # The lines need no unescaping, because tenant names contain no characters that are escaped.
         words = (line.split(" ", 5) for line in text.split("\n"))
         self._mounts = [_Mount((line[2], line[3]), line[4]) for line in words if len(line) > 5]
 
     def _quota_folders(self) -> Dict[str, _Mount]:
         """Return the mounted quota folders by tenant name.
 
-        A mount is a quota folder under the same rules as in the library.
+        The rules for a quota folder are the same as in the library.
         """
         split = ((mount, *mount.point.rpartition("/")) for mount in self._mounts)
         return {name: mount for mount, folder, _slash, name in split if folder == "/" + SETTINGS}
@@ -211,7 +212,7 @@ class _Mounts:
         return device, path[: -len(_DELETED)] if path.endswith(_DELETED) else path
 
     def at(self, path: str) -> Source | None:
-        """Return the device and path in the file system for a path without links.
+        """Return (device, path in its file system) for a path without links.
 
         Returns None if no mount contains the path.
         """

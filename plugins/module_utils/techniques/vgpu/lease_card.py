@@ -17,7 +17,7 @@ from .fit import Bin
 class QuotaCard:
     """A GPU with leased quotas. `leases.model.Card` documents the members.
 
-    `room` is what the fixed tenants leave free. `label` names the GPU in messages, and `short` in lists.
+    `room` is the part that the fixed tenants leave free. `label` names the GPU in messages, `short` in lists.
     """
 
     room: Bin
@@ -40,7 +40,7 @@ class QuotaCard:
     def find(
         self, shape: Shape, uses: Sequence[Sequence[Use]], start: int | None = None
     ) -> tuple[tuple[float, ...], int] | None:
-        """Return the cost and 0, or None if there is no room.
+        """Return the cost and 0, or None if there is not enough room.
 
         The cost is the free memory and SM share after the lease, so that the fullest GPU is used first.
         """

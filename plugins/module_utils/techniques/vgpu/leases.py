@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the tenants of leases. Pure functions.
+"""Plan the tenants of leases, with pure functions.
 
-The tenant of a lease differs from a tenant of the layout only in its key `lease`.
+A lease's tenant differs from a layout's tenant only in its key `lease`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def card(gpu: Gpu, vgpu: Vgpu, tenants: Sequence[VgpuTenant]) -> QuotaCard:
 def uses(uuid: str, tenants: Sequence[VgpuTenant], without: str) -> list[Use]:
     """Return the quotas of all leases on a GPU, except one.
 
-    `without` is the name of its tenant.
+    `without` is the name of that lease's tenant.
     """
     return [
         Use(Shape(tenant.memory_bytes, tenant.sm_percent), 0)
@@ -50,10 +50,10 @@ def tenant_of(
     dmem: frozenset[str],
     group: str | None,
 ) -> VgpuTenant:
-    """Return the tenant of a lease, with free seats on its GPUs.
+    """Return a lease's tenant, with free seats on its GPUs.
 
-    `current` are all tenants of the host, and `dmem` the UUIDs of the GPUs whose memory the kernel can limit. Members of
-    `group` may run programs of the lease. Raises PlanError if the provider of the entry is impossible.
+    `current` has all tenants of the host. `dmem` has the UUIDs of GPUs whose memory the kernel can limit. Members of
+    `group` may run the lease's programs. Raises PlanError if the entry's provider is not possible.
     """
     vgpu: Vgpu = entry.part
     request, uuids = booking.request, [place.gpu_uuid for place in booking.places]

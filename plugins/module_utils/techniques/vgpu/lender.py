@@ -22,14 +22,14 @@ from . import files, leases
 from .host import VgpuHost
 from .model import DMEM, VgpuTenant, applies
 
-#: Names of groups that all files with a tenant's group can have.
+#: Group names that work in all files that have a tenant's group.
 _GROUP = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
 
 
 class QuotaLender:
     """The quotas of leases.
 
-    `private` is true if the GPUs are simulated for this process only.
+    `private` is true if only this process simulates the GPUs.
     """
 
     exclusive = False
@@ -62,7 +62,7 @@ class QuotaLender:
         problem = vgpu.available()
         if problem is not None:
             raise LeaseError("%s: %s" % (booking.where, problem.where), problem.problem, problem.cure)
-        # The programs of a pod can have any user. Only its containers get the files of the quota.
+        # A pod's programs can run as any user. Only the pod's containers get the quota's files.
         is_pod = request.claim is not None and job_of(request.claim) is None
         group = None if is_pod else _group_of(user_of(request.account))
         tenant = known or leases.tenant_of(booking, entry, host.gpus, tenants, vgpu.dmem, group)
@@ -118,7 +118,7 @@ class QuotaLender:
         )
 
     def settle(self, host: Host) -> None:
-        """Do nothing, because the specs of tenants are the only records."""
+        """Do nothing: the tenants' specs are the only records."""
 
     def repair(self, living: Sequence[int], host: Host) -> set[int]:
         if not self._applies:

@@ -22,7 +22,7 @@ def drift(
 ) -> list[tuple[str, set[str]]]:
     """Return (difference from the layout, UUIDs of its GPUs) for each difference.
 
-    `dmem` has the UUIDs of the GPUs whose memory the kernel can limit. `library` is true if the library is installed.
+    `dmem` has the UUIDs of GPUs whose memory the kernel can limit. `library` is true if the library is installed.
     """
     desired = wanted(layout, gpus, seen, dmem)
     rooms = rooms_of_leases(layout, gpus)
@@ -41,9 +41,9 @@ def drift(
 def families(
     tenants: Sequence[VgpuSeen], gpus: Mapping[str, Gpu], counters: Mapping[tuple[str, int], Counters]
 ) -> list[Family]:
-    """Return the metrics of the tenants.
+    """Return the tenants' metrics.
 
-    `gpus` maps UUIDs to GPUs, and `counters` UUIDs and seats to the counters of tenants.
+    `gpus` maps UUIDs to GPUs. `counters` maps (UUID, seat) to a tenant's counters.
     """
     limits, shares, used, denied = [], [], [], []
     for seen in tenants:
@@ -84,7 +84,7 @@ def families(
 def _throttle_families(
     tenants: Sequence[VgpuTenant], gpus: Mapping[str, Gpu], counters: Mapping[tuple[str, int], Counters]
 ) -> list[Family]:
-    """Return the metrics of the tenants' GPU time and of colocation."""
+    """Return metrics of the tenants' GPU time and of colocation."""
     seconds, gave_way, waits = [], [], []
     for tenant in tenants:
         for seat in tenant.seats:
@@ -121,7 +121,7 @@ def _throttle_families(
 
 
 def _histogram(own: Counters, labels: Mapping[str, str]) -> list[Sample]:
-    """Return the samples of an online tenant's waits."""
+    """Return the samples for an online tenant's waits."""
     bounds = [("%g" % seconds, own.starts - more) for seconds, more in own.waited_more]
     return [
         *(Sample(max(0, count), dict(labels, le=le), "_bucket") for le, count in [*bounds, ("+Inf", own.starts)]),

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define tenants for `sharing: vgpu` as frozen values.
 
-The values describe the tenants that a layout requests and the tenants of a host.
+They describe both the tenants that a layout requests and the tenants of a host.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from ...frozen import frozen, sortable
 KEY = "vgpu"
 #: Key of the host's tenants in return values.
 NAME = "vgpu_tenants"
-#: Folder with the tenants' settings, relative to the root of the host.
+#: Folder with the tenants' settings, relative to the host's root.
 SETTINGS = "etc/openfleet-gpu/vgpu"
-#: Folder with runtime state, relative to the root of the host, and its subfolder for the tenants.
+#: Folder with runtime state, relative to the host's root, and its subfolder for tenants.
 STATE = "run/openfleet-gpu/vgpu"
 TENANTS = STATE + "/tenants"
 #: Format version of the files in /run.
 REGION_VERSION = 1
 #: Format version of a tenant's spec.
 SCHEMA = 1
-#: Compute mode of GPUs with tenants. Programs open the GPU themselves, or use an MPS daemon.
+#: Compute mode of GPUs with tenants, whose programs open the GPU themselves or use an MPS daemon.
 COMPUTE_MODE = "default"
 
-#: Values of `policy`, which defines when a tenant's share applies.
+#: Values of `policy`: when a tenant's share applies.
 POLICIES = ("fixed", "contended", "burst", "colocate")
-#: With this policy, offline tenants use what online tenants leave, up to the waterline.
+#: The policy under which offline tenants use what online tenants leave, up to the waterline.
 COLOCATE = POLICIES[3]
-#: Values of `latency`. A tenant's priority is its position.
+#: Values of `latency`. A tenant's priority is the value's position.
 LATENCIES = ONLINE, OFFLINE = ("online", "offline")
 #: Default of `waterline_percent`.
 WATERLINE_PERCENT = 80
-#: Providers that enforce quotas. `auto` is used only in layouts. A tenant on a host has one of the other values.
+#: Providers that enforce quotas. Only layouts use `auto`. A tenant on a host has one of the other values.
 PROVIDERS = AUTO, PRELOAD, MPS, DMEM = ("auto", "preload", "mps", "dmem")
 
-#: The turnstile is a file. Other tenants of the GPU can truncate it, which ends the tenant's programs.
+#: The turnstile is a file, which other tenants of the GPU can truncate. This ends the tenant's programs.
 NOT_ISOLATED = "none"
-#: The turnstile is sealed memory that cannot be truncated. Root in another tenant's container can write to it and so
+#: The turnstile is sealed memory that cannot be truncated. Root in another tenant's container can write to it, and so
 #: delay the tenant's programs.
 SEALED = "sealed"
 #: The turnstile is sealed memory, and other tenants cannot write to the tenant's page.
 READ_ONLY = "read_only"
 
-#: Maximum number of seats per GPU, and of GPUs per region. These are limits of the library (turnstile.h and region.h in
-#: the role vgpu_limiter).
+#: The library's maximum number of seats per GPU, and of GPUs per region (turnstile.h and region.h in the role
+#: vgpu_limiter).
 SEATS, MOST_GPUS = 64, 16
 
-#: Variable with another root folder for tests. The library reads the variable too.
+#: Environment variable with another root folder, for tests. The library reads it too.
 _ROOT_VARIABLE = "OPENFLEET_VGPU_ROOT"
 
 
@@ -85,15 +85,15 @@ class VgpuTenant:
     policy: str = "fixed"
     priority: int = 0
     provider: str = PRELOAD
-    #: The Unix group whose members may write the tenant's region. If it is None, every user of the host may.
+    #: Group whose members may write the tenant's region. None permits every user of the host.
     group: str | None = None
     #: Whether managed memory (cuMemAllocManaged) is exempt from `memory_bytes`.
     oversubscribe_managed: bool = False
-    #: The name under which processes are accounted, if it is not `name`. Renaming the tenant does not change it.
+    #: The name under which processes are accounted, if it is not `name`. A rename of the tenant does not change it.
     counted_as: str | None = None
-    #: Other names of the tenant. Processes with one of these names belong to the tenant.
+    #: Other names of the tenant, which its processes may still use.
     aliases: tuple[str, ...] = ()
-    #: The lease and its account, for messages. None for a tenant of the layout.
+    #: The lease and its account, for messages. None for a layout's tenant.
     lease: str | None = None
     #: Offline tenants may use up to this percentage of the GPU (policy `colocate`). None for other policies.
     waterline_percent: int | None = None
@@ -107,7 +107,7 @@ class VgpuTenant:
     def key(self) -> str:
         """Return the accounting name, which is unique on the host.
 
-        The spec, the files in /run, the slice and the seats use this name.
+        The spec, the files in /run, the slice and the seats have this name.
         """
         return self.counted_as or self.name
 
@@ -118,13 +118,13 @@ class VgpuTenant:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Return the UUIDs of the GPUs, in the order in which the processes see them."""
+        """Return the UUIDs of the GPUs, in the order in which processes see them."""
         return tuple(seat.gpu_uuid for seat in self.seats)
 
     def has_neighbours(self, tenants: Iterable[VgpuTenant]) -> bool:
         """Return whether the library throttles the tenant and the tenant has neighbours.
 
-        Neighbours are the tenants in `tenants` that share a GPU with this tenant.
+        Its neighbours are the tenants in `tenants` on one of its GPUs.
         """
         if self.provider == MPS or (self.sm_percent >= 100 and self.policy != COLOCATE):
             return False
@@ -134,10 +134,7 @@ class VgpuTenant:
 
 @frozen
 class VgpuUse:
-    """A tenant's usage of one GPU: current memory, peak memory and refusals.
-
-    `refused` is the number of refused allocations.
-    """
+    """A tenant's current and peak memory on one GPU, and its refused allocations."""
 
     gpu_uuid: str
     used_bytes: int
@@ -147,7 +144,7 @@ class VgpuUse:
 
 @frozen
 class VgpuUsage:
-    """A tenant's number of processes, and their usage of each GPU."""
+    """A tenant's number of processes, and its usage of each GPU."""
 
     processes: int = 0
     gpus: tuple[VgpuUse, ...] = ()
@@ -169,7 +166,8 @@ class VgpuSeen:
     #: Files that are missing or differ from this release's version.
     outdated: tuple[str, ...] = ()
     usage: VgpuUsage | None = None
-    #: Protection from writes by the GPU's other tenants. None if the tenant has no neighbour or is not throttled.
+    #: How the tenant is protected from writes by the GPU's other tenants. None if it has no neighbour or is not
+    #: throttled.
     isolation: str | None = None
     #: Names that processes use. Set only for a tenant with several names.
     names_in_use: tuple[VgpuName, ...] = ()
@@ -183,16 +181,16 @@ def folder(name: str) -> str:
 def spec_path(key: str) -> str:
     """Return the path of the spec of the tenant with this key.
 
-    The spec is the first file of a tenant to be written and the last to be removed. Renaming the tenant does not change
-    the path.
+    The spec is the first of a tenant's files to be written, and the last to be removed. A rename of the tenant does not
+    change the path.
     """
     return folder(key) + "/tenant.json"
 
 
 def applies(private: bool) -> bool:
-    """Return whether the host's tenants apply to the GPUs of an NVML session.
+    """Return whether the host's tenants use the GPUs of an NVML session.
 
-    Returns False if the GPUs are simulated for this process only (`private`).
+    Returns False if only this process simulates the GPUs (`private`).
     """
     return not private or bool(os.environ.get(_ROOT_VARIABLE))
 
@@ -210,7 +208,7 @@ def spec_files(root: Path) -> Iterable[Path]:
 def to_data(tenant: VgpuTenant) -> dict[str, Any]:
     """Return the tenant's spec.
 
-    If the tenant was not renamed, is not a lease and is not colocated, the spec has the format of earlier releases.
+    The spec of a tenant without rename, lease or colocation has the format of earlier releases.
     """
     optional: dict[str, Any] = {}
     if tenant.counted_as is not None:

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Match the tenants of a layout to the tenants of a host. Pure functions.
+"""Match a layout's tenants to a host's tenants, with pure functions.
 
-Tenants may have been renamed. A tenant always keeps its key, under which its processes are accounted. All its other names
-may change.
+Tenants may have been renamed. A tenant always keeps its key, under which its processes are accounted. All its other
+names may change.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .part import Tenant
 
 #: Maximum number of processes in a message.
 _NAMED = 20
-#: Maximum length of a key before a number is appended. With the number, the key has at most 63 characters, which is the
-#: maximum length of a name.
+#: Maximum length of a key before a number is appended. With the number, it has at most 63 characters, the maximum
+#: length of a name.
 _KEY_BASE = 57
 
 
 @frozen
 class Names:
-    """The match of a layout's tenant: its key, other names and current tenant.
+    """A layout's tenant on the host: its key, other names and current tenant.
 
-    `now` is the current tenant on the host, or None for a new tenant. `kept` has the names that the layout does not
-    contain, but that processes still use.
+    `now` is the current tenant, or None for a new tenant. `kept` has the names that the layout does not contain, but
+    that processes still use.
     """
 
     now: VgpuTenant | None
@@ -40,7 +40,7 @@ class Names:
 
 
 def match(layout: Layout, seen: Sequence[VgpuSeen], labels: Mapping[str, str]) -> dict[str, Names]:
-    """Return the match for each tenant of the layout, by tenant name.
+    """Return each tenant's names on the host, by its name in the layout.
 
     `labels` maps GPU UUIDs to labels. Raises PlanError if two tenants would become one, or if a name belongs to another
     tenant.
@@ -71,7 +71,7 @@ def match(layout: Layout, seen: Sequence[VgpuSeen], labels: Mapping[str, str]) -
 
 
 def _by_name(where: str, tenant: Tenant, current: Mapping[str, VgpuSeen], labels: Mapping[str, str]) -> VgpuSeen | None:
-    """Return the host's tenant with the name or the earlier name of a layout's tenant."""
+    """Return the host's tenant with a layout tenant's current or earlier name."""
     own, old = current.get(tenant.name), current.get(tenant.was or "")
     if own is not None and old is not None:
         raise PlanError(
@@ -88,7 +88,7 @@ def _match_aliases(
 ) -> None:
     """Match tenants that the host knows only by an alias.
 
-    This happens for example after a rename was reverted.
+    For example, after a rename was reverted.
     """
     free = {one.tenant.key: one for one in current.values()}
     for one in matched.values():
@@ -111,7 +111,7 @@ def _check_names(
 ) -> None:
     """Raise PlanError if a name belongs to another tenant of the host.
 
-    No error is raised if the same run removes the name from the other tenant first.
+    The name is accepted if the same run first removes it from the other tenant.
     """
     own = matched[tenant.name]
     owners = {one.tenant.key: name for name, one in matched.items() if one is not None}
@@ -137,15 +137,15 @@ def _check_names(
 def _kept(tenant: Tenant, one: VgpuSeen) -> tuple[VgpuName, ...]:
     """Return the names that processes use but the layout does not contain.
 
-    `names_in_use` is empty for a tenant with only one name, so this name is never returned.
+    A tenant's only name is never returned, because `names_in_use` is then empty.
     """
     return tuple(used for used in one.names_in_use if used.name not in (tenant.name, tenant.was))
 
 
 def _new_key(name: str, keys: Iterable[str], taken: Iterable[str]) -> str:
-    """Return the name as a key, or a numbered variant of it.
+    """Return the name as a key, or with a number if the key is taken.
 
-    A number is added if a renamed tenant already uses the name as its key.
+    A renamed tenant may still use the name as its key.
     """
     if name not in keys:
         return name

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the tenants of a host and report them as return values of modules.
 
-This file is small, because Ansible sends it to hosts with modules that only read. host.py also changes tenants and finds
+This module must stay small, because modules that only read send it to hosts. host.py also changes tenants and finds
 outdated files.
 """
 
@@ -42,10 +42,10 @@ _GPU = struct.Struct("=16sI4xQQQ")
 #: Slot: state, and for each GPU the used bytes and the context bytes.
 _SLOT = struct.Struct("=I4x8x8x24x16x%dQ%dQ" % (_GPUS, _GPUS))
 _USED = 1
-#: struct flock, and F_OFD_GETLK from fcntl.h. Python has had a constant for it since 3.9.
+#: struct flock, and fcntl.h's F_OFD_GETLK, which Python only defines since 3.9.
 _FLOCK, _GET_LOCK = struct.Struct("@hhqqi4x"), 36
 
-#: Fields that results have in the same form as a tenant's spec, and the only entry of the result if the tenants cannot be
+#: Fields that results have in the same form as a tenant's spec, and the only entry in a result if the tenants cannot be
 #: read.
 _OF_TENANT = ("name", "memory_bytes", "sm_percent", "policy", "priority", "provider", "group", "oversubscribe_managed")
 _NO_TENANT = {**dict.fromkeys((*_OF_TENANT, "processes")), "aliases": [], "gpus": []}
@@ -87,7 +87,7 @@ class Tenants:
 def look(private: bool) -> tuple[VgpuSeen, ...]:
     """Return the tenants of this host. Raises ApplyError.
 
-    Returns an empty tuple if the GPUs are simulated for this process only.
+    Returns an empty tuple if only this process simulates the GPUs.
     """
     host = Tenants()
     return tuple(map(host.look, host.tenants())) if applies(private) else ()
@@ -96,8 +96,8 @@ def look(private: bool) -> tuple[VgpuSeen, ...]:
 def report(private: bool) -> list[dict[str, Any]]:
     """Return the tenants of this host as module results.
 
-    Returns an empty list if the GPUs are simulated for this process only. If the tenants cannot be read, no error is
-    raised. The result is then one entry that has only a `problem`.
+    Returns an empty list if only this process simulates the GPUs. If the tenants cannot be read, raises no error, and
+    returns one entry that only has a `problem`.
     """
     try:
         observed = look(private)
@@ -124,11 +124,11 @@ def _tenant_data(seen: VgpuSeen) -> dict[str, Any]:
 
 
 def read_region(path: Path) -> VgpuUsage | None:
-    """Return the usage by a tenant's processes from the tenant's region.
+    """Return the usage of a tenant's processes, from the tenant's region.
 
-    Returns None if the tenant has no region or the format of its region is unknown. The format is version 1 in
-    roles/vgpu_limiter/files/src/formats/region.h. Slots of dead processes are ignored. Later processes clear these slots.
-    A tenant that never ran has no usage.
+    Returns None if the tenant has no region, or one of unknown format. The format is version 1 in
+    roles/vgpu_limiter/files/src/formats/region.h. Ignores slots of dead processes, which later processes clear. A
+    tenant that never ran has no usage.
     """
     try:
         # Open without blocking, because any user may have replaced the file with a FIFO or a device.

@@ -18,9 +18,9 @@ from ...sizes import format_size
 from .model import AUTO, COLOCATE, LATENCIES, MPS, POLICIES, PROVIDERS, WATERLINE_PERCENT
 from .part import Tenant, Vgpu
 
-#: Kind of the tenants' names. A name need not differ from names of other kinds.
+#: Kind of the tenants' names. Objects of other kinds may have the same names.
 _KIND = "tenant"
-# Tolerance for calculations with ratios, because floating point is inexact: 1.15 * 100 is slightly below 115.
+# Tolerance for ratios, because floating point is inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING_PERCENT = 1e-6
 
 _EXAMPLE = "{name: notebook-a, memory: 8GiB, sm_percent: 30}"
@@ -160,7 +160,7 @@ def _check_tenants(
 ) -> None:
     """Report tenants that contradict themselves or their entry.
 
-    Values with an earlier error are skipped.
+    Skips values that already have an error.
     """
     pairs = [(each, tenant) for each, tenant in zip(tenant_nodes, tenants) if tenant is not None]
     for each, tenant in pairs:
@@ -179,7 +179,7 @@ def _check_pin(node: Node, tenant: Tenant, selectors: Sequence[Selector | None])
         return
     if tenant.gpus is not None and tenant.gpus > 1:
         node.report("a tenant that spans %d GPUs cannot be pinned to one" % tenant.gpus, "Remove gpu or gpus.")
-    # The parser does not know the host's GPUs, so it can compare only selectors of the same kind.
+    # The parser does not know the host's GPUs, so it only compares selectors of the same kind.
     same_kind = selectors and all(each is not None and each.kind == tenant.gpu.kind for each in selectors)
     if same_kind and tenant.gpu not in selectors:
         node.report(
@@ -212,6 +212,6 @@ def _report_excess(node: Node, who: str, share: int, limit_percent: float) -> No
 def _counted(selectors: Sequence[Selector | None]) -> bool:
     """Return whether the number of selected GPUs is known.
 
-    The number is known if each selector of the entry selects exactly one GPU.
+    It is known if each of the entry's selectors selects exactly one GPU.
     """
     return bool(selectors) and all(selector is not None and selector.names_one_gpu for selector in selectors)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the part `vgpu` of an entry in `gpu_layout` as frozen values.
 
-The classes do not check the values. parse.py does.
+parse.py checks the values.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from .model import AUTO, KEY, MPS, POLICIES
 class Tenant:
     """A tenant and its quota of `memory_bytes` and `sm_percent` on each GPU.
 
-    The tenant gets `gpus` GPUs of the entry. `gpu` pins it to one GPU.
-    `group` is the Unix group whose members can run programs as the tenant. If it is None, every user can.
-    If `oversubscribe_managed` is true, managed memory is exempt from the memory quota.
-    `was` is an earlier name that processes may still use.
+    The tenant gets `gpus` GPUs of the entry. `gpu` pins it to one GPU. Members of the Unix group `group` can run
+    programs as the tenant, or every user if it is None. If `oversubscribe_managed` is true, managed memory is exempt
+    from the memory quota. `was` is an earlier name that processes may still use.
     """
 
     name: str
@@ -38,9 +37,9 @@ class Tenant:
 
 @frozen
 class Vgpu:
-    """Tenants and the rules for their quotas.
+    """Tenants, and the rules for their quotas.
 
-    With a ratio above 1.0, the sum of the quotas may exceed the capacity of a GPU.
+    With a ratio above 1.0, the sum of the quotas may exceed a GPU's capacity.
     """
 
     tenants: tuple[Tenant, ...]
@@ -49,12 +48,12 @@ class Vgpu:
     oversubscribe_sm_ratio: float = 1.0
     #: The provider that enforces the quotas, one of PROVIDERS.
     provider: str = AUTO
-    #: With the policy `colocate`, the percentage of a GPU up to which offline tenants use it. Otherwise None.
+    #: Offline tenants may use up to this percentage of a GPU (policy `colocate`). None for other policies.
     waterline_percent: int | None = None
 
     @property
     def mps_clients(self) -> int | None:
-        """Return the number of clients for the MPS daemon on each GPU.
+        """Return the number of clients of the MPS daemon on each GPU.
 
         Returns None if the tenants need no daemon.
         """
@@ -62,5 +61,5 @@ class Vgpu:
 
 
 def vgpu_of(entry: Entry | None) -> Vgpu | None:
-    """Return the entry's part if its sharing is vgpu, else None."""
+    """Return the entry's part if its sharing is vgpu, or None."""
     return entry.part if entry is not None and entry.sharing == KEY else None

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the change from the current to the desired tenants. Pure functions.
+"""Plan the change from the current to the desired tenants, with pure functions.
 
-The plan of the GPUs is separate. Existing tenants keep their GPUs and seats if possible. Running programs follow new
+The GPUs have a separate plan. Existing tenants keep their GPUs and seats if possible. Running programs follow new
 quotas.
 """
 
@@ -40,13 +40,13 @@ from .names import Names
 from .part import Tenant, Vgpu, vgpu_of
 from .steps import AddTenant, ChangeTenant, RemoveTenant, VgpuPlan, size
 
-# Tolerance for calculations with ratios, because floating point is inexact: 1.15 * 100 is slightly below 115.
+# Tolerance for ratios, because floating point is inexact: 1.15 * 100 is slightly below 115.
 _ROUNDING = 1e-6
 
-#: The rooms of a layout without leases.
+#: The room for leases in a layout without leases.
 NO_LEASES: Mapping[str, Bin] = MappingProxyType({})
 
-#: A function that returns the processes of a tenant (given by name) on a GPU (given by UUID).
+#: A function that returns a tenant's processes on a GPU, given the tenant's name and the GPU's UUID.
 Processes = Callable[[str, str], Sequence[Holder]]
 
 
@@ -54,8 +54,8 @@ Processes = Callable[[str, str], Sequence[Holder]]
 class WantedTenant:
     """A desired tenant and its position in the layout.
 
-    `why` is the reason for the provider if `auto` selected it. `kept_names` has the names that the layout does not contain.
-    The tenant keeps these names until the processes with the names have ended.
+    `why` is the reason for the provider that `auto` selected. `kept_names` has names that the layout does not contain.
+    The tenant keeps them until the processes with these names have ended.
     """
 
     tenant: VgpuTenant
@@ -93,11 +93,11 @@ def plan(
 ) -> VgpuPlan:
     """Return the steps from the `seen` tenants to the desired `tenants`.
 
-    If a tenant is not in the layout, it is removed if the layout names one of its GPUs. A tenant of a lease stays if
-    there is room in `rooms`, from `rooms_of_leases`. If `rooms` is None, all other tenants of the host are removed.
+    A tenant that is not in the layout is removed if the layout names one of its GPUs. A lease's tenant stays if there
+    is room in `rooms`, from `rooms_of_leases`. If `rooms` is None, all other tenants are removed.
 
-    Processes that would escape their quota block the change. These are processes of a removed tenant, and processes on a
-    GPU that their tenant leaves.
+    Processes that would escape their quota block the change: processes of a removed tenant, and processes on a GPU that
+    their tenant leaves.
     """
     by_key = {each.tenant.key: each for each in tenants}
     kept_names = tuple((each.tenant.name, name) for each in tenants for name in each.kept_names)
@@ -120,7 +120,7 @@ def plan(
             change = ChangeTenant(one, want.tenant)
             changes.append(change)
             disturbs += unheld(change, processes, indices)
-    # Apply shrinking changes first, because other tenants may grow into the capacity that becomes free.
+    # Shrink first, because other tenants may grow into the freed capacity.
     changes.sort(
         key=lambda c: (bool(set(c.tenant.gpus) - set(c.seen.tenant.gpus)), c.grows_bytes, _grows_percent(c), c.name)
     )
@@ -138,13 +138,13 @@ def rooms_of_leases(layout: Layout, plan: Plan) -> dict[str, Bin]:
 
 
 def capacity(gpu: Gpu, vgpu: Vgpu) -> Bin:
-    """Return what the tenants of the entry can have on one of its GPUs."""
+    """Return the capacity for the entry's tenants on one of its GPUs."""
     memory_bytes = int((gpu.memory_total_bytes or 0) * vgpu.oversubscribe_memory_ratio + _ROUNDING)
     return Bin(gpu.uuid, memory_bytes, 100 * vgpu.oversubscribe_sm_ratio + _ROUNDING, SEATS)
 
 
 def remaining(whole: Bin, tenants: Iterable[VgpuTenant]) -> Bin:
-    """Return what these tenants leave free on a GPU.
+    """Return the part of a GPU that these tenants leave free.
 
     Values are negative if the tenants exceed the capacity.
     """
@@ -160,9 +160,9 @@ def remaining(whole: Bin, tenants: Iterable[VgpuTenant]) -> Bin:
 def _leases_that_stay(
     tenants: Sequence[WantedTenant], seen: Sequence[VgpuSeen], gpus: Plan, rooms: Mapping[str, Bin]
 ) -> tuple[VgpuSeen, ...]:
-    """Return the tenants of leases that have room beside the layout's tenants.
+    """Return the leases' tenants for which the layout's tenants leave room.
 
-    If not all have room, smaller leases stay first. GPUs without an entry are not changed.
+    If there is not enough room for all, smaller leases stay first. GPUs without an entry do not change.
     """
     named = {each.gpu.uuid for each in gpus.gpus}
     free = {uuid: remaining(room, [want.tenant for want in tenants]) for uuid, room in rooms.items()}
@@ -178,7 +178,7 @@ def _leases_that_stay(
 
 
 def _ended_lease(tenant: VgpuTenant, indices: Sequence[tuple[str, int]]) -> list[Disturbance]:
-    """Return the lease whose tenant is removed.
+    """Return the lease whose tenant is removed, as a disturbance.
 
     A lease holds its quota even if no process uses a GPU.
     """
@@ -194,12 +194,12 @@ def unheld(
 ) -> list[Disturbance]:
     """Return the processes that would escape their quota in a step.
 
-    The step removes the tenant of these processes, removes it from a GPU, or changes its provider.
+    The step removes their tenant, removes it from a GPU, or changes its provider.
     """
     index, tenant = dict(indices), step.seen.tenant
     disturbances = []
     for uuid in step.unheld:
-        # If the tenant of a process is unknown, `processes` returns it for each name. List it only once.
+        # `processes` returns a process of unknown tenant for each name. List it only once.
         holders = list(dict.fromkeys(holder for name in tenant.names for holder in processes(name, uuid)))
         if holders:
             what = "vgpu %s (%s %s)" % (tenant.name, step.reason(uuid), _short_label(index, uuid))
@@ -208,7 +208,7 @@ def unheld(
 
 
 def _short_label(index: Mapping[str, int], uuid: str) -> str:
-    # Return only the UUID if the GPU is missing on the host.
+    # A GPU that the host does not have only has a UUID.
     return short_label(index[uuid], uuid) if uuid in index else "gpu %s" % uuid
 
 
@@ -265,7 +265,7 @@ def _demand(tenant: Tenant, vgpu: Vgpu, gpus: Sequence[Gpu], where: str, now: Vg
         if problem is not None:
             raise PlanError("%s.%s: %s" % (where, key, problem.where), problem.problem, problem.cure)
     if vgpu.provider == MPS and tenant.gpus > 1:
-        # A process has one pipe directory, so it can use only one daemon.
+        # A process has one pipe directory, and can therefore only use one daemon.
         problem_text = "a process uses only one MPS daemon, but each GPU of the entry has a separate daemon"
         raise PlanError("%s.gpus" % where, problem_text, "Lower gpus, or use another provider.")
     if tenant.gpus > MOST_GPUS:
@@ -302,7 +302,7 @@ def _packed(
             )
     bins = [capacity(gpu, vgpu) for gpu in gpus]
     try:
-        # If the tenants do not fit beside the leases, the plan ends leases.
+        # If the tenants do not fit next to the leases, the plan ends leases.
         packed = pack([remaining(each, leases) for each in bins], demands) if leases else None
         packed = packed or pack(bins, demands)
         if packed is not None:
@@ -335,7 +335,7 @@ def _packed(
 def _too_large(
     tenant: str, misfit: Demand, bins: Sequence[Bin], gpus: Sequence[Gpu], memory_ratio: float
 ) -> tuple[str, str]:
-    """Return (problem, cure) for a tenant that does not even fit on empty GPUs."""
+    """Return (problem, fix) for a tenant that does not even fit on empty GPUs."""
     if misfit.count > len(bins):
         has = "1 GPU" if len(bins) == 1 else "%d GPUs" % len(bins)
         return "%s spans more GPUs than its entry, which has %s" % (
@@ -365,7 +365,7 @@ def taken_seats(
 ) -> dict[str, dict[int, bool]]:
     """Return the occupied seats of each GPU, and whether their tenants keep them.
 
-    The result maps each GPU UUID to {seat: whether its tenant keeps it}. `packed` has the planned GPUs by tenant key.
+    The result is {seat: whether its tenant keeps it} by GPU UUID. `packed` has the planned GPUs by tenant key.
     """
     return {
         gpu.uuid: {
@@ -379,14 +379,14 @@ def taken_seats(
 
 
 def free_seats(uuids: Sequence[str], taken: dict[str, dict[int, bool]], now: VgpuTenant | None) -> tuple[VgpuSeat, ...]:
-    """Return the seats of the tenant.
+    """Return the tenant's seats.
 
-    A new seat is a free seat if possible. The seat of a removed tenant is used only if no seat is free, because processes
-    of the removed tenant may still use it.
+    A new seat is a free one if possible. The seat of a removed tenant is used only if none is free, because that
+    tenant's processes may still use it.
     """
     has = {seat.gpu_uuid: seat.seat for seat in now.seats} if now is not None else {}
     if now is not None and set(uuids) == set(now.gpus):
-        # Keep the order of the GPUs, because running processes of the tenant see the GPUs in this order.
+        # Keep the order of the GPUs, in which the tenant's running processes see them.
         return now.seats
     seats_of_tenant = []
     for uuid in uuids:

@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run `vgpu-agent`.
-
-The service provides the shared memory that lets tenants take turns.
-"""
+"""Run `vgpu-agent`, which provides the memory with which tenants take turns."""
 
 # This program prints to its user.
 # pylint: disable=ansible-bad-function
@@ -20,7 +17,7 @@ from .agent import Agent
 from .agent_memory import Notifier, SharedMemory, stored
 from .model import root_of_files
 
-#: Minimum interval in seconds between two starts of the process that queries NVML.
+#: Minimum number of seconds between two starts of the process that queries NVML.
 _AGAIN_SECONDS = 10.0
 
 
@@ -34,7 +31,7 @@ def serve(options: Namespace) -> int:
     notifier.tell("READY=1")
 
     def ticked() -> None:
-        # If reading the tenants hangs, the watchdog restarts the service.
+        # The watchdog restarts the service if reading the tenants hangs.
         notifier.tell("WATCHDOG=1")
         reporter.keep_running()
 
@@ -49,7 +46,7 @@ def _log(text: str) -> None:
 class _Reporter:
     """Start the process that queries NVML, and restart it when it ends.
 
-    It may end for example because the driver's library crashed.
+    For example, it ends if the driver's library crashes.
     """
 
     def __init__(self, root: Path, state_directory: str) -> None:

@@ -35,14 +35,14 @@ class VgpuService:
 
     def __init__(self, private: bool) -> None:
         self._applies = applies(private)
-        #: The host's tenants and files, or None if the GPUs are still unknown.
+        #: The host's tenants and files. None until the GPUs are known.
         self._host: VgpuHost | None = None
         self.seen: tuple[VgpuSeen, ...] = ()
 
     @staticmethod
     def asked(layout: Layout, plan: Plan, driver_version: str | None) -> list[Asked]:
         """Return the tenants of the layout."""
-        # Assume that the kernel can limit the memory of all GPUs (dmem), because this is known only on the host.
+        # Assume that the kernel can limit the memory of all GPUs (dmem). Only the host knows this.
         tenants = [each.tenant for each in wanted(layout, plan, dmem=frozenset(gpu.gpu.uuid for gpu in plan.gpus))]
         return [
             Asked("vgpu %s" % each.name, "add", "%s and %d %%" % (size(each.memory_bytes), each.sm_percent), each.gpus)
@@ -50,7 +50,7 @@ class VgpuService:
         ]
 
     def observe(self) -> None:
-        """Do nothing, because tenants are read in `observe_on`, when the GPUs are known."""
+        """Do nothing: `observe_on` reads tenants when the GPUs are known."""
 
     def observe_on(self, gpus: Sequence[Gpu]) -> None:
         """Read the tenants."""
@@ -59,7 +59,7 @@ class VgpuService:
             self.seen = self._host.observe()
 
     def own(self, part: VgpuPlan | None = None, clients: bool = True) -> Pids:
-        """Return nothing, because processes of tenants are holders of their GPUs."""
+        """Return nothing: tenants' processes count as holders of their GPUs."""
         return {}
 
     def plan(self, request: PartRequest) -> VgpuPlan:
@@ -105,7 +105,7 @@ class VgpuService:
     def missing(self, part: VgpuPlan) -> str | None:
         """Return why the library is missing, or None.
 
-        Returns None if the library is installed or not needed.
+        Returns None if the library is installed, or not needed.
         """
         problem = self._host.available() if part.takes_library and self._host is not None else None
         return None if problem is None else str(problem)
@@ -119,7 +119,7 @@ class VgpuService:
         return VgpuChange(self._host, part, look, clear)
 
     def unfinished(self, data: Mapping[str, Any]) -> bool:
-        """Return False, because the next plan completes an interrupted change."""
+        """Return False: the next plan completes an interrupted change."""
         return False
 
     def bring_back(self, data: Mapping[str, Any], host: Host) -> None:
@@ -160,7 +160,7 @@ def _check_daemons(desired: Sequence[WantedTenant], keys: Sequence[str]) -> None
 def _check_gpus(desired: Sequence[WantedTenant], host: Host) -> None:
     """Raise PlanError if a GPU is not ready for tenants.
 
-    Runs that change only tenants call this.
+    For runs that change only tenants.
     """
     by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
     for each in desired:

@@ -22,7 +22,7 @@ _NAMED = 20
 
 @frozen
 class RemoveTenant:
-    """Remove a tenant. Programs that start under its name later have no quota."""
+    """Remove a tenant. Programs that later start under its name have no quota."""
 
     seen: VgpuSeen
 
@@ -36,9 +36,9 @@ class RemoveTenant:
         return self.seen.tenant.gpus
 
     def reason(self, gpu_uuid: str) -> str:
-        """Return why processes on the GPU block the change, as text.
+        """Return why processes on the GPU block the change.
 
-        In messages, the label of the GPU follows.
+        Messages put the GPU's label after this text.
         """
         return "it would be removed from"
 
@@ -97,9 +97,9 @@ class ChangeTenant:
         return self.seen.tenant.gpus if len(providers) > 1 and MPS in providers else self.leaves
 
     def reason(self, gpu_uuid: str) -> str:
-        """Return why processes on the GPU block the change, as text.
+        """Return why processes on the GPU block the change.
 
-        In messages, the label of the GPU follows.
+        Messages put the GPU's label after this text.
         """
         return "it would leave" if gpu_uuid in self.leaves else "its provider would change on"
 
@@ -129,10 +129,10 @@ class VgpuPlan:
     changes: tuple[ChangeTenant, ...] = ()
     adds: tuple[AddTenant, ...] = ()
     kept: tuple[VgpuSeen, ...] = ()
-    #: The tenants of leases. They are not changed.
+    #: The tenants of leases, which are not changed.
     left: tuple[VgpuSeen, ...] = ()
     disturbs: tuple[Disturbance, ...] = ()
-    #: (UUID, index) of each GPU of the host, for texts.
+    #: (UUID, index) of each of the host's GPUs, for texts.
     indices: tuple[tuple[str, int], ...] = ()
     #: (tenant name, kept name) for each name that processes use but the layout does not contain.
     kept_names: tuple[tuple[str, VgpuName], ...] = ()
@@ -154,7 +154,7 @@ class VgpuPlan:
         return [VgpuSeen(tenant) for tenant in tenants]
 
     def to_data(self) -> list[dict[str, Any]]:
-        """Return the steps as JSON data. The data does not depend on current usage."""
+        """Return the steps as JSON data, independent of current usage."""
         return [_step_data(step) for step in self.steps]
 
     def gpus_changed(self) -> frozenset[str]:
@@ -215,7 +215,7 @@ def _step_data(step: VgpuStep) -> dict[str, Any]:
 def size(size_bytes: int) -> str:
     """Return the size as in layouts.
 
-    If layouts cannot express the size, it is returned in whole MiB.
+    A size that layouts cannot express is returned in whole MiB.
     """
     return format_size(size_bytes) if size_bytes > 0 and size_bytes % _MIB == 0 else "%d MiB" % (size_bytes // _MIB)
 
@@ -236,7 +236,7 @@ def caps(tenant: VgpuTenant) -> str:
 
 
 def also(tenant: VgpuTenant) -> str:
-    """Return the other names of the tenant as text. Messages have it after the limits."""
+    """Return the tenant's other names as text. Messages have it after the limits."""
     return ", also named %s" % " and ".join(tenant.aliases) if tenant.aliases else ""
 
 

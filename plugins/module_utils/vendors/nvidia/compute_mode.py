@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan and set the compute mode of a GPU, which is a setting of NVIDIA."""
+"""Plan and set a GPU's compute mode, which is a setting of the vendor NVIDIA."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ComputeMode:
     def wanted(self, sharing: str, form: Form | None) -> str | None:
         """Return the compute mode for a kind of sharing.
 
-        It is None for MIG, because the instances have the mode.
+        Returns None for MIG, because the mode is set for the instances.
         """
         if form is not None:
             return form.compute_mode
@@ -68,8 +68,8 @@ class ComputeMode:
             from .nvml.calls import NO_PERMISSION, NOT_SUPPORTED
 
             if error.code in (NOT_SUPPORTED, NO_PERMISSION):
-                # `plan` already refuses GPUs that are known to have a fixed mode. For other GPUs, the driver reports a
-                # fixed mode only in this call.
+                # `plan` refuses GPUs whose fixed mode is known. For other GPUs, only this call shows that the mode is
+                # fixed.
                 error.cure = _CURE
             raise
 
@@ -78,7 +78,7 @@ class ComputeMode:
         return None if then == now else "compute mode was %s and is %s" % (then, now)
 
     def untouched(self, gpu: Gpu, wanted: str | None) -> bool:
-        """Return whether the compute mode is as wanted or as after a boot."""
+        """Return whether the compute mode is the wanted one or the one after a boot."""
         return gpu.mig.enabled or gpu.compute_mode in (None, DEFAULT, wanted)
 
 
@@ -88,15 +88,15 @@ def _plan(gpu: Gpu, target: Target) -> GpuPart:
     If MIG is enabled, the compute mode is set on the instances and not on the GPU. Raises PlanError if the driver is
     known to refuse the mode (`Gpu.compute_mode_fixed`).
     """
-    # A GPU that enters MIG mode starts with the default compute mode. When a GPU leaves MIG mode, its compute mode is
-    # always set, because it could not be read before.
+    # A GPU enters MIG mode with the default compute mode. When it leaves MIG mode, the compute mode is always set,
+    # because it could not be read before.
     now = None if gpu.mig.enabled else gpu.compute_mode
     divided = target.division is not None
     wanted = target.settings.get(SETTING)
     if divided:
         wanted = None if now is None else DEFAULT
     if wanted == DEFAULT and gpu.compute_mode_fixed and now is None and not gpu.mig.enabled:
-        # A GPU without compute modes is treated as a GPU in the default mode.
+        # Treat a GPU without compute modes like a GPU in the default mode.
         wanted = None
     if wanted not in (None, now) and gpu.compute_mode_fixed:
         raise PlanError(

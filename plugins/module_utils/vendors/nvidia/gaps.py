@@ -3,10 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find values that a GPU does not report, unlike other GPUs of its model.
 
-Pure functions.
-
-Some NVML error codes, such as NOT_SUPPORTED, may come from a faulty GPU, or from a healthy driver or model that lacks a
-feature. In both cases the value is missing. A comparison with other GPUs of the model shows whether the GPU is faulty.
+Pure functions. An NVML error such as NOT_SUPPORTED means either a faulty GPU, or a healthy driver or model that lacks a
+feature. In both cases a value is missing. A comparison with other GPUs of the model shows whether the GPU is faulty.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _PROFILES_WITHOUT_MIG = 550
 class Gap:
     """A value that a GPU does not report, and the NVML call that should report it.
 
-    `completed` is a copy of the GPU with the value of another GPU. It is None if no other GPU has the value, and the GPU
+    `completed` is a copy of the GPU with another GPU's value. It is None if no other GPU has the value and the GPU
     cannot work without it.
     """
 
@@ -36,7 +34,7 @@ class Gap:
     completed: Gpu | None
 
     def lost(self) -> LostGpu:
-        """Return the GPU as a lost GPU."""
+        """Return the GPU as a lost one."""
         gpu, call, code = self.gpu, self.call, NvmlError.UNKNOWN
         return LostGpu(gpu.index, self.problem, gpu.uuid, gpu.pci_address, gpu.name, call, code, "Unknown")
 
@@ -62,7 +60,7 @@ def gaps(host: Host) -> Iterator[Gap]:
             completed = dataclasses.replace(gpu, memory_total_bytes=sizes[0])
             problem = "it reports no memory size, unlike other GPUs of its model"
             yield Gap(gpu, "nvmlDeviceGetMemoryInfo", problem, completed)
-        # A GPU in a guest reports its compute mode, so it has no gap. If a layout needs another mode, planning fails.
+        # A GPU in a guest reports its compute mode, so it has no gap. If a layout needs another mode, the plan fails.
         if gpu.compute_mode is None and gpu.compute_mode_fixed and any(not peer.compute_mode_fixed for peer in peers):
             completed = dataclasses.replace(gpu, compute_mode="default", compute_mode_fixed=None)
             problem = "%s, unlike other GPUs of its model" % gpu.compute_mode_fixed
@@ -83,13 +81,13 @@ def _advice(host: Host, gpu: Gpu) -> str:
 def _unlisted(gpu: Gpu) -> bool:
     """Return whether the GPU has a process with pid 0.
 
-    Such a placeholder replaces processes that NVML does not list.
+    It replaces processes that NVML does not list.
     """
     return any(process.pid == 0 for process in gpu.processes)
 
 
 def _listed(gpu: Gpu) -> Gpu:
-    """Return a copy of the GPU without the placeholder processes, whose pid is 0."""
+    """Return a copy of the GPU without placeholder processes (pid 0)."""
 
     def listed(part: Any) -> Any:
         kept = {name: tuple(each for each in getattr(part, name) if each.pid != 0) for name in ("processes", "held_by")}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NvidiaVendor:
-    """GPUs of NVIDIA, which NVML reads. `protocol.Vendor` documents the members."""
+    """NVIDIA's GPUs, which NVML reads. `protocol.Vendor` documents the members."""
 
     key = Gpu.vendor
     dividers = (MigDivider(),)
@@ -30,7 +30,7 @@ class NvidiaVendor:
     other_tools = "mig-parted, a GPU operator"
 
     def present(self) -> bool:
-        """Return whether the host has a driver or a GPU of NVIDIA."""
+        """Return whether the host has NVIDIA's driver or an NVIDIA GPU."""
         from .nvml.calls import driver_loaded
         from .nvml.pci import nvidia_gpus
 

@@ -35,8 +35,8 @@ _NAMED = 5
 def apply(session: BoundedSession, gpu_uuid: str, steps: Sequence[MigStep], done: Callable[[MigStep], None]) -> None:
     """Apply steps, and call `done` for each completed one.
 
-    Each change of the MIG mode is applied alone. All steps between two such changes are one request to the session.
-    Raises NvmlError, or ResetRefusedError if the GPU refuses the reset that a mode change needs.
+    A change of the MIG mode is applied alone. Steps between two such changes are one request to the session. Raises
+    NvmlError, or ResetRefusedError if the GPU refuses the reset that a mode change needs.
     """
     for _is_mode, group in itertools.groupby(steps, lambda step: isinstance(step, SetMigMode)):
         changes = list(group)
@@ -126,8 +126,8 @@ def _set_mig_mode(session: BoundedSession, gpu: str, enabled: bool) -> None:
 def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
     """Return the error for a GPU that the driver reports as in use.
 
-    If no process uses the GPU, a part of the kernel uses it. The error then recommends a reboot, unless the GPU would lose
-    the pending mode in the reboot.
+    If no process uses the GPU, the kernel does. The error then recommends a reboot, unless the reboot would lose the
+    pending mode.
     """
     host = session.observe(only=gpu)
     holders = blocking(find_holders(host), gpu)
@@ -142,7 +142,7 @@ def _in_use(session: BoundedSession, gpu: str, where: str) -> NvmlError:
 
 
 def _name_holders(session: BoundedSession, gpu: str, error: ResetRefusedError) -> None:
-    """Add the parts of the kernel that hold the GPU to the error of a refused reset."""
+    """Add the holders inside the kernel to the error of a refused reset."""
     for known in session.observe(only=gpu).gpus:
         holders = holders_in_kernel(known) if known.uuid == gpu else ()
         if holders:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 class WantedInstance:
     """A desired GPU instance.
 
-    `start` pins the instance to a placement. `compute_slices` are the sizes of its compute instances, largest first.
+    `start` pins it to a placement. `compute_slices` has the sizes of its compute instances, largest first.
     """
 
     profile: str
     start: int | None = None
-    #: Sizes of the compute instances. None means one compute instance that fills the GPU instance, and an empty tuple
-    #: means no compute instance.
+    #: Sizes of the compute instances. None means one compute instance that fills the GPU instance. An empty tuple means
+    #: none.
     compute_slices: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class MigDivision:
 
 @frozen
 class MigPart:
-    """The steps for the MIG mode and the instances of a GPU.
+    """The steps for a GPU's MIG mode and instances.
 
     `parts.DivisionPart` documents the members.
     """
@@ -66,7 +66,8 @@ class MigPart:
 
     def kept_uuids(self) -> list[str]:
         """Return the UUIDs of the MIG devices that no step removes."""
-        # The classes of the steps are not loaded for a GPU without MIG. Only one class has the id of a compute instance.
+        # Use getattr, so that the step classes are not loaded for a GPU without MIG. Only one of them has the id of a
+        # compute instance.
         gone = {(getattr(s, "gpu_instance_id", None), getattr(s, "compute_instance_id", None)) for s in self.steps}
         return [
             part.mig_uuid
@@ -97,7 +98,7 @@ class MigPart:
     def _instances(self, kept: Sequence[GpuInstance]) -> Instances:
         """Return the instances after all steps.
 
-        `kept` has the instances that no step removes.
+        `kept` has the instances that the steps do not remove.
         """
         instances: Instances = {i.placement.start: (i.profile, _slices(i)) for i in kept}
         starts = {i.id: i.placement.start for i in self.kept}
@@ -144,7 +145,7 @@ class MigDivider:
         return plan(gpu, target, ownership, undivided)
 
     def disturbed(self, gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
-        """Return the holders that steps would disturb on the GPU."""
+        """Return the GPU's holders that the steps would disturb."""
         from .plan import disturbed
 
         return disturbed(gpu, steps)
@@ -162,7 +163,7 @@ class MigDivider:
         apply(session, gpu_uuid, steps, done)
 
     def reload(self, session: BoundedSession) -> None:
-        """Raise NotImplementedError, because no MIG step needs a reload of the driver."""
+        """Raise NotImplementedError: no MIG step needs a reload of the driver."""
         raise NotImplementedError
 
     def leave_pending(self, session: BoundedSession, plans: Sequence[GpuPlan]) -> None:

@@ -7,7 +7,7 @@ All functions are pure. They use neither the driver nor the layout syntax.
 
 Two kinds of resources decide whether a set of profiles fits a GPU:
 
-* Counted resources are compute slices and media engines. The set of profiles alone decides whether they suffice.
+* Counted resources are compute slices and media engines. Whether they suffice depends only on the set of profiles.
 * Memory units depend on the placements, so they need a search. Each profile has a short list of possible
 placements.
 
@@ -25,8 +25,7 @@ from typing import Any, Callable, Iterable, Sequence, Tuple
 from ....frozen import frozen
 from ....model import Gpu, GpuInstanceProfile, Placement
 
-#: A score for a placement. Greater is better. All scores of a search have the same length and are added element by
-#: element.
+#: A placement's score. Greater is better. A search adds its scores, which have the same length, element by element.
 Score = Tuple[int, ...]
 
 
@@ -34,7 +33,7 @@ Score = Tuple[int, ...]
 class Want:
     """An instance to place, and its possible `placements` in ascending order.
 
-    Instances with equal `kind` are interchangeable.
+    Instances of the same `kind` are interchangeable.
     """
 
     kind: Any
@@ -48,13 +47,13 @@ def arrange(
 ) -> tuple[Placement, ...] | None:
     """Choose a placement for each want, so that placements do not overlap.
 
-    Returns the placements in the order of `wants`, or None if there is no solution.
+    Returns the placements in the order of `wants`, or None without a solution.
 
-    The best solution has the greatest sum of `gain(want, placement)`. Among equal sums, the greatest `outlook(used
-    units)` wins, and then the lowest placements. Scores are compared as tuples.
+    The best solution has the greatest sum of `gain(want, placement)`. For equal sums, the greatest `outlook(used
+    units)` decides, and then the lowest placements. Scores are compared as tuples.
     """
-    # Put interchangeable wants next to each other, and give them only ascending placements. Each set of placements is
-    # therefore tried only once.
+    # Put interchangeable wants next to each other, with ascending placements only, so that each set of placements is
+    # tried once.
     order = sorted(
         range(len(wants)), key=lambda i: (-_width(wants[i]), len(wants[i].placements), repr(wants[i].kind), i)
     )
@@ -102,7 +101,7 @@ def largest_part(gpu: Gpu, profiles: Sequence[str]) -> list[str]:
 
 
 class Capacity:
-    """The resources of a GPU, derived from the MIG profiles that it reports.
+    """A GPU's resources, derived from the MIG profiles that it reports.
 
     No table of GPU models is needed.
     """
@@ -111,9 +110,9 @@ class Capacity:
         self.profiles: dict[str, GpuInstanceProfile] = {profile.name: profile for profile in profiles}
         every = self.profiles.values()
         self.compute_slices = max((p.compute_slices for p in every), default=0)
-        # The profile for the whole GPU does not always include every media engine. For each profile, multiply its
-        # engines by its maximum number of instances, and use the greatest product as the total. Example: a 7g on an
-        # A100-40GB has 5 decoders, the total of all other instances.
+        # The total of each media engine is the greatest product of a profile's engines and its maximum number of
+        # instances, because the whole-GPU profile does not always include every engine. Example: a 7g on an A100-40GB
+        # has 5 decoders, the total of all other instances.
         self.engines = {
             kind: max((getattr(p, kind) * p.max_instances for p in every), default=0)
             for kind in GpuInstanceProfile.ENGINES
@@ -136,9 +135,9 @@ class Capacity:
         return None
 
     def outlook(self, taken: int) -> tuple[int, ...]:
-        """Return how many more instances of each profile fit beside the used units.
+        """Return how many more instances of each profile fit next to the used units.
 
-        The result has one number for each profile, the largest profile first.
+        The result has one number per profile, with the largest profile first.
         """
         counts = []
         for profile in self._largest_first:
@@ -162,7 +161,7 @@ class Capacity:
     def largest_part(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the largest subset of these profiles that fits on an empty GPU.
 
-        The largest subset has the most compute slices. Among equal subsets, memory units and then instances decide.
+        This is the subset with the most compute slices, then memory units, then instances.
         """
         counts = Counter(names)
         kinds = sorted(counts, key=list(names).index)

@@ -21,8 +21,8 @@ from .fit import Capacity
 class MigCard:
     """A GPU in MIG mode with leases. `leases.model.Card` documents the members.
 
-    `profiles` are on offer. `fixed` are the instances that belong to no lease, and `idle` the existing instances that
-    no lease uses. An idle instance takes no place, because it is removed if a lease needs the place.
+    `profiles` can be leased. `fixed` has the instances without a lease, `idle` the existing instances that no lease
+    uses. An idle instance takes no place, because it is removed if a lease needs the place.
     """
 
     gpu: Gpu
@@ -30,9 +30,9 @@ class MigCard:
     fixed: tuple[GpuInstance, ...] = ()
     idle: tuple[GpuInstance, ...] = ()
     capacity: Capacity = dataclasses.field(default_factory=lambda: Capacity(()), compare=False, hash=False)
-    #: `Capacity.outlook`, which remembers its results.
+    #: `Capacity.outlook`, which caches its results.
     outlook: Callable[[int], tuple[int, ...]] = dataclasses.field(default=lambda taken: (), compare=False, hash=False)
-    #: The used memory units of each (profile, start).
+    #: The memory units of each (profile, start).
     masks: Mapping[tuple[str, int], int] = dataclasses.field(default_factory=dict, compare=False, hash=False)
 
     @classmethod
@@ -70,8 +70,8 @@ class MigCard:
     ) -> tuple[tuple[int, ...], int] | None:
         """Return the cost and the start of the best place, or None.
 
-        The cost is the number of instances that no longer fit, largest profile first. Existing idle instances are
-        preferred among places with the same cost.
+        The cost is the number of instances that no longer fit, largest profile first. For equal costs, existing idle
+        instances are preferred.
         """
         profile = self.capacity.profiles.get(shape.profile or "")
         if profile is None:
@@ -92,7 +92,7 @@ class MigCard:
     def removed(self, use: Use) -> tuple[GpuInstance, ...]:
         """Return the idle instances that must be removed for this use.
 
-        An equal idle instance is used again.
+        An equal idle instance is reused.
         """
         mask = self.masks[_name(use), use.start]
         return tuple(

@@ -1,12 +1,12 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the MIG mode of a GPU and its instances.
+"""Plan a GPU's MIG mode and instances.
 
-Planning is pure: the same arguments always give the same plan.
+Planning is pure: equal arguments give equal plans.
 
-If an existing instance fits the new layout, the planner keeps it where it is. The planner also sets the placement of every
-new GPU instance, because the placements that the driver would choose may leave no room for later instances.
+An existing instance that the new layout needs stays at its place. The planner also chooses the placement of each new
+GPU instance, because the driver's choice may leave no room for later instances.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .steps import (
 )
 
 #: Possible starts of compute instances: {compute slices of the GPU instance: {slices of the compute instance: starts}}.
-#: Sources: the compute-instance tables in NVIDIA's MIG User Guide (supported-mig-profiles), and the mock A100 and H100
-#: of go-nvml. The starts were not verified on hardware.
+#: Sources: the tables of compute instances in NVIDIA's MIG User Guide (supported-mig-profiles), and the mock A100 and
+#: H100 of go-nvml. Not verified on hardware.
 COMPUTE_STARTS: Mapping[int, Mapping[int, tuple[int, ...]]] = {
     1: {1: (0,)},
     2: {1: (0, 1), 2: (0,)},
@@ -52,11 +52,9 @@ _DISPLAY_BOARD = re.compile(r"RTX PRO [56]000 Blackwell(?!.*Server)")
 
 
 def plan(gpu: Gpu, target: Target, ownership: Ownership, undivided: Sequence[str] = ()) -> MigPart:
-    """Return the MIG part of one GPU's plan.
+    """Return the MIG part of a GPU's plan.
 
-    `undivided` has the values of `sharing` that need no MIG, for messages.
-
-    Raises the same errors as `planner.plan`.
+    `undivided` has the values of `sharing` that need no MIG, for messages. Raises the same errors as `planner.plan`.
     """
     wanted = target.division
     if wanted is not None and not isinstance(wanted, MigDivision):
@@ -71,14 +69,14 @@ def plan(gpu: Gpu, target: Target, ownership: Ownership, undivided: Sequence[str
         return _ending(gpu, _plan_whole(gpu), leased, leased)
     where = "%s on %s" % (target.where, gpu.label)
     _refuse_without_mig(gpu, where, undivided)
-    # The leases of a target from a journal are True. They have been checked.
+    # For a target from a journal, `leases` is True, because the leases have been checked.
     profiles = getattr(target.leases, "profiles", ())
     _refuse_unknown(Capacity(gpu.mig.profiles), "%s.leases.profiles on %s" % (target.where, gpu.label), profiles)
     instances: Sequence[WantedInstance] = wanted.instances
     left: tuple[GpuInstance, ...] = ()
     if ownership.policy == "keep":
         instances, left = _beside(gpu, wanted.instances, foreign)
-    # Errors of the layout itself name no leases.
+    # An error of the layout itself does not name leases.
     made = _plan_mig(gpu, where, instances, left, tuple(leased))
     if target.leases is not None:
         made = _beside_leases(gpu, where, instances, left, leased) or made
@@ -95,9 +93,9 @@ def _beside_leases(
     left: tuple[GpuInstance, ...],
     leased: Mapping[GpuInstance, Leased],
 ) -> MigPart | None:
-    """Return a plan that leaves as many instances of leases as possible.
+    """Return a plan that keeps as many leases' instances as possible.
 
-    Instances that a lease uses come first. Returns None if no instance of leases can stay.
+    Instances that a lease uses come first. Returns None if no instance of a lease can stay.
     """
     order = sorted(leased, key=lambda instance: instance.start)
     choices = [part for count in range(len(order)) for part in itertools.combinations(order, count)]
@@ -114,7 +112,7 @@ def _beside_leases(
 def _ending(gpu: Gpu, made: MigPart, leased: Mapping[GpuInstance, Leased], removed: Iterable[GpuInstance]) -> MigPart:
     """Return the plan with a disturbance for each removed instance of a lease.
 
-    A lease holds its instance even if no process runs in it.
+    A lease holds its instance even without a process in it.
     """
     named = {disturbance.what for disturbance in made.disturbs}
     disturbs = []
@@ -126,7 +124,7 @@ def _ending(gpu: Gpu, made: MigPart, leased: Mapping[GpuInstance, Leased], remov
 
 
 def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
-    """Raise PlanError if instances of other owners would be removed."""
+    """Raise PlanError if other owners' instances would be removed."""
     if not doomed:
         return
     names = ", ".join(
@@ -144,10 +142,10 @@ def _spare(gpu: Gpu, target: Target, doomed: Sequence[GpuInstance]) -> None:
 def _beside(
     gpu: Gpu, instances: Sequence[WantedInstance], foreign: Sequence[GpuInstance]
 ) -> tuple[tuple[WantedInstance, ...], tuple[GpuInstance, ...]]:
-    """Return (desired instances, foreign instances that stay unchanged).
+    """Return (desired instances, foreign instances that do not change).
 
     Foreign instances were not created by this collection. If the layout has an instance with the same profile, and the
-    collection owns too few of them, the foreign instance is adopted. It is then a desired instance at its placement.
+    collection owns too few of them, a foreign instance is adopted. It is then a desired instance at its placement.
     """
     own = [i.profile for i in gpu.mig.instances if i not in foreign]
     wanted: list[WantedInstance] = list(instances)
@@ -171,7 +169,7 @@ def _plan_whole(gpu: Gpu) -> MigPart:
     for instance in gpu.mig.instances:
         steps += _destroy(instance)
     if gpu.mig.enabled or gpu.mig.pending:
-        # If MIG mode is off and a change to on is pending, this step only reverts the pending change.
+        # If MIG mode is off with a pending change to on, this step only reverts the pending change.
         steps.append(SetMigMode(False))
     return MigPart(gpu, False, tuple(steps), (), disturbed(gpu, steps))
 
@@ -183,7 +181,7 @@ def _plan_mig(
     left: tuple[GpuInstance, ...] = (),
     removed: tuple[GpuInstance, ...] = (),
 ) -> MigPart:
-    """Plan the MIG mode and the instances. The instances in `left` stay unchanged.
+    """Plan the MIG mode and the instances. Instances in `left` do not change.
 
     Instances in `removed` are destroyed even if they match a desired one.
     """
@@ -223,7 +221,7 @@ def _plan_mig(
 def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
     """Return the holders that these steps would disturb.
 
-    The holders are read from `gpu`, the current observation, even if the steps are from a saved plan.
+    Holders are read from `gpu`, the current observation, even if the steps come from a saved plan.
     """
     steps = list(steps)
     doomed = {step.gpu_instance_id for step in steps if isinstance(step, DestroyGpuInstance)}
@@ -242,7 +240,7 @@ def disturbed(gpu: Gpu, steps: Iterable[GpuStep]) -> tuple[Disturbance, ...]:
         ]
     found = [disturbance for disturbance in found if disturbance.who]
     switches = any(isinstance(step, SetMigMode) and step.enabled != gpu.mig.enabled for step in steps)
-    # Holders of instances also hold the GPU. List the GPU's holders only if no instance was listed.
+    # An instance's holders also hold the GPU. List the GPU's holders only if no instance was listed.
     if switches and not found and _holders(gpu):
         found.append(Disturbance("%s, whose MIG mode would change," % gpu.short_label, _holders(gpu)))
     return tuple(found)
@@ -275,9 +273,9 @@ def _refuse_without_mig(gpu: Gpu, where: str, undivided: Sequence[str]) -> None:
 
 
 def _capacity(gpu: Gpu, where: str, instances: Sequence[WantedInstance]) -> Capacity:
-    """Return the capacity of the GPU.
+    """Return the GPU's capacity.
 
-    Raises PlanError if the GPU does not have the profiles of the desired instances.
+    Raises PlanError if the GPU lacks a profile of the desired instances.
     """
     capacity = Capacity(gpu.mig.profiles)
     _refuse_unknown(capacity, where, [wanted.profile for wanted in instances])
@@ -325,8 +323,8 @@ def _place(
 ) -> list[tuple[WantedInstance, Placement]]:
     """Return a placement for each desired instance.
 
-    The placements keep as many busy instances as possible. Among equal solutions, they keep the most instances, and then
-    remove the fewest compute instances.
+    As many busy instances as possible stay. Among equal solutions, the most instances stay, and then the fewest compute
+    instances are removed.
     """
     at = {(instance.profile, instance.placement): instance for instance in present}
 
@@ -345,7 +343,7 @@ def _place(
 
     names = [wanted.profile for wanted in instances]
     shortage = capacity.shortage(names + [instance.profile for instance in left])
-    # `kind` is the desired instance itself, because equal instances are interchangeable.
+    # The `kind` is the desired instance itself: equal instances are interchangeable.
     wants = [Want(wanted, open_to(wanted)) for wanted in instances]
     fixed = [Want(WantedInstance(i.profile, i.placement.start), (i.placement,)) for i in left]
     found = None if shortage else arrange(wants + fixed, gain, capacity.outlook)
@@ -386,8 +384,8 @@ def _slices(wanted: WantedInstance, profile: GpuInstanceProfile) -> tuple[int, .
 def _compute_placements(gpu: Gpu, profile: GpuInstanceProfile) -> dict[int, tuple[Placement, ...]]:
     """Return the possible placements of compute instances in a new GPU instance.
 
-    The result is a mapping from compute slices to placements. NVML reports placements only for existing GPU instances.
-    If the GPU has an instance with the same profile, its placements are returned, otherwise those in COMPUTE_STARTS.
+    The result maps compute slices to placements. NVML reports placements only for existing GPU instances. If the GPU
+    has an instance with the same profile, its placements are returned, otherwise those in COMPUTE_STARTS.
     """
     for instance in gpu.mig.instances:
         if instance.profile == profile.name and instance.compute_placements:
@@ -427,7 +425,7 @@ def _replan_compute(
     found = arrange([Want(n, places.get(n, ())) for n in slices], gain)
     if found is None:
         # The GPU instance reports no suitable placements. Keep its compute instances if they have the desired sizes.
-        # Otherwise recreate all of them.
+        # Otherwise recreate them all.
         have = sorted(c.compute_slices for c in instance.compute_instances)
         if have == sorted(slices):
             return (), []
@@ -440,10 +438,7 @@ def _replan_compute(
 
 
 def _destroy(instance: GpuInstance) -> list[MigStep]:
-    """Return the steps that remove a GPU instance.
-
-    The steps remove the compute instances first.
-    """
+    """Return the steps that remove a GPU instance, after its compute instances."""
     steps: list[MigStep] = [_destroy_compute(instance, compute) for compute in instance.compute_instances]
     return [*steps, DestroyGpuInstance(instance.profile, instance.id, instance.placement)]
 
@@ -457,6 +452,6 @@ def _destroy_compute(instance: GpuInstance, compute: ComputeInstance) -> Destroy
 def _holders(thing: Gpu | GpuInstance | ComputeInstance) -> tuple[Holder | Process, ...]:
     """Return the holders of a GPU or an instance.
 
-    If no holders were read, the processes that NVML reports are returned instead.
+    Without holders, returns the processes that NVML reports.
     """
     return thing.held_by or thing.processes

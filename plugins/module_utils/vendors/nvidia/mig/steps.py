@@ -11,7 +11,7 @@ from ....frozen import frozen
 from ....model import Gpu, Placement
 from ....plan.parts import RESET, GpuStep
 
-#: (profile, sizes of the compute instances) of each GPU instance by start, while steps are simulated.
+#: While steps are simulated: (profile, sizes of the compute instances) of each GPU instance, by start.
 Instances = Dict[int, Tuple[str, List[int]]]
 
 
@@ -72,7 +72,7 @@ class DestroyComputeInstance(MigStep):
             instances[starts[self.gpu_instance_id]][1].remove(self.compute_slices)
 
     def implied(self, steps: Sequence[GpuStep]) -> bool:
-        """Return whether the steps also remove the GPU instance."""
+        """Return whether the steps also remove its GPU instance."""
         return any(
             isinstance(step, DestroyGpuInstance) and step.gpu_instance_id == self.gpu_instance_id for step in steps
         )
@@ -118,7 +118,7 @@ class CreateGpuInstance(MigStep):
 class CreateComputeInstance(MigStep):
     """Create a compute instance in the GPU instance at `gpu_instance_start`.
 
-    The id of the GPU instance is unknown until it is created. `start` is None if the compute instance spans a new GPU
+    The GPU instance's id is unknown until it is created. `start` is None if the compute instance spans a new GPU
     instance.
     """
 

@@ -1,7 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read, change and reset GPUs with NVML, and find GPUs on the PCI bus.
-
-GPUs on the PCI bus are found without a driver.
-"""
+"""Read, change and reset GPUs with NVML, and find GPUs on the PCI bus."""

@@ -4,8 +4,8 @@
 """Run NVML calls in a child process, with a time limit for each call.
 
 A driver that hangs blocks the calling thread in the kernel. No signal ends the thread, and its process keeps all its
-files open. The child process has only its socket and the GPUs open. If it hangs, a run can therefore abandon it, exit,
-and release the lock of the host.
+files open. The child process only has its socket and the GPUs open. So if it hangs, a run can abandon it, exit, and
+release the host's lock.
 
 The child writes the name of each call to shared memory before the call. If no response arrives, the parent reads the
 name.
@@ -35,14 +35,14 @@ from ....processes.proc_files import read
 from .calls import _binding
 from .session import Observer, Session
 
-# Time limit in seconds for calls that read. They take milliseconds, or seconds if the driver is busy.
+# Time limit in seconds for calls that read. They take milliseconds, or seconds with a busy driver.
 READ_SECONDS = 30.0
 # Time limit in seconds for calls that initialize GPUs. Each GPU takes up to 3 s (NVIDIA's page "Driver Persistence"),
 # and a host has up to 16 GPUs. nvml.h: nvmlDeviceGetHandleByIndex and ...ByUUID "cause NVML to initialize the target
 # GPU".
 START_SECONDS = 120.0
-# Time limit in seconds for calls that change a GPU. A change of the MIG mode includes a reset, so the limit equals that
-# of a reset (`reset.TIMEOUT_SECONDS`). NVIDIA documents no times for other calls.
+# Time limit in seconds for calls that change a GPU. A change of the MIG mode includes a reset, so the limit equals
+# `reset.TIMEOUT_SECONDS`. NVIDIA documents no times for other calls.
 CHANGE_SECONDS = 300.0
 _STARTS = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandle")
 _CHANGES = (
@@ -50,20 +50,20 @@ _CHANGES = (
     "nvmlComputeInstanceDestroy",
 )
 _OF_A_GPU = ("nvmlDevice", "nvmlGpuInstance", "nvmlComputeInstance")
-# Calls that affect the host, although they are named like calls for a GPU.
+# Calls for the host whose names look like calls for a GPU.
 _OF_THE_HOST = ("nvmlDeviceGetCount",)
-# Layout of the shared memory. It starts with the start of the call in seconds of time.monotonic(), and a text with the
-# call's name and the GPU's label. The number of completed changes of the last request `change` follows.
+# Layout of the shared memory: the call's start in seconds of time.monotonic(), a text with the call's name and the
+# GPU's label, and the number of completed changes of the last request `change`.
 _NOTE, _TEXT_BYTES, _COUNT = struct.Struct("=d256s"), 256, struct.Struct("=Q")
 # Header of a message: number of the request, and length of the content.
 _HEADER = struct.Struct("=QQ")
 _CHUNK_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
-# Name of the child in /proc. It may have at most 15 characters.
+# Name of the child in /proc, which has at most 15 characters.
 COMM = "gpu-layout-nvml"
-# Children of this process that it abandoned and that still hang: their PIDs, and the error that each caused.
+# Children that this process abandoned and that still hang: PID, and the error that each caused.
 _hanging: dict[int, UnansweredCallError] = {}
-# The child for the next session, if it was started ahead: (note, connection, PID).
+# The child for the next session, if it has already started: (note, connection, PID).
 _ahead: list[tuple[CallNote, socket.socket, int]] = []
 
 
@@ -80,7 +80,7 @@ def hung_children(proc: str = "/proc") -> list[int]:
 
 
 def _hangs(folder: str) -> bool:
-    # Users can give a process this name, so ignore processes that root does not run.
+    # Ignore processes of other users than root, because users can give a process this name.
     if read(folder + "/comm").rstrip("\n") != COMM:
         return False
     status = read(folder + "/status")
@@ -88,7 +88,7 @@ def _hangs(folder: str) -> bool:
 
 
 class CallNote:
-    """Shared memory with the current NVML call of the child process."""
+    """Shared memory that has the child's current NVML call."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _NOTE.size + _COUNT.size)
@@ -96,10 +96,10 @@ class CallNote:
     def write(self, call: str, where: str) -> None:
         """Record the call that is about to start, and the label of its GPU or host.
 
-        If `call` is empty, no call is running.
+        An empty `call` means that no call is running.
         """
         text = "%s\t%s" % (call, where)
-        # Write the time first, so that the text of the previous call never has an older time.
+        # Write the time first, so that the previous call's text never has an older time.
         self._memory[:8] = struct.pack("=d", time.monotonic())
         self._memory[8 : _NOTE.size] = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
 
@@ -111,7 +111,7 @@ class CallNote:
 
     @property
     def completed(self) -> int:
-        """Return the number of completed changes of the last request `change`."""
+        """Return how many changes of the last request `change` are complete."""
         return int(_COUNT.unpack_from(self._memory, _NOTE.size)[0])
 
     @completed.setter
@@ -130,15 +130,15 @@ def _start() -> tuple[CallNote, socket.socket, int]:
 def start_ahead() -> None:
     """Start the child for the next session.
 
-    The child loads pynvml while this process does other work, but makes no NVML call. If pynvml is missing, the session
-    raises the error later.
+    It loads pynvml while this process does other work, but makes no NVML call. If pynvml is missing, the session raises
+    the error later.
     """
     if not _ahead:
         _ahead.append(_start())
 
 
 def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls the method of the same name in the child's session."""
+    """Return a method that calls the child session's method of the same name."""
 
     @functools.wraps(method)
     def ask(self: BoundedSession, *args: Any, **named: Any) -> Any:
@@ -150,9 +150,8 @@ def _forwarded(method: Callable[..., Any]) -> Callable[..., Any]:
 class BoundedSession:
     """An NVML session in a child process, as a context manager.
 
-    The session is not safe for several threads at once. It has the methods of `Session`. Each method also raises
-    UnansweredCallError if an NVML call does not return, or if the child ends. All later methods then raise the same
-    error immediately.
+    The session has the methods of `Session`, and is not thread-safe. Each method also raises UnansweredCallError if an
+    NVML call does not return, or if the child ends. All later methods then raise the same error at once.
     """
 
     give_up = _forwarded(Session.give_up)
@@ -163,9 +162,9 @@ class BoundedSession:
 
     def __init__(self) -> None:
         if not _ahead:
-            # Import pynvml in this process, so that a missing pynvml is reported now. The child inherits the import.
+            # Import pynvml in this process, to report now if it is missing. The child inherits the import.
             _binding()
-        #: Called in this process after the GPUs were read.
+        #: Called in this process after the GPUs are read.
         self.observers: Sequence[Observer] = ()
         self.simulated = False
         self._child = 0
@@ -179,7 +178,7 @@ class BoundedSession:
 
     @property
     def private(self) -> bool:
-        """Return whether the GPUs are simulated for this process only.
+        """Return whether only this process simulates the GPUs.
 
         Services and containers do not see such GPUs (docs/simulator.md).
         """
@@ -187,7 +186,7 @@ class BoundedSession:
 
     @property
     def completed(self) -> int:
-        """Return the number of completed changes of the last `change`.
+        """Return how many changes of the last `change` are complete.
 
         The number is known even if the child hangs or has ended.
         """
@@ -195,7 +194,8 @@ class BoundedSession:
 
     def __enter__(self) -> BoundedSession:
         for child, failure in list(_hanging.items()):
-            # Do not start another child while an abandoned one hangs. A service that polls would start more and more.
+            # Do not start another child while an abandoned one hangs. Otherwise, a service that polls would start more
+            # and more.
             if not child_process.has_ended(child):
                 raise failure
             del _hanging[child]
@@ -210,7 +210,7 @@ class BoundedSession:
     def __exit__(self, *_exc: Any) -> None:
         if self._failure is None and not self._waits:
             # Wait until the child has shut NVML down. If it hangs, raise no error, because all results have been read.
-            # The next run reports that the driver hangs.
+            # The next run reports the hanging driver.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
                 deadline = time.monotonic() + seconds_for("nvmlShutdown")
@@ -227,7 +227,7 @@ class BoundedSession:
         return dataclasses.replace(host, gpus=gpus)
 
     def change(self, changes: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
-        """Call `Session.change` in the child, with one message for all changes."""
+        """Call `Session.change` in the child, with all changes in one message."""
         # Reset the number, because the child may end before the first change.
         self._note.completed = 0
         self._ask("change", changes)
@@ -248,7 +248,7 @@ class BoundedSession:
     # ------------------------------------------------------------------ the child
 
     def _ask(self, method: str, *args: Any, **named: Any) -> Any:
-        """Call a method in the child. Return its result or raise its error."""
+        """Call a method in the child. Return its result, or raise its error."""
         if self._failure is not None:
             raise self._failure
         self._changes = self._changes or method.startswith(("set_", "change"))
@@ -259,7 +259,7 @@ class BoundedSession:
             self._connection.sendall(_HEADER.pack(self._number, len(content)) + content)
             number, answer = self._message()
             while number != self._number:
-                # Skip the response to an earlier request that was interrupted, such as by Ctrl-C.
+                # Skip the response to an earlier request that was interrupted, for example by Ctrl-C.
                 number, answer = self._message()
         except UnansweredCallError as error:
             self._failure = error
@@ -275,9 +275,9 @@ class BoundedSession:
         return value
 
     def _message(self) -> tuple[int, bytes]:
-        """Return (number of the request, content) of the next response.
+        """Return the next response: (number of its request, content).
 
-        Raises UnansweredCallError if the current call takes too long or the child has ended.
+        Raises UnansweredCallError if the current call takes too long, or if the child has ended.
         """
         start, received = time.monotonic(), self._received
         while True:
@@ -316,7 +316,7 @@ class BoundedSession:
         return UnansweredCallError(where, problem, call=call or None, changes=self._changes)
 
     def _end(self) -> None:
-        """End the child. If it hangs in the kernel, abandon it."""
+        """End the child, or abandon it if it hangs in the kernel."""
         if self._child:
             child, self._child = self._child, 0
             self._connection.close()
@@ -325,7 +325,7 @@ class BoundedSession:
 
 
 class _ChildSession(Session):
-    """The session in the child. It records each call in the note first.
+    """The session in the child, which records each call in the note first.
 
     `parent` is the connection to the process that waits for responses.
     """
@@ -347,7 +347,7 @@ class _ChildSession(Session):
     def _noted(self, call: str, gpu: str | None = None) -> None:
         """Record the next call in the note.
 
-        If neither the call nor the session names a GPU, the label of the previous call's GPU is used.
+        If neither the call nor the session names a GPU, the previous call's GPU is recorded.
         """
         gpu = gpu or self._gpu
         if gpu is not None:
@@ -400,11 +400,11 @@ def _serve(connection: socket.socket, note: CallNote, parent: int) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1
-    # Disable garbage collection, because it would copy every memory page that this process shares with its parent.
+    # Disable garbage collection: it would copy every memory page that this process shares with its parent.
     gc.disable()
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:  # noqa: PTH123
         file.write(COMM)
-    # Load pynvml, unless this process inherited it. If pynvml is missing, the first request returns the error.
+    # Load pynvml, unless this process inherited it. The first request returns the error if it is missing.
     with contextlib.suppress(DriverAbsentError):
         _binding()
     # Change the directory only after the import, because the search path may have relative entries.

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Call NVML. Only this file imports pynvml (package nvidia-ml-py).
+"""Call NVML. Only this module imports pynvml (package nvidia-ml-py).
 
-Every failure becomes an NvmlError that has the call, NVML's error code and the GPU.
+Every failure becomes an NvmlError with the call, NVML's error code and the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Iterator, Sequence, TypeVar
 from ....errors import DriverAbsentError, NvmlError
 from ....model import LostGpu
 
-# The role gpu_layout installs pynvml.py in this directory, for any interpreter.
+# Directory of the role gpu_layout's pynvml.py, for any interpreter.
 BINDING_DIRECTORY = "/usr/local/lib/openfleet-gpu/python"
 # Interpreters for which distributions package pynvml (python3-pynvml on Debian and Ubuntu).
 INTERPRETERS = ("/usr/bin/python3", "/usr/libexec/platform-python")
@@ -31,9 +31,9 @@ UNINITIALIZED, INVALID_ARGUMENT, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 1, 2, 9,
 INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN = 8, 11, 15, 18, 999
 _ABSENT = (NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND)
 
-# Error codes that affect the driver or its library, even if the call was for one GPU.
+# Error codes that concern the driver or its library, even for a call about one GPU.
 _OF_HOST = (UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH)
-# Error codes that affect the whole GPU, whatever the call was.
+# Error codes that concern the whole GPU, whatever the call was.
 _OF_GPU = (INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED)
 
 _CURES = {
@@ -45,7 +45,8 @@ _CURES = {
     VERSION_MISMATCH: "The driver was upgraded while its kernel module was loaded. Reload the module or reboot the host.",
 }
 
-# Size of a list for a GPU's instances or placements. A GPU has at most 15 GPU instances with 8 compute instances each.
+# Size of the buffer for a GPU's instances or placements. A GPU has at most 15 GPU instances with 8 compute instances
+# each.
 _LIST_LENGTH = 32
 
 
@@ -54,7 +55,7 @@ _LOADED = "/proc/driver/nvidia/version"
 
 
 def driver_loaded() -> bool:
-    """Return whether the host has a driver for NVML. Works without pynvml."""
+    """Return whether the host has a driver for NVML, without pynvml."""
     if Path(_LOADED).exists():
         return True
     try:
@@ -67,7 +68,7 @@ def driver_loaded() -> bool:
 def respawn_with_pynvml() -> None:
     """Restart the module with an interpreter that has pynvml.
 
-    If there is such an interpreter, this function does not return.
+    Returns only if there is no such interpreter.
     """
     # Imported here, because the command gpu-layout runs without Ansible.
     from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
@@ -81,7 +82,7 @@ def respawn_with_pynvml() -> None:
 def lend(source: str) -> None:
     """Use the given text of pynvml.py in this process if the host has no pynvml.
 
-    Nothing is written to the host.
+    Writes nothing to the host.
     """
     try:
         _binding()
@@ -94,7 +95,7 @@ def lend(source: str) -> None:
 def installed_binding() -> str:
     """Return the SHA-256 of the pynvml.py in BINDING_DIRECTORY as hex digits.
 
-    Returns "" if the file is not a regular file of root with mode 0644, or if users other than root may replace it.
+    Returns "" if it is not a regular file of root with mode 0644, or if other users may replace it.
     """
     # Imported here, because most modules do not need it.
     import hashlib
@@ -105,7 +106,7 @@ def installed_binding() -> str:
         if (status.st_uid, status.st_gid, status.st_mode) != (0, 0, stat.S_IFREG | 0o644):
             return ""
         # On Debian, the parent directory may belong to the group staff. The folder then has this group and the
-        # set-group-id bit, which is safe.
+        # set-group-id bit. This is safe.
         if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != 0 or folder.st_mode & 0o022:
             return ""
         return hashlib.sha256(file.read_bytes()).hexdigest()
@@ -118,7 +119,7 @@ def _binding() -> Any:
 
     Raises DriverAbsentError with call="import".
     """
-    # The version from the role has precedence, because the interpreter's version may be years old.
+    # Prefer the role's version, because the interpreter's may be years old.
     sys.path.insert(0, BINDING_DIRECTORY)
     try:
         import pynvml
@@ -134,26 +135,26 @@ def _binding() -> Any:
     return pynvml
 
 
-# A type variable for subclasses of Calls, so that `with Session() as session` has the right type.
+# Type variable for subclasses of Calls, so that `with Session() as session` has the right type.
 Started = TypeVar("Started", bound="Calls")
 
 
 class Calls:
-    """The started NVML library as a context manager, with methods for calls."""
+    """The NVML library after its start, as a context manager with methods for calls."""
 
     def __init__(self) -> None:
         self._nvml = _binding()
         self._handles: dict[str, Any] = {}
-        #: Index in NVML for each known UUID, for messages.
+        #: NVML's index by UUID, for messages.
         self._indices: dict[str, int] = {}
-        #: The GPU for calls that do not name one: its UUID, or its index if the UUID is unknown.
+        #: UUID, or index if the UUID is unknown, of the GPU for calls that do not name one.
         self._gpu: str | None = None
 
     def __enter__(self: Started) -> Started:
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
-            # Without a driver, as in a container, the library may return UNKNOWN.
+            # In a container without a driver, the library may return UNKNOWN.
             alone = error.value == UNKNOWN and not Path(_LOADED).exists()
             absent = alone or error.value in (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND)
             failure = (DriverAbsentError if absent else NvmlError)(
@@ -195,13 +196,10 @@ class Calls:
         return [buffer[i] for i in range(count.value)]
 
     def _optional(self, call: str, *args: Any, also: tuple[int, ...] = ()) -> Any:
-        """Return the result of a call, or None if it is not supported.
-
-        Not every GPU, driver and caller supports the call.
-        """
+        """Return a call's result, or None if the GPU, driver or caller lacks support."""
         function = getattr(self._nvml, call, None)
         if function is None:
-            # The installed nvidia-ml-py is too old to have this call.
+            # The installed nvidia-ml-py is too old for this call.
             return None
         try:
             return function(*args)
@@ -210,12 +208,12 @@ class Calls:
                 return None
             raise self._error(call, error, None) from error
         except UnicodeDecodeError as error:
-            # nvidia-ml-py decodes every text as UTF-8, but users choose the names of their programs.
+            # nvidia-ml-py decodes all texts as UTF-8, but users choose their programs' names.
             return _decoded(error)
 
     @contextlib.contextmanager
     def _error_context(self, gpu: str) -> Iterator[None]:
-        """Name this GPU in errors from the block, including calls for its instances."""
+        """Name this GPU in errors from the block, also for calls about its instances."""
         before, self._gpu = self._gpu, gpu
         try:
             yield
@@ -225,7 +223,7 @@ class Calls:
     def _best_effort(self, call: str, *args: Any) -> Any:
         """Return the result of a call for an optional value, or None if it fails.
 
-        Raises NvmlError if the error code affects the whole GPU.
+        Raises NvmlError if the error code concerns the whole GPU.
         """
         try:
             return self._optional(call, *args)
@@ -274,10 +272,10 @@ class Calls:
 def lost_error(where: str, gpus: Sequence[LostGpu], done: str = "") -> NvmlError:
     """Return the error for these lost GPUs, with the fix.
 
-    `done` describes the result for the other GPUs.
+    `done` describes the result for other GPUs.
     """
     first = gpus[0]
-    # If NVML reports only the index of a GPU, assume that the GPU has fallen off the bus.
+    # Assume that a GPU of which NVML only reports the index has fallen off the bus.
     code = GPU_IS_LOST if first.code is None and first.index is not None else first.code
     cures = ["The kernel log may say why (dmesg, lines with NVRM and Xid)."]
     if first.minimum_driver is not None:
@@ -308,6 +306,6 @@ def _decoded(error: UnicodeDecodeError) -> str:
 def _code_name(error: Any) -> str:
     """Return NVML's name of an error code without NVML_ERROR_.
 
-    The exceptions of nvidia-ml-py have names with the same spelling.
+    nvidia-ml-py spells its exceptions' names in the same way.
     """
     return type(error).__name__.replace("NVMLError_", "")

@@ -15,9 +15,9 @@ _NVIDIA = "0x10de"
 # PCI base class 03 is a display controller. Data center GPUs have class 0302 (3D controller).
 _DISPLAY = "0x03"
 
-# Rows of (source, first driver that supports the model, model, PCI device ids). A driver is a version or a branch. A unit
-# test compares the rows with the model files, because hosts do not have these files. Models that branch 470 or an older
-# branch supports are omitted.
+# Rows of (source, first driver that supports the model, model, PCI device ids). A driver is a version or a branch. A
+# unit test compares the rows with the model files, which hosts do not have. Models that branch 470 or older supports
+# are omitted.
 _MINIMUM_DRIVERS = """
 guide 525.85.12 H100-80GB 2330 2331 2322 2324
 guide 535.161.07 H20-96GB 2329
@@ -65,8 +65,7 @@ def expected_gpus(devices: str = DEVICES) -> list[str]:
     """Return the addresses of the NVIDIA GPUs that the driver should list, in order.
 
     These GPUs are bound to the driver nvidia or to no driver. GPUs with other drivers (vfio-pci, nouveau) and virtual
-    functions are excluded. A boot display adapter without a driver is excluded too, because it may be too old for the
-    NVIDIA driver.
+    functions are excluded. So is a boot display adapter without a driver, which may be too old for the NVIDIA driver.
     """
     expected = []
     for gpu in nvidia_gpus(devices):
@@ -99,7 +98,7 @@ def uuid_of(address: str) -> str | None:
     except OSError:
         return None
     uuids = [line.partition(":")[2].strip() for line in lines if line.startswith("GPU UUID")]
-    # The driver writes question marks until it has initialized the GPU.
+    # The driver writes question marks before it has initialized the GPU.
     return uuids[0] if uuids and uuids[0].startswith("GPU-") and "?" not in uuids[0] else None
 
 

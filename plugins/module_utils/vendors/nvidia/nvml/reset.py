@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reset a GPU, which a change of the MIG mode may need. NVML has no call for this.
+"""Reset a GPU, for which NVML has no call. A MIG mode change may need a reset.
 
-nvidia-smi resets hardware, but refuses to reset simulated GPUs. gpusim resets simulated GPUs.
+nvidia-smi resets hardware, but refuses simulated GPUs. gpusim resets these.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Callable
 from ....errors import ResetRefusedError
 from ....processes.command import TimeoutExpired, run_tool
 
-# The GPUs of an 8-GPU baseboard take tens of seconds to reset. A reset that takes longer than this limit hangs.
+# Time limit in seconds. The GPUs of an 8-GPU baseboard take tens of seconds, so a longer reset hangs.
 TIMEOUT_SECONDS = 300
 
-# A function that resets the GPU with this UUID. The second argument is true if the GPU is simulated.
+# A function that resets the GPU with this UUID. Its second argument is true if the GPU is simulated.
 Reset = Callable[[str, bool], None]
 
 
 def reset_gpu(gpu: str, simulated: bool) -> None:
     """Reset the GPU with this UUID.
 
-    Raises ResetRefusedError with the message of the tool, for example if the GPU is in use.
+    Raises ResetRefusedError with the tool's message, for example if the GPU is in use.
     """
     command = ["gpusim", "reset", gpu] if simulated else ["nvidia-smi", "--gpu-reset", "-i", gpu]
     where, cure = "gpu %s" % gpu, "Stop the processes that use the GPU and run again, or reboot the host."

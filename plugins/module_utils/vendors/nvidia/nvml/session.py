@@ -41,7 +41,7 @@ WSL_DEVICE = "/dev/dxg"
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive_process"}
 # Number of longs in a bitmap of NUMA nodes. Linux has at most 1024 nodes (CONFIG_NODES_SHIFT).
 NUMA_NODE_WORDS = 16
-# Kind of the placeholder for processes that NVML does not list.
+# Kind of the placeholder process for all processes that NVML does not list.
 UNKNOWN = "unknown"
 # NVML's values for "no such instance" in process lists, and for "no value" in sizes.
 _NO_ID, _NO_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
@@ -55,25 +55,22 @@ class Observer(Protocol):
 
 
 class Session(Calls):
-    """One NVML session, as a context manager.
-
-    The session is not safe for several threads at once.
-    """
+    """One NVML session, as a context manager. It is not thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
         #: Called each time the GPUs are observed.
         self.observers: Sequence[Observer] = ()
-        #: Whether NO_PERMISSION affects one GPU only, as in a container without its device node. For users other than
-        #: root, it affects all GPUs.
+        #: Whether NO_PERMISSION concerns only one GPU, as in a container without its device node. For users other than
+        #: root, it concerns all GPUs.
         self.denied_is_lost = os.geteuid() == 0
         #: Number of completed changes of the last `change`.
         self.completed = 0
-        #: By model: each reported list of MIG profiles, and the UUIDs of the GPUs that reported it.
+        #: By model: each list of MIG profiles that GPUs reported, and these GPUs' UUIDs.
         self._profiles: dict[tuple[str, int], dict[tuple[GpuInstanceProfile, ...], set[str]]] = {}
-        #: GPUs as last read, by UUID.
+        #: GPUs by UUID, as last read.
         self._read: dict[str, Gpu] = {}
-        #: GPUs that are readable but treated as lost: their UUIDs, and the failure that is the reason.
+        #: GPUs that are readable but count as lost: UUID, and the failure.
         self._given_up: dict[str, NvmlError] = {}
 
     # ------------------------------------------------------------------ reading
@@ -88,7 +85,7 @@ class Session(Calls):
 
     @property
     def private(self) -> bool:
-        """Return whether the GPUs are simulated for this process only.
+        """Return whether only this process simulates the GPUs.
 
         Services and containers do not see such GPUs (docs/simulator.md).
         """
@@ -97,11 +94,11 @@ class Session(Calls):
     def observe(self, telemetry: bool = False, only: str | None = None) -> Host:
         """Read everything that planning needs.
 
-        If `telemetry` is true, also read the current utilization. If `only` is a UUID, only this GPU is read, and the
-        other GPUs are returned as last read.
+        If `telemetry` is true, also reads the current utilization. If `only` is a UUID, reads only this GPU, and
+        returns the others as last read.
 
-        If a call for a GPU fails, the GPU is in `lost` with the failure. A GPU that is on the PCI bus but not listed by
-        the driver is in `lost`, too. Raises NvmlError if a call for the host fails.
+        A GPU for which a call fails is in `lost` with the failure. So is a GPU on the PCI bus that the driver does not
+        list. Raises NvmlError if a call for the host fails.
         """
         cuda = self._best_effort("nvmlSystemGetCudaDriverVersion_v2")
         readings = [self._read_gpu(index, telemetry, only) for index in range(self._call("nvmlDeviceGetCount"))]
@@ -121,16 +118,16 @@ class Session(Calls):
         )
 
     def give_up(self, gpu: str, error: NvmlError) -> None:
-        """Treat a GPU as lost for the rest of the session.
+        """Count a GPU as lost for the rest of the session.
 
-        NVML can read the GPU, but a change of the GPU failed.
+        NVML can read the GPU, but a change of it failed.
         """
         self._given_up[gpu] = error
 
     def memory_by_process(self, gpu: str) -> dict[int, int]:
         """Return the memory of each process on a GPU in bytes, by PID.
 
-        The memory on all MIG instances is added. Raises NvmlError.
+        Adds the memory on all MIG instances. Raises NvmlError.
         """
         handle = self._call("nvmlDeviceGetHandleByUUID", gpu, gpu=gpu)
         memory: dict[int, int] = {}
@@ -160,9 +157,9 @@ class Session(Calls):
             return self._lost(index, handle, error)
 
     def _without_sick_profiles(self, readings: Sequence[Gpu | LostGpu]) -> list[Gpu | LostGpu]:
-        """Treat GPUs without MIG profiles as lost if GPUs of the same model have some.
+        """Count GPUs without MIG profiles as lost if others of the same model have some.
 
-        Only GPUs in the same mode are compared, because driver 535 lists no profiles while MIG mode is off.
+        Compares only GPUs in the same mode, because driver 535 lists no profiles while MIG mode is off.
         """
         gpus = [gpu for gpu in readings if isinstance(gpu, Gpu) and gpu.mig.capable]
         listed = {(gpu.name, gpu.mig.enabled) for gpu in gpus if gpu.mig.profiles}
@@ -179,7 +176,7 @@ class Session(Calls):
     def _lost(self, index: int, handle: Any, error: NvmlError) -> LostGpu:
         """Return the lost GPU with its UUID, address and name, as far as known.
 
-        The GPU still reports them, or reported them earlier in this session.
+        They are what the GPU still reports, or reported earlier in this session.
         """
         identity: dict[str, Any] = {}
         if handle is not None:
@@ -241,7 +238,7 @@ class Session(Calls):
     def _compute_mode_fixed(self, handle: Any, mode: int | None) -> str | None:
         """Return why the compute mode cannot be set, or None.
 
-        Only reasons that are known without trying are returned.
+        Returns only reasons that are known without trying.
         """
         if mode is None:
             return "the driver reports no compute mode for it"
@@ -252,8 +249,8 @@ class Session(Calls):
         return None
 
     def _numa_node(self, handle: Any, address: str | None) -> int | None:
-        # The kernel knows the NUMA node of the slot. Without /sys, NVML's nearest memory node is used.
-        # nvmlDeviceGetNumaNodeId is not used, because it is for GPUs that are NUMA nodes themselves (with a Grace CPU).
+        # Prefer the kernel's NUMA node for the slot. Without /sys, use NVML's nearest memory node.
+        # nvmlDeviceGetNumaNodeId is only for GPUs that are NUMA nodes themselves (with a Grace CPU).
         try:
             node = int(Path("/sys/bus/pci/devices", address or "none", "numa_node").read_text())
             return node if node >= 0 else None
@@ -297,14 +294,14 @@ class Session(Calls):
     def _processes(self, handle: Any) -> tuple[Process, ...]:
         """Return the processes on a GPU.
 
-        In MIG mode, the list has the processes of all instances, if the caller has permission (nvml.h).
+        In MIG mode, these are the processes of all instances, if the caller has permission (nvml.h).
         """
         compute = self._optional("nvmlDeviceGetComputeRunningProcesses", handle)
         graphics = self._optional("nvmlDeviceGetGraphicsRunningProcesses", handle)
         mps = self._optional("nvmlDeviceGetMPSComputeRunningProcesses", handle)
         found = []
         if compute is None:
-            # The GPU may have processes that NVML does not list. Add a placeholder, so that the GPU is treated as in use.
+            # NVML may not list all of the GPU's processes. Add a placeholder, so that the GPU counts as in use.
             found.append(Process(0, UNKNOWN, "NVML does not list the processes of this GPU"))
         # MPS clients are in both lists (H200, driver 580).
         clients = {_identity(entry) for entry in mps or ()}
@@ -336,11 +333,11 @@ class Session(Calls):
         return Mig(True, enabled, pending, profiles, instances)
 
     def _profiles_of(self, handle: Any, model: tuple[str, int], uuid: str) -> tuple[GpuInstanceProfile, ...]:
-        """Return the MIG profiles of a GPU.
+        """Return a GPU's MIG profiles.
 
-        Once two GPUs of the same model have reported equal lists, this list is returned for all GPUs of the model. This
-        saves most of the calls on large hosts. One list alone is not used, because a faulty GPU may report too few
-        profiles, and no call distinguishes an unsupported profile from a fault.
+        A list that two GPUs of a model have reported is used for all GPUs of the model, which saves most of the calls
+        on large hosts. One GPU's list is not enough, because a faulty GPU may report too few profiles, and no call
+        distinguishes an unsupported profile from a fault.
         """
         lists = self._profiles.setdefault(model, {})
         agreed = [profiles for profiles, uuids in lists.items() if profiles and len(uuids) > 1]
@@ -396,7 +393,7 @@ class Session(Calls):
     def _mig_uuids(self, handle: Any) -> dict[tuple[int, int], str]:
         """Return the UUIDs of the GPU's MIG devices.
 
-        The keys are (GPU instance id, compute instance id). An index without a MIG device is skipped.
+        The keys are (GPU instance id, compute instance id). Skips an index without a MIG device.
         """
         uuids = {}
         for index in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle)):
@@ -474,8 +471,8 @@ class Session(Calls):
     def change(self, changes: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         """Create and destroy instances in the order of `changes`.
 
-        Each change is (name of a method of this class, its arguments). `completed` is the number of completed changes.
-        Raises NvmlError when a change fails. Later changes are then not applied.
+        A change is (name of a method of this class, its arguments). `completed` counts completed changes. Raises
+        NvmlError at the first change that fails.
         """
         self.completed = 0
         for name, arguments in changes:
@@ -523,7 +520,7 @@ class Session(Calls):
 
     def _handle(self, gpu: str) -> Any:
         if gpu not in self._handles:
-            # Search by UUID, because an index may refer to another GPU after a reset.
+            # Search by UUID, because after a reset, an index may mean another GPU.
             self._handles[gpu] = self._call("nvmlDeviceGetHandleByUUID", gpu, gpu=gpu)
         return self._handles[gpu]
 
@@ -543,13 +540,13 @@ class Session(Calls):
 
 
 def _identity(entry: Any) -> tuple[int, int, int]:
-    """Return the PID of a listed process, and the ids of its instances in NVML."""
+    """Return a listed process's PID, and NVML's ids of its instances."""
     gpu_instance, compute_instance = (getattr(entry, n, _NO_ID) for n in ("gpuInstanceId", "computeInstanceId"))
     return entry.pid, gpu_instance, compute_instance
 
 
 def _line(text: str | None) -> str | None:
-    """Return a user's text in printable form. NVML truncates such texts."""
+    """Make a user's text printable. NVML truncates such texts."""
     return None if text is None else printable(text)
 
 
@@ -569,8 +566,8 @@ def _pci_address(pci: Any) -> str:
 def with_bus(gpus: Sequence[Gpu], lost: Sequence[LostGpu], simulated: bool, driver: str) -> tuple[LostGpu, ...]:
     """Return the lost GPUs, and add GPUs that the driver does not list.
 
-    If one lost GPU has no address, its address is added if it can be determined. `driver` is the version of the driver.
-    Simulated GPUs are not on the bus of the machine, unless `gpusim kernel-files` simulates the bus.
+    If only one lost GPU has no address, its address is added if it can be determined. `driver` is the driver's version.
+    Simulated GPUs are not on the machine's bus, unless `gpusim kernel-files` simulates the bus.
     """
     if simulated and not os.path.ismount(bus.DEVICES):
         return tuple(lost)

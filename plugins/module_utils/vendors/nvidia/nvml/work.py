@@ -3,11 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure the work of GPUs and GPU instances for some seconds.
 
-Utilization is sampled once a second and rounded to whole percents, so it misses short kernels. Therefore counters are also
+Utilization is sampled once a second and rounded to whole percents, so it misses short kernels. So counters are also
 read at the start and at the end.
 
-On GPUs in MIG mode, NVML reports no utilization. Process accounting and process utilization do not help, because nvml.h
-defines both as unavailable without it. GPM (Hopper and later) measures instances.
+For GPUs in MIG mode, NVML reports no utilization, and therefore (nvml.h) no process accounting or process utilization.
+GPM (Hopper and later) measures instances.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from typing import Any, Dict, Mapping, Sequence
 from ....errors import NvmlError
 from ....model import Place, Work
 
-#: Values of a counter or of GPM, by name or number.
+#: Values of counters or GPM metrics, by name or number.
 Values = Dict[Any, float]
 
-#: Interval between samples of the utilization.
+#: Seconds between samples of the utilization.
 PERIOD_SECONDS = 1.0
-#: Minimum distance of two samples of GPM (nvml.h).
+#: Minimum number of seconds between two GPM samples (nvml.h).
 LEAST_SECONDS = 0.1
 _ENGINES = ("Encoder", "Decoder", "Jpg", "Ofa")
-#: Kinds of samples that the driver keeps: utilization of kernels, JPEG and optical flow.
+#: Kinds of samples that the driver records: utilization of kernels, JPEG and optical flow.
 _SAMPLES = (1, 8, 9)
-#: Numbers of GPM: kernels, memory bandwidth, JPEG and optical flow, video decoders, traffic in MiB/s of both directions.
+#: GPM metrics by number: kernels, memory bandwidth, JPEG and optical flow, video decoders, traffic in MiB/s in both
+#: directions.
 _KERNELS, _BANDWIDTH, _JPEG, _OPTICAL_FLOW, _DECODERS = 1, 10, range(40, 48), range(50, 52), range(30, 38)
 _PCIE, _NVLINK = (20, 21), (60, 61)
 _NUMBERS = (_KERNELS, _BANDWIDTH, *_JPEG, *_OPTICAL_FLOW, *_DECODERS, *_PCIE, *_NVLINK)
-#: Counters among the field values: (number, scope, bytes of a unit). The scope of NVLink is all links.
+#: Counters among NVML's field values: (number, scope, bytes per unit). NVLink's scope is all links.
 _COUNTERS = {
     "pcie": ((197, 0, 1), (198, 0, 1)),
     "nvlink": ((138, 0xFFFFFFFF, 1024), (139, 0xFFFFFFFF, 1024)),
@@ -43,14 +44,14 @@ _COUNTERS = {
 def measure(session: Any, places: Sequence[Place], seconds: float) -> dict[Place, Work]:
     """Watch these GPUs and GPU instances, and return their work.
 
-    `session` is a `Session`. In the child process of a `BoundedSession`, `perform` calls this function. GPUs that fail are
+    `session` is a `Session`. For a `BoundedSession`, its `perform` calls this function in the child. GPUs that fail are
     left out.
     """
     return _Meter(session).work(places, seconds)
 
 
 class _Meter:
-    """Measures work with the calls of a session."""
+    """Measures work with a session's calls."""
 
     def __init__(self, session: Any) -> None:
         self._nvml = session._nvml
@@ -99,7 +100,7 @@ class _Meter:
         return found
 
     def _rates(self, handle: Any) -> tuple[int | None, int | None]:
-        """Return the utilization of kernels and of the busiest engine in percent."""
+        """Return the utilization of kernels and of the busiest engine, in percent."""
         rates = self._optional("nvmlDeviceGetUtilizationRates", handle)
         engines = {name: self._best_effort("nvmlDeviceGet%sUtilization" % name, handle) for name in _ENGINES}
         used = [int(engine[0]) for engine in engines.values() if engine is not None]
@@ -110,7 +111,8 @@ class _Meter:
     def _kept_samples(self, handle: Any, since: int) -> int:
         """Return the highest utilization in percent that the driver recorded.
 
-        `since` is a Unix time in microseconds. The driver takes several samples a second, of the GPU and of each process.
+        `since` is a Unix time in microseconds. The driver takes several samples a second, for the GPU and for each
+        process.
         """
         found = []
         for kind in _SAMPLES:
@@ -123,8 +125,8 @@ class _Meter:
     def _counters(self, handle: Any) -> Values:
         """Return the energy in joules and the traffic in bytes.
 
-        They count from when the driver was loaded. Some drivers report success without a value, so a counter that is 0
-        is not known.
+        The counters start when the driver is loaded. A counter of 0 is unknown, because some drivers report success
+        without a value.
         """
         values: Values = {}
         energy = self._best_effort("nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -163,7 +165,7 @@ class _Meter:
             for metric, number in zip(request.metrics, _NUMBERS):
                 metric.metricId = number
             if self._best_effort("nvmlGpmMetricsGet", request) is not None:
-                # The comparison excludes NaN, too.
+                # This comparison also excludes NaN.
                 values = {
                     number: metric.value
                     for number, metric in zip(_NUMBERS, request.metrics)
@@ -175,7 +177,7 @@ class _Meter:
 
 
 def _number(answer: Any) -> int:
-    """Return a field value, or 0 if it is not known."""
+    """Return a field value, or 0 if it is unknown."""
     if answer.nvmlReturn != 0:
         return 0
     return int({1: answer.value.uiVal, 3: answer.value.ullVal}.get(answer.valueType, 0))
@@ -187,9 +189,9 @@ def _growth(first: Values, last: Values, seconds: float) -> Values:
 
 
 def _sum(gpm: Values, numbers: Sequence[int], moved: float | None) -> float | None:
-    """Return the traffic of both directions in bytes per second.
+    """Return the traffic in both directions, in bytes per second.
 
-    `moved` is the growth of the counter.
+    `moved` is the counter's growth.
     """
     known = [gpm[number] * (1 << 20) for number in numbers if number in gpm]
     return max([sum(known), moved or 0.0]) if len(known) == len(numbers) or moved is not None else None
