@@ -140,7 +140,7 @@ def test_a_workload_that_is_not_drained_is_named_before_anything_changes(lab_hos
         Ask({**NEWER, "nvidia_driver_on_busy": "force"}, entry="plan", then=STOP_TRAINING + "; " + SEE),
         Ask(
             {**NEWER, "gpu_drain_commands_before": [TRAIN]},
-            then=f"systemctl is-active training >&2; {STOP_TRAINING}; {SEE}",
+            then=f"systemctl is-active training >&2; {STOP_TRAINING}; apt-get clean; {SEE}",
             fails=True,
         ),
     )
