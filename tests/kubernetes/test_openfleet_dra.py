@@ -347,6 +347,53 @@ def test_owner_of_a_pod_cannot_take_more(cluster, node):
     assert victim in leases(cluster)
 
 
+def test_claim_that_is_deleted_under_its_pod_gives_no_second_quota(cluster, node):
+    """Remove the finalizer of a claim in use, so that the scheduler counts its quota as free."""
+    on_first = "device.attributes['gpu.openfleet.io'].uuid == '%s'" % node[0]
+    start(cluster, "first", "50Gi", 50, selector=on_first)
+    before = state(cluster.runs("first"))
+    [claim] = cluster.plane.call("GET", API + "/namespaces/default/resourceclaims")["items"]
+    path = "%s/namespaces/default/resourceclaims/%s" % (API, claim["metadata"]["name"])
+    cluster.plane.call("DELETE", path)
+    if cluster.plane.find(path):
+        cluster.plane.merge(path, {"metadata": {"finalizers": None}})
+    cluster.plane.wait(lambda: cluster.plane.find(path) is None, "the claim is deleted")
+    start(cluster, "second", "50Gi", 50, selector=on_first)
+
+    def refused_by_the_host():
+        events = cluster.plane.call("GET", "/api/v1/namespaces/default/events")["items"]
+        return any("second" in each["involvedObject"]["name"] and "free" in each["message"] for each in events)
+
+    cluster.plane.wait(refused_by_the_host, "the lease service refuses the second pod")
+    assert state(cluster.pod("first")) == before and lost_leases(cluster, {"first": "50GiB and 50 %"}) == []
+    assert len(tenants(cluster)) == 1
+    cluster.plane.kubectl("delete", "pod", "first", "--timeout=100s")
+    cluster.runs("second")
+
+
+def test_texts_of_a_pod_select_no_quota(cluster, node):
+    """Name the quota of another pod in annotations and in the environment."""
+    start(cluster, "victim", "10Gi", 10)
+    cluster.runs("victim")
+    [victim] = tenants(cluster)
+    attacker = pod("attacker", "attacker")
+    names = {"cdi.k8s.io/vgpu": "openfleet.io/vgpu=%s" % victim, "cdi.k8s.io/gpu": "nvidia.com/gpu=%s" % node[0]}
+    attacker["metadata"]["annotations"] = names
+    attacker["spec"].pop("resourceClaims")
+    main = attacker["spec"]["containers"][0]
+    main["resources"] = {}
+    main["env"] = [{"name": "OPENFLEET_VGPU", "value": victim}]
+    main["command"] = ["sh", "-c", "ls /etc/openfleet-gpu/vgpu; " + cdi.LIST_NODES]
+    cluster.apply(attacker)
+    assert not any(victim in line or "nvidia" in line for line in cdi.nodes_in(cluster, cluster.runs("attacker")))
+    # With a claim of its own, the pod has only its own quota.
+    other = pod("other", "other")
+    other["spec"]["containers"][0]["env"] = [{"name": "OPENFLEET_VGPU", "value": victim}]
+    cluster.apply(template("other", "1Gi", 1), other)
+    lines, _nodes = quota(cluster, cluster.runs("other"))
+    assert [line.split(" memory ")[1].split()[0] for line in lines] == [str(1 << 30)]
+
+
 def test_node_writes_only_its_own_slices(cluster):
     plane = cluster.plane
     kubelet = plane.kubeconfig_of("system:node:%s" % NODE, ["system:nodes"])
