@@ -34,7 +34,7 @@ class LeasedNode:
     def __init__(self, plane, folder, world) -> None:
         self.plane, self.world, self.log = plane, world, []
         self.kubeconfig = plane.kubeconfig_of("system:node:%s" % NODE, ["system:nodes"])
-        self._leases = LeaseSocket(folder / "leases.sock", world)
+        self._leases = LeaseSocket(folder / "leases.sock", world.ask_as_plugin)
         leases = Leases(self._leases.path)
         self.plugin = Plugin(NODE, Cluster(self.kubeconfig), leases, folder, self.log.append)
         plane.call("POST", "/api/v1/nodes", {"metadata": {"name": NODE}})

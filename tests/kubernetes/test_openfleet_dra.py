@@ -348,7 +348,10 @@ def test_owner_of_a_pod_cannot_take_more(cluster, node):
 
 
 def test_claim_that_is_deleted_under_its_pod_gives_no_second_quota(cluster, node):
-    """Remove the finalizer of a claim in use, so that the scheduler counts its quota as free."""
+    """Remove the finalizer of a claim in use.
+
+    The scheduler then counts its quota as free.
+    """
     on_first = "device.attributes['gpu.openfleet.io'].uuid == '%s'" % node[0]
     start(cluster, "first", "50Gi", 50, selector=on_first)
     before = state(cluster.runs("first"))
@@ -386,7 +389,7 @@ def test_texts_of_a_pod_select_no_quota(cluster, node):
     main["command"] = ["sh", "-c", "ls /etc/openfleet-gpu/vgpu; " + cdi.LIST_NODES]
     cluster.apply(attacker)
     assert not any(victim in line or "nvidia" in line for line in cdi.nodes_in(cluster, cluster.runs("attacker")))
-    # With a claim of its own, the pod has only its own quota.
+    # With its own claim, a pod has only its own quota.
     other = pod("other", "other")
     other["spec"]["containers"][0]["env"] = [{"name": "OPENFLEET_VGPU", "value": victim}]
     cluster.apply(template("other", "1Gi", 1), other)

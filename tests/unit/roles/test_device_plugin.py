@@ -105,7 +105,7 @@ def folder():
 def world(folder):
     world = World(folder)
     world.fixed = (tenant("serving"),)
-    leases = LeaseSocket(folder / "leases.sock", world)
+    leases = LeaseSocket(folder / "leases.sock", world.ask_as_plugin)
     yield world
     leases.close()
 

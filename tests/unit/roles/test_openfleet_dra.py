@@ -319,7 +319,7 @@ def log():
 
 @pytest.fixture
 def plugin(tmp_path, api, world, kubeconfig, log):
-    leases = LeaseSocket(tmp_path / "leases.sock", world)
+    leases = LeaseSocket(tmp_path / "leases.sock", world.ask_as_plugin)
     yield Plugin(NODE, Cluster(kubeconfig), Leases(leases.path), tmp_path, log.append)
     leases.close()
 

@@ -4,14 +4,11 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import threading
-
 import pytest
 
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import lease
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import LeaseError
+from tests.unit.module_utils.leases.lease_socket import LeaseSocket
 
 WAITING = {"waiting": {"number": 5}}
 GRANTED = {"lease": {"number": 5}}
@@ -23,26 +20,21 @@ def service(tmp_path):
 
     The service gives one answer to each connection. None ends the connection without an answer.
     """
-    path = str(tmp_path / "socket")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(8)
-    requests = []
-
-    def serve(answers):
-        for answer in answers:
-            connection, _address = listener.accept()
-            requests.append(json.loads(connection.makefile().readline()))
-            if answer is not None:
-                connection.sendall(json.dumps(answer).encode() + b"\n")
-            connection.close()
+    started = []
 
     def start(*answers):
-        threading.Thread(target=serve, args=(answers,), daemon=True).start()
-        return path, requests
+        left, requests = list(answers), []
+
+        def answer(**request):
+            requests.append(request)
+            return left.pop(0)
+
+        started.append(LeaseSocket(tmp_path / "socket", answer))
+        return started[0].path, requests
 
     yield start
-    listener.close()
+    for each in started:
+        each.close()
 
 
 def test_a_waiting_request_is_sent_again_until_the_service_answers(service):

@@ -9,9 +9,6 @@ of `scontrol --details --oneliner show job`.
 from __future__ import annotations
 
 import dataclasses
-import json
-import socket
-import threading
 from subprocess import CompletedProcess
 
 import pytest
@@ -19,6 +16,7 @@ import pytest
 from ansible_collections.openfleet.gpu.plugins.module_utils.cli import slurm_job
 from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetError
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
+from tests.unit.module_utils.leases.lease_socket import LeaseSocket
 from tests.unit.module_utils.leases.lease_world import World
 
 RECORD = (
@@ -61,7 +59,9 @@ class Slurm:
 
 @pytest.fixture
 def node(tmp_path):
-    return Node(tmp_path)
+    found = Node(tmp_path)
+    yield found
+    found.service.close()
 
 
 class Node:
@@ -70,18 +70,8 @@ class Node:
     def __init__(self, folder):
         self.world = World(folder / "state")
         (folder / "state").mkdir()
-        self.slurm, self.folder, self.socket = Slurm(), folder / "jobs", str(folder / "s")
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self.socket)
-        listener.listen(8)
-        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
-
-    def _serve(self, listener):
-        while True:
-            connection, _address = listener.accept()
-            with connection:
-                request = json.loads(connection.makefile().readline())
-                connection.sendall(json.dumps(self.world.ask(0, **request)).encode() + b"\n")
+        self.slurm, self.folder = Slurm(), folder / "jobs"
+        self.service = LeaseSocket(folder / "s", lambda **request: self.world.ask(0, **request))
 
     def script(self, context, job, **more):
         environment = {
@@ -91,7 +81,7 @@ class Node:
             "SLURM_JOB_USER": "alice",
             "SLURMD_NODENAME": "gpu-a",
         }
-        return slurm_job.run(environment, self.socket, self.slurm, self.folder)
+        return slurm_job.run(environment, self.service.path, self.slurm, self.folder)
 
     def prolog(self, job, **environment):
         assert self.script("prolog_slurmd", job, **environment) == 0

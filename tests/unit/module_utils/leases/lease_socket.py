@@ -1,19 +1,23 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serve the lease service of a simulated host on a socket."""
+"""Serve requests of the lease service's clients on a socket."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
 
 
 class LeaseSocket:
-    """The lease service of a World behind a socket."""
+    """A lease service behind a socket. It answers one connection after the other.
 
-    def __init__(self, path, world) -> None:
-        self.world, self.path = world, str(path)
+    `answer` is called with the values of each request, and returns the answer. None ends the connection without an answer.
+    """
+
+    def __init__(self, path, answer) -> None:
+        self.path, self._answer = str(path), answer
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen(8)
@@ -25,12 +29,16 @@ class LeaseSocket:
             try:
                 made, _address = self._listener.accept()
             except OSError:
+                # The socket was closed.
                 return
-            with made, made.makefile("rwb") as file:
-                answer = self.world.ask_as_plugin(**json.loads(file.readline()))
-                file.write(json.dumps(answer).encode() + b"\n")
+            # A client may end before it has its answer.
+            with made, contextlib.suppress(BrokenPipeError, ConnectionResetError), made.makefile("rwb") as file:
+                answer = self._answer(**json.loads(file.readline()))
+                if answer is not None:
+                    file.write(json.dumps(answer).encode() + b"\n")
 
     def close(self):
+        # Closing the socket does not wake the thread, so shut it down first.
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         self._thread.join()
+        self._listener.close()

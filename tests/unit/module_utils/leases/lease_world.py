@@ -186,3 +186,8 @@ class World:
 
     def rows(self):
         return [(row["number"], row["account"], row["state"]) for row in self.ask(SYS, op="list")["leases"]]
+
+
+def problem(answer):
+    """Return the problem of a refused request."""
+    return answer["error"]["problem"]

@@ -18,16 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.leases.names import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import BookingRecord
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.units import count
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
-from tests.unit.module_utils.leases.lease_world import BIN, SYS, World
-
-
-@pytest.fixture
-def world(tmp_path):
-    return World(tmp_path)
-
-
-def problem(answer):
-    return answer["error"]["problem"]
+from tests.unit.module_utils.leases.lease_world import BIN, SYS, problem
 
 
 def used(world):

@@ -12,16 +12,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.request import parse
 from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.service import RETURN_SECONDS
 from ansible_collections.openfleet.gpu.plugins.module_utils.lease_service.unit import allowed_devices
-from tests.unit.module_utils.leases.lease_world import BIN, DAEMON, NAMES, SYS, World
-
-
-@pytest.fixture
-def world(tmp_path):
-    return World(tmp_path)
-
-
-def problem(answer):
-    return answer["error"]["problem"]
+from tests.unit.module_utils.leases.lease_world import BIN, DAEMON, NAMES, SYS, World, problem
 
 
 def test_lease_starts_and_ends_with_its_unit(world):

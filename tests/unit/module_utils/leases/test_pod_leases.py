@@ -18,16 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.leases.record import
 from ansible_collections.openfleet.gpu.plugins.module_utils.metrics.leases import families
 from ansible_collections.openfleet.gpu.plugins.module_utils.processes import peer
 from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.model import VgpuSeat, VgpuTenant
-from tests.unit.module_utils.leases.lease_world import DAEMON, GIB, SYS, World
-
-
-@pytest.fixture
-def world(tmp_path):
-    return World(tmp_path)
-
-
-def problem(answer):
-    return answer["error"]["problem"]
+from tests.unit.module_utils.leases.lease_world import DAEMON, GIB, SYS, problem
 
 
 def test_claim_has_its_lease_until_it_is_given_back(world):
