@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the output of the helper on hosts (gpu-layout holders --json). Pure.
 
-A compromised host can print any text. So the text is limited in size and must be JSON. host_results.py then checks the
-content in the same way as it checks a result of gpu_info.
+A compromised host can print any text. So the text must be JSON of limited size. host_results.py then checks its content
+like a result of gpu_info.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class AnswerError(FleetError):
 def of_all(results: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Read the results of the task that runs the helper on all hosts.
 
-    Returns (answers by host in the format of gpu_info, reasons for rejected answers).
+    Returns (answers by host in the format of gpu_info, reasons why answers were rejected).
     """
     answers: dict[str, dict[str, Any]] = {}
     refused = []
@@ -55,7 +55,7 @@ def of_helper(host: str, result: Any) -> dict[str, Any] | None:
     if len(output) > MOST_BYTES:
         raise _refused(host, "it has %d characters, more than %d" % (len(output), MOST_BYTES))
     if result.get("rc") != 0 and not output.lstrip().startswith("{"):
-        # sudo refused, or the command is missing. Ansible has already reported the failure.
+        # sudo refused, or the command is missing. Ansible has already reported this failure.
         return None
     try:
         answer = json.loads(output, parse_constant=_no_number)

@@ -26,9 +26,9 @@ from .write_line import line
 LATEST, INDEX, SUMMARY = "latest", "index.html", "summary.json"
 
 _NAME = re.compile(r"\d{4}-\d\d-\d\dT\d{6}Z")
-# Files of a report. A directory that contains any other file is not removed.
+# Files of a report. A directory with any other file is not removed.
 _FILES = (*write.FILES, SUMMARY)
-#: The files of a report, and the unfinished versions that an interrupted run leaves behind.
+#: The files of a report, and the unfinished files that an interrupted run leaves behind.
 _OURS = (*_FILES, *(durable.unfinished(Path(name)).name for name in _FILES))
 
 
@@ -56,7 +56,7 @@ def keep(audit: Audit, directory: Path, count: int) -> list[Path]:
 
 
 def _place(directory: Path, made_at_seconds: float) -> Path:
-    """Return the path for a new report. Its name is the time of the audit in UTC.
+    """Return the path for a new report, named after the time of the audit in UTC.
 
     If that name is taken, the time is increased by seconds until the name is free.
     """
@@ -84,7 +84,7 @@ def _places(directory: Path) -> list[Path]:
 def _entries(directory: Path) -> list[Entry]:
     """Read the summaries of all reports.
 
-    A report without a summary is skipped. Interrupted runs leave such reports behind.
+    Skips reports without a summary, which interrupted runs leave behind.
     """
     entries = []
     for place in _places(directory):
@@ -97,14 +97,14 @@ def _entries(directory: Path) -> list[Entry]:
 
 
 def _link(path: Path, target: str) -> None:
-    """Replace the link atomically, so that it always exists."""
+    """Replace the link atomically, so that a link always exists."""
     if path.exists() and not path.is_symlink():
         raise ReportError(str(path), "it blocks the link to the latest report", "Move it away.")
     durable.link(path, target)
 
 
 def _remove(place: Path) -> None:
-    """Remove the report and its directory, unless the directory contains other files."""
+    """Remove the report and its directory, unless the directory has other files."""
     if {path.name for path in place.iterdir()} - set(_OURS):
         return
     for name in _OURS:

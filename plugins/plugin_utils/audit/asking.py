@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Query the server: a few queries at once, and large queries in parts.
+"""Query the server, with a few queries at once.
 
-If a query is too large, it is split by hosts.
+A query that is too large is split by hosts.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .prometheus import Answer, Course, Prometheus, PrometheusError, RangeAnswer
 _Row = TypeVar("_Row")
 _Answer = TypeVar("_Answer", Answer, RangeAnswer)
 
-#: Number of concurrent queries. Each query uses one core of the Prometheus server. By default, Prometheus runs at most 20
-#: queries at once (`--query.max-concurrency`, https://prometheus.io/docs/prometheus/latest/command-line/prometheus/). A small
-#: number here leaves most of them to other clients.
+#: Number of concurrent queries. Each one uses a core of the Prometheus server. By default, Prometheus runs at most 20
+#: queries at once (`--query.max-concurrency`, https://prometheus.io/docs/prometheus/latest/command-line/prometheus/).
+#: Most of them must stay available to other clients.
 AT_ONCE = 4
 
-#: Maximum number of GPUs in one query, for queries that name GPUs.
+#: Maximum number of GPUs in a query that names GPUs.
 GPUS_A_QUERY = 40
 
 #: (PromQL expression with `%(where)s` in its selectors, evaluation time in seconds since the epoch).
@@ -32,8 +32,8 @@ Question = tuple[str, float]
 class Asking:
     """Client for queries about one fleet.
 
-    `selector` has label matchers, for example ``cluster="a"``. If a query is too large, it is split by `hosts`. The server's
-    warnings are added to `notes`.
+    `selector` has label matchers, for example ``cluster="a"``. A query that is too large is split by `hosts`. The
+    server's warnings are added to `notes`.
     """
 
     def __init__(self, server: Prometheus, end_seconds: float, selector: str, notes: list[str]) -> None:
@@ -93,8 +93,7 @@ class Asking:
             try:
                 return [one.result() for one in under_way]
             except PrometheusError:
-                # Do not start the remaining queries. Each of them would probably fail as well, but only after its
-                # timeout.
+                # Do not start the remaining queries. Each would probably fail too, but only after its timeout.
                 pool.shutdown(cancel_futures=True)
                 raise
 

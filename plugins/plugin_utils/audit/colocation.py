@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read how much offline work the GPUs of online tenants did.
+"""Read how much offline work was done on GPUs of online tenants.
 
-Tenants count their GPU time themselves, so a tenant can forge it. The audit only shows it, and never more than all of the
-time of a GPU.
+Tenants count their GPU time themselves, so a tenant can forge it. The audit only shows it, and never more than the
+whole time of a GPU.
 """
 
 from __future__ import annotations

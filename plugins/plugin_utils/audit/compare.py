@@ -25,7 +25,7 @@ class Former:
 def finding_id(subject: Subject, word: str) -> str:
     """Return an ID of ten hexadecimal digits for a subject and its verdict.
 
-    Measured values do not change the ID, so it stays the same from audit to audit.
+    The ID does not depend on measured values, so it stays the same from audit to audit.
     """
     parts = (subject.kind, subject.host, subject.gpu_uuid, subject.mig_instance, subject.name, word)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
@@ -52,8 +52,8 @@ def gone(
 ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
     """Return (gone, unseen): previous findings that this audit does not have.
 
-    `looked` returns whether this audit checked a subject and had data about it. Only findings about such subjects count
-    as gone. Otherwise, the finding is unseen and keeps its age.
+    `looked` returns whether this audit checked a subject and had data about it. A finding about such a subject is gone.
+    Any other finding is unseen and keeps its age.
     """
     present_ids = {found.id for found in present}
     words = {_key(found.holding.subject): found.verdict.word for found in present}

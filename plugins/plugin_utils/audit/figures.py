@@ -5,11 +5,10 @@
 
 The server computes all quantiles and maxima. A response has one row per subject and statistic.
 
-For windows of several days, the server reads the roll-ups of 15 minutes. For shorter windows, it reads the roll-ups of five
-minutes. The rules of the role gpu_monitoring record both. If a roll-up does not exist, the raw series is read.
+The server reads roll-ups of 15 minutes for windows of several days, and roll-ups of five minutes for shorter windows.
+Rules of the role gpu_monitoring record both. Without a roll-up, the raw series is read.
 
-The load on the server grows with the number of samples that it reads, so no sample is read twice. Impossible values are
-dropped.
+No sample is read twice, because the load on the server grows with the number of samples. Impossible values are dropped.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from .series import (
     key_of,
 )
 
-#: Boundaries of the intervals that show how long a subject has been held, in seconds before the end of the window.
+#: Times, in seconds before the end of the window, between which it is checked how long a subject has been held.
 _CUTS = tuple(hours * 3600 for hours in (1, 3, 6, 12, 24, 72, 168, 336))
 
-#: Note that is added if the server does not have the roll-ups of a series.
+#: Note for a server without the roll-ups of a series.
 RULES_MISSING = (
     "Some recording rules are missing. Figures are correct; queries are slower. "
     "Load the current rules of the role gpu_monitoring."
 )
 
-#: Function that returns the key of a subject from the labels of a sample.
+#: Function that returns a subject's key from the labels of a sample.
 KeyOf = Callable[[Mapping[str, str]], Key]
 
 
@@ -50,8 +49,8 @@ KeyOf = Callable[[Mapping[str, str]], Key]
 class Found:
     """The series or roll-up from which statistics are read.
 
-    `source` is the name of this series, and `step_seconds` the time between two of its samples. `counts` has the number
-    of samples per subject. `peaks` is the name of the series for the p99 and the maximum.
+    `source` is its name, and `step_seconds` the time between two samples. `counts` has the number of samples per
+    subject. `peaks` is the name of the series for the p99 and the maximum.
     """
 
     source: str
@@ -67,9 +66,9 @@ class Found:
 class Figures:
     """Reader of the statistics of a window.
 
-    The window has `seconds` and ends at the evaluation time of `asking`. Anomalies are added to `notes`.
-    Queries group samples by the labels `by`, and the function `key` converts these labels to the key of a subject.
-    `dropped` counts impossible values by series.
+    The window has `seconds` and ends at the evaluation time of `asking`. Anomalies are added to `notes`. Queries group
+    samples by the labels `by`, which the function `key` converts to a subject's key. `dropped` counts impossible values
+    by series.
     """
 
     def __init__(self, asking: Asking, seconds: float, notes: list[str]) -> None:
@@ -84,7 +83,7 @@ class Figures:
     def source(self, series: Series, by: str = BY, key: KeyOf = key_of) -> Found | None:
         """Return the longest existing roll-up that suits the window, or the raw series.
 
-        None if the server has neither.
+        Returns None if the server has neither.
         """
         if series.long and self.span >= LONG_WINDOW_SECONDS and self._reaches_as_far(series.long, series.roll_up):
             counts = self._over("count", series.long, by, key, [(0, self.span)])[0]
@@ -101,7 +100,7 @@ class Figures:
     def stats(self, series: Series, found: Found | None, by: str = BY, key: KeyOf = key_of) -> dict[Key, Stat]:
         """Return the statistics of each subject.
 
-        Subjects for which a statistic is missing are left out.
+        Leaves out subjects for which a statistic is missing.
         """
         if found is None:
             return {}
@@ -116,7 +115,7 @@ class Figures:
         return self._judged(series, found, figures)
 
     def recorded_seconds(self, series: str) -> dict[Key, float]:
-        """Return the part of the window for which a five-minute roll-up has samples.
+        """Return for how much of the window a five-minute roll-up has samples.
 
         The result is in seconds, by subject.
         """
@@ -126,22 +125,22 @@ class Figures:
     def held(self) -> dict[Key, float]:
         """Return for how many seconds each subject has been held.
 
-        Only subjects that are held now are included. The time is 0 if it is less than an hour, or if samples are missing.
+        Only includes subjects that are held now. The time is 0 if it is less than an hour or if samples are missing.
         """
         now = self.asking.ask("last_over_time(%s{%%(where)s}[15m]) > 0" % HELD)
         return {**{key_of(sample.labels): 0.0 for sample in now}, **self.lasting_seconds(HELD)}
 
     def lasting_seconds(self, series: str) -> dict[Key, float]:
-        """Return for how many seconds a roll-up has been above 0, by subject.
+        """Return for how many seconds a roll-up has been above 0 until now, by subject.
 
-        The time ends now and has no break. The roll-up covers five minutes. Times below one hour are left out.
+        The roll-up covers five minutes. Leaves out times below one hour.
         """
         return dict(lasting(self._pieces(series, "min", self._spans), lambda value: value > 0, ROLL_UP_SECONDS))
 
     def _reaches_as_far(self, long: str, short: str) -> bool:
         """Return whether the long roll-up covers as much of the window as the short one.
 
-        The long roll-up covers less if its recording rule was added by an update within the window.
+        It covers less if its recording rule was added within the window.
         """
         ago = " offset %ds" % (self.span - 3600)
         now, then, before = self.asking.ask_all(
@@ -153,7 +152,7 @@ class Figures:
         return bool(now) and (not before or (bool(then) and then[0].value >= before[0].value))
 
     def _distance(self, series: Series) -> float | None:
-        """Return the shortest sample interval of a series that has no roll-up.
+        """Return the shortest sample interval of a series without a roll-up.
 
         A longer interval would hide gaps.
         """
@@ -173,7 +172,7 @@ class Figures:
     ) -> list[dict[Key, float]]:
         """Return a statistic by subject, for each piece of the window.
 
-        If a subject has several series, the highest value is returned.
+        For a subject with several series, the highest value counts.
         """
         inner = [
             OVER_TIME[figure]
@@ -186,7 +185,7 @@ class Figures:
     def _judged(self, series: Series, found: Found, figures: Mapping[str, Mapping[Key, float]]) -> dict[Key, Stat]:
         """Build the statistics of each subject for which all statistics are known.
 
-        Impossible values are treated as missing.
+        Impossible values count as missing.
         """
         stats = {}
         for key, count in found.counts.items():

@@ -15,9 +15,9 @@ Key = tuple[str, str, str, str]
 
 
 def is_pod(key: Key) -> bool:
-    """Return whether the subject is a pod with a quota of HAMi.
+    """Return whether the subject is a pod with a HAMi quota.
 
-    Its name is "namespace/pod". Names of a layout's tenants have no slash.
+    Its name is "namespace/pod". The names of a layout's tenants have no slash.
     """
     return "/" in key[3]
 
@@ -33,10 +33,7 @@ class Record(Measured):
 
 @dataclass(frozen=True)
 class History:
-    """The records of all subjects, by key.
-
-    `notes` has sentences about anomalies in the metrics.
-    """
+    """The records of all subjects by key, and sentences about anomalies (`notes`)."""
 
     window: Window
     records: Mapping[Key, Record]

@@ -20,9 +20,9 @@ from .model import Holder, Holding, Measured, Pod, Subject
 
 #: Kinds of holders that are processes. Holders of other kinds only reserve the GPU.
 _RUNNING = ("process", *(kind for technique in TECHNIQUES for kind in technique.holder_kinds))
-#: Parts of command lines of notebook kernels. They listen only for their own notebook server.
+#: Words in command lines of notebook kernels, which listen only for their own notebook server.
 _NOTEBOOKS = ("ipykernel", "jupyter")
-#: Kind of a process that has the device node of the GPU open, but no context on the GPU according to NVML.
+#: Kind of a process that has the GPU's device node open, but no context on the GPU according to NVML.
 _BARE_HANDLE = "device_handle"
 
 
@@ -30,7 +30,7 @@ _BARE_HANDLE = "device_handle"
 class Price:
     """Price of one GPU per hour.
 
-    `model` is a glob that is matched against the NVML name without "NVIDIA ". The first matching price applies.
+    `model` is a glob for NVML names without "NVIDIA ". The first matching price applies.
     """
 
     model: str
@@ -39,7 +39,7 @@ class Price:
 
 @dataclass(frozen=True)
 class HostState:
-    """State of a host: its result of the module `gpu_info`, and its `gpu_layout`.
+    """A host's result of the module `gpu_info`, and its `gpu_layout`.
 
     `layout` is empty if the inventory has no layout for the host.
     """
@@ -47,7 +47,7 @@ class HostState:
     gpus: Sequence[Mapping[str, Any]]
     tenants: Sequence[Mapping[str, Any]] = ()
     layout: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
-    #: Pods that hold GPUs of the host, by UID. Pods that the API server does not know are left out.
+    #: Pods that hold the host's GPUs, by UID, except pods that the API server does not know.
     pods: Mapping[str, Pod] = field(default_factory=dict)
     #: GPUs that failed.
     lost: Sequence[Mapping[str, Any]] = ()
@@ -56,9 +56,9 @@ class HostState:
 def hosts_of(
     states: Mapping[str, Mapping[str, Any]], pods: Mapping[str, Mapping[str, Pod]] | None = None
 ) -> dict[str, HostState]:
-    """Return the state of each host from the results of gpu_info.
+    """Return each host's state from the results of gpu_info.
 
-    `pods` maps each host to its pods by UID.
+    `pods` has each host's pods by UID.
     """
     return {
         host: HostState(
@@ -76,15 +76,15 @@ def holdings(
 ) -> tuple[Holding, ...]:
     """Return one Holding for each tenant, MIG instance, and GPU without instances.
 
-    `history` is None without a server. `hosts` contains only hosts that answered.
-    The holdings are sorted by host, GPU, instance and name.
+    `history` is None without a server. `hosts` only has hosts that answered. The holdings are sorted by host, GPU,
+    instance and name.
     """
     records: Mapping[Key, Record] = history.records if history else {}
     found: dict[Key, Holding] = {key: _of_record(record) for key, record in records.items()}
     for host, state in hosts.items():
         current = _add_host(found, host, state)
-        # The history also contains instances that were removed later. Keep only the instances that the host still
-        # reports. The host does not know the quotas of pods.
+        # Remove instances of the past: the history also has instances that were removed since. Keep pods' quotas, which
+        # the host does not know.
         for key in [key for key in found if key[0] == host and key not in current and not is_pod(key)]:
             if key[2] or any(present[:2] == key[:2] for present in current):
                 del found[key]
@@ -111,7 +111,7 @@ def _of_record(record: Record) -> Holding:
         measured["memory_total_bytes"] = record.memory_limit_bytes
     return Holding(
         **measured,
-        # If the server has the series for one kind of holder, it has the series for all kinds.
+        # A server with the series for one kind of holder has the series for all kinds.
         holders=None
         if held is None
         else tuple(Holder(kind, "%d" % count) for kind, count in sorted(held.items()) if count > 0),
@@ -120,9 +120,9 @@ def _of_record(record: Record) -> Holding:
 
 
 def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
-    """Copy errors, throttling and loss from the GPU to one of its instances.
+    """Copy errors, throttling and loss from the GPU to an instance of it.
 
-    Metrics report these three only for the whole GPU.
+    Metrics only report these three for the whole GPU.
     """
     if whole is None:
         return instance
@@ -135,13 +135,13 @@ def _with_gpu(instance: Holding, whole: Record | None) -> Holding:
 
 
 def _add_host(found: dict[Key, Holding], host: str, state: HostState) -> set[Key]:
-    """Merge the state of a host into `found`.
+    """Merge a host's state into `found`.
 
     Returns the keys of the subjects that the host reports now.
     """
     current: set[Key] = set()
     for gpu in state.lost:
-        # Without a UUID, the history of the GPU cannot be identified. A note of the report lists such a GPU.
+        # Without a UUID, a GPU's history is unknown. A note in the report lists the GPU.
         if gpu.get("uuid"):
             index = "" if gpu.get("index") is None else str(gpu["index"])
             whole = Subject("gpu", host, gpu["uuid"], gpu_index=index, model=gpu.get("name") or "", vendor="nvidia")
@@ -219,12 +219,12 @@ def _holder(row: Mapping[str, Any], pods: Mapping[str, Pod]) -> Holder:
 def _aged(holding: Holding, now: float) -> Holding:
     """Add the age of the newest holder process.
 
-    Bare handles run no kernels, so they are ignored.
+    Ignores bare handles, because they run no kernels.
     """
     holders = holding.holders or ()
     counted = [holder for holder in holders if holder.kind != _BARE_HANDLE] or holders
     starts = [holder.since_seconds for holder in counted if holder.since_seconds is not None]
-    # Never use a negative age, which a host's clock that is ahead would give.
+    # A host's clock that is ahead would give a negative age.
     return replace(holding, newest_holder_seconds=max(0.0, now - max(starts)) if starts else None)
 
 
@@ -259,7 +259,7 @@ def _with_missing(holding: Holding, history: History | None, hosts: Mapping[str,
 
 
 def _weight(subject: Subject) -> float:
-    """Return the memory in GB from the profile name of an instance: 40 for `3g.40gb`.
+    """Return the memory in GB from an instance's profile name: 40 for `3g.40gb`.
 
     Returns 0 if the name is not a profile.
     """
@@ -272,7 +272,7 @@ def _weight(subject: Subject) -> float:
 def _shares(
     found: Sequence[Holding], records: Mapping[Key, Record], hosts: Mapping[str, HostState]
 ) -> dict[tuple[str, str], float]:
-    """Return the total weight of each GPU's instances, for splitting the price.
+    """Return the total weight of each GPU's instances, to split the GPU's price.
 
     Memory outside of instances is ignored.
     """
@@ -296,10 +296,10 @@ def _priced(
 ) -> Holding:
     """Add the price from the price table, or from metrics if no entry matches.
 
-    Metrics only have the price of the whole GPU, so an instance gets its share of that price.
+    Metrics only have the price of a whole GPU, of which an instance gets its share.
     """
     subject = holding.subject
-    # The price is counted for the GPU, so its tenants have none.
+    # The price counts for the GPU, so its tenants have none.
     if subject.kind == "tenant":
         return replace(holding, price_per_hour=None)
     ratio: float | None = 1.0
@@ -332,8 +332,8 @@ def is_notebook(holding: Holding) -> bool:
 def using(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the holders except bare handles, or all if all are bare handles.
 
-    Every user with access to the device node of a GPU can keep the node open. A bare handle has no memory on the GPU
-    and runs no kernels, so it says nothing about the use by other holders. See docs/holders.md, "Bare handles".
+    Any user with access to a GPU's device node can keep it open. Such a bare handle has no memory on the GPU and runs
+    no kernels, so it says nothing about use by other holders. See docs/holders.md, "Bare handles".
     """
     return [row for row in rows if row.get("kind") != _BARE_HANDLE] or list(rows)
 

@@ -3,13 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the GPUs and MIG instances that each job held. Pure.
 
-Slurm's accounting has no device numbers. The devices of a job are known only in one of these cases:
+Slurm's accounting has no device numbers. A job's devices are known only in these cases:
 
 - The host reports the devices for the running job.
-- The GPU exporter labelled the devices with the ID of the job (docs/dcgm_exporter.md).
+- The GPU exporter labelled the devices with the job's ID (docs/dcgm_exporter.md).
 - The job held all devices of its nodes, or all devices of the types that it asked for.
 
-In all cases, the number of devices must equal the number that Slurm allocated. Otherwise, the devices are unknown.
+In each case, Slurm must have allocated the same number of devices. Otherwise, the devices are unknown.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .usage_model import EXPORTER, HOLDERS, WHOLE
 
 #: A device: (host, GPU UUID, GPU instance ID).
 Device = tuple[str, str, str]
-#: Devices of each job, by the ID of the job.
+#: Each job's devices, by the job's ID.
 ByJob = Mapping[str, frozenset[Device]]
 
 
 def hosts_by_node(hosts: Iterable[str], names: Mapping[str, str]) -> dict[str, str]:
     """Return the inventory's host for each node name.
 
-    `names` has Slurm's names from the inventory. Other nodes have the name of their host, with or without its domain.
-    A name that fits several hosts is left out.
+    `names` has Slurm's node names from the inventory. Any other node has the name of its host, with or without its
+    domain. Leaves out a name that fits several hosts.
     """
     found: dict[str, set[str]] = defaultdict(set)
     for host in hosts:
@@ -43,7 +43,7 @@ def hosts_by_node(hosts: Iterable[str], names: Mapping[str, str]) -> dict[str, s
 
 
 def held_now(hosts: Mapping[str, HostState]) -> dict[str, frozenset[Device]]:
-    """Return the devices of running jobs as hosts report them."""
+    """Return the devices of running jobs, as hosts report them."""
     found: dict[str, set[Device]] = defaultdict(set)
     for host, state in hosts.items():
         for gpu in state.gpus:
@@ -59,8 +59,8 @@ def held_now(hosts: Mapping[str, HostState]) -> dict[str, frozenset[Device]]:
 class Finder:
     """Finds the devices of jobs.
 
-    `subjects` are the GPUs without instances, and the MIG instances. `current` are the devices of running jobs, `labelled` those
-    that the exporter labelled.
+    `subjects` has the GPUs without instances, and the MIG instances. `current` has the devices of running jobs,
+    `labelled` those with the exporter's job label.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Finder:
     def devices(self, job: Job) -> tuple[frozenset[Device], str, str]:
         """Return (devices, evidence, reason).
 
-        If the devices are unknown, the evidence is empty. Otherwise, the reason is empty.
+        If the devices are unknown, the evidence is empty and the reason says why. Otherwise, the reason is empty.
         """
         if not job.nodes:
             return frozenset(), "", "its nodes are unknown"
@@ -119,7 +119,7 @@ class Finder:
 def _is_of_type(subject: Subject, kind: str) -> bool:
     """Return whether a subject has a GRES type.
 
-    The type of an instance is its profile, with a dot for the plus sign. The type of a GPU is a part of its name, as with
+    An instance's type is its profile, with a dot for the plus sign. A GPU's type is a part of its name, as with
     AutoDetect=nvml (https://slurm.schedmd.com/gres.html).
     """
     if subject.mig_instance:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the use of devices over time, and the devices that have a job label."""
+"""Read the use of devices over time, and which devices have a job label."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .series import BY, SERIES, Series, key_of
 
 #: Possible lengths of an interval in seconds.
 _STEPS = (300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 86400)
-#: Maximum number of intervals of a device, and of all devices.
+#: Maximum number of intervals for one device, and in total.
 _MOST_INTERVALS, _MOST_SAMPLES = 3000, 3_000_000
-#: Series of the job label. The exporter's other series have it, too.
+#: The exporter's series for the job label, which its other series have, too.
 _LABELLED = 'count by (%s, workload) (count_over_time(gpu:info{workload=~"[0-9]{1,12}",%%(where)s}[%ds]))'
 
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """Use of the devices in intervals of the same length.
+    """Use of devices in intervals of equal length.
 
-    `compute` has the average active share of the SMs, and `memory` the highest used bytes, by device and number of the interval.
-    The last interval of the window has the number 0, the one before 1.
+    By device and number of the interval, `compute` has the average active share of the SMs, and `memory` the highest
+    number of used bytes. The window's last interval has the number 0, the one before it 1.
     """
 
     step_seconds: float
@@ -44,7 +44,7 @@ def step_of(window_seconds: float, devices: int) -> int:
 
 
 def labelled(asking: Asking, span_seconds: int) -> dict[str, frozenset[Device]]:
-    """Return the devices that the exporter labelled with a job, by the ID of the job.
+    """Return the devices with the exporter's job label, by the job's ID.
 
     Raises PrometheusError.
     """

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Parse the results of the module slurm_jobs. Pure.
 
-A host may send anything, so all values are checked. Users choose names of accounts, so names are only shown.
+All values are checked, because a host may send anything. Account names are only shown, because users choose them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..counted import counted
 from ..host_values import HostValueError, Reader, text
 from ..plain import plain
 
-#: Maximum number of jobs of a cluster, and of characters of a name.
+#: Maximum number of a cluster's jobs, and of characters in a name.
 MOST_JOBS, _NAME = 100000, 100
 #: A larger clock difference is reported in a note.
 _SKEW_SECONDS = 120
@@ -40,7 +40,7 @@ _ARRAY_ID = re.compile(r"[0-9]{1,12}(?:[_+][0-9]{1,12})?")
 _TYPE = re.compile(r"gres/gpu:([A-Za-z0-9_.+-]{1,64})")
 _SHARED = ("gres/shard", "gres/mps")
 _SUSPENDED = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,2}):([0-9]{2}):([0-9]{2})")
-#: Values that sacct prints as the end of a running job, and as the start of a job that never started.
+#: Values in sacct's output for the end of a running job, and for the start of a job that never started.
 _NO_TIME = ("Unknown", "None", "")
 
 
@@ -48,10 +48,10 @@ _NO_TIME = ("Unknown", "None", "")
 class Job:
     """One run of a job. A requeued job has several runs with the same ID.
 
-    `id` is the ID that the host reports for holders. `name` is the ID that users know, such as `12_3` for a task of an array.
-    Times are Unix times of the cluster. `end_seconds` is None if the job still runs.
-    `gres` has the type and the number of GPUs or MIG instances. The type is empty if Slurm does not count GPUs by type.
-    `shared` is true if the job only has shards or MPS percentages. `nodes` is empty if the nodes are unknown.
+    `id` is the ID in the host's list of holders. `name` is the ID that users see, such as `12_3` for an array's task.
+    Times are Unix times by the cluster's clock. `end_seconds` is None if the job still runs. `gres` has types and
+    numbers of GPUs or MIG instances. A type is empty if Slurm does not count GPUs by type. `shared` is true for a job
+    that only has shards or MPS percentages. `nodes` is empty if the nodes are unknown.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Job:
     def seconds_in(self, start_seconds: float, end_seconds: float) -> float:
         """Return for how many seconds of a time range the job held its GPUs.
 
-        A suspended job still holds its GPUs.
+        A suspended job still holds them.
         """
         end = end_seconds if self.end_seconds is None else min(self.end_seconds, end_seconds)
         return max(0.0, end - max(self.start_seconds, start_seconds))
@@ -84,7 +84,7 @@ class Job:
 class Jobs:
     """The jobs of all clusters.
 
-    `sources` names the commands that provided them. `since_seconds` is the start of the time range that the jobs cover.
+    `sources` names the commands that provided them. `since_seconds` is the start of the time range that they cover.
     """
 
     jobs: tuple[Job, ...]
@@ -115,7 +115,7 @@ def slurm_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 def jobs_of(results: Mapping[str, Any], start_seconds: float, end_seconds: float) -> Jobs:
     """Return the jobs in the results of slurm_jobs by host.
 
-    `notes` has sentences about missing and unusable data. A job that several hosts report is used once.
+    `notes` gets sentences about missing and unusable data. A job that several hosts report counts once.
     """
     jobs: dict[tuple[str, float, str], Job] = {}
     sources, notes, since = [], [], start_seconds
@@ -181,7 +181,7 @@ def _notes(host: str, found: Mapping[str, Any], start: float, end: float, invali
 def _parsed(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Job], int, int]:
     """Return (jobs, number of invalid rows, number of lost jobs).
 
-    A lost job has no end, and slurmctld does not know it.
+    A lost job has no end and is unknown to slurmctld.
     """
     jobs, invalid, lost = [], 0, 0
     for row in rows:
@@ -231,7 +231,7 @@ def _job(row: Mapping[str, Any]) -> Job | None:
 def _nodes(listed: str) -> tuple[str, ...]:
     """Return the names of the nodes.
 
-    The result is empty if the list was shortened, or if no node was assigned.
+    Returns an empty tuple if the list was shortened, or without an assigned node.
     """
     return () if " " in listed or listed.endswith("...") else tuple(sorted(hostnames(listed)))
 

@@ -11,17 +11,18 @@ from typing import Callable, Mapping, Sequence
 
 from .history import Key
 
-#: Minimum share of samples: in the whole interval, and in each shorter interval that ends at the same time.
+#: Minimum share of samples that must exist: in the whole interval, and in each shorter interval with the same end.
 _LEAST_RATIO, _LEAST_RATIO_BETWEEN = 0.9, 0.5
-#: Maximum gap between the last sample and the end of the window. signals.py uses the same limit for the current state.
+#: Maximum number of seconds between the last sample and the end of the window. signals.py has the same limit for the
+#: current state.
 _FRESH_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the window, with a statistic and sample count for each subject.
+    """A part of the window, with each subject's statistic and sample count.
 
-    `newest` and `oldest` are the bounds of the part, in seconds before the end of the window.
+    The part lies between `oldest` and `newest`, in seconds before the end of the window.
     """
 
     newest: int
@@ -36,8 +37,8 @@ def lasting(pieces: Sequence[Piece], holds: Callable[[float], bool], step_second
     The interval ends at the end of the window. `pieces` are sorted, the newest first.
 
     An interval counts only if nearly all of its samples exist, because a gap proves nothing. The limit is strictest for
-    the newest piece: if samples are missing at the end, the condition may just have changed. Each shorter interval has
-    a limit as well. Otherwise, a long gap could hide in a longer interval.
+    the newest piece: if its last samples are missing, the condition may just have changed. Each shorter interval has a
+    limit as well, because a long gap could hide in a longer interval.
     """
     found: dict[Key, int] = {}
     for key in {key for piece in pieces for key in piece.figures}:

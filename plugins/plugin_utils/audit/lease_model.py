@@ -43,7 +43,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Leases:
-    """All leases of a fleet, by their end. `at_seconds` is the time of the metrics."""
+    """All leases of a fleet, sorted by their end. `at_seconds` is the metrics' time."""
 
     at_seconds: float
     leases: tuple[Lease, ...]

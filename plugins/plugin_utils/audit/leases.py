@@ -27,7 +27,7 @@ _TOP = 2000
 
 
 def leases(asking: Asking) -> Leases | None:
-    """Return the leases of a fleet, or None if no entry offers leases.
+    """Return a fleet's leases, or None if no entry offers leases.
 
     Raises PrometheusError.
     """

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Divide GPUs, GPU hours and costs among classes. Pure.
 
-Rows add up to totals everywhere.
-Each GPU hour has exactly one class. Tenants divide their GPU or instance by their quotas, and instances divide their GPU by their
-memory. The remainder of a GPU is unassigned. Parts are whole numbers of the smallest unit, so no sum depends on rounding.
+Each GPU hour has exactly one class, so rows always add up to totals. A GPU or instance is divided among its tenants by
+quota, and a GPU among its instances by memory. A GPU's remainder is unassigned. Parts are whole numbers of the smallest
+unit, so that no sum depends on rounding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .ledger_model import (
 from .model import Finding
 
 HOURS_PER_MONTH = 730.5
-#: Smaller remainders of a GPU are errors of rounding.
+#: A smaller remainder of a GPU is a rounding error.
 _LEAST_REMAINDER = 0.001
 
 #: The class of each verdict.
@@ -62,7 +62,7 @@ CLASS_OF = {
 class _Part:
     """A part of a GPU.
 
-    `size` is a ratio of the GPU. `now` and `past` have the ratios of classes now and over the window.
+    `size` is a ratio of the GPU. `now` and `past` have the ratio of each class, now and over the window.
     """
 
     size: float
@@ -127,7 +127,7 @@ def _rows_of_gpu(findings: Sequence[Finding], window_seconds: float) -> list[Row
             cells[found.holding.subject.mig_instance] = _Cell(found)
     for found in findings:
         subject = found.holding.subject
-        # A tenant without recent samples was removed.
+        # A tenant without recent samples has been removed.
         removed = found.verdict.word == "no_data" and found.holding.silent_seconds > 0
         if subject.kind == "tenant" and subject.mig_instance in cells and not removed:
             cells[subject.mig_instance].tenants.append(found)
@@ -144,7 +144,7 @@ def _rows_of_gpu(findings: Sequence[Finding], window_seconds: float) -> list[Row
 
 
 def _sizes(cells: Sequence[Finding]) -> list[float]:
-    """Return the size of each cell as a ratio of its GPU.
+    """Return each cell's size as a ratio of its GPU.
 
     Cells of unknown size share the rest equally.
     """
@@ -186,7 +186,7 @@ def _parts_of_cell(cell: _Cell, size: float, window_seconds: float) -> list[_Par
 
 
 def _quotas(cell: _Cell) -> list[float]:
-    """Return the share of each tenant in its GPU or instance.
+    """Return each tenant's share of its GPU or instance.
 
     Tenants without a quota share the rest equally.
     """
@@ -209,7 +209,7 @@ def _now(found: Finding) -> dict[str, float]:
 
 
 def _past(found: Finding, window_seconds: float) -> dict[str, float]:
-    """Return the ratios of the classes over the window.
+    """Return the ratio of each class over the window.
 
     An idle workload was in use before it became quiet. Time without samples is unknown.
     """
@@ -260,7 +260,7 @@ def _rows(first: Finding, parts: Sequence[_Part], price: float | None, window_se
 
 
 def _waste_by_finding(book: Ledger) -> dict[str, float | None]:
-    """Return the wasted cost per month of each finding. None if its price is unknown."""
+    """Return each finding's wasted cost per month, or None for an unknown price."""
     found: dict[str, list[Row]] = defaultdict(list)
     for row in book.rows:
         if row.finding:

@@ -15,14 +15,14 @@ IN_USE, RESIZABLE, IDLE, STANDBY, STALLED = "in_use", "resizable", "idle", "stan
 FREE, UNASSIGNED, UNHEALTHY, UNKNOWN = "free", "unassigned", "unhealthy", "unknown"
 #: All classes, in the order of reports.
 CLASSES = (IN_USE, RESIZABLE, IDLE, STANDBY, STALLED, FREE, UNASSIGNED, UNHEALTHY, UNKNOWN)
-#: Classes of GPUs whose workload works, of GPUs that a workload or tenant holds without need, and of GPUs without a workload or
-#: tenant.
+#: Classes of GPUs whose workload works, of GPUs that a workload or tenant holds without need, and of GPUs without a
+#: workload or tenant.
 WORKING = (IN_USE, RESIZABLE)
 RESERVED_UNUSED = (RESIZABLE, IDLE, STANDBY, STALLED)
 NOT_ASSIGNED = (FREE, UNASSIGNED)
 #: The headlines of reports.
 HEADLINES = {"reserved and unused": RESERVED_UNUSED, "not assigned": NOT_ASSIGNED}
-#: Explanations for the legends of the reports.
+#: The classes' explanations in the legends of reports.
 CLASS_MEANINGS = {
     IN_USE: "A workload uses it.",
     RESIZABLE: "The part that a workload holds but never needed.",
@@ -36,7 +36,7 @@ CLASS_MEANINGS = {
 }
 
 
-#: Units of GPUs and of GPU hours in rows, as parts of one. Whole numbers of units add up without errors.
+#: Units of GPUs and of GPU hours in rows, as parts of one. Whole numbers add up without errors.
 GPU_UNITS, HOUR_UNITS = 10000, 100
 
 
@@ -44,10 +44,9 @@ GPU_UNITS, HOUR_UNITS = 10000, 100
 class Row:
     """One class of one part of a GPU.
 
-    `finding` is the ID of the finding about the part. It is empty for the remainder of a GPU.
-    `gpus` describes the current state, and `gpu_hours` the window. `cost_per_month` is the price of `gpus` for a month. It is
-    None if the price is unknown. `owner` is the workload that holds the part, or held it in the window. It is None if no
-    workload is known.
+    `finding` is the ID of the finding about the part, or empty for a GPU's remainder. `gpus` describes the current
+    state, `gpu_hours` the window. `cost_per_month` is the monthly price of `gpus`, or None if it is unknown. `owner` is
+    the workload that holds the part or held it in the window, or None if it is unknown.
     """
 
     host: str

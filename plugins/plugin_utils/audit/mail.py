@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send a mail, with TLS and a login if the receiver has them."""
+"""Send a mail, with TLS and a login if the server has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PORTS = {PLAIN: 25, STARTTLS: 587, TLS: 465}
 class MailServer:
     """A mail server: its address (host:port), encryption and login.
 
-    `ca_file` has the certificates of the authority. If it is empty, the system's certificates apply.
+    `ca_file` has the authority's certificates. If it is empty, the system's authorities apply.
     """
 
     address: str
@@ -42,7 +42,7 @@ def send(server: MailServer, sender: str, to: str, subject: str, text: str) -> N
         with smtplib.SMTP(host, number, timeout=_TIMEOUT_SECONDS) as connection:
             connection.send_message(mail)
         return
-    # The certificate and its host name are verified.
+    # Verify the certificate and its host name.
     context = ssl.create_default_context(cafile=server.ca_file or None)
     made = (
         smtplib.SMTP_SSL(host, number, timeout=_TIMEOUT_SECONDS, context=context)

@@ -39,14 +39,12 @@ from .verdict import Thresholds, judge
 class Order:
     """The inputs of an audit.
 
-    `access` is None without a server. `hosts` has the state of each host that answered. `hosts_asked` names all queried hosts.
-    The window ends at `end_seconds`, or now if `end_seconds` is None.
-    `refused` has the reasons for rejected answers. If a host's answer is rejected, the host is treated as if it had not answered.
-    `notes` has sentences about hosts that answered.
-    `exempt` has the names of hosts and tenants, and the UUIDs of GPUs, to leave out.
-    `holidays` are time spans that do not count as quiet.
-    `jobs` has the results of slurm_jobs by host, and `nodes` Slurm's names of hosts, if the inventory has them.
-    `owners` has the entries of `gpu_owners`.
+    `access` is None without a server. `hosts` has the state of each host that answered. `hosts_asked` names all queried
+    hosts. The window ends at `end_seconds`, or now if that is None. `refused` has the reasons for rejected answers. A
+    host whose answer is rejected counts as a host without an answer. `notes` has sentences about hosts that answered.
+    `exempt` has the names of hosts and tenants, and the UUIDs of GPUs, to leave out. `holidays` are time spans that do
+    not count as quiet. `jobs` has the results of slurm_jobs by host, and `nodes` Slurm's names of hosts, if the
+    inventory has them. `owners` has the entries of `gpu_owners`.
     """
 
     window_seconds: float
@@ -68,7 +66,7 @@ class Order:
     owners: Sequence[Owner] = ()
 
 
-#: Maximum number of reasons that the report lists for hosts without an answer.
+#: Maximum number of reasons that the report lists for hosts that did not answer.
 _MOST_REASONS = 20
 
 
@@ -77,9 +75,9 @@ class AuditError(FleetError):
 
 
 def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda line: None) -> Audit:
-    """Return the audit.
+    """Return the audit, which lists the sources that did not answer.
 
-    The audit lists the sources that did not answer. Raises AuditError if no source answered.
+    Raises AuditError if no source answered.
     """
     history, missing = _history(order, now_seconds, say)
     silent = sorted(set(order.hosts_asked) - set(order.hosts))
@@ -148,7 +146,7 @@ def make(order: Order, now_seconds: float, say: Callable[[str], None] = lambda l
 
 
 def _named(subject: Subject) -> set[str]:
-    """Return the names that an exemption can use for a subject."""
+    """Return the names with which an exemption can refer to a subject."""
     return {subject.host, subject.gpu_uuid, subject.name} - {""}
 
 
@@ -161,7 +159,7 @@ def _history(order: Order, now_seconds: float, say: Callable[[str], None]) -> tu
         question = Question(quiet, order.selector, now_seconds, order.end_seconds)
         history = read(server, order.window_seconds, question, say)
     except PrometheusError as error:
-        # Continue with only the state of the hosts.
+        # Continue with the hosts' state only.
         return None, ["%s Use over time is unknown, and no GPU is reported idle." % error]
     say("%s, %s" % (counted(server.queries, "query", "queries"), counted(server.bytes_received, "byte")))
     if not history.records:
@@ -185,7 +183,7 @@ def _colocation(order: Order, window: Window) -> tuple[Colocation | None, list[s
 
 
 def _leases(order: Order, window: Window, say: Callable[[str], None]) -> tuple[Leases | None, list[str]]:
-    """Return the leases of the fleet, and sentences about missing data."""
+    """Return the fleet's leases, and sentences about missing data."""
     if order.access is None:
         return None, []
     notes: list[str] = []
@@ -203,7 +201,7 @@ def _asking(order: Order, window: Window, notes: list[str] | None = None) -> Ask
 
 
 def _jobs(order: Order, window: Window, subjects: Sequence[Subject], say: Callable[[str], None]) -> KnownJobs:
-    """Return the jobs of Slurm with their use, and sentences about missing data.
+    """Return Slurm's jobs with their use, and sentences about missing data.
 
     The use is None if no host was asked for jobs, or if none answered.
     """

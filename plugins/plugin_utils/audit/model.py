@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 #: Kinds of subjects.
 KINDS = ("gpu", "mig_instance", "tenant", "workload")
 
-#: Verdicts that count as findings, the most urgent first. Reports list them before the other verdicts.
+#: Verdicts that count as findings, the most urgent first. Reports list them before all others.
 ASKING = (
     "unhealthy",
     "broken_metrics",
@@ -36,7 +36,7 @@ ASKING = (
 CALM = ("no_data", "free", "right")
 #: All verdicts, in the order of reports.
 WORDS = (*ASKING, *CALM)
-#: Explanations of the verdicts, for the legends of the reports. docs/audit.md lists the thresholds.
+#: The verdicts' explanations in the legends of reports. docs/audit.md lists the thresholds.
 MEANINGS = {
     "unhealthy": "The driver lost the GPU, an XID error shows a hardware or memory fault, or heat or power supply slow it down.",
     "broken_metrics": "The metrics contradict each other. Repair the exporter first.",
@@ -67,10 +67,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Stat:
-    """Statistics of a figure over the window, in the unit of the figure.
+    """Statistics of a figure over the window, in the figure's unit.
 
-    A statistic is None if it was not queried. `seconds` is the total time for which samples exist. `coverage_ratio` is
-    `seconds` divided by the length of the window.
+    A statistic that was not queried is None. `seconds` is the total time with samples. `coverage_ratio` is `seconds`
+    divided by the length of the window.
     """
 
     seconds: float
@@ -86,8 +86,8 @@ class Stat:
 class Subject:
     """A GPU, a MIG instance, a tenant's quota, or a workload on one of these.
 
-    `name` is the name of the tenant or workload. It is empty for GPUs and MIG instances.
-    `mig_instance` is the GPU instance ID that NVML and DCGM report.
+    `name` is the tenant's or workload's name, and empty for GPUs and MIG instances. `mig_instance` is the GPU instance
+    ID that NVML and DCGM report.
     """
 
     kind: str
@@ -109,7 +109,7 @@ class Subject:
     def rack_order(self) -> tuple[str, int, str, int, str]:
         """Sort key: host, GPU index, GPU instance ID.
 
-        Numeric labels are compared as numbers. A GPU without a numeric index sorts after the others of its host.
+        Numeric labels are compared as numbers. A GPU without a numeric index sorts after the others on its host.
         """
         index, instance = (
             int(text) if text.isascii() and text.isdecimal() else default
@@ -150,14 +150,13 @@ class Pod:
 class Holder:
     """A process, container, unit or job that holds a subject.
 
-    `kind` is one of the kinds in docs/holders.md. `who` is the holder's name on the host. Metrics have no names, but
-    only the number of holders of each kind. Without an answer of the host, `who` is this number.
-    `since_seconds` is the start time of the holder's process: a Unix time by the host's clock.
-    `listens` is true if the unit, container or process has a listening TCP socket. `clients` is the number of connected
-    clients. Both are None if the host did not check sockets.
-    `pid` is None if the holder has no process, or is known from metrics only.
-    `pod` is None outside Kubernetes, or if the Kubernetes API was not queried or does not know the pod.
-    `user`, `unit` (or container) and `job` (ID of a Slurm job or UID of a pod) are empty if they are unknown.
+    `kind` is one of the kinds in docs/holders.md. `who` is the holder's name on the host. If the host did not answer,
+    `who` is the number of holders of this kind, because metrics have no names. `since_seconds` is when the holder's
+    process started: a Unix time by the host's clock. `listens` is true if the unit, container or process has a
+    listening TCP socket. `clients` is the number of connected clients. Both are None if the host did not check sockets.
+    `pid` is None if the holder has no process, or is known from metrics only. `pod` is None outside Kubernetes, or if
+    the Kubernetes API was not queried or does not know the pod. `user`, `unit` (or container) and `job` (ID of a Slurm
+    job or UID of a pod) are empty if they are unknown.
     """
 
     kind: str
@@ -178,7 +177,7 @@ class Holder:
         if self.who.isdigit():
             text = "%s (%s)" % (kind, self.who)
         else:
-            # Some names start with their kind: "Slurm job 417".
+            # Some names already start with their kind: "Slurm job 417".
             text = self.who if self.who.lower().startswith(kind + " ") else "%s %s" % (kind, self.who)
         return "%s, %s" % (text, self.pod) if self.pod else text
 
@@ -187,12 +186,12 @@ class Holder:
 class Quiet:
     """The time that a subject has been quiet, up to the end of the window.
 
-    `seconds` is the time without a sign of work.
-    `whole_window` is true if Prometheus has no sign of work at all. `longest_seconds` is the longest earlier quiet time of the
-    current holder. `held_seconds` is the time since the subject was last free. `signals` lists the measured signs of work.
-    `kernel_hours_ratio` is the share of hours of the last week in which kernels ran, but too briefly for a sign of work.
-    `cpu_cores` is the average number of cores that the processes used in the grace period. It is
-    None if it is unknown. `rest_watts` is the power of the whole GPU in its lowest hour of the week.
+    `seconds` is the time without a sign of work. `whole_window` is true if Prometheus has no sign of work at all.
+    `longest_seconds` is the current holder's longest earlier quiet time. `held_seconds` is the time since the subject
+    was last free. `signals` lists the measured signs of work. `kernel_hours_ratio` is the share of hours of the last
+    week in which kernels ran, but too briefly for a sign of work. `cpu_cores` is the average number of cores that the
+    processes used in the grace period, or None. `rest_watts` is the power of the whole GPU in its lowest hour of the
+    week.
     """
 
     seconds: float
@@ -218,25 +217,26 @@ class Measured:
     memory_total_bytes: float | None = None
     processes_now: float | None = None
     quiet: Quiet | None = None
-    #: Like `quiet`, but ignores the CPU time of processes. None if the result is the same or unknown.
+    #: Like `quiet`, but without the processes' CPU time. None if the result is the same or unknown.
     device_quiet: Quiet | None = None
-    #: Whether kernels ran for 1 % of the time or less, in 97 % of the last week.
+    #: Whether kernels ran for at most 1 % of the time in 97 % of the last week.
     hardly_works: bool = False
-    #: Why the other kernels of that week are no work of the holder, as text.
+    #: Why the remaining kernels of that week are no work of the holder, as text.
     explained_kernels: str = ""
-    #: Time in the window in which other metrics showed work, but the busy ratio did not.
+    #: Seconds in the window in which other metrics showed work, but the busy ratio did not.
     unreported_work_seconds: float = 0.0
-    #: Time in the window in which the busy ratio showed constant load, but no other metric showed work.
+    #: Seconds in the window in which the busy ratio showed constant load, but no other metric showed work.
     unexplained_busy_seconds: float = 0.0
-    #: Time up to the end of the window in which a kernel ran all the time, but nothing was computed or moved.
+    #: Seconds up to the end of the window in which a kernel ran all the time, but nothing was computed or moved.
     stalled_seconds: float = 0.0
-    #: For a device with a stalled kernel: time since tensor cores worked. None if they never did in the last 100 days.
+    #: For a device with a stalled kernel: seconds since its tensor cores worked. None if they did not work in the last
+    #: 100 days.
     computed_seconds_ago: float | None = None
     xid: Mapping[str, str] = field(default_factory=dict)
     throttled: Mapping[str, float] = field(default_factory=dict)
     denials: float | None = None
     lost: bool = False
-    #: Time from the subject's last sample to the end of the window.
+    #: Seconds from the subject's last sample to the end of the window.
     silent_seconds: float = 0.0
     price_per_hour: float | None = None
     sharing: str = ""
@@ -257,11 +257,11 @@ class Holding(Measured):
     bandwidth: Stat | None = None
     tensor: Stat | None = None
     processes: Stat | None = None
-    #: Age of the newest holder process at the end of the window. None if the host did not answer.
+    #: Age of the newest holder process in seconds, at the end of the window. None if the host did not answer.
     newest_holder_seconds: float | None = None
-    #: Size of a GPU or an instance as a ratio of the GPU. None for tenants, and if the size is unknown.
+    #: Size of a GPU or an instance as a ratio of the GPU. None for tenants, and for unknown sizes.
     gpu_ratio: float | None = None
-    #: Other GPUs on which a process of the holders works. GPUs on which the process is idle are left out.
+    #: Other GPUs on which one of the holders' processes works.
     works_on: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -270,10 +270,10 @@ class Holding(Measured):
 class Verdict:
     """The verdict on a subject, with its reason.
 
-    `use` is "none", "useful", "busy" or "unknown". "busy" means that kernels run, but hardly use tensor cores and bandwidth.
-    `waste_per_month` is the wasted part of the price, in the currency of the price table. It is None if the price is unknown.
-    `waste_ratio` is this part as a ratio.
-    `idle_after_seconds` is the quiet time after which the holder counts as idle. It is None if the subject is not quiet.
+    `use` is "none", "useful", "busy" or "unknown". "busy" means that kernels run, but hardly use tensor cores and
+    bandwidth. `waste_per_month` is the wasted part of the price, in the price table's currency, or None if the price is
+    unknown. `waste_ratio` is this part as a ratio. `idle_after_seconds` is the quiet time after which the holder counts
+    as idle, or None if the subject is not quiet.
     """
 
     word: str
@@ -288,14 +288,13 @@ class Verdict:
 class Finding:
     """A holding with its verdict.
 
-    `id` identifies the subject and the verdict. It stays the same in later audits if the verdict on the subject stays
-    the same.
+    `id` identifies the subject and the verdict. It is the same in later audits with the same verdict on the subject.
     """
 
     id: str
     verdict: Verdict
     holding: Holding
-    #: Result of the comparison with the previous audit: "new", "still", "gone" (no longer found) or "unseen" (could not be
+    #: Result of the comparison with the previous audit: "new", "still", "gone" (no longer found) or "unseen" (not
     #: checked, because metrics or the host's answer are missing).
     state: str = "new"
     first_found_seconds: float | None = None
@@ -305,8 +304,8 @@ class Finding:
 class Day:
     """Fleet-wide averages of one day.
 
-    The averages are the number of GPUs, the shares of time that GPUs were held and busy, and the share of memory in
-    use. An unknown average is None.
+    These are the number of GPUs, the shares of time in which GPUs were held and busy, and the share of used memory. An
+    unknown average is None.
     """
 
     start_seconds: float
@@ -331,7 +330,10 @@ class Sources:
 
 @dataclass(frozen=True)
 class Colocation:
-    """GPU hours of online and offline tenants in the window, on `gpus` GPUs with both."""
+    """GPU hours of online and offline tenants in the window, on GPUs with both.
+
+    `gpus` is the number of these GPUs.
+    """
 
     gpus: int
     online_gpu_hours: float
@@ -342,7 +344,8 @@ class Colocation:
 class Audit:
     """A finished audit.
 
-    `settings` has the thresholds and prices as dictionaries and lists. `usage` is None if the audit read no Slurm jobs.
+    `settings` has the thresholds and prices as dictionaries and lists. `usage` is None if the audit did not read Slurm
+    jobs.
     """
 
     made_at_seconds: float
@@ -371,6 +374,6 @@ class Audit:
     def waste_per_month(self) -> float | None:
         """Return the cost per month of GPUs without use, or None.
 
-        These GPUs are reserved and unused, or not assigned. None if no price is known.
+        These GPUs are either reserved and unused, or not assigned. None means that no price is known.
         """
         return self.ledger.sum_of((*RESERVED_UNUSED, *NOT_ASSIGNED)).cost_per_month

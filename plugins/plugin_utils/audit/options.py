@@ -16,7 +16,7 @@ from .holdings import Price
 from .prometheus import Access
 from .verdict import Thresholds
 
-#: Minimum values of thresholds. Signs of work are read by the hour, so a shorter pause cannot be measured.
+#: Minimum values of thresholds. Signs of work are read by the hour, so shorter pauses cannot be measured.
 _LEAST = {"idle_hours": 1.0}
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -35,7 +35,7 @@ def seconds(text: str) -> float:
 
 
 def access(given: Mapping[str, Any]) -> Access | None:
-    """Return the settings for access to the server, or None if `url` is not set.
+    """Return the settings for access to the server, or None without `url`.
 
     Raises OptionError.
     """
@@ -113,10 +113,9 @@ def known_keys(where: str, given: Mapping[str, Any], names: Collection[str]) -> 
 
 
 def _one_line(where: str, value: Any) -> str:
-    """Return the value as one line of text, without a line break at the end.
+    """Return the value as one line of text, without a final line break.
 
-    Raises OptionError if the value is not one line of text. The error does not show the value, because it may be a
-    secret.
+    Raises OptionError without the value, which may be secret.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise OptionError(where, "it is not text", "Write one line of text.")
@@ -127,7 +126,7 @@ def _one_line(where: str, value: Any) -> str:
 
 
 def _ascii(where: str, text: str) -> str:
-    """Return the text if it is allowed in an HTTP header. Raises OptionError."""
+    """Return the text if an HTTP header may contain it. Raises OptionError."""
     if not text.isascii():
         raise OptionError(
             where, "it contains a character that HTTP headers cannot have", "Check whether it was copied completely."

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Divide the rows of the ledger among workloads. Pure.
 
-The current workloads of a part have its GPUs and costs, and its latest hours: as many as the oldest of them has run. Jobs
-of Slurm with known devices have earlier hours. The rows still add up to the same totals.
+A part's current workloads get its GPUs and costs, and its latest hours: as many as the oldest of them has run. Slurm
+jobs with known devices get earlier hours. The rows still add up to the same totals.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def divided(
     window_seconds: float,
     past: Mapping[tuple[str, str, str], Sequence[Past]] | None = None,
 ) -> Ledger:
-    """Return the ledger with the workloads of each row.
+    """Return the ledger with each row's workloads.
 
     `past` has ended workloads by device.
     """
@@ -73,7 +73,7 @@ def _rows(rows: Sequence[Row], ages: Ages, window_seconds: float, ended: Sequenc
     yield from (row for row in rows if row.word not in _ORDER)
     hours = {row.word: round(row.gpu_hours * HOUR_UNITS) for row in held}
     whole = sum(round(row.gpu_hours * HOUR_UNITS) for row in rows)
-    # The unknown age of a single workload must not take the hours of earlier ones.
+    # If a single workload's age is unknown, assume 0, so that it does not get the hours of earlier workloads.
     seconds = {workload: min(age or 0.0, window_seconds) for workload, age in ages.items()}
     share = max(seconds.values(), default=0.0) / window_seconds if window_seconds else 0.0
     current = _latest(hours, min(sum(hours.values()), round(whole * share)))
@@ -95,7 +95,7 @@ def _rows(rows: Sequence[Row], ages: Ages, window_seconds: float, ended: Sequenc
 
 
 def _latest(hours: Mapping[str, int], total: int) -> dict[str, int]:
-    """Return the latest hours by class, in units. They add up to the total."""
+    """Return the latest hours by class, in units with the sum `total`."""
     taken = dict.fromkeys(hours, 0)
     for number in range(3):
         words = [word for word in hours if _ORDER[word] == number]
@@ -119,7 +119,7 @@ def _earlier(
     found: dict[Workload, dict[str, int]] = {}
     for past, units in zip(ended, apportion(total, exact) if total else ()):
         of_word = found.setdefault(past.workload, {})
-        # The same shares of all classes.
+        # Take the same share of each class.
         parts = apportion(units, list(left.values())) if sum(left.values()) else []
         for word, part in zip(left, parts):
             of_word[word] = of_word.get(word, 0) + part

@@ -17,11 +17,12 @@ from .workload_model import JOB, OwnerTotal, OwnerTotals, Use, Workload
 from .workloads import Ages, Workloads
 
 NO_TEAM, NO_USER = "(no team)", "(unknown user)"
-#: Names of totals without an owner: hours of workloads that ended or are unknown, and GPUs that are not assigned.
+#: Names of totals without an owner: hours of workloads that have ended or are unknown, and GPUs that are not assigned.
 EARLIER, FREE_PARTS = "earlier or unknown workloads", "not assigned"
-#: Verdicts on GPUs whose use says nothing about the workload: the GPU fails, or its metrics are wrong.
+#: Verdicts on GPUs that fail or have wrong metrics, so that their use says nothing about the workload.
 _UNMEASURED = ("unhealthy", "broken_metrics")
-#: Smallest share of the measured time that a workload must have held a part, so that the part's use is its own.
+#: Minimum share of the measured time for which a workload must have held a part, so that the part's use counts as its
+#: own.
 _COVERED = 0.98
 
 
@@ -34,7 +35,7 @@ def totals(
 ) -> OwnerTotals:
     """Return the totals of a divided ledger.
 
-    `recent` has the use since the start of the workload, by ID of the finding. `usage` has the use by jobs.
+    `recent` has the use since each workload's start, by the finding's ID. `usage` has the use by jobs.
     """
     uses = _uses(book, findings, workloads, recent or {})
     jobs = {(one.name, one.user): one for one in usage.jobs} if usage else {}
@@ -45,7 +46,7 @@ def totals(
     for workload in held:
         job = jobs.get((workload.name, workload.user)) if workload.kind == JOB else None
         if job is not None and job.measured_gpu_seconds and job.held_gpu_seconds:
-            # An instance counts as a GPU in `usage`, and as a part of a GPU here.
+            # In `usage`, an instance counts as a GPU. Here, it counts as a part of a GPU.
             scale = held[workload] / job.held_gpu_seconds
             used = None if job.used_gpu_seconds is None else job.used_gpu_seconds * scale
             uses[workload] = Use(job.measured_gpu_seconds * scale, used, job.memory_max_bytes)
@@ -57,9 +58,9 @@ def totals(
 
 
 def current_parts(findings: Iterable[Finding], workloads: Workloads) -> dict[str, tuple[Workload, float, Finding]]:
-    """Return the parts with one workload that started in the measured time.
+    """Return the parts with one workload, which started in the measured time.
 
-    The keys are IDs of findings. The statistics of such a part include earlier workloads.
+    The keys are findings' IDs. The statistics of such a part include earlier workloads.
     """
     found = {}
     for finding in findings:
@@ -81,7 +82,7 @@ def _covers(found: Finding, age: float) -> bool:
 def _uses(
     book: Ledger, findings: Sequence[Finding], workloads: Workloads, recent: Mapping[str, Use]
 ) -> dict[Workload, Use]:
-    """Return the use of each workload that is alone on its parts."""
+    """Return the use of each workload that shares its parts with no other."""
     sizes: dict[str, float] = defaultdict(float)
     for row in book.rows:
         if row.finding:
@@ -102,7 +103,7 @@ def _uses(
 def _use(found: Finding, ages: Ages, age: float | None, size: float) -> Use:
     holding = found.holding
     if holding.subject.kind == "tenant":
-        # The compute of tenants is not measured.
+        # Tenants' compute is not measured.
         return Use(memory_max_bytes=holding.memory.max if holding.memory else None)
     compute = holding.compute or holding.busy
     if len(ages) != 1 or age is None or not _covers(found, age):
@@ -133,8 +134,8 @@ def _grouped(
 ) -> tuple[OwnerTotal, ...]:
     """Return the totals by name.
 
-    The highest cost of reserved and unused GPUs is first, then the most of these GPUs, then the most unused GPU hours.
-    The totals without an owner are last.
+    They are sorted by cost of reserved and unused GPUs, then by the number of these GPUs, then by unused GPU hours,
+    highest first. Totals without an owner are last.
     """
     rows: dict[str, list[Row]] = defaultdict(list)
     members: dict[str, set[Workload]] = defaultdict(set)
@@ -156,7 +157,7 @@ def _grouped(
 
 
 def _rank_order(one: OwnerTotal) -> tuple[float, float, float, float, float, str]:
-    """Return the sort key of ranks, which starts with the cost per month now."""
+    """Return the sort key of a rank, starting with the current cost per month."""
     cost = -(one.unused_per_month or 0.0)
     return (cost, -one.unused_gpus, -one.unused_gpu_hours, -one.held_gpu_hours, -one.gpus, one.name)
 
@@ -184,6 +185,6 @@ def _total(name: str, kind: str, rows: Sequence[Row], members: set[Workload], us
 
 
 def common(texts: Iterable[str]) -> str:
-    """Return the text that all members have, or an empty text."""
+    """Return the text that all members share, or ""."""
     found = set(texts)
     return found.pop() if len(found) == 1 else ""

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read `gpu_owners`, and find the team of a workload. Pure."""
+"""Read `gpu_owners`, and find a workload's team. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .workload_model import Workload
 _GLOBS = ("accounts", "namespaces", "units")
 _TEXTS = ("team", "contact")
 _EXAMPLE = 'Write {team: vision, contact: vision@example.org, accounts: ["alice", "vision-*"]}.'
-#: Maximum length of a text. Longer texts do not fit into a row of a page.
+#: Maximum length of a text that fits into a row of a page.
 _MOST = 200
 
 
@@ -25,10 +25,10 @@ class OwnerError(FleetError):
 
 @dataclass(frozen=True)
 class Owner:
-    """An entry of `gpu_owners`: a team with its contact, and globs for its workloads.
+    """An entry of `gpu_owners`: a team, its contact, and globs for its workloads.
 
-    `accounts` are compared with Unix accounts, Slurm users and Slurm accounts. `namespaces` are compared with namespaces
-    of Kubernetes. `units` are compared with units (with or without `.service`), containers and tenants.
+    `accounts` are compared with Unix accounts, Slurm users and Slurm accounts, `namespaces` with Kubernetes namespaces,
+    and `units` with units (with or without `.service`), containers and tenants.
     """
 
     team: str

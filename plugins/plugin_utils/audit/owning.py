@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the owners of all GPU hours.
 
-The use of workloads that started within the window is read from the server.
+The server is queried for the use of workloads that started within the window.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .usage_model import Usage
 from .workload_model import OwnerTotals, Use
 from .workloads import Workloads
 
-#: Maximum number of devices whose use is read again for recent workloads.
+#: Maximum number of devices whose use is queried again for recent workloads.
 _MOST_DEVICES = 2000
 
 
 @dataclass(frozen=True)
 class KnownJobs:
-    """Jobs of Slurm.
+    """Slurm's jobs.
 
-    `ended` has the ended jobs of each device with their seconds. `notes` has sentences about missing data.
+    `ended` has each device's ended jobs with their seconds. `notes` has sentences about missing data.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -47,7 +47,7 @@ class KnownJobs:
 
 @dataclass(frozen=True)
 class Known:
-    """Inputs for owners. `has_history` is false without a server."""
+    """The input for finding owners. `has_history` is false without a server."""
 
     window: Window
     has_history: bool
@@ -75,7 +75,7 @@ def owned(
 def _recent(
     found: Sequence[Finding], workloads: Workloads, asking: Asking, span_seconds: int
 ) -> tuple[dict[str, Use], list[str]]:
-    """Return the use of workloads since their start, by ID of the finding."""
+    """Return workloads' use since their start, by the finding's ID."""
     parts = sorted(current_parts(found, workloads).items(), key=lambda one: (-one[1][1], one[0]))
     notes = []
     if len(parts) > _MOST_DEVICES:
@@ -97,7 +97,7 @@ def _recent(
 
 
 def _since(use: DeviceUse, place: Device, age_seconds: float) -> Use | None:
-    """Return the use of a device since a start.
+    """Return a device's use since a start.
 
     Returns None if no interval is complete.
     """

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Query the Kubernetes API for the pods that hold GPUs.
 
-Hosts report the UIDs of the pods on their GPUs (docs/holders.md). The API returns the namespace, name, owner and labels of a
-pod. Each query is limited to the node that the inventory lists for the host, so a host cannot claim pods of other nodes.
-The controller sends the queries. A kubeconfig is never copied to a host.
+Hosts report the UIDs of the pods on their GPUs (docs/holders.md). The API returns the namespace, name, owner and labels
+of a pod. Each query is limited to the node that the inventory lists for the host, so that a host cannot claim other
+nodes' pods. The controller sends the queries, and never copies a kubeconfig to a host.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 _AT_A_TIME = 8
 #: Label that the Deployment controller adds to pods: https://kubernetes.io/docs/concepts/workloads/controllers/deployment/
 _TEMPLATE_HASH = "pod-template-hash"
-#: Maximum number of labels that are kept for a pod. The API has no limit.
+#: Maximum number of a pod's labels that are kept. The API has no limit.
 _MOST_LABELS = 64
-#: Maximum lengths in the API: of a name, of a label key with its prefix, and of a label value.
+#: Maximum lengths in the API of a name, a label key with its prefix, and a label value.
 _NAME, _KEY, _VALUE = 253, 317, 63
 
 
@@ -41,9 +41,9 @@ class PlaceError(FleetError):
 
 @dataclass(frozen=True)
 class Place:
-    """The node name of a host, and the access to its cluster.
+    """A host's node name, and the access to its cluster.
 
-    If `kubeconfig` or `context` is empty, the default of kubectl applies.
+    If `kubeconfig` or `context` is empty, kubectl's default applies.
     """
 
     node: str
@@ -55,8 +55,8 @@ class Place:
 def places(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Place]:
     """Return the Place of each host that is in a cluster.
 
-    `given` maps each name in KEYS to the values of this variable, by host.
-    Hosts without a backend are not in a cluster. Raises PlaceError.
+    `given` has the values of each variable in KEYS, by host. Hosts without a backend are not in a cluster. Raises
+    PlaceError.
     """
     given = plain(given)
     for key in given:
@@ -80,9 +80,7 @@ def look_up(
 ) -> tuple[dict[str, dict[str, Pod]], list[str]]:
     """Query the API for the pods that hold GPUs according to the results of gpu_info.
 
-    Each host with pods on its GPUs takes one request.
-
-    Returns (pods by host and UID, sentences about unknown pods).
+    Makes one request for each host with pods on its GPUs. Returns (pods by host and UID, sentences about unknown pods).
     """
     wanted = {host: uids for host in where if host in states and (uids := set(_uids(states[host])))}
     if not wanted:
@@ -112,17 +110,17 @@ def look_up(
 def named(
     states: Mapping[str, Mapping[str, Any]], pods: Mapping[str, Mapping[str, Pod]]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return results of gpu_info with pod names and owners in the holders' text.
+    """Return results of gpu_info with pods' names and owners in the holders' text.
 
-    `pods` is a result of `look_up`. If the API does not know a pod, the text keeps the pod name that the host reported.
+    `pods` is a result of `look_up`. For a pod that the API does not know, the text has the name that the host reported.
     """
     return {host: _named(state, pods[host]) if pods.get(host) else state for host, state in states.items()}
 
 
 def pod_of(item: Mapping[str, Any]) -> Pod:
-    """Convert an item of an API response to a Pod.
+    """Convert an item in an API response to a Pod.
 
-    If the owner is a ReplicaSet of a Deployment, `owner` is the Deployment.
+    If a Deployment's ReplicaSet owns the pod, `owner` is the Deployment.
     """
     metadata = item["metadata"]
     labels = metadata.get("labels") or {}
@@ -170,7 +168,7 @@ def _of_node(place: Place, uids: set[str]) -> dict[str, Pod] | FleetError:
 def _uids(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the pod UIDs of all holders of a host's GPUs.
 
-    Numeric job IDs are skipped, because they are IDs of Slurm jobs.
+    Skips numeric job IDs, which are Slurm jobs.
     """
     for gpu in state.get("gpus") or ():
         for row in (gpu, *((gpu.get("mig") or {}).get("instances") or ())):

@@ -46,7 +46,7 @@ MOST_POINTS = 5000
 class PrometheusError(FleetError):
     """The server did not answer a query.
 
-    `where` is the server's address without credentials. `too_much` is true if the query was too large, so that a smaller query
+    `where` is its address without credentials. `too_much` is true if the query was too large, so that a smaller query
     may succeed.
     """
 
@@ -59,7 +59,7 @@ class PrometheusError(FleetError):
 class Access:
     """Address and credentials of the server.
 
-    `user` and `password` are used for HTTP basic authentication. `token` is a bearer token.
+    `user` and `password` are for HTTP basic authentication, `token` is a bearer token.
     """
 
     url: str
@@ -138,7 +138,7 @@ class Prometheus:
         self.name = urllib.parse.urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
         self.queries = 0
         self.bytes_received = 0
-        # Protects the counters, because queries run concurrently.
+        # Protects the counters against concurrent queries.
         self._counting = threading.Lock()
         self._opener = opener(self._tls() if parts.scheme == "https" else None)
 
@@ -183,7 +183,7 @@ class Prometheus:
     ) -> RangeAnswer:
         """Run a range query at start, start + step, … up to end.
 
-        Raises PrometheusError. Raises ValueError if the step is invalid or if there are more than MOST_POINTS points.
+        Raises PrometheusError. Raises ValueError for an invalid step, or for more than MOST_POINTS points.
         """
         if not step_seconds > 0 or not 0 <= (end_seconds - start_seconds) / step_seconds < MOST_POINTS:
             raise ValueError("from %r to %r in steps of %r" % (start_seconds, end_seconds, step_seconds))
@@ -225,12 +225,12 @@ class Prometheus:
             headers["Authorization"] = "Bearer " + self.access.token
         elif self.access.user:
             headers["Authorization"] = basic(self.access.user, self.access.password)
-        # Use POST, because a query about many hosts exceeds the maximum length of a URL.
+        # Use POST: a query about many hosts exceeds the maximum length of a URL.
         request = Request(self.name + path, urllib.parse.urlencode(form).encode(), headers)
         with self._counting:
             self.queries += 1
         try:
-            # Wait longer than the server's own timeout, so that its error message arrives.
+            # Wait longer than the server does, so that its own timeout message arrives.
             with self._opener.open(request, timeout=self.access.timeout_seconds + 2) as response:
                 body = self._read(response)
         except urllib.error.HTTPError as error:
@@ -251,7 +251,7 @@ class Prometheus:
                 "its answer was interrupted: %s" % one_line(error or type(error).__name__, _SHOWN), _REACH
             ) from None
         except ValueError:
-            # Do not show the error, because its text repeats a header and the header may be a secret.
+            # Do not show the error: it repeats a header, which may be secret.
             raise self._error(
                 "the request is invalid: the token or a header is not allowed in HTTP",
                 "Check prometheus.token and headers.",
@@ -270,8 +270,8 @@ class Prometheus:
         size = 0
         packed = response.headers.get("Content-Encoding") == "gzip"
         deadline = time.monotonic() + _ANSWER_SECONDS
-        # A server that sends single bytes never triggers the socket timeout, so check the deadline after each read of the
-        # socket.
+        # Check the deadline after each read, because a server that sends single bytes never triggers the socket's
+        # timeout.
         for block in iter(lambda: response.read1(_BLOCK), b""):
             if time.monotonic() > deadline:
                 raise self._error(
@@ -304,8 +304,8 @@ class Prometheus:
             return self._error("it redirects (HTTP %d)" % code, "Use the URL that it redirects to.")
         if code == 404:
             return self._error("no API at this URL (HTTP 404)", _NOT_ONE)
-        # 422: the query failed, for example because of too many samples. 503: the query took too long. 413 and 429: the query
-        # exceeded a limit of Thanos or Mimir.
+        # 422: the query failed, for example with too many samples. 503: it took too long. 413 and 429: it exceeded a
+        # limit of Thanos or Mimir.
         if code in (413, 422, 429, 503):
             return self._error(
                 "the query failed (HTTP %d): %s" % (code, text),
@@ -315,21 +315,21 @@ class Prometheus:
         return self._error("it answered HTTP %d: %s" % (code, text), "See its log.")
 
     def _malformed(self, error: Exception) -> PrometheusError:
-        # The text of the error contains data from the server, so make it printable.
+        # The error's text contains data from the server, so make it printable.
         return self._error("its answer does not have the format of the API: %s" % one_line(error, _SHOWN), _NOT_ONE)
 
     def _error(self, problem: str, cure: str, *, too_much: bool = False) -> PrometheusError:
         return PrometheusError(self.name, problem, cure, too_much=too_much)
 
 
-#: Errors that are raised if a response does not have the format of the API.
+#: Errors for a response that does not have the format of the API.
 _MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError)
 _REACH = "Check the URL, that the server runs, and that this machine can reach it."
 _NOT_ONE = "Check that prometheus.url is a Prometheus-compatible API (the part before /api/v1)."
 
 
 def _text_of(error: urllib.error.HTTPError) -> str:
-    """Return the error message of the server in one line."""
+    """Return the server's error message in one line."""
     try:
         body = error.read(_BLOCK)
         if error.headers.get("Content-Encoding") == "gzip":
@@ -350,9 +350,9 @@ def _warnings(data: Mapping[str, Any]) -> tuple[str, ...]:
 def _labels(given: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels with printable names and values.
 
-    Exporters choose the labels, so labels may contain any character. Reports and messages show them.
+    Exporters choose the labels, which may have any characters. Reports and messages show them.
     """
-    # Fast path: a large fleet has millions of labels, and nearly all are printable.
+    # This is faster, because a large fleet has millions of labels, and nearly all are printable.
     if all(str.isprintable(each) and len(each) <= MOST_TEXT for pair in given.items() for each in pair):
         return dict(given)
     return {text(name): text(value) for name, value in given.items()}

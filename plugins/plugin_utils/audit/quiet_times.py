@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the current and the earlier quiet times of GPUs and their holders.
+"""Find the current and earlier quiet times of GPUs and their holders.
 
-One instant query finds the GPUs that were quiet for the whole grace period. Only for these GPUs, the history is read,
-in steps of one hour. It contains only the hours in which something changed, so the history of a quiet GPU is small.
+One instant query finds the GPUs that were quiet for the whole grace period. The history is read only for these GPUs, in
+steps of one hour. It only has the hours in which something changed, so it is short for a quiet GPU.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from .series import (
     key_of,
 )
 
-#: Length of the history that is read. A job at the end of each quarter runs at least once in this time.
+#: Length of the history to read in seconds. It includes at least one run of a job at the end of each quarter.
 LOOK_BACK_SECONDS = 100 * 86400
 
-#: Labels that identify a GPU or instance regardless of its host.
+#: Labels that identify a GPU or instance on any host.
 _BY_GPU = "gpu_uuid, mig_instance"
 
 _HOUR = 3600
-#: Minimum number of samples in an hour. An hour with fewer samples is a gap. Five-minute roll-ups have 12 samples per hour.
+#: Minimum number of samples in an hour. An hour with fewer is a gap. Five-minute roll-ups have 12 samples per hour.
 _LEAST_SAMPLES = 4
 
-#: Share of five-minute intervals in which a GPU hardly works, and the limit of its activity. Kernels count five times, so
-#: this is 1.2 % of the time: some more than the 1 % that NVML reports for a health probe.
+#: A GPU hardly works if its activity is below this limit in this share of five-minute intervals. Kernels count five
+#: times, so the limit is 1.2 % of the time, slightly more than the 1 % that NVML reports for a health probe.
 _NEARLY_ALL, _HARDLY_RATIO = 0.97, 0.06
 
-#: Maximum use of cores in ten minutes by processes that start no kernels.
+#: Maximum average number of cores in ten minutes for processes that start no kernels.
 _IDLE_CORES = 0.02
 
-#: Kinds of events. They are values of the label `event`.
+#: Kinds of events, which are values of the label `event`.
 _WORKS, _APPEARS, _VANISHES, _TAKEN, _WATCHED = "works", "appears", "vanishes", "taken", "watched"
 
 
@@ -71,8 +71,8 @@ BY_DEFAULT = QuietQuestion()
 def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> dict[Key, Quiet]:
     """Return the quiet times that are at least as long as the grace period.
 
-    If the server does not have the series ACTIVITY, the busy ratio is used instead. It misses short work, and a note says so.
-    Raises PrometheusError.
+    Without the series ACTIVITY, the busy ratio is used. It misses short work, and a note says so. Raises
+    PrometheusError.
     """
     for series in (ACTIVITY, SERIES["busy"].roll_up, SERIES["busy"].name):
         if asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % series):
@@ -88,11 +88,11 @@ def quiet_times(asking: Asking, question: QuietQuestion, notes: list[str]) -> di
 
 
 def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collection[Key]) -> dict[Key, Quiet]:
-    """Return the quiet times of GPUs whose only sign of work is CPU time.
+    """Return the quiet times of devices whose only sign of work is CPU time.
 
-    The result also contains such instances. CPU time is ignored for these quiet times. `known` are the GPUs and
-    instances without any sign of work. They are left out. Returns an empty dictionary if the server does not have the
-    series DEVICE_ACTIVITY. Raises PrometheusError.
+    Devices are GPUs and instances. CPU time is ignored for these quiet times. `known` has the devices without any sign
+    of work, which are left out. Returns {} if the server does not have the series DEVICE_ACTIVITY. Raises
+    PrometheusError.
     """
     if not asking.ask("count(last_over_time(%s{%%(where)s}[15m]))" % DEVICE_ACTIVITY):
         return {}
@@ -105,8 +105,8 @@ def device_quiet_times(asking: Asking, question: QuietQuestion, known: Collectio
 def hardly_working(asking: Asking) -> set[Key]:
     """Return the GPUs and instances that hardly worked in the last week.
 
-    In nearly all five-minute intervals, kernels ran for 1 % of the time or less. Health probes and few requests need no more.
-    Samples must exist for nearly all of the week. Raises PrometheusError.
+    In nearly all five-minute intervals, kernels ran for at most 1 % of the time, which is enough for health probes and
+    few requests. Samples must exist for nearly the whole week. Raises PrometheusError.
     """
     seldom = "max by (%s) (quantile_over_time(%g, %s{%%(where)s}[%ds])) < %g >= 0" % (
         BY, _NEARLY_ALL, DEVICE_ACTIVITY, HARDLY_SECONDS, _HARDLY_RATIO,
@@ -120,11 +120,12 @@ def hardly_working(asking: Asking) -> set[Key]:
 def explained_kernels(asking: Asking, keys: Collection[Key]) -> dict[Key, str]:
     """Return why kernels of the last week are no work of the holder, by device.
 
-    `keys` are devices that hardly worked. Devices are left out if the holder may have worked: outside the hours after a
-    restart, or with CPU time. To start kernels, a process needs CPU time. Raises PrometheusError.
+    `keys` has devices that hardly worked. The result only has devices whose kernels ran in the hours after a restart,
+    or without CPU time, which a process needs to start kernels. The holder of any other device may have worked. Raises
+    PrometheusError.
     """
     kernels = "max by (%s) (max_over_time(%s{%%(where)s}[1h])) >= %g" % (BY, DEVICE_ACTIVITY, _HARDLY_RATIO)
-    # The counter falls when processes end. Two hours contain a restart at the full hour.
+    # The counter falls when processes end. Two hours include a restart at the full hour.
     restarts = "max by (%s) (resets(%s{%%(where)s}[2h])) > 0" % (BY, CPU_TIME.series)
     week = "[%ds:1h]" % HARDLY_SECONDS
     some = "count_over_time((%s)%s)" % (kernels, week)
@@ -152,7 +153,7 @@ def explained_kernels(asking: Asking, keys: Collection[Key]) -> dict[Key, str]:
 def computed_ago(asking: Asking, keys: Collection[Key]) -> dict[Key, float]:
     """Return the seconds since tensor cores worked on these devices.
 
-    The result has a resolution of one hour, and lacks devices whose tensor cores did not work in LOOK_BACK_SECONDS. Raises
+    The resolution is one hour. Leaves out devices whose tensor cores did not work within LOOK_BACK_SECONDS. Raises
     PrometheusError.
     """
     works = "max_over_time(%s{%%(where)s}[1h]) >= bool %g" % (SERIES["tensor"].roll_up, QUIET_BUSY_RATIO)
@@ -167,9 +168,9 @@ def _quiet_by(
 ) -> dict[Key, Quiet]:
     """Return the quiet times according to one series.
 
-    `least` is the minimum value of the series that is a sign of work. Keys in `without` are left out.
+    A value of at least `least` is a sign of work. Leaves out keys in `without`.
     """
-    # Skip GPUs without current samples, because they may work now.
+    # A GPU without current samples may be working now, so skip it.
     candidates = asking.ask(
         "(max by (%s) (max_over_time(%s{%%(where)s}[%ds])) < %g >= 0)"
         " and on (%s) last_over_time(%s{%%(where)s}[15m]) and on (%s) %s"
@@ -201,7 +202,7 @@ def _quiet_by(
 def _known(series: str, ago: str, by: str = BY) -> str:
     """Return PromQL that selects hours with enough samples.
 
-    It excludes hours that contain NaN: their average is NaN, and a comparison with NaN is false.
+    It excludes hours with NaN: their average is NaN, and a comparison with NaN is false.
     """
     return "(max by (%s) (count_over_time(%s{%%(where)s}[1h]%s) >= %d and avg_over_time(%s{%%(where)s}[1h]%s) >= 0))" % (
         by, series, ago, _LEAST_SAMPLES, series, ago,
@@ -214,10 +215,10 @@ def _anywhere(key: Key) -> Key:
 
 
 def _events_of(asking: Asking, series: str, least: float, uuids: Sequence[str]) -> dict[Key, dict[str, list[float]]]:
-    """Return the events of these GPUs.
+    """Return these GPUs' events.
 
-    If one host reports a GPU now, the events from all hosts are merged, because host labels change and GPUs move
-    between hosts. If several hosts report a GPU now, the events of each host are kept separate.
+    If one host reports a GPU now, the events of all hosts are merged, because host labels change and GPUs move between
+    hosts. If several hosts report it now, each host's events are separate.
     """
     several = "count by (gpu_uuid) (count by (host, gpu_uuid) (last_over_time(%s{%%(where)s}[15m]))) > 1" % series
     shared = {sample.labels.get("gpu_uuid", "") for sample in asking.ask_of(several, uuids)}
@@ -232,7 +233,7 @@ def _events(
 ) -> dict[Key, dict[str, list[float]]]:
     """Return the hours with an event, by GPU or instance and kind of event.
 
-    An hour is represented by its end, in seconds since the epoch.
+    An hour is given by its end, in seconds since the epoch.
     """
     watched = "(max by (%s) (min_over_time(%s{%%(where)s}[1h]AGO)))" % (by, HELD)
     free = "(%s == 0)" % watched
@@ -254,9 +255,9 @@ def _events(
 
 
 def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
-    """Return the names of the signals that are measured now, by GPU or instance.
+    """Return the signals that are measured now, by GPU or instance.
 
-    NaN does not count as a measurement.
+    A value of NaN is no measurement.
     """
     expression = "count by (%s, signal) (%s)" % (
         BY,
@@ -275,8 +276,8 @@ def _signals(asking: Asking, uuids: Sequence[str]) -> dict[Key, set[str]]:
 def _measured(signal: Signal) -> str:
     """Return PromQL for the GPUs and instances for which a signal is measured.
 
-    Power can be judged only in relation to the power limit or to the lowest power of the last week. So the power counts
-    as measured only if one of these two is measured as well.
+    Power counts as measured only together with the power limit or the lowest power of the last week, because it means
+    nothing alone.
     """
     text = "last_over_time(%s{%%(where)s}[15m]) >= 0" % signal.series
     if signal is not POWER:
@@ -290,7 +291,7 @@ def _measured(signal: Signal) -> str:
 def _kernel_hours(asking: Asking, uuids: Sequence[str]) -> dict[Key, float]:
     """Return the share of hours with kernels too brief for a sign of work.
 
-    The share covers the last week. The result is by GPU or instance, without those that have no such hours.
+    Covers the last week. The result is by GPU or instance, without those that have no such hours.
     """
     expression = "count_over_time((max by (%s) (max_over_time(%s{%%(where)s}[1h])) > 0 < %g)[%ds:1h])" % (
         BY, SERIES["busy"].roll_up, QUIET_BUSY_RATIO, HARDLY_SECONDS,
