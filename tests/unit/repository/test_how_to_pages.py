@@ -24,6 +24,7 @@ NOT_FOLLOWED = {
     "find-waste.md": "the scenario audit runs these steps with its own settings",
     "import-mig-parted.md": "tests/integration/cli/test_without_gpus.py imports such files",
     "kubernetes-busy-node.md": "tests/kubernetes runs such changes on a node with pods",
+    "kubernetes-first-cluster.md": "make demo KUBERNETES=1 runs steps 5 to 8",
     "kubernetes-gpu-operator.md": "tests/kubernetes adopts a node under the operator's controller",
     "upgrade-the-driver.md": "the scenario nvidia_driver runs the role with stand-in packages",
 }
