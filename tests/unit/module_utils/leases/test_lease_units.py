@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.leases.model import 
 from ansible_collections.openfleet.gpu.plugins.module_utils.leases.units import count, most_units, shape_of, units_of
 
 GIB = 1 << 30
+MODELS = Path(__file__).parents[4] / "plugins" / "module_utils" / "models"
 LEASES = Leases("slurm", (), 40 * GIB, 50, unit_memory_bytes=8 * GIB, unit_percent=10)
 #: Units of each GPU, and the largest job.
 CASES = [
@@ -80,3 +83,56 @@ def test_largest_job_and_its_quota():
     assert most_units(Leases("slurm", (), None, None, unit_memory_bytes=8 * GIB, unit_percent=30)) == 3
     assert most_units(Leases("slurm", (), 16 * GIB, None, unit_memory_bytes=8 * GIB, unit_percent=10)) == 2
     assert shape_of(LEASES, 3) == Shape(24 * GIB, 30)
+
+
+# -- MIG instances, which jobs cannot lease ----------------------------------------------------------------------------
+
+
+def mig_states(profiles):
+    """Return all sets of instances of these profiles that an H100 can have, as (profile, start, end)."""
+    places = [
+        (name, start, start + profile["placement_size"])
+        for name, profile in profiles.items()
+        for start in profile["placement_starts"]
+    ]
+    states = [()]
+    for place in places:
+        states += [(*state, place) for state in states if is_free(state, place)]
+    return states
+
+
+def is_free(state, place):
+    return all(place[2] <= start or end <= place[1] for _name, start, end in state)
+
+
+def slices_for_slurm(profiles):
+    """Return the largest number of slices that Slurm can give out so that each job finds an instance.
+
+    Jobs end in any order, so every set of instances is reached.
+    """
+
+    def never_refuses(limit):
+        return all(
+            any(
+                is_free(state, (name, start, start + profile["placement_size"]))
+                for start in profile["placement_starts"]
+            )
+            for state in mig_states(profiles)
+            for name, profile in profiles.items()
+            if sum(profiles[each]["compute_slices"] for each, _start, _end in state) + profile["compute_slices"]
+            <= limit
+        )
+
+    return max(limit for limit in range(8) if never_refuses(limit))
+
+
+def profiles_of(*names):
+    profiles = json.loads((MODELS / "h100-80gb.json").read_text())["profiles"]
+    return {each["name"]: each for each in profiles if each["name"] in names}
+
+
+def test_mig_instances_of_two_sizes_would_leave_slices_unused():
+    # Two instances in the slots 0 and 4 block each place of 3g.40gb, and would leave five slices to Slurm.
+    assert slices_for_slurm(profiles_of("1g.10gb", "3g.40gb")) == 4
+    # One size loses nothing. A fixed layout has the same instances.
+    assert slices_for_slurm(profiles_of("1g.10gb")) == 7
