@@ -21,7 +21,7 @@ from typing import Any, Mapping
 
 from .. import durable
 from ..errors import FleetError
-from ..holders.slurm import NODE_NAME, QUOTA, NoAnswerError, job_gres, resources_of
+from ..holders.slurm import NODE_NAME, QUOTA, NoAnswerError, exact_id, job_gres, resources_of
 from ..leases.model import LeaseError, RetryLaterError
 from ..printable import printable
 from ..processes.command import Run, ask, run_tool
@@ -135,6 +135,8 @@ def _requeue(tool: Run, job: str, error: FleetError) -> None:
     """
     print("openfleet-gpu: %s" % error, file=sys.stderr)
     with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(NoAnswerError):
+            job = exact_id(tool, job)
         ask(tool, ["scontrol", "update", "JobId=%s" % job, "AdminComment=openfleet-gpu: %s" % printable(str(error))])
         action = "requeue" if isinstance(error, RetryLaterError) else "requeuehold"
         done, _problem = ask(tool, ["scontrol", action, job])

@@ -43,6 +43,9 @@ _JOB_STATES = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_
 #: The start of a job's record up to the job's name, and the list of resources on each node. Until Slurm 17.02, the
 #: list's key is GRES_IDX.
 _RECORD = re.compile(r"JobId=\d+ (?:ArrayJobId=\d+ ArrayTaskId=\S+ )?(?:HetJobId=\d+ HetJobOffset=\d+ )?JobName=")
+#: The start of the record of an array's task whose id is the id of the array, and a task of squeue: id, array, number.
+_ARRAY = re.compile(r"JobId=\d+ ArrayJobId=(\d+) ")
+_TASK = re.compile(r"(\d+) (\d+) (\d+)")
 _JOB_RESOURCES = re.compile(r"\sJOB_GRES=\S*")
 #: The fields in a job's record that follow the account and WCKey, and the resources.
 _STATE, _NEEDS = " JobState=", " MinCPUsNode="
@@ -261,9 +264,22 @@ def name_of(run: Run, job: str) -> str:
         raise
 
 
+def exact_id(run: Run, job: str) -> str:
+    """Return the id with which Slurm's tools select only this job.
+
+    One task of an array has the id of the array, which selects all tasks. Raises NoAnswerError.
+    """
+    listed = _query(run, "squeue", "--all", "--noheader", "--jobs", job, "--format", "%A %F %K")
+    tasks = (_TASK.fullmatch(line) for line in listed.splitlines())
+    return next(("%s_%s" % task.group(2, 3) for task in tasks if task and task.group(1) == job), job)
+
+
 def _record(run: Run, job: str) -> str:
+    show = ("scontrol", "--details", "--oneliner", "show", "job")
     try:
-        return _query(run, "scontrol", "--details", "--oneliner", "show", "job", job)
+        record = _query(run, *show, job)
+        array = _ARRAY.match(record)
+        return _query(run, *show, exact_id(run, job)) if array and array.group(1) == job else record
     except NoAnswerError as error:
         if "Invalid job id" in str(error):
             # The job has ended since squeue listed it.

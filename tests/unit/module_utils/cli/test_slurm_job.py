@@ -36,6 +36,8 @@ class Slurm:
         self.jobs = {name[1:]: gres for name, gres in jobs.items()}
         self.changes = []
         self.can_requeue = True
+        #: Array of each task, as (array, number) by job id. One task has the id of its array.
+        self.arrays = {}
         self.answers = True
 
     def __call__(self, command, **_options):
@@ -43,13 +45,26 @@ class Slurm:
         if not self.answers:
             return CompletedProcess(words, 1, "", "Unable to contact slurm controller")
         if words[:2] == ["scontrol", "--details"]:
-            return CompletedProcess(words, 0, RECORD.format(job=words[-1], gres=self.jobs[words[-1]]), "")
+            selected = [job for job in self.jobs if words[-1] in (job, *self._names(job))]
+            return CompletedProcess(words, 0, "".join(map(self._record, selected)), "")
+        if words[-1] == "%A %F %K":
+            rows = [(job, *self.arrays.get(job, (job, "N/A"))) for job in self.jobs]
+            return CompletedProcess(words, 0, "".join("%s %s %s\n" % row for row in rows), "")
         if words[0] == "squeue":
             text = "train\n" if words[-1] == "%j" else "".join("%s alice\n" % job for job in self.jobs)
             return CompletedProcess(words, 0, text, "")
         self.changes.append(words)
         failed = words[1].startswith("requeue") and not self.can_requeue
         return CompletedProcess(words, int(failed), "", "Requested operation is presently disabled" if failed else "")
+
+    def _names(self, job):
+        array = self.arrays.get(job)
+        return (array[0], "%s_%s" % array) if array else ()
+
+    def _record(self, job):
+        begin = "JobId=%s ArrayJobId=%s ArrayTaskId=%s " % (job, *self.arrays[job]) if job in self.arrays else ""
+        text = RECORD.format(job=job, gres=self.jobs[job])
+        return begin + text.partition(" ")[2] if begin else text
 
     @property
     def actions(self):
@@ -137,6 +152,16 @@ def test_job_that_never_fits_is_held(node):
     assert "it requests gres/quota and other GPUs" in node.prolog("8")
     assert node.slurm.actions == ["scontrol requeuehold 7", "scontrol requeuehold 8"]
     assert node.world.rows() == []
+
+
+def test_last_task_of_an_array_is_not_the_whole_array(node):
+    """Give the last task its own units. Its id selects all tasks in Slurm's tools."""
+    node.slurm.jobs = {"8": "quota(CNT:2)", "7": "quota(CNT:1)", "9": "quota(CNT:6)"}
+    node.slurm.arrays = {"8": ("7", "1"), "9": ("9", "4"), "7": ("7", "2")}
+    assert "OPENFLEET_QUOTA=8GiB and 20 %" in node.prolog("8")
+    assert "OPENFLEET_QUOTA=4GiB and 10 %" in node.prolog("7")
+    node.prolog("9")
+    assert node.slurm.actions == ["scontrol requeuehold 9_4"]
 
 
 def test_job_that_cannot_be_requeued_is_cancelled(node):

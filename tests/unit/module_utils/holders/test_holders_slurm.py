@@ -42,11 +42,15 @@ class Slurm:
 
     def __init__(self, node: str = NODE_USED, squeue: str = "1 root\n", name: str = "train\n", **jobs: str) -> None:
         self.node, self.squeue, self.name, self.jobs = node, squeue, name, jobs or {"job1": JOB}
+        #: The tasks of an array, as squeue prints them: id, array, number.
+        self.tasks = ""
         self.called: list[str] = []
 
     def __call__(self, command, **_options):
         self.called.append(" ".join(command))
         if command[0] == "squeue" and "--jobs" in command:
+            if command[-1] == "%A %F %K":
+                return subprocess.CompletedProcess(command, 0, self.tasks, "")
             assert command[-2:] == ["--format", "%j"]
             return subprocess.CompletedProcess(command, 0, self.name, "")
         if command[0] == "squeue":
@@ -260,8 +264,12 @@ def test_job_name_cannot_pose_as_other_fields(jobs, name):
 
 
 def test_array_job_has_the_name_of_the_array(jobs):
+    """Read the last task of an array. Its id selects the records of all tasks."""
     record = JOB.replace("JobId=1 ", "JobId=1 ArrayJobId=1 ArrayTaskId=3 ")
-    found = jobs(FOUR, Slurm(name="train\n" * 3, job1=record))
+    other = JOB.replace("JobId=1 ", "JobId=2 ArrayJobId=1 ArrayTaskId=1 ").replace("IDX:0-1", "IDX:2-3")
+    slurm = Slurm(name="train\n" * 3, job1=other + record, job1_3=record)
+    slurm.tasks = "2 1 1\n1 1 3\n"
+    found = jobs(FOUR, slurm)
     assert [(h.gpu_uuid, h.who) for h in found] == [("GPU-%d" % n, "Slurm job 1 (train) of user root") for n in (0, 1)]
 
 

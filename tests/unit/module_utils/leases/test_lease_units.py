@@ -89,7 +89,10 @@ def test_largest_job_and_its_quota():
 
 
 def mig_states(profiles):
-    """Return all sets of instances of these profiles that an H100 can have, as (profile, start, end)."""
+    """Return all sets of instances that an H100 can have.
+
+    An instance is (profile, start, end).
+    """
     places = [
         (name, start, start + profile["placement_size"])
         for name, profile in profiles.items()
@@ -106,9 +109,9 @@ def is_free(state, place):
 
 
 def slices_for_slurm(profiles):
-    """Return the largest number of slices that Slurm can give out so that each job finds an instance.
+    """Return the largest number of slices that Slurm can give out.
 
-    Jobs end in any order, so every set of instances is reached.
+    Each job then finds an instance. Jobs end in any order, so every set of instances is reached.
     """
 
     def never_refuses(limit):
