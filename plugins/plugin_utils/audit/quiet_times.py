@@ -303,14 +303,14 @@ def _kernel_hours(asking: Asking, uuids: Sequence[str]) -> dict[Key, float]:
 def _cpu_cores(asking: Asking, span_seconds: float, uuids: Sequence[str]) -> dict[Key, float]:
     """Return the average number of cores that processes used, by device.
 
-    The average is over the last `span_seconds`.
+    The average covers the last `span_seconds`.
     """
     expression = "max by (%s) (rate(gpu:process_cpu_seconds_total{%%(where)s}[%ds])) >= 0" % (BY, span_seconds)
     return {key_of(sample.labels): sample.value for sample in asking.ask_of(expression, uuids)}
 
 
 def _rest_watts(asking: Asking, uuids: Sequence[str]) -> dict[tuple[str, str], float]:
-    """Return the power of GPUs in their lowest hour of the week, by host and UUID."""
+    """Return GPUs' power in their lowest hour of the week, by host and UUID."""
     expression = "max by (host, gpu_uuid) (last_over_time(gpu:power_watts:min7d{%(where)s}[2h])) > 0"
     found = {key_of(sample.labels)[:2]: sample.value for sample in asking.ask_of(expression, uuids)}
     return {place: watts for place, watts in found.items() if math.isfinite(watts)}
@@ -319,8 +319,8 @@ def _rest_watts(asking: Asking, uuids: Sequence[str]) -> dict[tuple[str, str], f
 def _of(signals: Mapping[Key, set[str]], key: Key) -> list[str]:
     """Return the measured signals of a GPU or instance in the order of SIGNALS.
 
-    Power and traffic are measured for the whole GPU. If a GPU has several instances, these signals do not show which
-    instance works. So they count for an instance only if the GPU has no other instance.
+    Power and traffic are measured for the whole GPU, and do not show which of several instances works. So they count
+    for an instance only if the GPU has no other.
     """
     known = signals.get(key, set())
     neighbours = [
@@ -348,8 +348,8 @@ def _quiet(
         began = appears[0] - _HOUR
     ends = [at - _HOUR for at in vanishes]
     gaps = [(start, min((at - _HOUR for at in appears if at - _HOUR >= start), default=end)) for start in ends]
-    # The GPU has been held since it was last free, or since its first sample. A gap in the samples does not count as a
-    # change of the holder.
+    # The GPU has been held since it was last free, or since its first sample. A gap in the samples is no change of the
+    # holder.
     changes = [*events.get(_TAKEN, ()), *sorted(events.get(_WATCHED, ()))[:1]]
     held_since = max([began, *(at - _HOUR for at in changes)])
     whole = _rhythm(began, works, gaps, excluded)

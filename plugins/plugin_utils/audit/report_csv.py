@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write an audit as CSV.
+"""Write an audit as CSV: tables of findings, GPU hours and owners.
 
-One table has the findings, and one the GPU hours. Unknown values are empty cells."""
+Unknown values are empty cells.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from .workload_model import Workload
 
 _GIB = float(1 << 30)
 _FIGURES = ("p50", "p95", "p99", "max")
-#: Spreadsheets treat cells that start with these characters as formulas, even after spaces and control characters. Some cells
-#: contain command lines, which users choose. https://owasp.org/www-community/attacks/CSV_Injection
+#: Spreadsheets treat cells that start with these characters as formulas, even after spaces and control characters. Some
+#: cells contain command lines, which users choose. See https://owasp.org/www-community/attacks/CSV_Injection
 _STARTS_FORMULA = ("=", "+", "-", "@")
 
 COLUMNS = (
@@ -47,8 +48,8 @@ OWNERS_COLUMNS = (
 def to_text(audit: Audit) -> str:
     """Return the audit as comma-separated values with a header (RFC 4180).
 
-    Every cell is quoted, because some spreadsheets also split at semicolons. The last rows are findings of the previous
-    audit that are now unseen or gone. The only number in these rows is the waste in the previous audit.
+    Every cell is quoted, because some spreadsheets also split at semicolons. The last rows are the previous audit's
+    findings that are now unseen or gone. Their only number is the waste in the previous audit.
     """
     return table(COLUMNS, (_row(found, audit.currency) for found in (*audit.findings, *audit.unseen, *audit.gone)))
 
@@ -69,7 +70,7 @@ def hours_text(audit: Audit) -> str:
                 "name": row.name,
                 "class": row.word,
                 "finding_id": row.finding,
-                # Two decimals are not enough for a part of a GPU.
+                # A part of a GPU needs more than two decimals.
                 "gpus": "%.4f" % row.gpus,
                 "gpu_hours": row.gpu_hours,
                 "cost_per_month": row.cost_per_month,
@@ -184,6 +185,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, float):
         return "%.2f" % value
     text = printable(str(value))
-    # NFKC turns full-width and similar forms into plain characters.
+    # NFKC turns full-width and similar characters into plain ones.
     begins = unicodedata.normalize("NFKC", text.lstrip(" ")[:1])[:1]
     return "'" + text if begins in _STARTS_FORMULA else text

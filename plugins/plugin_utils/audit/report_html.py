@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write an audit as one self-contained HTML page.
 
-The page has no scripts and loads no fonts or images. The details of each host are a section that appears when its link
-is opened (CSS `:target`). So the page is a single file that can be sent by mail.
+The page has no scripts and loads no fonts or images. Each host's details are a section that appears when its link is
+opened (CSS `:target`). So the page is a single file that can be mailed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 #: Maximum number of rows in the table of findings. The CSV file has all findings.
 _TOP = 100
-#: Maximum number of accounts, of users and of jobs on the page. The JSON file has more.
+#: Maximum number of accounts, users and jobs each on the page. The JSON file has more.
 _ROWS_OF_USE = 50
 #: Maximum number of workloads for each action in the first table, which must be readable in a minute.
 _ROWS_TO_TAKE = 10
@@ -52,25 +52,26 @@ _ADVICE = {
     ASK: "Ask: no command stops these workloads.",
     RESIZE: "Resize: ansible-playbook -i INVENTORY openfleet.gpu.rightsize -e gpu_rightsize_dir=DIRECTORY proposes the sizes.",
 }
-#: Verdicts that say nothing about the kind of use. A sentence about kernels would contradict the reason of the others.
+#: Verdicts whose reason mentions the kind of use. The reasons of other verdicts could contradict a sentence about
+#: kernels.
 _USES = ("saturated", "oversized_memory", "oversized_compute", "right")
 #: Maximum number of users in a headline.
 _USERS = 5
-#: Maximum number of teams, of users and of workloads on the page. The CSV file has all workloads.
+#: Maximum number of teams, users and workloads each on the page. The CSV file has all workloads.
 _ROWS_OF_OWNERS = 20
-#: Maximum number of hosts in the table of GPUs that are not assigned.
+#: Maximum number of hosts in the table of unassigned GPUs.
 _HOSTS_OF_FREE = 20
 
 #: Size of the chart in SVG units. Browsers stretch it to the available space.
 _CHART = {"width": 640, "height": 150}
-#: Margin at the top and bottom of the chart. Without it, lines at 100 % and 0 % would be drawn with half their width.
+#: Margin at the top and bottom of the chart, without which lines at 100 % and 0 % would have half their width.
 _EDGE = 3
 
 
 def environment(*folders: Path) -> jinja2.Environment:
-    """Return the Jinja environment of all reports. It escapes every value.
+    """Return the Jinja environment of all reports, which escapes every value.
 
-    `folders` contain additional templates.
+    `folders` have additional templates.
     """
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([_TEMPLATES, *folders]),
@@ -90,7 +91,7 @@ def environment(*folders: Path) -> jinja2.Environment:
 def to_text(audit: Audit) -> str:
     """Return the HTML page.
 
-    Subjects without findings are shown only in the map and in the sections of the hosts.
+    Only the map and the hosts' sections show subjects without findings.
     """
     reserved = _reserved(audit.ledger)
     asking = [found for found in audit.findings if found.verdict.word in ASKING or found.id in reserved]
@@ -144,7 +145,7 @@ def _reserved(book: Ledger) -> dict[str, Sum]:
 
 
 def _owners(totals: OwnerTotals) -> list[dict[str, Any]]:
-    """Return the tables of owners: the first rows, and the sum of the others."""
+    """Return the tables of owners: their first rows, and the sum of the others."""
     tables = []
     for title, rows in (("team", totals.teams), ("user", totals.users), ("workload", totals.workloads)):
         if title == "team" and not any(one.team for one in rows):
@@ -165,7 +166,7 @@ def _owners(totals: OwnerTotals) -> list[dict[str, Any]]:
 def _owner_labels(one: OwnerTotal | Workload, title: str) -> str:
     """Return the user, the team and the contact in this order.
 
-    Leaves out the name that the row of a table by `title` has already.
+    Leaves out the name that the row has already, in a table by `title`.
     """
     user = one.user if title == "workload" else ""
     team = "team %s" % one.team if one.team and title != "team" else ""
@@ -173,7 +174,7 @@ def _owner_labels(one: OwnerTotal | Workload, title: str) -> str:
 
 
 def _owner_sum(rows: Sequence[OwnerTotal]) -> OwnerTotal:
-    """Return the sum of rows of one table."""
+    """Return the sum of a table's rows."""
     costs = [one.unused_per_month for one in rows if one.unused_per_month is not None]
     return OwnerTotal(
         "",
@@ -194,7 +195,7 @@ def _dearest(found: Finding, reserved: Mapping[str, Sum]) -> tuple[float, float,
 
 
 def _not_assigned(book: Ledger) -> list[tuple[str, Sum, Sum]]:
-    """Return (host, free, unassigned) for each host with such GPUs, the most first."""
+    """Return (host, free, unassigned) for hosts with such GPUs, most GPUs first."""
     rows = sorted((row for row in book.rows if row.gpus and row.word in NOT_ASSIGNED), key=lambda row: row.host)
     found = []
     for host, of_host in itertools.groupby(rows, key=lambda row: row.host):
@@ -204,7 +205,7 @@ def _not_assigned(book: Ledger) -> list[tuple[str, Sum, Sum]]:
 
 
 def _more_free(rows: Sequence[tuple[str, Sum, Sum]]) -> tuple[Sum, Sum, float | None]:
-    """Return the sums of free and of unassigned GPUs of several hosts, and their cost."""
+    """Return several hosts' sums of free and of unassigned GPUs, and the cost."""
     free, parts = ([row[number] for row in rows] for number in (1, 2))
     costs = [one.cost_per_month for one in (*free, *parts) if one.cost_per_month is not None]
     sums_of = [Sum(round(sum(one.gpus for one in ones), 4)) for ones in (free, parts)]
@@ -214,8 +215,7 @@ def _more_free(rows: Sequence[tuple[str, Sum, Sum]]) -> tuple[Sum, Sum, float | 
 def _hosts(findings: Iterable[Finding], book: Ledger) -> list[dict[str, Any]]:
     """Return the hosts with their GPUs, for the template.
 
-    The cells of a GPU are its instances. A GPU without instances is itself a cell. Tenants are rows in the table of
-    their GPU.
+    A GPU's cells are its instances. A GPU without instances is itself a cell. Tenants are rows in their GPU's table.
     """
     hosts = []
     wasted: dict[str, list[Row]] = {}
@@ -251,7 +251,7 @@ def _hosts(findings: Iterable[Finding], book: Ledger) -> list[dict[str, Any]]:
 def short_names(names: Sequence[str]) -> list[str]:
     """Remove the domain that all names share.
 
-    If there is only one name, it is not changed.
+    A single name does not change.
     """
     parts = [name.split(".") for name in names]
     same = 0
@@ -267,7 +267,7 @@ def _gpu(found: Finding) -> tuple[str, str]:
 def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
     """Return median, 95th percentile and maximum as percentages of the bar's length.
 
-    Returns None if these statistics are unknown.
+    Returns None if one of these statistics is unknown.
     """
     if stat is None or not total or stat.max is None:
         return None
@@ -278,7 +278,7 @@ def _bar(stat: Stat | None, total: float | None) -> dict[str, float] | None:
 def _chart(days: tuple[Day, ...]) -> dict[str, Any] | None:
     """Return the lines of the chart of daily averages.
 
-    Days with unknown values are gaps. Returns None if there are fewer than two days.
+    Days with unknown values are gaps. Returns None for fewer than two days.
     """
     if len(days) < 2:
         return None
@@ -337,7 +337,7 @@ def _hours(seconds: float | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a number with two decimals at most. Its rows add up to their total."""
+    """Return a number with at most two decimals, so that rows add up to their total."""
     return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 

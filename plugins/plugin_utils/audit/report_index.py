@@ -40,7 +40,7 @@ class Entry:
     new: int
     gone: int
     currency: str
-    #: Sums of the ledger. None in reports of older releases.
+    #: Sums of the ledger. None in older releases' reports.
     reserved_gpus: float | None = None
     not_assigned_gpus: float | None = None
     reserved_per_month: float | None = None
@@ -54,7 +54,7 @@ class Entry:
         """
         sums = data["summary"]
         words = {word: int(sums["words"].get(word, 0)) for word in WORDS}
-        # Older releases had no ledger.
+        # Older releases have no ledger.
         ledger = dict(sums.get("ledger", {}))
         reserved, not_assigned = (dict(ledger.get(name, {})) for name in ("reserved_unused", "not_assigned"))
         return cls(
@@ -62,7 +62,7 @@ class Entry:
             float(data["made_at_seconds"]),
             str(data["line"]),
             words,
-            # Older releases wrote only `new`, which also counts subjects without findings.
+            # Older releases only have `new`, which also counts subjects without findings.
             int(sums.get("new_findings", sums["new"])),
             int(sums["gone"]),
             str(sums["currency"]),
@@ -104,7 +104,8 @@ def to_text(entries: Sequence[Entry]) -> str:
 def _changes(entries: Sequence[Entry]) -> list[dict[str, str]]:
     """Return how the headlines changed from the first to the last report.
 
-    Reports of other currencies, or without prices, are compared by GPUs. Empty if there are fewer than two reports with a ledger.
+    Reports in different currencies or without prices are compared by GPUs. Returns [] for fewer than two reports with a
+    ledger.
     """
     known = [one for one in entries if one.reserved_gpus is not None and one.not_assigned_gpus is not None]
     if len(known) < 2:
@@ -157,7 +158,7 @@ def _chart(
 ) -> dict[str, Any] | None:
     """Return the lines of a chart over time.
 
-    The vertical axis goes from 0 to the maximum. Returns None if there are fewer than two reports or no values above 0.
+    The vertical axis goes from 0 to the maximum. Returns None for fewer than two reports, or without a value above 0.
     """
     most = max((value for _name, _title, values in lines for value in values if value is not None), default=0.0)
     if len(times) < 2 or times[-1] <= times[0] or most <= 0:

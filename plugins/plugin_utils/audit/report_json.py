@@ -23,14 +23,14 @@ class ReportError(FleetError):
 def to_data(audit: Audit) -> dict[str, Any]:
     """Return the audit as dictionaries, lists and scalars."""
     data = dataclasses.asdict(dataclasses.replace(audit, ledger=Ledger()))
-    # The summary has the sums, and audit-hours.csv the rows.
+    # The summary has the ledger's sums, and audit-hours.csv its rows.
     del data["ledger"]
     data["summary"] = summary(audit)
     return data
 
 
 def sums(book: Ledger) -> dict[str, Any]:
-    """Return the sums of each class, of the two headlines and of all.
+    """Return the sums of each class, of the two headlines, and of all classes.
 
     audit-hours.csv has the rows.
     """
@@ -65,7 +65,7 @@ def summary(audit: Audit) -> dict[str, Any]:
 def to_text(audit: Audit) -> str:
     """Return the audit as JSON.
 
-    All numbers are finite, because NaN and infinity were dropped when the metrics were read.
+    All numbers are finite: NaN and infinity were dropped when the metrics were read.
     """
     return json.dumps(to_data(audit), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
@@ -109,6 +109,6 @@ def _former(row: Mapping[str, Any]) -> Former:
 def _known(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return only the keys that this release knows.
 
-    Later releases may have added other keys.
+    Later releases may add keys.
     """
     return {field.name: row[field.name] for field in dataclasses.fields(kind) if field.name in row}

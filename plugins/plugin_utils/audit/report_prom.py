@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the sums of the ledger as metrics.
-
-The textfile collector of node_exporter reads them.
-"""
+"""Write the ledger's sums as metrics, for node_exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from ...module_utils.printable import printable
 from .ledger_model import CLASSES, Ledger, Row, Sum, sum_of
 from .model import Audit
 
-#: Maximum number of users with their own series. Users of a team who hold less are added up.
+#: Maximum number of users with their own series. A team's users with fewer GPUs are added up.
 _MOST_USERS = 500
 OTHER_USERS = "(other users)"
-#: The labels of a series, as (name, value).
+#: A series' labels as (name, value).
 Labels = tuple[tuple[str, str], ...]
 
 
 def to_text(audit: Audit) -> str:
-    """Return the metrics in the text format of Prometheus.
+    """Return the metrics in Prometheus' text format.
 
-    The sums of owners add up to the sums of classes.
+    The sums by owner add up to the sums by class.
     """
     by_class: dict[Labels, Sum] = {(("class", word),): one for word, one in audit.ledger.by_class().items()}
     lines = _gauges("gpu_audit_", "by class", by_class)

@@ -14,16 +14,16 @@ from ..idle.rule import HOUR_SECONDS, Policy, threshold_seconds
 from ..idle.signals import CLIENTS, missing_groups
 from .model import Holding
 
-#: Tolerance for comparing quiet times. Their resolution is one hour.
+#: Tolerance when quiet times are compared, which have a resolution of one hour.
 HOUR_OFF = 1.5 * HOUR_SECONDS
 
 
 @dataclass(frozen=True)
 class Resting:
-    """Result of the idle rule for a quiet holding.
+    """The idle rule's result for a quiet holding.
 
-    `seconds` is the quiet time. The holder counts as idle after a quiet time of `idle_after_seconds`. `why` is the
-    explanation. `too_early` explains that a holder has not worked since it started, but is too new for a verdict.
+    `seconds` is the quiet time, and `idle_after_seconds` the quiet time after which the holder counts as idle. `why` is
+    the explanation. If a holder has not worked since it started, but is too new for a verdict, `too_early` says so.
     Otherwise, `too_early` is empty.
     """
 
@@ -39,13 +39,11 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
 
     A holding is not quiet if its quiet time is unknown or below the grace period.
 
-    A holder is only responsible for the quiet time since it took the GPU. If the server knows when the holder took the
-    GPU, newer processes do not shorten the quiet time. Otherwise, a service that restarts every night would never be
-    idle. If the server does not know, the quiet time starts with the newest process, and the holder counts as one
-    without history.
+    A holder's quiet time starts when it took the GPU, even if it has newer processes. Otherwise, a service that
+    restarts every night would never be idle. If the server does not know when it took the GPU, the quiet time starts
+    with the newest process, and the holder counts as one without history.
 
-    The history is never longer than the age of the newest process, because a GPU can get another holder without a
-    pause.
+    The history is never longer than the newest process's age, because a GPU can get another holder without a pause.
     """
     quiet = holding.quiet
     if quiet is None or quiet.seconds < policy.grace_seconds:
@@ -84,6 +82,6 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, in hours below two days and in days from two days on."""
+    """Return a duration as text, in hours, or in days from two days on."""
     hours = seconds / HOUR_SECONDS
     return "%s days" % ("%.1f" % (hours / 24)).removesuffix(".0") if hours >= 48 else "%.0f h" % hours

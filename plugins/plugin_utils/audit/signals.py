@@ -50,7 +50,7 @@ from .series import (
 _SKEW_SECONDS = 60
 
 _DAY = 86400.0
-#: Maximum price per hour. JSON cannot represent infinity, and the sum of larger prices could overflow to infinity.
+#: Maximum price per hour. JSON cannot represent infinity, to which sums of larger prices could overflow.
 _MOST_PRICE = 1e9
 
 
@@ -58,9 +58,9 @@ _MOST_PRICE = 1e9
 class Question:
     """Settings for reading a history, except the length of the window.
 
-    The window ends at `end_seconds` since the epoch, or now if `end_seconds` is None.
-    `quiet` selects the quiet times. `selector` has label matchers, for example ``cluster="a"``.
-    `our_seconds` is the current time of this machine. It is compared with the server's time if the window ends now.
+    The window ends at `end_seconds` since the epoch, or now if `end_seconds` is None. `quiet` selects the quiet times.
+    `selector` has label matchers, for example ``cluster="a"``. `our_seconds` is this machine's current time, which is
+    compared with the server's time if the window ends now.
     """
 
     quiet: QuietQuestion = BY_DEFAULT
@@ -77,7 +77,7 @@ def read(
 ) -> History:
     """Read the history of the last `window_seconds` from the server.
 
-    Figures that the server does not have are None. Raises PrometheusError.
+    Figures are None if the server does not have them. Raises PrometheusError.
     """
     return _Reading(server, window_seconds, question, say).run()
 
@@ -89,7 +89,7 @@ class _Reading:
         self.say = say
         self.quiet = question.quiet
         self.notes: list[str] = []
-        # Use the server's clock, because timestamps of samples follow that clock.
+        # Use the server's clock, which samples' timestamps follow.
         end = server.now() if question.end_seconds is None else question.end_seconds
         ours = question.our_seconds
         if question.end_seconds is None and ours is not None and abs(ours - end) > _SKEW_SECONDS:
@@ -124,13 +124,13 @@ class _Reading:
     def _subjects(self) -> None:
         """Read all GPUs and instances of the window, with their latest labels.
 
-        The read may miss a subject that existed for less than six hours and disappeared more than a day ago.
+        May miss a subject that existed for less than six hours and disappeared more than a day ago.
         """
         now, *before = self.asking.ask_all(
             [
                 "last_over_time(gpu:info{%(where)s}[15m])",
-                # The query returns the last step at which the subject existed. The PromQL function timestamp() would
-                # take twenty times as long.
+                # Query the last step at which the subject existed. PromQL's timestamp() would take twenty times as
+                # long.
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:30m])" % min(_DAY, self.span),
                 "max_over_time((time() * gpu:info{%%(where)s})[%ds:6h])" % self.span,
             ]
@@ -218,13 +218,13 @@ class _Reading:
                 self.records[key] = replace(record, stats={**record.stats, metric: stat})
 
     def _throttled(self, rolled_up: bool) -> None:
-        """Read the throttled share of the measured time of each GPU, by reason."""
+        """Read, by reason, for which share of the measured time each GPU was throttled."""
         by = BY + ", reason"
         if not rolled_up:
             query = "max by (%s) (avg_over_time(gpu:throttled{%%(where)s}[%ds])) > 0" % (by, self.span)
             self._by_label("throttled", "reason", query)
             return
-        # A GPU with instances has no figures itself, so use the measured time of its instances.
+        # Use the measured time of the instances, because a GPU with instances has no figures itself.
         seen: dict[tuple[str, str], float] = {}
         for key, record in self.records.items():
             seen[key[:2]] = max([seen.get(key[:2], 0.0), *(stat.seconds for stat in record.stats.values())])
@@ -236,7 +236,7 @@ class _Reading:
         )
 
     def _tenants(self) -> None:
-        """Read the tenants that have a quota, with their limits and use."""
+        """Read the tenants with a quota, their limits and their use."""
         by = BY + ", tenant"
         span = "[%ds]" % self.span
         limits = self.asking.ask(
@@ -267,7 +267,7 @@ class _Reading:
     def _pods_now(self, by: str) -> set[Key]:
         """Return the pods that have a quota at the end of the window.
 
-        Earlier pods no longer reserve anything.
+        Earlier pods reserve nothing.
         """
         query = 'max by (%s) (last_over_time(gpu:tenant_memory_limit_bytes{tenant=~".+/.+",%%(where)s}[15m]))' % by
         return {tenant_key_of(sample.labels) for sample in self.asking.ask(query)}
@@ -278,7 +278,7 @@ class _Reading:
         """Read the state at the end of the window: the last values within 15 minutes."""
         self._take("memory_total_bytes", "gpu:memory_total_bytes", 1e15)
         if any(record.memory_total_bytes is None for record in self.records.values()):
-            # Use the highest earlier value for subjects without current samples.
+            # For subjects without current samples, use the highest earlier value.
             for sample in self.asking.ask(
                 "max by (%s) (max_over_time(gpu:memory_total_bytes{%%(where)s}[%ds:6h]))" % (BY, self.span)
             ):
@@ -294,7 +294,7 @@ class _Reading:
         ):
             self._change(key_of(sample.labels), sharing=sample.labels.get("sharing", ""))
         self._by_label("held_now", "kind", "max by (%s, kind) (last_over_time(gpu:held{%%(where)s}[15m]))" % BY)
-        # The alerting rules define the classes, so that audits and alerts agree.
+        # The alerting rules define the classes of XIDs, so that audits and alerts agree.
         xids: dict[Key, dict[str, str]] = {}
         for sample in self.asking.ask(
             "max by (%s, xid, class) (max_over_time(gpu:xid_class_errors:count5m{%%(where)s}[%ds])) > 0"
@@ -329,7 +329,7 @@ class _Reading:
     # --- The fleet --------------------------------------------------------------------------------------------------
 
     def _days(self) -> tuple[Day, ...]:
-        """Return the daily averages of the fleet, the oldest day first.
+        """Return the fleet's daily averages, the oldest day first.
 
         A day is a period of 24 hours. The last day ends at the end of the window.
         """
@@ -341,8 +341,8 @@ class _Reading:
                 ends.append((end, length))
 
         def of(length: float, text: str) -> str:
-            # Prometheus aligns steps to multiples of their length. In a shortened day, there might not be any multiple
-            # of a fixed step.
+            # Shorten the step with the day. Prometheus aligns steps to multiples of their length, of which a short day
+            # may have none.
             return text.replace("SPAN", "%ds" % round(length)).replace("STEP", "%ds" % (length // 4))
 
         answers = self.asking.ask_for_one([(of(length, text), end) for end, length in ends for text in FLEET.values()])

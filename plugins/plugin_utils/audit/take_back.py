@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List the GPUs that are reserved and unused by what to do about them. Pure.
 
-The list has three actions, the safest first: stop the workload, ask its owner, resize its part.
+The three actions are, the safest first: stop the workload, ask its owner, resize its part.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from .workload_model import PROCESS, TENANT, UNKNOWN_HOLDER, Workload
 from .write_line import gpus, part
 
 STOP, ASK, RESIZE = ACTIONS = ("stop", "ask", "resize")
-#: Workloads that no command stops: a quota runs nothing, and processes of a session belong to their user.
+#: Workloads that no command can stop: a quota runs nothing, and a session's processes belong to their user.
 _NOT_STOPPED = (TENANT, PROCESS, UNKNOWN_HOLDER)
 _WITHOUT_PROCESS = "held_without_process"
 
 
 @dataclass(frozen=True)
 class Item:
-    """A workload and its GPUs that are reserved and unused.
+    """A workload and its reserved and unused GPUs.
 
-    `owner` is None if the workload is unknown. `places` has the names of GPUs and instances by host. `why` is a short reason.
+    `owner` is None if the workload is unknown. `places` has names of GPUs and instances by host. `why` is a short
+    reason.
     """
 
     action: str
@@ -58,7 +59,7 @@ class Item:
 
     @property
     def user(self) -> str:
-        """Return the user, or the namespace of a pod."""
+        """Return the user, or a pod's namespace."""
         return (self.owner.owner if self.owner else "") or "unknown user"
 
 
@@ -71,7 +72,7 @@ class Action:
     sum: Sum
 
     def by_user(self) -> list[tuple[str, float]]:
-        """Return the GPUs of each user, the most first."""
+        """Return each user's number of GPUs, the highest first."""
         found: dict[str, float] = defaultdict(float)
         for item in self.items:
             found[item.user] += item.sum.gpus

@@ -28,15 +28,15 @@ from .write_line import gpus, line, money
 _TIMEOUT_SECONDS = 30
 #: Slack cuts longer messages.
 _SLACK_CHARACTERS = 40000
-#: Replacements for bold, italic, struck and code text of Slack.
+#: Replacements for characters that Slack uses for bold, italic, struck and code text.
 _SLACK_FORMATTING = str.maketrans({"*": "\u2217", "_": "\uff3f", "~": "\u223c", "`": "\u02cb"})
 _SHOWN = 20
-#: Maximum number of teams, of users and of workloads in a message.
+#: Maximum number of teams, users and workloads each in a message.
 _OWNERS = 5
 #: Replacements for characters of chat markup: mentions (`<!channel>`, `@everyone`), links (`<url|text>`, `[text](url)`) and
 #: images.
 _MARKUP = str.maketrans({"<": "\u2039", ">": "\u203a", "@": "\uff20", "[": "(", "]": ")"})
-#: Placeholder in a mail address. It is replaced by the user that the message is about.
+#: Placeholder in a mail address. The user that the message is about replaces it.
 USER = "{user}"
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
@@ -49,9 +49,9 @@ class NotifyError(FleetError):
 class Notice:
     """A receiver of messages: a web hook or a mail address.
 
-    `url` is the web hook, and `format` its format: "json" or "slack". `to` is the mail address, `sender` the address of the
-    sender, and `server` the mail server (host:port). `tls` ("starttls" or "tls"), `user`, `password` and `ca_file` belong to
-    the mail server.
+    `url` is the web hook, and `format` its format: "json" or "slack". `to` is the mail address, `sender` the sender's
+    address, and `server` the mail server (host:port). `tls` ("starttls" or "tls"), `user`, `password` and `ca_file` are
+    for the connection to it.
     """
 
     url: str = ""
@@ -81,7 +81,7 @@ class Notice:
             raise NotifyError(
                 "notify", "exactly one of url and to is required", "Write {url: https://…} or {to: gpu@example.org}."
             )
-        # The URL is often a secret, so the error message does not contain it.
+        # Do not show the URL in errors, because it is often a secret.
         if notice.url and not re.fullmatch(r"https?://[!-~]+", notice.url):
             raise NotifyError("notify.url", "the URL of the web hook is invalid", "Write https://…, without spaces.")
         _check_choices(notice)
@@ -108,7 +108,7 @@ class Notice:
 
 
 def _check_choices(notice: Notice) -> None:
-    """Raise NotifyError if the format or the login of a receiver is invalid."""
+    """Raise NotifyError if a receiver's format or login is invalid."""
     if notice.format not in ("json", "slack"):
         raise NotifyError("notify.format", "%r is not a format" % notice.format[:80], "Write json or slack.")
     if notice.tls not in (mail.PLAIN, mail.STARTTLS, mail.TLS):
@@ -121,7 +121,7 @@ def _check_choices(notice: Notice) -> None:
 
 @dataclass(frozen=True)
 class Message:
-    """A message. Web hooks also receive `data`, in addition to subject and text."""
+    """A message. In addition to subject and text, web hooks receive `data`."""
 
     subject: str
     text: str
@@ -129,7 +129,7 @@ class Message:
 
 
 def tell(notice: Notice, audit: Audit) -> str:
-    """Send the summary of an audit to a receiver.
+    """Send an audit's summary to a receiver.
 
     Returns the receiver's address without secrets. Raises NotifyError.
     """
@@ -157,7 +157,7 @@ def send(notice: Notice, message: Message) -> str:
             raise _refused(notice.url, error.code) from None
     except FAILURES as error:
         where = _shown(notice.url) if notice.url else notice.server
-        # The text of these errors may contain the address, so show only their type.
+        # Show only the type of these errors, because their text may contain the address.
         why = type(error).__name__ if isinstance(error, (HTTPException, ValueError)) else error
         raise NotifyError(where, "the notification was not sent: %s" % why, "The report is written.") from None
 
@@ -170,7 +170,7 @@ def _refused(url: str, status: int) -> NotifyError:
 
 
 def _shown(url: str) -> str:
-    """Return the URL of a web hook without its path. The path is often a secret."""
+    """Return a web hook's URL without its path, which is often a secret."""
     parts = urllib.parse.urlsplit(url)
     return "%s://%s/…" % (parts.scheme, parts.hostname)
 
@@ -196,10 +196,10 @@ def _plain_slack(text: str) -> str:
 
 
 def without_markup(text: str) -> str:
-    """Replace characters of chat markup by characters that look similar.
+    """Replace characters of chat markup with similar characters.
 
-    Users choose names and command lines, so these may contain markup. Escaping is not possible, because each chat
-    service has its own escape sequences, and a web hook does not show its service.
+    Users choose names and command lines, which may contain markup. It cannot be escaped, because each chat service has
+    its own escape sequences, and a web hook does not show its service.
     """
     return text.translate(_MARKUP)
 
@@ -218,7 +218,7 @@ def text_of(audit: Audit) -> str:
 
 
 def _wasteful(audit: Audit) -> dict[str, list[OwnerTotal]]:
-    """Return the first teams, users and workloads with unused GPUs or hours."""
+    """Return the first teams, users and workloads with unused GPUs or GPU hours."""
     rows = {"teams": audit.owners.teams, "users": audit.owners.users, "workloads": audit.owners.workloads}
     return {
         kind: [one for one in of_kind if one.rank is not None and (one.unused_gpu_hours or one.unused_gpus)][:_OWNERS]

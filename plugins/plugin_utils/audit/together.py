@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find processes that hold several GPUs. Pure.
 
-If such a process works on one of its GPUs, it is not idle on the others.
+A process that works on one of its GPUs is not idle on the others.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..idle.rule import Policy
 from .model import Holding
 from .resting import resting
 
-#: Key of a process: (host, PID, start time). The start time is necessary because PIDs are reused.
+#: Key of a process: (host, PID, start time). PIDs alone are not unique.
 _Process = tuple[str, int, "float | None"]
 
 
 def together(found: Sequence[Holding], policy: Policy) -> tuple[Holding, ...]:
-    """Set `works_on`: the other GPUs on which processes of a holding are not idle."""
+    """Set `works_on`: other GPUs on which a holding's processes are not idle."""
     used: dict[_Process, list[Holding]] = defaultdict(list)
     for holding in found:
         rest = resting(holding, policy)
@@ -40,7 +40,7 @@ def _other_gpus(holding: Holding, used: dict[_Process, list[Holding]]) -> tuple[
 def _processes(holding: Holding) -> Iterator[_Process]:
     """Yield the processes that have a context on the GPU.
 
-    Processes that only have the device node of the GPU open are skipped, because they cannot run kernels.
+    Skips processes that only have the GPU's device node open, because they cannot run kernels.
     """
     for holder in holding.holders or ():
         if holder.kind == "process" and holder.pid is not None:

@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Join jobs with the use of their devices, and calculate the totals. Pure.
 
-An interval of a device is counted for a job if the job lasted for the whole interval. It is also counted if no other
-job can have held the device during the interval. Other intervals count as not measured, because they may contain the
-use of another job.
+An interval of a device counts for a job if the job lasted for the whole interval, or if no other job can have held the
+device in it. Other intervals count as not measured, because they may contain another job's use.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .jobs import Job, Jobs
 from .usage_advice import advice
 from .usage_model import JobUse, Total, Usage
 
-#: Maximum number of jobs, users and accounts in a report.
+#: Maximum number of jobs, and of users and accounts, in a report.
 _MOST_JOBS, _MOST_TOTALS = 1000, 500
 _NO_NAME = "(none)"
 _HOUR = 3600.0
@@ -45,7 +44,7 @@ class Joined:
 
     def __init__(self, jobs: Jobs, end_seconds: float, finder: Finder) -> None:
         self._jobs, self._end, self._finder = jobs, end_seconds, finder
-        # Jobs that hold only shares of GPUs. This report does not measure them.
+        # Jobs that only hold shares of GPUs, whose use is not measured here.
         self._shared = [job for job in jobs.jobs if job.shared]
         whole = [job for job in jobs.jobs if not job.shared]
         self._other = [job for job in whole if job.nodes and not finder.hosts(job)]
@@ -58,7 +57,7 @@ class Joined:
         return frozenset(device for placed in self._placed for device in placed.devices)
 
     def ended(self, start_seconds: float) -> dict[Device, list[tuple[Job, float]]]:
-        """Return the ended jobs of each device, with their seconds since `start_seconds`."""
+        """Return each device's ended jobs, with their seconds since `start_seconds`."""
         found: dict[Device, list[tuple[Job, float]]] = defaultdict(list)
         for placed in self._placed:
             for device in placed.devices if placed.job.end_seconds is not None else ():
@@ -74,7 +73,7 @@ class Joined:
     ) -> Usage:
         """Return the use by jobs, users and accounts since `start_seconds`.
 
-        `models` has the models of whole GPUs by device name.
+        `models` has the GPU model of each whole GPU's device name.
         """
         start = max(start_seconds, self._jobs.since_seconds)
         rivals = self._rivals()
@@ -101,7 +100,7 @@ class Joined:
     def _rivals(self) -> dict[Device | str, _Spans]:
         """Return the times of all jobs by device.
 
-        If the devices of a job are unknown, the times of the job are listed under its hosts.
+        The times of a job with unknown devices are listed under its hosts.
         """
         times: dict[Device | str, list[tuple[float, float]]] = defaultdict(list)
         for placed in self._placed:
@@ -135,13 +134,13 @@ class Joined:
                 at = self._end - number * use.step_seconds
                 began = at - use.step_seconds
                 covers = first <= began and at <= last
-                # The count for the device includes this job itself.
+                # The count for the device includes this job.
                 if not covers and (own.count(began, at) > 1 or of_host.count(began, at)):
                     continue
                 held = min(at, last) - max(began, first)
                 if number in compute:
                     measured += held
-                    # The device was free for the rest of the interval, so all of the device's use belongs to the job.
+                    # The device was free for the rest of the interval, so its whole use belongs to the job.
                     used += min(compute[number] * use.step_seconds, held)
                     peaks.append(compute[number])
                 if number in memory:
@@ -169,7 +168,7 @@ class Joined:
 
 
 class _Spans:
-    """Time spans, with a fast count of those that overlap a range."""
+    """Time spans, with a fast way to count those that overlap a range."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
         self._starts = sorted(start for start, _end in spans)

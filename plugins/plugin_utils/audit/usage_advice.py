@@ -14,7 +14,7 @@ from .usage_model import JobUse
 
 #: Headroom above the peaks of memory and compute, as for other workloads (docs/sizing.md).
 _MEMORY_HEADROOM, _COMPUTE_HEADROOM = 1.15, 1.2
-#: Minimum number of jobs, minimum measured GPU hours, and minimum share of the held hours that must be measured.
+#: Minimum number of jobs, of measured GPU hours, and minimum share of the held hours that must be measured.
 _LEAST_JOBS, _LEAST_SECONDS, _LEAST_RATIO = 5, 24 * 3600, 0.8
 _MIB = 1 << 20
 #: Maximum number of sentences.
@@ -24,9 +24,8 @@ _MOST = 20
 def advice(jobs: Sequence[JobUse], models: Mapping[str, Model]) -> tuple[str, ...]:
     """Return a sentence for each account and type of GPU whose jobs need less.
 
-    `jobs` are all jobs of the window. `models` maps the device names in these jobs to GPU models. It has no entry if
-    the model is unknown or if the device is not a whole GPU. All jobs of an account with a type count, because they ask
-    for the same resource.
+    `jobs` are all jobs of the window. `models` maps these jobs' device names to GPU models, except unknown models and
+    parts of GPUs. All jobs of an account with a type count, because they request the same resource.
     """
     groups: dict[tuple[str, str], list[JobUse]] = defaultdict(list)
     for job in jobs:
@@ -62,7 +61,7 @@ def _advice(account: str, kind: str, jobs: Sequence[JobUse], models: Mapping[str
 
 
 def _smallest(model: Model, memory_bytes: float, compute_ratio: float) -> str:
-    """Return the smallest profile that has at least this memory and compute.
+    """Return the smallest profile with at least this memory and compute.
 
     Returns "" if only the whole GPU has enough.
     """

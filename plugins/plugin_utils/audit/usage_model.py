@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping
 
-#: How the devices of a job are known. The text is empty if the devices are unknown.
+#: How a job's devices are known. Empty if they are unknown.
 HOLDERS, EXPORTER, WHOLE = "holders", "exporter", "whole node"
 
 
@@ -19,11 +19,11 @@ HOLDERS, EXPORTER, WHOLE = "holders", "exporter", "whole node"
 class JobUse:
     """Use by one run of a job within the window.
 
-    GPU seconds are the sum over all GPUs or MIG instances of the job. Use is the active share of the SMs over time
+    GPU seconds are added over all of the job's GPUs or MIG instances. Use is the active share of the SMs over time
     (docs/audit.md, Compute). `measured_gpu_seconds` is the part of `held_gpu_seconds` for which the use is known. If it
     is 0, the use is None. `efficiency_ratio` is `used_gpu_seconds` divided by `measured_gpu_seconds`.
     `memory_max_bytes` is the peak of the fullest device, and `compute_max_ratio` the highest average of an interval.
-    `evidence` says how the devices are known. If they are unknown, `unknown` has the reason.
+    `evidence` says how the devices are known. If they are unknown, `unknown` says why.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Total:
 class Usage:
     """Use by jobs, users and accounts from `since_seconds` to `end_seconds`.
 
-    Lists start with the highest GPU seconds. `jobs` is shortened, but `job_count` is the number of all jobs.
-    `shared_jobs` is the number of jobs with shards or MPS percentages, and `other_jobs` the number of jobs on nodes
-    that the audit does not know. These jobs are not part of any other number.
+    Lists start with the highest GPU seconds. `jobs` is shortened, but `job_count` counts all jobs. `shared_jobs` counts
+    jobs with shards or MPS percentages, and `other_jobs` those on nodes that the audit does not know. These jobs count
+    nowhere else.
     """
 
     sources: tuple[str, ...]

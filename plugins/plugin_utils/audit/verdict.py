@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Judge a holding: return one verdict with its reason. Pure.
 
-Missing data never counts as zero. A verdict against a holder covers a time, and samples must exist for all of that time.
+Missing data never counts as zero. A verdict against a holder is about a period, for all of which samples must exist.
 """
 
 from __future__ import annotations
@@ -20,49 +20,47 @@ from .model import Holding, Stat, Verdict
 from .resting import Resting, duration, resting
 from .series import HARDLY_SECONDS, QUIET_BUSY_RATIO
 
-#: A subject without samples for this time gets the verdict no_data, because it was removed or is no longer scraped.
-#: The time of the last sample is accurate to half an hour for the last day, and to six hours for earlier days.
+#: A subject without samples for this time gets the verdict no_data, because it was removed or is not scraped any more.
+#: The time of the last sample is accurate to half an hour within the last day, and to six hours before that.
 _SILENT_SECONDS = 3 * 3600.0
 
 
-#: Minimum share of memory in use on a GPU with a loaded model. A context without a model needs less.
+#: Minimum share of memory in use on a GPU with a loaded model. A context alone uses less.
 _LOADED_RATIO = 0.1
-#: If kernels run in more than this share of the hours of a week, they may be work, even if each is too short for a sign of
+#: If kernels ran in more than this share of a week's hours, they may be work, even if each was too short for a sign of
 #: work.
 _KERNEL_HOURS_RATIO = 0.02
-#: Without profiling, kernels of a few milliseconds are invisible. A process that starts them uses at least this share of a
-#: core on average. A process that sleeps uses less.
+#: Without profiling, kernels of a few milliseconds are invisible. A process that starts them uses at least this many
+#: cores on average. A sleeping process uses less.
 _STARTS_KERNELS_CORES = 0.003
 
-#: Classes of XID errors that need an operator or a GPU reset. docs/alerts.md lists the XID numbers.
+#: Classes of XID errors that need an operator or a GPU reset. docs/alerts.md lists the XIDs.
 _HARD_CLASSES = ("hardware", "memory", "remap_failed", "lost")
 
-#: Minimum time for which metrics must contradict each other. Restarts cause contradictions that end sooner.
+#: Minimum time in seconds for which metrics must contradict each other. Contradictions after restarts end sooner.
 _CONTRADICTION_SECONDS = 3600.0
 
-#: Minimum time for which a stalled holder computes and moves nothing. Checkpoints and evaluations end sooner. Servers whose
-#: kernels wait for requests look the same, so the longer time applies to holders that listen.
+#: Minimum times in seconds for which a stalled holder computes and moves nothing. Checkpoints and evaluations end
+#: sooner. The longer time is for holders that listen, because a server whose kernels wait for requests looks the same.
 _STALLED_SECONDS, _STALLED_IN_DOUBT_SECONDS = 3600.0, 86400.0
 
-#: Advice about a GPU that failed.
+#: Advice for a failed GPU.
 _REPAIR = "Drain the host, and reset or replace the GPU."
-#: Verdicts on use. A long pause that is still within the limit is worth a sentence.
+#: Verdicts on use. For these, a long pause within the limit is worth a sentence.
 _USED = ("saturated", "oversized_memory", "oversized_compute", "right")
-#: Throttle reasons that indicate a fault. A power cap does not indicate one, because operators configure it and a GPU
-#: reaches it only under load.
+#: Throttle reasons that indicate a fault. A power cap does not: operators configure it, and a GPU only reaches it under
+#: load.
 _HARMFUL = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds of verdicts. Ratios are from 0 to 1, times in hours.
+    """Thresholds of verdicts. Ratios are from 0 to 1, times in hours.
 
-    `least_history_hours`: minimum history for a verdict. It must contain a day and a night.
-    `idle_hours`: minimum quiet time of an idle holder.
-    `rhythm_factor`: the quiet time must also be at least this multiple of the holder's longest earlier quiet time.
-    `new_holder_hours`: minimum quiet time of a holder with less than two weeks of history.
-    `small_memory_ratio`, `small_compute_ratio`: maximum use of an oversized GPU.
-    `memory_margin_ratio`: margin that is added to the peak of memory use.
+    `least_history_hours`: minimum history for a verdict, with a day and a night. `idle_hours`: minimum quiet time of an
+    idle holder. `rhythm_factor`: the quiet time must also be at least this multiple of the holder's longest earlier
+    one. `new_holder_hours`: minimum quiet time of a holder with less than two weeks of history. `small_memory_ratio`,
+    `small_compute_ratio`: maximum use of an oversized GPU. `memory_margin_ratio`: margin above the peak of memory use.
     `throttled_ratio`: minimum share of throttled time of an unhealthy GPU.
     """
 
@@ -82,7 +80,7 @@ class Thresholds:
 
     @property
     def idle_policy(self) -> Policy:
-        """Return the limits of the idle rule, in seconds."""
+        """Return the idle rule's limits in seconds."""
         return Policy(
             grace_seconds=self.idle_hours * 3600,
             rhythm_factor=self.rhythm_factor,
@@ -91,7 +89,7 @@ class Thresholds:
 
 
 def judge(holding: Holding, limits: Thresholds = Thresholds(), *, seconds: float | None = None) -> Verdict:
-    """Return the most urgent verdict that applies to a holding.
+    """Return the most urgent verdict on a holding.
 
     `seconds` is the length of the window, or None without history.
     """
@@ -154,7 +152,7 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
 
 
 def _contradiction(holding: Holding) -> str:
-    """Return how the metrics contradict each other, or an empty text."""
+    """Describe how the metrics contradict each other, or return ""."""
     unreported, unexplained = holding.unreported_work_seconds, holding.unexplained_busy_seconds
     if unreported >= _CONTRADICTION_SECONDS:
         reason = "Its metrics contradicted each other for %s: no kernel ran, but SMs, tensor cores or power show work."
@@ -166,10 +164,10 @@ def _contradiction(holding: Holding) -> str:
 
 
 def _stalled(holding: Holding) -> str:
-    """Return how the workload looks hung, or an empty text."""
+    """Describe why the workload seems to hang, or return ""."""
     newest = math.inf if holding.newest_holder_seconds is None else holding.newest_holder_seconds
     ago = holding.computed_seconds_ago
-    # A kernel of a holder that never used tensor cores may wait by design.
+    # If the holder never used tensor cores, its kernel may wait by design.
     if ago is None or ago > newest:
         return ""
     listens = any(holder.listens or holder.clients for holder in holding.holders or ())
@@ -184,7 +182,7 @@ def _stalled(holding: Holding) -> str:
 def _never_used(holding: Holding, limits: Thresholds) -> bool:
     """Return whether no process ran on the subject in the whole window.
 
-    This replaces the idle rule for subjects without activity metrics, for example MIG instances before Hopper.
+    Replaces the idle rule for subjects without activity metrics, such as MIG instances before Hopper.
     """
     processes = holding.processes
     if processes is None or holding.busy is not None or holding.compute is not None:
@@ -217,16 +215,16 @@ def _held_by(holding: Holding) -> str:
 
 
 def _works_elsewhere(holding: Holding) -> str:
-    """Return the other GPUs on which the processes work, as text, or an empty text."""
+    """Name the other GPUs on which the processes work, or return ""."""
     return "Its process works on %s." % ", ".join(holding.works_on) if holding.works_on else ""
 
 
 def _waits_for_clients(holding: Holding) -> str:
-    """Return how the holders wait for clients, or an empty text.
+    """Describe how the holders wait for clients, or return "".
 
-    The host reports the listening sockets and connected clients. Notebook kernels listen as well, but only for their
-    own notebook server. They are recognized by their command lines. A user gains nothing by making a server look like a
-    notebook, because the verdict only gets worse.
+    The host reports listening sockets and connected clients. Notebook kernels also listen, but only for their own
+    notebook server. Their command lines identify them. A server that is made to look like a notebook gains nothing,
+    because its verdict gets worse.
     """
     holders = holding.holders or ()
     clients = sum(holder.clients or 0 for holder in holders)
@@ -240,7 +238,7 @@ def _is_server(holding: Holding) -> bool:
 
 
 def _cannot_tell(holding: Holding) -> str:
-    """Return why the holder may work without a sign of work, or an empty text."""
+    """Return why the holder may work without a sign of work, or ""."""
     quiet = holding.quiet
     if quiet is None or runs_processes(holding) is False:
         return ""
@@ -259,10 +257,10 @@ def _cannot_tell(holding: Holding) -> str:
 
 
 def _hardly_works(holding: Holding) -> str:
-    """Return how a GPU is used by health probes, restarts or diagnostics only.
+    """Describe how only probes, restarts or diagnostics use a GPU, or return "".
 
-    The text is empty if this is not the case. A cron job has the same utilization. So the holder must listen, or its
-    restarts and CPU time must explain the kernels.
+    A cron job has the same utilization. So the holder must listen, or its restarts and CPU time must explain the
+    kernels.
     """
     explained = holding.explained_kernels
     if not holding.hardly_works or (holding.held_seconds or 0.0) < HARDLY_SECONDS:
@@ -284,9 +282,9 @@ def _is_loaded(holding: Holding) -> bool:
 
 
 def _polls_for_clients(holding: Holding, limits: Thresholds) -> str:
-    """Return how a model server polls for requests, or an empty text.
+    """Describe how a model server polls for requests, or return "".
 
-    Such a server uses CPU time while the GPU is idle. A workload that prepares data does so as well, so the holder must
+    Such a server uses CPU time while the GPU is idle. So does a workload that prepares data. Therefore the holder must
     also wait for clients.
     """
     if holding.device_quiet is None or not is_held(holding) or not _is_loaded(holding):
@@ -312,7 +310,7 @@ def _judge_use(holding: Holding, limits: Thresholds) -> tuple[str, str, float]:
         return "no_data", "Its activity is unknown, and memory alone does not show its need.", 0.0
     top = compute.p99
     if full is not None and full * (1 + limits.memory_margin_ratio) <= limits.small_memory_ratio:
-        # If a GPU has a high compute load, it is not oversized, even if little memory is in use.
+        # A GPU with a high compute load is not oversized, even with little memory in use.
         if top is not None and top <= limits.small_compute_ratio:
             reason = (
                 "At most %.0f %% of the memory was used, and at most %.0f %% of the compute for 99 %% of the time."
@@ -340,7 +338,7 @@ def _judge_tenant(holding: Holding, limits: Thresholds) -> tuple[str, str, float
     full = memory.max / total
     if full >= limits.full_memory_ratio:
         return "saturated", "Memory use peaked at %.0f %% of the quota." % (100 * full), 0.0
-    # Only the memory use of tenants is measured, so their earlier quiet times are unknown.
+    # Tenants' earlier quiet times are unknown, because only their memory use is measured.
     after = threshold_seconds(limits.idle_policy, longest_seconds=0.0, history_seconds=0.0)
     if memory.max == 0 and memory.seconds < after:
         early = "The quota was not used for %s. Too early for a verdict: idle after %s."
@@ -353,7 +351,7 @@ def _judge_tenant(holding: Holding, limits: Thresholds) -> tuple[str, str, float
 
 
 def _too_little(holding: Holding, limits: Thresholds, seconds: float | None) -> str:
-    """Return why the data is not enough to judge the use, or an empty text."""
+    """Return why there is not enough data to judge the use, or ""."""
     known = [stat for stat in (holding.memory, holding.compute or holding.busy) if stat is not None]
     if not known:
         return "No history."

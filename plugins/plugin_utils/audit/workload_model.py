@@ -24,7 +24,7 @@ JOB, POD, LEASE, UNIT, CONTAINER, TENANT, PROCESS, UNKNOWN_HOLDER = KINDS = (
 class Workload:
     """A holder of GPUs with its owner.
 
-    `host` is empty for jobs and pods, which are known in the whole cluster. `user` is the Unix account or the Slurm
+    `host` is empty for jobs and pods, which have unique names in the cluster. `user` is the Unix account or the Slurm
     user, and `account` the Slurm account. `team` and `contact` are from `gpu_owners`. Unknown texts are empty.
     """
 
@@ -61,9 +61,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Use:
-    """Use of GPU parts by one workload.
+    """A workload's use of parts of GPUs.
 
-    `used_gpu_hours` is the active share of the SMs times the measured GPU hours. It is None if nothing was measured.
+    `used_gpu_hours` is the active share of the SMs times the measured GPU hours, or None if nothing was measured.
     """
 
     measured_gpu_hours: float = 0.0
@@ -75,9 +75,9 @@ class Use:
 class OwnerTotal:
     """GPUs and GPU hours of a workload, a user or a team.
 
-    `gpus`, `unused_gpus` and `unused_per_month` describe the current state, and GPU hours the window. Unused GPUs and GPU
-    hours are reserved and unused. `rank` is 1 for the highest `unused_per_month`, then the most `unused_gpus`. It is
-    None for totals without an owner.
+    `gpus`, `unused_gpus` and `unused_per_month` describe the current state, GPU hours the window. "Unused" means
+    reserved and unused. `rank` is 1 for the highest `unused_per_month`, then for the most `unused_gpus`, and None for
+    totals without an owner.
     """
 
     name: str

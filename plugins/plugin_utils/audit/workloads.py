@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find the workloads that hold each GPU, instance and quota. Pure.
 
-Hosts report units, containers, jobs and pods from kernel data (docs/holders.md), never from what a process says.
+Hosts report units, containers, jobs and pods from kernel data (docs/holders.md), and never from processes' own claims.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .workload_model import CONTAINER, JOB, LEASE, POD, PROCESS, TENANT, UNIT, U
 _LEASE = re.compile(r"lease-([0-9]{1,15})")
 _POD = re.compile(r" of pod ([a-z0-9-]{1,63})/([a-z0-9.-]{1,253}) \(")
 _JOB = re.compile(r"[0-9]{1,12}")
-#: Units of a user's sessions. Their numbers say nothing.
+#: Units of users' sessions, whose numbers mean nothing.
 _SESSION = re.compile(r"session-|user@")
-#: Ages of the workloads of one part, in seconds. An unknown age is None.
+#: Ages in seconds of a part's workloads. An unknown age is None.
 Ages = dict[Workload, "float | None"]
 
 
 class Workloads:
-    """Workloads of the fleet.
+    """The fleet's workloads.
 
-    `jobs` are the jobs of Slurm's accounting, `leases` the current leases, and `entries` the entries of `gpu_owners`.
-    Ages end at `end_seconds`.
+    `jobs` are the jobs in Slurm's accounting, `leases` the current leases, and `entries` the entries of `gpu_owners`.
+    Ages are at `end_seconds`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Workloads:
         self._entries, self._end = entries, end_seconds
         self._running = {job.id: job for job in jobs if job.end_seconds is None}
         self._known: dict[str, Ages] = {}
-        # The service of leases takes the account from the kernel.
+        # The lease service gets the account from the kernel.
         self._lease_users = {(one.host, one.number): one.account for one in leases}
         for found in findings:
             for holder in found.holding.holders or ():
@@ -54,7 +54,7 @@ class Workloads:
                     self._lease_users[(found.holding.subject.host, _lease_number(holder.unit))] = holder.user
 
     def of(self, found: Finding) -> Ages:
-        """Return the current workloads of a finding's part with their ages."""
+        """Return the current workloads, with their ages, of a finding's part."""
         if found.id not in self._known:
             self._known[found.id] = self._of(found)
         return self._known[found.id]
@@ -98,17 +98,14 @@ class Workloads:
 
 
 def _using(holders: Sequence[Holder]) -> Sequence[Holder]:
-    """Return the holders without bare handles and MPS daemons.
-
-    Returns all if there are no others.
-    """
+    """Return the holders without bare handles and MPS daemons, or all if none remain."""
     known = [one for one in holders if one.kind != DEVICE_HANDLE]
     clients = [one for one in known if one.kind != MPS or one.user]
     return clients or known or holders
 
 
 def _pod_names(holders: Sequence[Holder]) -> dict[str, Workload]:
-    """Return the pods that only the kubelet names, by UID."""
+    """Return the pods that only the kubelet reports, by UID."""
     matches = ((holder.job, _POD.search(holder.who)) for holder in holders if holder.kind == KUBELET and not holder.pod)
     return {uid: Workload(POD, match.group(2), namespace=match.group(1)) for uid, match in matches if match}
 

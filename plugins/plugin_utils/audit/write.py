@@ -20,7 +20,7 @@ FILES = (JSON, CSV, HTML, HOURS, OWNERS, METRICS, LEASES)
 def all_of(audit: Audit, directory: Path) -> list[Path]:
     """Write all files of a report. Returns their paths. Raises ReportError.
 
-    The page of leases is written only if an entry offers leases.
+    Writes the page of leases only if an entry offers leases.
     """
     texts = {
         JSON: report_json.to_text(audit),
@@ -35,7 +35,7 @@ def all_of(audit: Audit, directory: Path) -> list[Path]:
     try:
         private.make_folder(directory)
         if LEASES not in texts:
-            # The previous report may have left one.
+            # Remove the previous report's page.
             (directory / LEASES).unlink(missing_ok=True)
         for name, text in texts.items():
             private.write(directory / name, text)

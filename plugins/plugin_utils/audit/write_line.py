@@ -13,7 +13,7 @@ from .model import ASKING, CALM, Audit
 
 
 def line(audit: Audit) -> str:
-    """Return a one-line summary for logs and subjects of mails.
+    """Return a one-line summary for logs and mail subjects.
 
     Only verdicts in ASKING count as findings.
     """

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the files of a flat APT repository (sources.list(5)).
 
-These are the signed Release file and the index of packages. Nothing is fetched here.
+These are the signed Release file and the package index. Fetches nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     PROBLEM = str(error)
 
-#: Mapping from architectures of `uname -m` to architectures of dpkg (`dpkg --print-architecture`).
+#: dpkg's architecture (`dpkg --print-architecture`) for each architecture of `uname -m`.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 #: Supported file names of the index, the preferred one first.
 FORMS = ("Packages.xz", "Packages.gz", "Packages")
@@ -41,9 +41,9 @@ def need_library() -> None:
 
 
 def index_files(release: str, where: str) -> dict[str, tuple[str, int]]:
-    """Return the index files that a signed Release lists: {name: (SHA-256, size)}.
+    """Return the index files in a signed Release: {name: (SHA-256, size)}.
 
-    Raises BundleError if the Release lists no supported index file, or is no longer valid.
+    Raises BundleError if it lists no supported index file, or is no longer valid.
     """
     fields = Release(release)
     listed = {
@@ -80,7 +80,7 @@ class AptIndex(Index):
         super().__init__()
         wanted = ("all", ARCHITECTURES.get(machine, machine))
         for entry in Packages.iter_paragraphs(io.StringIO(text), use_apt_pkg=False):
-            # Ignore packages without a SHA-256, because they cannot be verified.
+            # Ignore packages without a SHA-256, which cannot be verified.
             if entry.get("Architecture") not in wanted or not entry.get("SHA256"):
                 continue
             candidate = Candidate(
@@ -98,9 +98,9 @@ class AptIndex(Index):
         return _relations(str(candidate.raw))
 
     def compare(self, one: str, other: str, exact: bool = True) -> int:
-        """Compare two versions as dpkg does.
+        """Compare two versions like dpkg.
 
-        A version without a revision differs from the same version with a revision.
+        A version without a revision differs from the same version with one.
         """
         first, second = Version(one), Version(other)
         return (first > second) - (first < second)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Fetch files, and resume interrupted downloads.
 
-A file is moved to its final path only after its SHA-256 has been verified.
+A file is moved to its final path after its SHA-256 was verified.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TRIES = 4
 _BLOCK = 1 << 18
 # Seconds between two progress lines of a download.
 _PROGRESS_SECONDS = 10
-# Maximum size in bytes of an index or key. It is read into memory. The indexes of the CUDA repositories are a hundred times
-# smaller.
+# Maximum size in bytes of an index or key, which is read into memory. The indexes of the CUDA repositories are a
+# hundred times smaller.
 _SMALL_BYTES = 1 << 28
-# Maximum number of characters of an error message from a server.
+# Maximum number of characters in a server's error message.
 _MOST_WORDS = 300
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError)
 
@@ -61,7 +61,7 @@ def write(path: Path, content: bytes) -> bool:
 class Fetcher:
     """Fetches files.
 
-    Downloads are first written to the folder `partial`. `say` prints a line about the progress.
+    Downloads are first written to the folder `partial`. `say` prints a progress line.
     """
 
     def __init__(self, partial: Path, say: Callable[[str], None] = lambda line: None) -> None:
@@ -69,10 +69,10 @@ class Fetcher:
         self.say = say
 
     def small(self, url: str, cure: str, optional: bool = False) -> bytes | None:
-        """Return the content of a small file, for example of an index or a key.
+        """Return the content of a small file, for example of an index or key.
 
-        Returns None if the file is optional and does not exist. Raises BundleError if the file cannot be fetched.
-        `cure` is the fix that the error message shows.
+        Returns None if the file is optional and does not exist. Raises BundleError, with the fix `cure`, if it cannot
+        be fetched.
         """
         for attempt in range(_TRIES):
             time.sleep(attempt)
@@ -94,7 +94,7 @@ class Fetcher:
     def file(self, item: Item, target: Path) -> None:
         """Fetch or copy a file of the bundle to `target`.
 
-        Raises BundleError if this fails, or if the SHA-256 of the file is wrong.
+        Raises BundleError if this fails, or if the file's SHA-256 is wrong.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         self.partial.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class Fetcher:
             self._download(item, part)
         actual = digest(part)
         if actual != item.sha256 and not item.local and self._was_resumed:
-            # The part that an earlier run downloaded may be wrong, so download the whole file.
+            # The part from an earlier run may be wrong, so download the whole file.
             part.unlink()
             self._download(item, part)
             actual = digest(part)
@@ -193,7 +193,7 @@ def _no_file(error: Exception) -> bool:
 def _may_pass(error: Exception) -> bool:
     """Return whether a retry may succeed.
 
-    It cannot succeed if the server refused the request, or if the file of a `file://` address does not exist.
+    It cannot succeed after a refusal by the server, or if the file of a `file://` address does not exist.
     """
     code = getattr(error, "code", None)
     if isinstance(code, int):
@@ -202,7 +202,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _in_words(error: Exception) -> str:
-    # The reason is text from the server, so make it printable.
+    # The reason is a text from the server, so make it printable.
     words = text(str(getattr(error, "reason", "") or error), _MOST_WORDS) or type(error).__name__
     code = getattr(error, "code", None)
     proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Collect files that are not in package repositories.
 
-These are the files that the inventory names, Python wheels and the collection itself.
+These are files that the inventory names, Python wheels, and the collection itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LAST_LINES = 4
 
 
 def named(path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
-    """Return a file that the inventory names by its path.
+    """Return a file that the inventory names by path.
 
-    Raises BundleError if the file does not exist, or if its checksum is not one of the allowed ones.
+    Raises BundleError if the file does not exist, or has none of the allowed checksums.
     """
     here = Path(path).expanduser()
     if not path or not here.is_file():
@@ -44,9 +44,9 @@ def named(path: str, allowed: Sequence[str], what: str, hosts: set[str]) -> Item
 
 
 def fetched(url: str, content: bytes, allowed: Sequence[str], what: str, hosts: set[str]) -> Item:
-    """Return a file that the inventory names by its URL.
+    """Return a file that the inventory names by URL.
 
-    Raises BundleError if its checksum is not one of the allowed ones.
+    Raises BundleError if it has none of the allowed checksums.
     """
     sha256 = hashlib.sha256(content).hexdigest()
     _check(without_password(url), sha256, allowed, what)
@@ -68,7 +68,7 @@ def _check(path: str, sha256: str, allowed: Sequence[str], what: str) -> None:
 
 
 def python_platform() -> str:
-    """Return the Python version and platform for which pip fetches wheels by default."""
+    """Return the Python version and platform for which pip fetches by default."""
     return "Python %d.%d on %s" % (*sys.version_info[:2], sysconfig.get_platform())
 
 
@@ -76,7 +76,8 @@ def python_platform() -> str:
 class Question:
     """A request to pip.
 
-    `requirements` is the content of a requirements file, with or without hashes. `name` identifies the request in messages.
+    `requirements` is the content of a requirements file, with or without hashes. `name` identifies the request in
+    messages.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Question:
         return "--hash=" in self.requirements
 
     def asked(self) -> list[str]:
-        """Return a short form of the request, which the manifest records."""
+        """Return the request in short form, for the manifest."""
         lines = [line.strip().rstrip(" \\") for line in self.requirements.splitlines()]
         lines = [line for line in lines if not line.startswith("--hash=")]
         digest = hashlib.sha256(self.requirements.encode()).hexdigest()
@@ -97,10 +98,10 @@ class Question:
 
 
 def wheels(question: Question, folder: Path, what: str) -> list[Item]:
-    """Fetch wheels and their dependencies into an empty folder with pip.
+    """Fetch wheels and their dependencies with pip into an empty folder.
 
-    Source packages are not fetched, because they would have to be built at the air-gapped site. If the request has
-    hashes, pip verifies the wheels with them. If not, pip trusts its package index. Raises BundleError if pip fails.
+    Does not fetch source packages, which would have to be built at the air-gapped site. pip verifies the wheels with
+    the request's hashes. Without hashes, pip trusts its package index. Raises BundleError if pip fails.
     """
     folder.mkdir(parents=True)
     requirements = folder.with_name(folder.name + ".txt")
@@ -130,10 +131,10 @@ def wheels(question: Question, folder: Path, what: str) -> list[Item]:
 
 
 def collection(root: Path, folder: Path, bundle: Path) -> Item:
-    """Build the archive of the collection for ansible-galaxy in an empty folder.
+    """Build the collection's archive for ansible-galaxy in an empty folder.
 
-    Two archives of the same files have different bytes. If the bundle already has an archive of the same files, it is
-    therefore kept. Raises BundleError if the archive cannot be built.
+    Keeps the bundle's archive if it has the same files, because two archives of the same files have different bytes.
+    Raises BundleError if the archive cannot be built.
     """
     folder.mkdir(parents=True)
     if (root / "galaxy.yml").exists():
@@ -163,7 +164,7 @@ def collection(root: Path, folder: Path, bundle: Path) -> Item:
 def _packed(root: Path, folder: Path) -> Path:
     """Create an archive of an installed collection.
 
-    It contains the files that the manifest of the collection lists.
+    It has the files in the collection's manifest.
     """
     info = json.loads((root / "MANIFEST.json").read_bytes())["collection_info"]
     made = folder / ("%s-%s-%s.tar.gz" % (info["namespace"], info["name"], info["version"]))
@@ -188,9 +189,9 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644)
 
 
 def _manifest(path: Path) -> Any:
-    """Return the manifest of an archive, or None if it is not readable.
+    """Return an archive's manifest, or None if it is not readable.
 
-    The manifest covers all files of the archive with checksums.
+    The manifest has checksums of all files in the archive.
     """
     try:
         with tarfile.open(path) as archive:
@@ -201,7 +202,7 @@ def _manifest(path: Path) -> Any:
 
 
 def _run(command: Sequence[str], problem: str, cure: str) -> None:
-    # Keep the locale of this process, because ansible-galaxy refuses to run in a locale without UTF-8.
+    # Keep this process's locale, because ansible-galaxy refuses to run without UTF-8.
     done = run_to_end(command, env={name: os.environ.get(name, "") for name in ("LANG", "LC_ALL")})
     if done.returncode:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
@@ -212,7 +213,7 @@ def _run(command: Sequence[str], problem: str, cure: str) -> None:
 def recorded(manifest: Mapping[str, Any], name: str, asked: Sequence[str], bundle: Path) -> list[Item] | None:
     """Return the files that an earlier run fetched for the same request.
 
-    Returns None if no earlier run had this request, or if a file is missing.
+    Returns None if there is no such run, or if a file is missing.
     """
     record = manifest.get("python", {}).get(name, {})
     if record.get("asked") != list(asked):

@@ -22,9 +22,10 @@ from . import fetch, local, mirror, papers
 from .model import BundleError, Item, Wants
 from .wants import collect
 
-#: Folders that contain only files of the bundle. If a file in them is not needed, an earlier run left it behind.
+#: Folders that only have files of the bundle. A file that is not needed was left by an earlier run.
 FOLDERS = ("repositories", "files", "python", "collection")
-#: Requirements of the plugin that gives leases to pods, in the collection, and minor versions of Python 3 that it supports.
+#: The requirements, in the collection, of the plugin that gives leases to pods, and the minor versions of Python 3 that
+#: it supports.
 LEASE_REQUIREMENTS, LEASE_PYTHONS = "roles/gpu_kubernetes/files/dra-requirements.txt", range(9, 15)
 _PARTIAL, _LOCK = ".partial", ".lock"
 # Disk space in bytes that must stay free.
@@ -35,7 +36,7 @@ _SPARE_BYTES = 64 << 20
 class Order:
     """A request for a bundle.
 
-    `hosts` has the variables of the roles for each host, including defaults.
+    `hosts` has each host's role variables, including defaults.
     """
 
     directory: Path
@@ -68,7 +69,7 @@ class Outcome:
 def make(order: Order, say: Callable[[str], None] = lambda line: None) -> Outcome:
     """Make or update a bundle.
 
-    Raises BundleError. In this case, the previous bundle stays complete.
+    Raises BundleError. The previous bundle then stays complete.
     """
     wants = collect(order.hosts, order.catalogue, order.parts)
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as name:
@@ -97,7 +98,7 @@ class _Making:
         self.outcome = Outcome()
         self.python: dict[str, Any] = {}
         self.nvml = ""
-        #: False if the Python packages of the bundle are unknown, because a dry run does not run pip.
+        #: False if the bundle's Python packages are unknown, because a dry run does not run pip.
         self.python_known = True
         try:
             self.before = json.loads((self.bundle / papers.MANIFEST).read_text(encoding="utf-8"))
@@ -109,7 +110,7 @@ class _Making:
         for source, asks in self.wants.repositories.items():
             self.say("reading the index of %s" % source.url)
             mirrors.append(mirror.read(source, asks, self.bundle, self.fetcher))
-        # Add the indexes after the packages, and the signed files last, so that an index never lists a missing package.
+        # Add indexes after packages, and signed files last, so that an index never lists a missing package.
         self._add(item for repository in mirrors for item in repository.packages.values())
         self._add(item for repository in mirrors for item in repository.index)
         self._add(self._named(*named, hosts) for named, hosts in sorted(self.wants.files.items()))
@@ -179,13 +180,12 @@ class _Making:
     def _wheels(self, name: str, question: local.Question, requirements: str) -> None:
         """Fetch wheels with pip, unless an earlier run fetched all of them.
 
-        The wheels of an earlier run are used if the manifest records the same request. `requirements` is the path in
-        the bundle of a requirements file to write, with the hashes of the wheels. If it is empty, no such file is
-        written.
+        An earlier run's wheels are used if the manifest records the same request. `requirements` is the path in the
+        bundle of a requirements file with the wheels' hashes, which is then written. It may be empty.
         """
         asked = [*question.asked(), "for %s" % local.python_platform()]
         if question.options:
-            # The options of pip may contain URLs with passwords, so the manifest only contains their hash.
+            # pip's options may contain URLs with passwords, so the manifest only has their hash.
             asked.append("options %s" % hashlib.sha256(repr(list(question.options)).encode()).hexdigest()[:16])
         items = local.recorded(self.before, name, asked, self.bundle)
         if items is None and self.order.check:
@@ -197,7 +197,7 @@ class _Making:
             self.say("fetching %s with pip" % question.name)
             items = local.wheels(question, self.scratch / name.replace(" ", "-"), "Python package")
             if requirements:
-                # The air-gapped site verifies each file with these hashes.
+                # With these hashes, the air-gapped site verifies each file.
                 pins = python_pins.of_files((item.path.rpartition("/")[2], item.sha256) for item in items)
                 content = "".join(map(str, pins)).encode()
                 items.append(mirror.text_file(requirements, "requirements of the controller", content))
@@ -209,7 +209,7 @@ class _Making:
         }
 
     def _nvml_wheel(self) -> None:
-        """Set the wheel from which hosts install pynvml, if all hosts need the same wheel."""
+        """Set the wheel with which hosts install pynvml, if all need the same one."""
         names = [item.path for item in self.items.values() if item.what == "nvidia-ml-py"]
         names += [
             path for name in self.python if name.startswith("nvidia-ml-py ") for path in self.python[name]["files"]

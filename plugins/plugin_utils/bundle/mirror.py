@@ -5,7 +5,7 @@
 
 This module does not write to the bundle.
 
-The index is not changed, so that hosts can verify the vendor's signature. The index therefore also lists packages that are not
+The index stays unchanged, so that hosts can verify the vendor's signature. So it also lists packages that are not
 mirrored.
 """
 
@@ -28,9 +28,9 @@ from .resolve import Index, resolve
 
 @dataclass
 class Mirror:
-    """The files of one repository that are mirrored.
+    """The mirrored files of one repository.
 
-    `index` has the files of the index in the order in which they are written. Signed files are last.
+    `index` has the index files in the order of writing, with signed files last.
     """
 
     source: Source
@@ -39,14 +39,14 @@ class Mirror:
     packages: dict[str, Item] = field(default_factory=dict)
     versions: dict[str, set[str]] = field(default_factory=dict)
     index: list[Item] = field(default_factory=list)
-    #: Requirements that no package of the repository meets: mapping from (requirement, platform) to the hosts.
+    #: Requirements that no package in the repository meets: hosts by (requirement, platform).
     elsewhere: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
 
 def read(source: Source, asks: Mapping[Ask, set[str]], bundle: Path, fetcher: fetch.Fetcher) -> Mirror:
     """Read a repository and choose the packages to mirror.
 
-    Raises BundleError if the repository cannot be fetched, is not signed with a trusted key, or does not have a requested
+    Raises BundleError if the repository cannot be fetched, is not signed with a trusted key, or lacks a requested
     version.
     """
     mirror = Mirror(source)
@@ -87,7 +87,7 @@ def _package(source: Source, candidate: Candidate) -> Item:
 def _inside(source: Source, path: str) -> str:
     """Return the path in the bundle for a file of the repository.
 
-    Raises BundleError if the file is outside of the repository.
+    Raises BundleError for a file outside the repository.
     """
     path = posixpath.normpath(path)
     if path.startswith(("..", "/")):
@@ -146,7 +146,7 @@ def _packages(
 ) -> bytes:
     """Fetch the index and return its text.
 
-    All compressed forms of the index that the Release lists are mirrored, because apt chooses one of them.
+    Mirrors all compressed forms in the Release, because apt chooses one of them.
     """
     source = mirror.source
     forms: dict[str, bytes] = {}
@@ -210,7 +210,7 @@ def _rpm_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher,
         for record in rpm.records(folder / "repomd.xml", url):
             content = _record(mirror, record, bundle, fetcher, hosts)
             if record.what == "primary":
-                # Keep the file name, because it shows the compression.
+                # Keep the file name, which shows the compression.
                 primary = folder / posixpath.basename(record.path)
                 primary.write_bytes(content)
         mirror.index.append(_file(here + ".asc", "signature", signed_by, url + ".asc", hosts))
@@ -219,9 +219,9 @@ def _rpm_index(mirror: Mirror, key: bytes, bundle: Path, fetcher: fetch.Fetcher,
 
 
 def _record(mirror: Mirror, record: rpm.Record, bundle: Path, fetcher: fetch.Fetcher, hosts: set[str]) -> bytes:
-    """Fetch and verify one file of the index, and return its content.
+    """Fetch and verify one index file, and return its content.
 
-    Returns an empty result if the file does not exist and dnf does not need it.
+    The content is empty if the file does not exist and dnf does not need it.
     """
     source, (what, path, kind, checksum) = mirror.source, record
     url = "%s/%s" % (source.url, path)

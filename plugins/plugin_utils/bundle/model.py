@@ -14,7 +14,7 @@ from ..python_pins import Pin
 
 
 class BundleError(FleetError):
-    """The bundle cannot be made. The previous bundle is not changed."""
+    """The bundle cannot be made. The previous bundle does not change."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Platform:
 class Source:
     """A repository to mirror.
 
-    `role` is the prefix of the variables that configure it. `folder` and `key_path` are paths in the bundle.
+    `role` is the prefix of its variables. `folder` and `key_path` are paths in the bundle.
     """
 
     role: str
@@ -54,15 +54,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request of a role for a set of packages from one repository."""
+    """A role's request for packages from one repository."""
 
     role: str
     version: str
-    #: Packages that must have this version. The first one determines the available versions.
+    #: Packages that must have this version. The first one determines which versions are available.
     locked: tuple[str, ...]
     #: Packages that may have any version.
     free: tuple[str, ...] = ()
-    #: Patterns for names of packages that the role pins to the version.
+    #: Patterns for the packages that the role pins to the version.
     pinned: tuple[str, ...] = ()
     platform: str = ""
 
@@ -71,7 +71,7 @@ class Ask:
 class Relation:
     """A dependency of a package, or a name that a package provides.
 
-    `operator` is `<<`, `<=`, `=`, `>=` or `>>`. It is empty for any version.
+    `operator` is `<<`, `<=`, `=`, `>=` or `>>`, or empty for any version.
     """
 
     name: str
@@ -84,10 +84,10 @@ class Relation:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A package of a repository.
+    """A package in a repository.
 
     `path` is relative to the repository. `raw` has its requirements, in a form that only its index (apt.py or rpm.py)
-    reads.
+    can read.
     """
 
     name: str
@@ -103,10 +103,7 @@ class Candidate:
 class Item:
     """A file of the bundle, from a URL, a local file or given content.
 
-    `hosts` are the hosts that need the file.
-
-    The manifest lists `source` as the origin of the file. If `source` is empty, the manifest lists the URL or the path
-    of the local file.
+    `hosts` need the file. The manifest names `source` as the origin, or else the URL or the local path.
     """
 
     path: str
@@ -134,15 +131,15 @@ def without_password(url: str) -> str:
 class Wants:
     """All files and packages that the hosts need.
 
-    `named` maps (package of the distribution, platform) to the hosts that need the package.
+    `named` has the hosts that need a package, by (package of the distribution, platform).
     """
 
     repositories: dict[Source, dict[Ask, set[str]]] = field(default_factory=dict)
-    #: Files that the inventory names: mapping from (path on the controller, allowed SHA-256s, description) to the hosts.
+    #: Hosts by files that the inventory names: (path on the controller, allowed SHA-256s, description).
     files: dict[tuple[str, tuple[str, ...], str], set[str]] = field(default_factory=dict)
-    #: Mapping from a version of nvidia-ml-py, with the hashes of its wheels, to the hosts.
+    #: Hosts by version of nvidia-ml-py, with its wheels' hashes.
     nvml: dict[Pin, set[str]] = field(default_factory=dict)
-    #: Mapping from the architecture of hosts whose pods lease GPUs to the hosts.
+    #: Hosts whose pods lease GPUs, by architecture.
     leases: dict[str, set[str]] = field(default_factory=dict)
     named: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 

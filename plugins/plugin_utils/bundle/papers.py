@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the texts of a bundle. Pure.
+"""Write a bundle's texts: manifest, checksums, variables and README. Pure.
 
-These are the manifest, the checksums, the variables for the air-gapped site, and the README.
+The variables are for the air-gapped site.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def manifest(
 ) -> str:
     """Return the manifest.
 
-    It contains no date and no host name of this machine, so that equal bundles have equal manifests.
+    It has no date and no name of this machine, so that equal bundles have equal manifests.
     """
     elsewhere = {what: set(hosts) for what, hosts in wants.named.items()}
     for mirror in mirrors:
@@ -77,7 +77,7 @@ def sums(items: Iterable[Item]) -> str:
 def variables(path: str, url: str, wants: Wants, items: Iterable[Item], nvml: str) -> str:
     """Return the variables to set at the air-gapped site.
 
-    Fingerprints of keys are not included, because a bundle must not decide which keys are trusted to verify it.
+    Fingerprints of keys are not among them, because a bundle must not decide which keys verify it.
     """
     roles = {source.role for source in wants.repositories}
     lines = [
@@ -130,7 +130,7 @@ def _named(items: Iterable[Item], what: str) -> list[Item]:
 
 
 def _line(name: str, value: Any) -> str:
-    # JSON is valid YAML.
+    # JSON is also YAML.
     return "%s: %s" % (name, json.dumps(value, ensure_ascii=False))
 
 

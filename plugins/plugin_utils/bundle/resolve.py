@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Choose the packages to mirror from a repository. Pure.
 
-The requested packages and their dependencies in the repository are mirrored. If the repository does not have a
-dependency, the distribution must provide it. If both may have it, it is mirrored as well, and the host's package
-manager chooses.
+These are the requested packages and their dependencies in the repository. The distribution must provide other
+dependencies. A dependency that both may have is mirrored as well, and the host's package manager chooses.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from .model import Ask, BundleError, Candidate, Relation
 
 
 class Index(ABC):
-    """The packages of a repository. apt.py and rpm.py implement this class."""
+    """A repository's packages. apt.py and rpm.py implement this class."""
 
-    #: True if hosts pin the packages of the driver to the version of the driver.
+    #: Whether hosts pin the driver's packages to the driver's version.
     pins: bool
 
     def __init__(self) -> None:
@@ -47,24 +46,24 @@ class Index(ABC):
 
     @abstractmethod
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
-        """Yield the requirements of a package.
+        """Yield a package's requirements.
 
-        Each requirement is a group of alternatives. A package that satisfies one alternative is enough.
+        Each requirement is a group of alternatives, of which one must be satisfied.
         """
 
     @abstractmethod
     def compare(self, one: str, other: str, exact: bool = True) -> int:
         """Compare two versions. Returns a number below, equal to or above 0.
 
-        If `exact` is false, a part of a version is ignored if the other version does not have it.
+        If `exact` is false, ignores the parts of a version that the other version does not have.
         """
 
 
 def choose(ask: Ask, index: Index) -> str:
     """Return the version to mirror.
 
-    For the container toolkit, this is the version of its package. For the driver, it is the upstream version. Raises
-    BundleError if no version matches.
+    For the container toolkit, this is its package's version, for the driver the upstream version. Raises BundleError if
+    no version matches.
     """
     offered = [candidate.version for candidate in index.named(ask.locked[0])]
     if ask.role == "nvidia_driver":
@@ -102,8 +101,8 @@ def resolve(ask: Ask, index: Index) -> tuple[list[Candidate], list[str]]:
 class _Search:
     """A search for packages and their dependencies.
 
-    `taken` has the chosen packages. `queue` has the chosen packages with requirements that have not been read yet. `elsewhere`
-    has the requirements that the repository does not meet.
+    `taken` has the chosen packages, `queue` those whose requirements were not read yet, and `elsewhere` the
+    requirements that the repository does not meet.
     """
 
     def __init__(self, ask: Ask, index: Index) -> None:
@@ -116,7 +115,7 @@ class _Search:
     def take_locked(self, name: str) -> None:
         """Take a package in the chosen version.
 
-        Raises BundleError if the repository does not have the package in this version.
+        Raises BundleError if the repository lacks it.
         """
         chosen = self._best(candidate for candidate in self.index.named(name) if self._is_chosen(candidate))
         if not chosen:
@@ -132,7 +131,7 @@ class _Search:
     def take_free(self, name: str) -> None:
         """Take a package in any version.
 
-        If the repository does not have the package, record that the distribution must provide it.
+        If the repository lacks it, record that the distribution must provide it.
         """
         chosen = self._best(self.index.named(name))
         self._take(chosen)
@@ -154,7 +153,7 @@ class _Search:
     def _providers(self, relation: Relation) -> list[Candidate]:
         """Return the packages that satisfy a relation.
 
-        If no package with that name satisfies it, packages that provide the name are returned.
+        If no package with that name does, returns packages that provide the name.
         """
         for candidates in (self.index.named, self.index.providers):
             best = self._best(
@@ -165,7 +164,7 @@ class _Search:
         return []
 
     def _take(self, candidates: Sequence[Candidate]) -> bool:
-        """Take the candidates. Return false if there are no candidates."""
+        """Take the candidates. Return False if there are none."""
         for candidate in candidates:
             if (candidate.name, candidate.version) not in self.taken:
                 self.taken[candidate.name, candidate.version] = candidate
@@ -180,9 +179,9 @@ class _Search:
     def _best(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Return the packages that a host could choose from these candidates.
 
-        If hosts pin versions, they choose a driver package in the version of the driver, and any other package in the
-        newest version. If hosts do not pin versions, other dependencies decide which of these two versions a host
-        chooses. So both versions are returned.
+        Hosts that pin versions choose driver packages in the driver's version, and other packages in the newest
+        version. For hosts that do not pin versions, other dependencies decide between these two versions, so both are
+        returned.
         """
         ranked = sorted(candidates, key=self.newest, reverse=True)
         pinned = [

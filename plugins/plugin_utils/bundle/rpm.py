@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the files of an RPM repository.
 
-These are the signed repomd.xml and the index of packages. Nothing is fetched here.
+These are the signed repomd.xml and the package index. Fetches nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from .model import BundleError, Candidate, Relation
 from .resolve import Index
 
 REPOMD = "repodata/repomd.xml"
-#: Files of the index that dnf requires.
+#: Index files that dnf requires.
 NEEDED = ("primary", "filelists")
-#: Suffix of the types of index files for the yum of RHEL 7. Such a file is a database with the content of another index
-#: file.
+#: Suffix for types of index files that only RHEL 7's yum needs: databases with another index file's content.
 _DATABASE = "_db"
 _OPERATORS = {"EQ": "=", "LT": "<<", "LE": "<=", "GT": ">>", "GE": ">="}
 #: Operators of boolean dependencies (https://rpm-software-management.github.io/rpm/manual/boolean_dependencies.html).
@@ -32,7 +31,7 @@ _SEGMENT = re.compile(r"[0-9]+|[A-Za-z]+|~|\^")
 
 
 def library() -> Any:
-    """Import and return createrepo_c. Raises BundleError if it is not installed."""
+    """Import createrepo_c and return it. Raises BundleError if it is not installed."""
     # createrepo_c contains a copy of librpm, which prints errors on machines without RPM's settings. Give it empty settings.
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as folder:
         for name in ("rpmrc", "macros"):
