@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the base class of actions that do not connect to a host.
 
-The options of such an action are read from the documentation of its module.
+The module's documentation defines the options of such an action.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _OF_SPEC = ("type", "elements", "choices", "default", "required")
 class ControllerAction(ActionBase):
     """An action that runs only on the controller.
 
-    If `work` raises FleetError, the result of the action is failed.
+    A FleetError in `work` fails the action.
     """
 
     TRANSFERS_FILES = False
     _requires_connection = False
     _supports_check_mode = True
 
-    #: DOCUMENTATION of the module that has the same name as the action.
+    #: DOCUMENTATION of the module with the action's name.
     documentation: str
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -41,18 +41,18 @@ class ControllerAction(ActionBase):
         return result
 
     def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the result of the action.
+        """Return the action's result.
 
-        `variables` are the variables of the task. Raises FleetError if the action fails.
+        `variables` are the task's variables. Raises FleetError if the action fails.
         """
         raise NotImplementedError
 
     def choices(self) -> dict[str, Sequence[str]]:
-        """Return the choices of options by name, if the documentation does not list them."""
+        """Return the choices of options, by name, that the documentation does not list."""
         return {}
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of the task, with defaults for missing ones.
+        """Return the task's arguments, with defaults for missing ones.
 
         Raises AnsibleActionFail if an argument is unknown or has the wrong type.
         """

@@ -1,7 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
-# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# Return the number with the noun in singular or plural: `1 GPU`, `2 GPUs`.
+#
+# By default, the plural is the noun with an `s`.
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Group errors that differ only in the names of hosts and the IDs of GPUs. Pure."""
+"""Group errors that differ only in host names and GPU IDs. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Iterable, Sequence
 
-# Limits: host names that a line shows, characters of an error, and errors of one host.
+# Maximum number of host names in a line, of characters in an error, and of errors of a host.
 _NAMED = 5
 _MOST_TEXT = 2000
 _MOST_ERRORS = 20
 
-# Formats in which messages name a GPU that the driver reports (module_utils/model.py, layout/matching.py). A UUID or address in
-# any other format comes from the inventory. Errors with different values from the inventory are different errors.
+# Formats in which messages name a GPU that the driver reports (module_utils/model.py, layout/matching.py). A UUID or
+# address in another format comes from the inventory. Such values are part of the error.
 _UUID = r"GPU-[0-9A-Za-z-]+"
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _IDENTITY = r"(?:%s|%s)" % (_UUID, _ADDRESS)
@@ -26,9 +28,9 @@ _OWN_GPU = re.compile(
 
 @dataclass
 class EqualErrors:
-    """An error and the hosts that have it.
+    """An error, and the hosts that have it.
 
-    `example` is the text from the first host. `varies` is true if the text from another host differs from it.
+    `example` is the first host's text. `varies` is true if another host's text differs from it.
     """
 
     example: str
@@ -41,12 +43,10 @@ class EqualErrors:
 
 
 def group(errors: Iterable[tuple[str, str]]) -> list[EqualErrors]:
-    """Group pairs of (host, error text). Groups have the order of their first hosts.
+    """Group pairs of (host, error text), in the order of each group's first host.
 
-    Each line of a text counts as an error. A line may start with the name of the host.
-
-    Two errors are equal if their texts differ only in the names of the hosts, and in the UUIDs and PCI addresses of the
-    hosts' GPUs.
+    Each line of a text is an error, and may start with the host's name. Two errors are equal if they differ only in the
+    hosts' names, and in the UUIDs and PCI addresses of the hosts' GPUs.
     """
     groups: dict[str, EqualErrors] = {}
     for host, message in errors:
@@ -62,9 +62,9 @@ def group(errors: Iterable[tuple[str, str]]) -> list[EqualErrors]:
 
 
 def shortened(hosts: Sequence[str]) -> str:
-    """Return the names of hosts as text.
+    """Return host names as text.
 
-    If there are too many hosts, the text ends with the number of the others.
+    If there are too many, the text ends with the number of the others.
     """
     if len(hosts) <= _NAMED:
         return ", ".join(hosts)
@@ -72,6 +72,6 @@ def shortened(hosts: Sequence[str]) -> str:
 
 
 def _anonymous(host: str, line: str) -> str:
-    """Return the line with `*` for the name of the host and the IDs of its GPUs."""
+    """Return the line with `*` in place of the host's name and its GPUs' IDs."""
     without_gpus = _OWN_GPU.sub(r"\g<before>*", line)
     return re.sub(r"(?<![\w.-])%s(?![\w-]|\.\w)" % re.escape(host), "*", without_gpus)

@@ -1,11 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the layout of an adopted host into the inventory.
+"""Write an adopted host's layout into the inventory.
 
-The file is host_vars/HOST/gpu_layout.yml.
-Ansible trusts this file, but the layout in it comes from the host. So the layout is written only if the parser of `gpu_layout`
-accepts it.
+The file is host_vars/HOST/gpu_layout.yml. Ansible trusts the file, but its layout comes from the host. So the layout is
+only written if the parser of `gpu_layout` accepts it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _MOST_SENTENCES = 100
 class FilePlan:
     """A planned change of the file.
 
-    `text` is the new content, and `former` the current content. `former` is None if the file does not exist. `left_out`
-    has sentences about parts of the host's state that the layout does not contain.
+    `text` is the new content. `former` is the current content, or None without a file. `left_out` has sentences about
+    parts of the host's state that the layout does not contain.
     """
 
     host: str
@@ -52,10 +51,9 @@ class Written:
 
 
 def checked(host: str, result: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Check a result from a host, and return (canonical layout, left out parts).
+    """Check a host's result, and return (canonical layout, parts left out).
 
-    The left out parts are sentences, which are made printable. Raises FleetError if the layout is invalid or selects
-    GPUs with a glob.
+    These parts are printable sentences. Raises FleetError if the layout is invalid or selects GPUs with a glob.
     """
     try:
         parsed = parse_layout(plain(result["gpu_layout"]))
@@ -98,17 +96,17 @@ def plan(host: str, directory: str, layout: list[dict[str, Any]], left_out: list
 
 
 def _one_line(sentence: str) -> str:
-    """Return a sentence from a host as one line of printable ASCII.
+    """Return a host's sentence as one line of printable ASCII.
 
-    A line break in the sentence could end the comment that the sentence is written to.
+    A line break could end the comment in which the sentence is written.
     """
     return text(sentence).encode("ascii", "backslashreplace").decode()
 
 
 def _holds(new: str, layout: list[dict[str, Any]]) -> bool:
-    """Return whether the text contains exactly this layout.
+    """Return whether the text contains this layout and nothing else.
 
-    The text must have comments, the start of a document, and YAML that is read as the layout and nothing else.
+    Besides comments and the start of a document, it may only have YAML that is read as the layout.
     """
     head, begin, _body = new.partition("\n---\n")
     try:
@@ -124,9 +122,8 @@ def _holds(new: str, layout: list[dict[str, Any]]) -> bool:
 def write(plan: FilePlan, known: Any, overwrite: bool, dry: bool) -> Written:
     """Write the file, unless the file or the inventory already has this layout.
 
-    `known` is the host's `gpu_layout` in the inventory, or None.
-
-    Raises FleetError if the file or the inventory has another layout and `overwrite` is false.
+    `known` is the host's `gpu_layout` in the inventory, or None. Raises FleetError if the file or the inventory has
+    another layout and `overwrite` is false.
     """
     former = _layout_of(plan)
     if former == plan.layout or (plan.former is None and _canonical(known) == plan.layout):
@@ -152,14 +149,14 @@ def write(plan: FilePlan, known: Any, overwrite: bool, dry: bool) -> Written:
 
 
 def _layout_of(plan: FilePlan) -> list[dict[str, Any]] | None:
-    """Return the layout in the existing file in canonical form.
+    """Return the existing file's layout in canonical form.
 
-    Returns None if the file does not exist, or if it has any other content.
+    Returns None without a file, or if it has any other content.
     """
     try:
         data = yaml.safe_load(plan.former or "")
     except yaml.YAMLError:
-        # If the file has a vaulted value or invalid YAML, its content is not the new layout.
+        # A file with a vaulted value or invalid YAML does not have the new layout.
         return None
     return _canonical(data.get("gpu_layout")) if isinstance(data, dict) and set(data) == {"gpu_layout"} else None
 

@@ -18,15 +18,15 @@ from ..module_utils.printable import printable
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^ -~\n\t]", re.DOTALL
 )
-#: Characters whose JSON escape sequences are kept, because they do not control a terminal.
+#: Characters whose JSON escapes stay, because they do not control a terminal.
 _KEPT = frozenset('\n\t\\"/')
 
 
 class HostAction(ActionBase):  # type: ignore[misc]  # ansible-core has no types for it
-    """Escapes control characters in the output of a module before Ansible reads it.
+    """Escapes control characters in a module's output before Ansible reads it.
 
-    An action is too late for this: ansible-core 2.21 removes the warnings from a result before the action gets the result, and
-    prints them exactly as the host sent them.
+    Escaping in the action itself is too late: ansible-core 2.21 removes warnings from a result before the action gets
+    it, and prints them as the host sent them.
     """
 
     def _parse_returned_data(self, res: Any, *profile: Any) -> Any:

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read results that modules returned on hosts. Pure.
+"""Read results of modules on hosts. Pure.
 
 Only keys that the controller uses are kept, and their values are checked.
 """
@@ -19,7 +19,7 @@ from .techniques.registry import TECHNIQUES
 
 #: Maximum numbers of GPUs and of instances per GPU. No host has more than 16 GPUs (two HGX baseboards) with 7 instances each.
 _GPUS, _PARTS = 64, 64
-#: Maximum number of daemons or tenants of a technique.
+#: Maximum number of a technique's daemons or tenants.
 _ROWS = 1024
 
 _PLACEMENT = {"start!": "small", "size!": "small"}
@@ -115,11 +115,11 @@ _CHANGED_GPU = {
     ],
 }
 _BUSY = [{"what!": "text", "who!": ["text"], "pods": ["pod_uid"]}]
-#: Maximum number of lines in a plan. A plan has a line for each GPU, daemon and tenant.
+#: Maximum number of lines in a plan, which has a line for each GPU, daemon and tenant.
 _LINES = 2048
-#: Keys of the counts: instances that are created, destroyed and kept, and changed GPUs.
+#: Keys of the counts: created, destroyed and kept instances, and changed GPUs.
 COUNTS = ("create", "destroy", "keep", "gpus_changed")
-#: Format of a plan that the controller made from the GPUs on the host's PCI bus.
+#: Format of a plan that the controller made for the GPUs on the host's PCI bus.
 _FORECAST = {
     "checked": "flag",
     "plan": ["text", _LINES],
@@ -135,17 +135,17 @@ _LAYOUT = {
     "unmanaged": [{"index!": "small", "uuid!": "gpu_uuid", "action!": "text", "text!": "text"}, _GPUS],
 }
 _NVML = {"call": "text", "code": "number", "code_name": "text", "gpu": "text"}
-#: Maximum number of lines in a message. A message about a layout has a line for each problem.
+#: Maximum number of lines in a message. A message about a layout has one per problem.
 _MOST_MESSAGE_LINES = 200
-# Messages of Ansible if a module printed no result. They differ between ansible-core 2.19 and earlier releases.
+# Ansible's messages about a module without a result. They differ between ansible-core 2.19 and earlier releases.
 _NO_RESULT = re.compile(r"Module result deserialization failed|MODULE FAILURE|No start of json char found")
 _DIED = (
     "The host stopped answering while the module ran. Check its power and its kernel log (journalctl --boot=-1 --dmesg), then "
     "run again. A run completes or undoes an interrupted change."
 )
-#: Keys that Ansible adds if a module did not finish, and the maximum number of characters in their values.
+#: Keys that Ansible adds if a module did not finish, and their values' maximum number of characters.
 _OUTPUTS, _MOST_OUTPUT = ("module_stdout", "module_stderr"), 4000
-#: Documented return keys of openfleet.gpu.layout, and the keys that Ansible adds to results of background tasks.
+#: Documented return keys of openfleet.gpu.layout, and keys that Ansible adds for background tasks.
 _LAYOUT_KEYS = (
     *(
         "plan",
@@ -177,7 +177,7 @@ _LAYOUT_KEYS = (
     *("started", "finished", "ansible_job_id", "results_file"),
 )
 _LAYOUT_ENTRIES = 100_000
-#: Keys of a diff of one file in a result.
+#: Keys of a file's diff in a result.
 _DIFF = ("before_header", "after_header", "before", "after")
 _PLAN = {
     "driver_present": "flag",
@@ -190,13 +190,13 @@ _PLAN = {
 
 
 def gpu_info(host: str, result: Mapping[str, Any], *, tenants_whole: bool = False) -> dict[str, Any]:
-    """Return the checked result of openfleet.gpu.gpu_info on a host.
+    """Return a host's checked result of openfleet.gpu.gpu_info.
 
     Raises HostValueError if a value is invalid.
 
-    If `tenants_whole` is true, the name and the quota are required for each tenant on a GPU. gpu_info returns both, but
-    `gpu-layout holders` does not. If a GPU has more holders than the limit, the extra holders are replaced by one
-    holder of the kind "unknown". So no change is proposed for this GPU.
+    If `tenants_whole` is true, each tenant on a GPU must have its name and quota. gpu_info returns both, `gpu-layout
+    holders` does not. If a GPU has too many holders, one holder of the kind "unknown" replaces the rest, so that no
+    change is proposed for this GPU.
     """
     read = Reader(host).read("", result, _GPU_INFO)
     if tenants_whole:
@@ -217,7 +217,7 @@ def lost_gpu(row: Mapping[str, Any]) -> LostGpu:
 def lost_notes(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a sentence for each GPU that does not work.
 
-    `results` has checked results of gpu_info by host.
+    `results` has hosts' checked results of gpu_info.
     """
     return [
         "%s: %s" % (host, lost_gpu(row))
@@ -231,7 +231,7 @@ def gpu_info_of_all(
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return (checked results by host, sentences about hosts without a result).
 
-    A host that was not queried is in neither of the two. For `tenants_whole`, see gpu_info.
+    A host that was not queried is in neither. See gpu_info for `tenants_whole`.
     """
     read: dict[str, dict[str, Any]] = {}
     unanswered = []
@@ -252,7 +252,7 @@ def gpu_info_of_all(
 def _no_answer(result: Mapping[str, Any]) -> str:
     """Return why a result has no GPUs.
 
-    Returns an empty text if the result has GPUs or if the host was not queried.
+    Returns "" if it has GPUs, or if the host was not queried.
     """
     if result.get("unreachable") is True:
         return "it could not be reached: %s" % text(result.get("msg") or "")
@@ -264,9 +264,9 @@ def _no_answer(result: Mapping[str, Any]) -> str:
 
 
 def _check_tenants(host: str, read: Mapping[str, Any]) -> None:
-    """Raise HostValueError if a tenant on a GPU has no name or no quota.
+    """Raise HostValueError if a tenant on a GPU has no name or quota.
 
-    An entry without a GPU is not checked. It may contain only a problem if the tenants could not be read.
+    An entry without a GPU is not checked. If the tenants could not be read, it may only have a problem.
     """
     for technique in TECHNIQUES:
         for number, row in enumerate(read.get(technique.rows) or ()):
@@ -294,13 +294,13 @@ def layout(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
 def plan(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plan from a result of openfleet.gpu.layout in check mode.
 
-    The plan consists of lines and blocking workloads. Raises HostValueError if a value is invalid.
+    It has lines and blocking workloads. Raises HostValueError if a value is invalid.
     """
     return Reader(host).read("", result, _PLAN)
 
 
 def failure(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the keys that describe the failure of a module.
+    """Return the keys that describe a module's failure.
 
     Returns None if the module did not fail.
     """
@@ -313,29 +313,29 @@ def failure(result: Mapping[str, Any]) -> dict[str, Any] | None:
         failed["host_fault"] = True
     failed.update({key: text(result[key], _MOST_OUTPUT) for key in _OUTPUTS if result.get(key)})
     if result.get("nvml"):
-        # Add details for playbooks. An invalid value is dropped.
+        # Add details for playbooks. Invalid values are dropped.
         with contextlib.suppress(HostValueError):
             failed["nvml"] = Reader("").read("nvml", result["nvml"], _NVML)
     return failed
 
 
 def incomplete(host: str, key: str) -> dict[str, Any]:
-    """Return a failure for a successful result that does not have a required key."""
+    """Return a failure for a successful result without a required key."""
     problem = "the result of the host has no %s, as if another module had run" % key
     error = FleetError(host, problem, "Find out who changed the programs that root runs on this host.")
     return {"failed": True, "msg": str(error)}
 
 
 def done(result: Mapping[str, Any]) -> list[str]:
-    """Return the sentences in a result that describe what the module did."""
+    """Return a result's sentences about what the module did."""
     given = result.get("done")
     return [text(sentence) for sentence in (given if isinstance(given, list) else [])[:MOST_ENTRIES]]
 
 
 def installation(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the documented keys of the result of an installing module.
+    """Return the documented keys of an installing module's result.
 
-    If the module failed, its failure is returned instead. Texts are made printable and shortened.
+    If the module failed, returns its failure instead. Texts are made printable and shortened.
     """
     failed = failure(result)
     if failed is not None:
@@ -366,7 +366,7 @@ def layout_result(result: Mapping[str, Any]) -> dict[str, Any]:
     plan_data = result.get("plan_data")
     if plan_data is not None and not isinstance(plan_data, Mapping):
         del read["plan_data"]
-        # A single task saves the plans of all hosts. Report the failure here, so that only this host fails.
+        # Report the failure here, so that only this host fails. One task saves the plans of all hosts.
         failed = failed or _no_plan(plan_data)
     return {**read, "changed": result.get("changed") is True, **failed}
 
@@ -377,9 +377,9 @@ def _no_plan(value: Any) -> dict[str, Any]:
 
 
 def _warnings(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the warnings of a result as texts.
+    """Return a result's warnings as texts.
 
-    Since ansible-core 2.19, a warning is an object. The text is in an attribute of the object's event.
+    Since ansible-core 2.19, a warning is an object, with the text in its event.
     """
     given = result.get("warnings")
     if not isinstance(given, list):
@@ -403,10 +403,10 @@ def _message(result: Mapping[str, Any]) -> str:
 def _last_output(result: Mapping[str, Any]) -> str:
     """Return the last line that a host printed instead of a result, or "".
 
-    It may be an error message of sudo.
+    For example, this is an error message of sudo.
     """
     lines = [line.strip() for key in _OUTPUTS for line in str(result.get(key) or "")[:_MOST_OUTPUT].splitlines()]
-    # Skip a line that OpenSSH prints at the end of each command on a terminal.
+    # Skip the line that OpenSSH prints after each command on a terminal.
     printed = [line for line in lines if line and not re.match(r"Shared connection to \S+ closed", line)]
     return printed[-1] if printed else ""
 

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check values that a managed host sends before the controller uses them. Pure.
 
-A compromised host can send any data instead of the result of a module. So names must match patterns, and numbers must be within
-bounds. Texts are made printable. Long texts and lists are shortened. With these checks, a host can neither control the
-controller nor fill the controller's memory. docs/security-host-values.md lists how each value is used.
+A compromised host can send any data instead of a module's result. So names must match patterns, numbers must be within
+bounds, texts are made printable, and long texts and lists are shortened. A host can then neither control the controller
+nor fill its memory. docs/security-host-values.md lists how each value is used.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 from ..module_utils.errors import FleetError
 from ..module_utils.foreign_text import MOST_TEXT, one_line, text
 
-# These names are exported again, because texts from hosts and from API servers are checked in the same way.
+# These names are exported again, because texts from API servers are checked like texts from hosts.
 __all__ = ["MOST_TEXT", "text"]
 
 #: Maximum number of characters of a value in a message.
 _SHOWN = 80
-#: Maximum number of entries in a list of holders or processes, and in all such lists from a host.
+#: Maximum number of characters in a message's value.
 MOST_ENTRIES, MOST_ENTRIES_OF_HOST = 200, 5000
-#: Maximum values for numbers of bytes, and for small numbers such as counts of GPUs and slices.
+#: Maximum number of entries in a list of holders or processes, and in all such lists of a host.
 _LARGEST, _LARGEST_SMALL = 1 << 60, 1 << 14
 
 #: Regular expression and description for each kind of name.
@@ -52,7 +52,7 @@ _PATTERNS = {
         "the full name of a systemd unit",
     ),
     "container": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "the name or id of a container"),
-    # A UUID. The UID of a static pod is a hash of its manifest instead (kubernetes/kubernetes, pkg/kubelet/config).
+    # A UUID, or the hash of a static pod's manifest (kubernetes/kubernetes, pkg/kubelet/config).
     "pod_uid": (r"[0-9a-f][0-9a-f-]{15,63}", "the UID of a pod"),
     # Names of MPS daemons, tenants and kinds of holders (docs/gpu_layout.md).
     "name": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "a name of letters, digits, _, . and -"),
@@ -68,7 +68,7 @@ KINDS = (*_PATTERNS, *_NUMBERS, "flag", "text", "line")
 class HostValueError(FleetError):
     """A host sent an invalid value.
 
-    `where` identifies the host and the place of the value in the result.
+    `where` names the host, and the value's place in the result.
     """
 
     def __init__(self, host: str, place: str, value: Any, words: str) -> None:
@@ -82,7 +82,7 @@ class HostValueError(FleetError):
 def checked(host: str, place: str, kind: str, value: Any) -> Any:
     """Return the value as a plain Python object.
 
-    Raises HostValueError if the value is not of the kind `kind` (one of KINDS).
+    Raises HostValueError if it is not of this `kind` (one of KINDS).
     """
     if kind == "text":
         return text(value)
@@ -90,7 +90,7 @@ def checked(host: str, place: str, kind: str, value: Any) -> Any:
         return one_line(value)
     if kind in _PATTERNS:
         pattern, words = _PATTERNS[kind]
-        # Check the length first. No pattern matches longer values, and matching megabytes takes time.
+        # Check the length first: no pattern matches longer values, and matching megabytes takes time.
         if isinstance(value, str) and len(value) <= 256 and re.fullmatch(pattern, value, re.ASCII):
             return "".join(value)
     elif kind == "flag":
@@ -115,12 +115,12 @@ def is_a(kind: str, value: Any) -> bool:
 
 
 def without_host(host: str, message: str) -> str:
-    """Return the message without the name of the host at the start."""
+    """Return the message without the host's name at its start."""
     return message[len(host) + 2 :] if message.startswith(host + ": ") else message
 
 
 def shown(value: Any) -> str:
-    """Return the value as quoted, printable and short text for an error message."""
+    """Return the value quoted, printable and shortened, for error messages."""
     return '"%s"' % text(value, _SHOWN)
 
 
@@ -129,7 +129,7 @@ class Reader:
 
     A shape is one of these:
     - a kind. If it ends in ``?``, the value may be null.
-    - a mapping from keys to shapes. If a key ends in ``!``, the value is required and must not be null.
+    - a mapping from keys to shapes. If a key ends in ``!``, its value is required and must not be null.
       Other values may be missing or null. Keys that are not in the mapping are dropped.
     - ``[shape]`` for a list that may be shortened.
     - ``[shape, most]`` for a list that must not have more than `most` entries.
@@ -141,7 +141,7 @@ class Reader:
     def read(self, place: str, value: Any, shape: Any) -> Any:
         """Return a plain copy of the value.
 
-        Raises HostValueError if the value does not have the shape.
+        Raises HostValueError if it does not have the shape.
         """
         if isinstance(shape, str):
             return (

@@ -12,12 +12,12 @@ from .host_action import HostAction
 from .nvml_source import NvmlSourceError, Request
 from .plain import plain
 
-#: Key in the result of a module if the host has a driver but no pynvml.
+#: Key in a module's result if the host has a driver but no pynvml.
 MISSING = "pynvml_missing"
 
 
 class LendingAction(HostAction):
-    """Base class of actions that provide pynvml to modules on hosts without it."""
+    """Base class of actions that lend pynvml to modules on hosts without it."""
 
     _supports_check_mode = True
 
@@ -39,11 +39,10 @@ class LendingAction(HostAction):
 def run(
     execute: Callable[[dict[str, Any]], dict[str, Any]], args: Mapping[str, Any], hashes: Sequence[str]
 ) -> dict[str, Any]:
-    """Run a module, send pynvml if it is missing, and return the result of the module.
+    """Run a module, send pynvml if it is missing, and return the module's result.
 
-    `execute` runs the module with the given arguments. `hashes` is the value of `gpu_layout_nvml_hashes`.
-
-    Returns a failure if the host has a driver, but neither the host nor the controller has a trusted pynvml.
+    `execute` runs the module with these arguments. `hashes` is the value of `gpu_layout_nvml_hashes`. Returns a failure
+    if the host has a driver, but neither the host nor the controller has a trusted pynvml.
     """
     result = execute(dict(args))
     if not result.pop(MISSING, False):

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect the files of the vGPU limiter that are installed on hosts.
+"""Collect the vGPU limiter's files for hosts.
 
-Their names are those in module_utils/install/vgpu_limiter.py.
+The names are those in module_utils/install/vgpu_limiter.py.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from ..module_utils.install.vgpu_limiter import BUILT
 from .on_demand import ROLES, texts
 
 FILES = ROLES / "vgpu_limiter" / "files"
-#: Globs for the files in files/src from which the library is built. They do not match the files that a build creates.
+#: Globs for the library's sources in files/src. They do not match files that a build creates.
 SOURCES = ("Makefile", "*.c", "*/*.[ch]")
 
 
 def sources(built_files: Mapping[str, str]) -> dict[str, str]:
-    """Return the contents of the files to install, by name.
+    """Return the content of the files to install, by name.
 
-    These are the prebuilt files, or the sources if there are no prebuilt files. The result also contains the files that
-    are installed unchanged.
+    These are the prebuilt files, or else the sources, and the files that are installed unchanged.
     """
     made_of = dict(built_files)
     if not made_of:
@@ -38,8 +37,8 @@ def sources(built_files: Mapping[str, str]) -> dict[str, str]:
 def built(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the prebuilt files in Base64, by name.
 
-    `files` is the value of `vgpu_limiter_files`. Raises FleetError if a file is missing or cannot be read, or if its SHA-256 is
-    not the one in `files`.
+    `files` is the value of `vgpu_limiter_files`. Raises FleetError if a file cannot be read or does not have the
+    SHA-256 in `files`.
     """
     contents: dict[str, str] = {}
     for file in files:

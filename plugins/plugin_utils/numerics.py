@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Import NumPy where it is installed.
 
-Modules that calculate with NumPy import `np` from here. They can be imported without NumPy, as ansible-test's import test and
+Modules that calculate with NumPy import `np` from here, so that they can be imported without NumPy, as ansible-test and
 ansible-doc do. Code that starts such a calculation calls `require` first.
 """
 

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verify the files of the package nvidia-ml-py that are installed on hosts.
+"""Verify the files of nvidia-ml-py that are installed on hosts.
 
-The package runs as root on every host. So no file from an index or from the controller is trusted because of its name. Its hash
-must be in the collection or in the inventory.
+The package runs as root on every host. So the name of a file from an index or the controller is not enough: the
+collection or the inventory must have its hash.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .python_pins import Pin
 
 NAME = "nvidia-ml-py"
 _FILES = Path(__file__).resolve().parents[2] / "roles" / "gpu_layout" / "files"
-#: Two files: the requirements file has the version of the package and the hashes of the wheels. The file of sha256sum
-#: has the hash of pynvml.py.
+#: REQUIREMENTS has the package's version and the wheels' hashes. FILE_HASH has the hash of pynvml.py in the format of
+#: sha256sum.
 REQUIREMENTS, FILE_HASH = _FILES / "nvml-requirements.txt", _FILES / "pynvml.sha256"
 
 
 class NvmlSourceError(FleetError):
-    """The file does not exist, or its hash is not known."""
+    """The file does not exist, or its hash is unknown."""
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """Hashes that the collection contains: of the wheels, and of pynvml.py in them."""
+    """The collection's hashes of the wheels, and of the pynvml.py in them."""
 
     wheels: Pin
     file: str
@@ -84,7 +84,7 @@ def shipped() -> Shipped:
 
 
 def pin(request: Request, known: Shipped) -> Pin:
-    """Return the version of the package and the hashes for pip.
+    """Return the package's version and the hashes for pip.
 
     Raises NvmlSourceError if no hash of this version is known.
     """
@@ -132,7 +132,7 @@ def controller_file(request: Request, known: Shipped) -> ControllerFile:
 
 
 def wheel_file(request: Request, known: Shipped) -> Path:
-    """Return the path of the wheel that the inventory names, after verifying the file.
+    """Return the path of the inventory's wheel, after verification.
 
     Raises NvmlSourceError if the file is missing or has an unknown hash.
     """

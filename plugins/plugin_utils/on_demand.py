@@ -13,21 +13,21 @@ from ..module_utils.install.sources import digest, pack
 from . import host_results
 from .host_action import HostAction
 
-#: Folder with the roles of this collection. The roles contain the sources.
+#: Folder with this collection's roles, which have the sources.
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 
 def texts(folder: Path, pattern: str, prefix: str = "") -> dict[str, str]:
-    """Return the contents of the files in a folder that match a glob.
+    """Return the content of a folder's files that match a glob.
 
-    Each key is the prefix followed by the file's path in the folder.
+    Each key is the prefix followed by the path in the folder.
     """
     files = (file for file in folder.glob(pattern) if file.is_file())
     return {prefix + file.relative_to(folder).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
 class OnDemandAction(HostAction):
-    """An action that runs a module with sources. A subclass provides the sources."""
+    """An action that runs a module with sources. Subclasses provide the sources."""
 
     #: Full name of the module.
     MODULE = ""
@@ -35,7 +35,7 @@ class OnDemandAction(HostAction):
     _supports_check_mode = True
 
     def sources(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the sources for these arguments, as contents by name.
+        """Return the sources for these arguments: content by name.
 
         Raises FleetError if a source is missing or wrong.
         """
@@ -48,7 +48,7 @@ class OnDemandAction(HostAction):
     def ask(self, arguments: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
         """Run the module with the code that is installed on the host.
 
-        Returns the result, or None if the module has to be sent. The default is None.
+        Returns the result, or None (the default) if the module must be sent.
         """
         return None
 

@@ -32,7 +32,7 @@ _SEGMENT = re.compile(r"[0-9]+|[A-Za-z]+|~|\^")
 
 def library() -> Any:
     """Import createrepo_c and return it. Raises BundleError if it is not installed."""
-    # createrepo_c contains a copy of librpm, which prints errors on machines without RPM's settings. Give it empty settings.
+    # createrepo_c has a copy of librpm, which prints errors on machines without RPM's settings. Provide empty settings.
     with tempfile.TemporaryDirectory(prefix="openfleet-bundle-") as folder:
         for name in ("rpmrc", "macros"):
             Path(folder, name).touch()
@@ -62,7 +62,7 @@ class Record(NamedTuple):
 
 
 def records(path: Path, where: str) -> list[Record]:
-    """Return the files of the index that dnf may request.
+    """Return the index files that dnf may request.
 
     Raises BundleError if repomd.xml is not usable.
     """
@@ -84,9 +84,10 @@ def records(path: Path, where: str) -> list[Record]:
 
 
 class RpmIndex(Index):
-    """The packages of one architecture, from a primary.xml that may be compressed."""
+    """The packages of one architecture, from a primary.xml, which may be compressed."""
 
-    #: On RPM hosts, the roles request exact versions but pin nothing. So dnf installs other packages in their newest version.
+    #: On RPM hosts, roles request exact versions but pin nothing, so dnf installs other packages in their newest
+    #: version.
     pins = False
 
     def __init__(self, primary: Path, machine: str, where: str) -> None:
@@ -114,9 +115,9 @@ class RpmIndex(Index):
         self.add(candidate)
 
     def requires(self, candidate: Candidate) -> Iterable[tuple[Relation, ...]]:
-        """Yield the requirements of a package.
+        """Yield a package's requirements.
 
-        Conditional requirements are included, because only a host can evaluate their conditions.
+        Includes conditional ones, because only a host can evaluate their conditions.
         """
         if not isinstance(candidate.raw, tuple):
             raise AssertionError("not a package of an RPM repository")
@@ -167,7 +168,7 @@ def conditional(text: str) -> list[Relation]:
 def compare(one: str, other: str, exact: bool = True) -> int:
     """Compare two versions of the form `[epoch:]version[-release]`.
 
-    If `exact` is false, a version without a release equals the same version with any release.
+    If `exact` is false, a version without a release equals that version with any release.
     """
     (epoch, version, release), (epoch2, version2, release2) = map(_split, (one, other))
     order = (epoch > epoch2) - (epoch < epoch2) or _compare(version, version2)

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verify signatures in the same way as the package managers of hosts.
+"""Verify signatures like the hosts' package managers.
 
-Package managers use gpgv with one key that has a trusted fingerprint. gpgv uses only the given keyring and no web of trust
+These use gpgv with one key that has a trusted fingerprint. gpgv uses only the given keyring and no web of trust
 (gpgv(1)).
 """
 
@@ -17,7 +17,8 @@ from ...module_utils.packages.openpgp import KeyFormatError, binary, fingerprint
 from ...module_utils.processes import command
 from .model import BundleError, Source
 
-#: Keywords of the first status line for a signature (doc/DETAILS of GnuPG). A valid signature has a second line with VALIDSIG.
+#: Keywords of a signature's first status line (doc/DETAILS of GnuPG). A valid signature has a second line with
+#: VALIDSIG.
 _VERDICTS = ("GOODSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "BADSIG", "ERRSIG")
 
 
@@ -68,7 +69,8 @@ def _verify(files: dict[str, bytes], key: bytes, trusted: Sequence[str], where: 
         (folder / "key.gpg").write_bytes(key)
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        # Refuse SHA-1, as apt does. Let gpgv write the signed text, because a clear-signed file can contain other text as well.
+        # Refuse SHA-1, as apt does. Let gpgv write the signed text, because a clear-signed file may also contain other
+        # text.
         options = ["--homedir", name, "--keyring", str(folder / "key.gpg"), "--status-fd", "1", "--weak-digest", "SHA1"]
         output = ["--output", str(folder / "text")] if len(files) == 1 else []
         done = command.run_to_end([program, *options, *output, *(str(folder / file) for file in files)])
@@ -83,7 +85,7 @@ def _verify(files: dict[str, bytes], key: bytes, trusted: Sequence[str], where: 
 def judge(status: str, trusted: Sequence[str]) -> str:
     """Return the problem with a signature, or "" if it is valid and trusted.
 
-    `status` is the list of status lines that gpgv printed. Signatures by unknown keys are ignored.
+    `status` has gpgv's status lines. Ignores signatures by unknown keys.
     """
     verdict, good, verdicts = "", False, []
     for line in status.splitlines():

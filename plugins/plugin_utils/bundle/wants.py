@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Determine the files and packages that the hosts of an inventory need.
+"""Determine the files and packages that an inventory's hosts need.
 
-The rules are the same as in the roles. Nothing is written or fetched here. The only files that are read are the hashes
-that the collection ships.
+The rules are those of the roles. Nothing is written or fetched, and only the collection's own files with hashes are
+read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...module_utils.toolkit import rules as toolkit_rules
 from .. import nvml_source
 from .model import Ask, BundleError, Platform, Source, Wants
 
-#: Variables that are read for each host. If the inventory does not set one, the default of the role applies.
+#: Variables that are read for each host, by default from the role's defaults.
 VARIABLES = (
     "nvidia_driver_version",
     "nvidia_driver_state",
@@ -54,7 +54,7 @@ VARIABLES = (
     "gpu_kubernetes_plugin_sha256",
     "gpu_kubernetes_lease_wheels",
 )
-#: Variables without a default: of the bundle (docs/air-gapped.md), and the backend for Kubernetes.
+#: Variables without a default: the bundle's (docs/air-gapped.md), and the Kubernetes backend.
 OWN_VARIABLES = (
     "gpu_kubernetes_backend",
     "gpu_bundle_platforms",
@@ -63,16 +63,16 @@ OWN_VARIABLES = (
 )
 
 PARTS = ("driver", "container_toolkit", "nvml", "kubernetes", "collection", "controller")
-#: Variables that name files for Kubernetes, by the description of each file.
+#: Variables that name files for Kubernetes, by the file's description.
 KUBERNETES = {
     "manifest of the device plugin": "gpu_kubernetes_plugin_manifest",
     "chart of the device plugin": "gpu_kubernetes_plugin_chart",
 }
 #: The backends whose plugin on the host has Python packages.
 _LEASES = ("openfleet_dra", "openfleet_device_plugin")
-#: Placeholder for the kernel release of a host. Only the host knows the actual release.
+#: Placeholder for a host's kernel release, which only the host knows.
 KERNEL = "KERNEL"
-#: Example PCI device ids of two GPUs: one older than Turing, and one newer (module_utils/driver/rules.py).
+#: PCI device ids of an example GPU older than Turing, and of a newer one (module_utils/driver/rules.py).
 _OLD, _NEW = "1db6", "2330"
 _PLATFORM_KEYS = ("distribution", "architecture", "nvswitch", "nvlink_bridges", "before_turing")
 _EXAMPLE = "[{distribution: debian-12, architecture: x86_64, nvswitch: false}]"
@@ -86,9 +86,8 @@ def collect(
 ) -> Wants:
     """Return the files and packages that the hosts need.
 
-    `hosts` has the variables of the roles for each host, including defaults.
-
-    Raises BundleError if variables are missing or contradict each other.
+    `hosts` has each host's role variables, including defaults. Raises BundleError if variables are missing or
+    contradict each other.
     """
     shipped = shipped or nvml_source.shipped()
     wants = Wants()
@@ -115,7 +114,7 @@ def collect(
 
 
 def _versions(values: Mapping[str, Any], role: str) -> list[str]:
-    """Return the version that the role installs, and the additional versions.
+    """Return the version that the role installs, and additional versions.
 
     Returns an empty list if the role is not used.
     """
@@ -331,9 +330,9 @@ def _kubernetes(wants: Wants, host: str, values: Mapping[str, Any]) -> None:
 
 
 def _sums(sha256: Any) -> tuple[str, ...]:
-    """Return the allowed checksums of a file.
+    """Return a file's allowed checksums.
 
-    The result is empty if the inventory does not set a checksum.
+    Returns () if the inventory does not set a checksum.
     """
     return (str(sha256).lower(),) if sha256 else ()
 
@@ -341,7 +340,7 @@ def _sums(sha256: Any) -> tuple[str, ...]:
 def _check_folders(wants: Wants) -> None:
     """Raise BundleError if two repositories would use the same path in the bundle.
 
-    The paths are the folder of the repository and the path of its key.
+    The paths are the repository's folder and its key's path.
     """
     for attribute in ("folder", "key_path"):
         seen: dict[str, Source] = {}

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write the report of a run of site.yml as an HTML page.
 
-Each GPU has a bar that shows its instances. Values from hosts are inserted only as text and numbers, so they cannot add scripts
-or markup to the page.
+Each GPU has a bar that shows its instances. Values from hosts become text and numbers only, so that they cannot add
+scripts or markup.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from typing import Any, Mapping
 from ..audit.report_html import environment
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: Positions in profile names at which a line may break: after "g.", before "+" or "-", and before the "." of a suffix.
+#: Where lines may break in profile names: after "g.", before "+" or "-", and before the "." of a suffix.
 _BREAK = re.compile(r"(g\.|(?=[+-])|(?<=[a-z])(?=\.))")
-#: Number of compute slices in a profile name. It selects the colour.
+#: Number of compute slices in a profile name, which selects the colour.
 _SLICES = re.compile(r"([1-7])g\.")
 
 
 def to_text(report: Mapping[str, Any], planned: bool = False, made_at: str = "") -> str:
     """Return the HTML page for a result of the filter fleet_report.
 
-    `made_at` is the date that the page shows.
-
-    Raises ValueError if a value that must be a number is not a number.
+    `made_at` is the page's date. Raises ValueError if a value that must be a number is not.
     """
     hosts = [_host(host) for host in report["hosts"]]
     return (

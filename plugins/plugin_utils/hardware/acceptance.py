@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Apply the acceptance rules for new and repaired hosts to readings. Pure.
 
-Each rule returns a verdict. A failure has a remedy.
+Each rule returns a verdict, with a remedy for a failure.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any, Iterator, Mapping
 from ...module_utils.hardware.model_readings import Field, Readings
 
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
-#: Throttle reasons that indicate a hardware or cooling problem: bits of nvmlClocksEventReason* in nvml.h.
+#: Throttle reasons that indicate a problem of hardware or cooling: bits of nvmlClocksEventReason* in nvml.h.
 _SLOWDOWNS = {
     0x8: "hardware slowdown",
     0x20: "software thermal",
     0x40: "hardware thermal",
     0x80: "hardware power brake",
 }
-#: Status words of dcgmi in lower case: for tests that passed, and for tests that were not run. Any other word is a
-#: failure.
+#: dcgmi's status words in lower case for passed tests, and for tests that were not run. Any other word means a failure.
 _DCGM_PASS, _DCGM_SKIP = ("pass", "warn"), ("skip", "not run", "notrun")
 
 
@@ -30,7 +29,7 @@ _DCGM_PASS, _DCGM_SKIP = ("pass", "warn"), ("skip", "not run", "notrun")
 class Limits:
     """Limits for acceptance.
 
-    `gpus` is the required number of GPUs, or None if any number is accepted.
+    `gpus` is the required number of GPUs. None accepts any number.
     """
 
     gpus: int | None = None
@@ -41,9 +40,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict of one rule.
+    """A rule's verdict.
 
-    `gpu` is the index of the GPU, or None if the rule is about the host. `cure` is the remedy for a failure.
+    `gpu` is the GPU's index, or None for a rule about the host. `cure` is the remedy for a failure.
     """
 
     rule: str
@@ -61,7 +60,7 @@ class Verdict:
 
 
 def verdicts(reading: Mapping[str, Any], limits: Limits) -> list[Verdict]:
-    """Return the verdicts of all rules: those for the host, followed by those per GPU."""
+    """Return the verdicts of all rules: first about the host, then about each GPU."""
     gpus = reading["nvml"]["gpus"]
     result = [_count(gpus, limits), *_dcgm(reading.get("dcgm"))]
     for gpu in sorted(gpus, key=lambda gpu: gpu["index"]):
@@ -91,8 +90,8 @@ def _judged(rule: str, index: int, good: bool, found: str, cure: str) -> Verdict
 def _unknown(rule: str, index: int, field: Field) -> Verdict:
     """Return the verdict for a value that could not be read.
 
-    The rule is not run if the GPU or the driver does not support the value. It is also not run if the value was not read,
-    for example because a permission is missing. After any other error, the rule fails.
+    The rule counts as not run if the GPU or driver does not support the value, or if it was not read, for example
+    without permission. After other errors, the rule fails.
     """
     if (
         field.known
@@ -162,7 +161,7 @@ def _rows(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
 def _links(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     states = readings.all("nvmlDeviceGetNvLinkState")
     if not any(state for _of, state in states):
-        # If other GPUs of the host have links, _missing_links reports this GPU.
+        # _missing_links reports this GPU if the host's other GPUs have links.
         return
     down = [of for of, state in states if not state]
     cure = (
@@ -206,7 +205,7 @@ def _pcie(index: int, readings: Readings, limits: Limits) -> Iterator[Verdict]:
     if now.value is None or best.value is None:
         yield _unknown("PCIe generation", index, now if now.value is None else best)
     elif now.value < best.value:
-        # An idle GPU lowers the speed of its link, so the value proves nothing without load.
+        # An idle GPU lowers its link's speed, so without load the value proves nothing.
         yield Verdict(
             "PCIe generation",
             index,

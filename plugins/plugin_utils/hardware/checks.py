@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check the readings from a host. Pure.
 
-The answers of NVML must not contradict each other, nvidia-smi, the files of the kernel, or the model files.
+NVML's answers must not contradict each other, nvidia-smi, the kernel's files, or the model files.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from . import model_file
 from .host_checks import kernel_checks, smi_checks
 from .outcome import DIFFERS, PASSED, Check, compared, not_run, shown
 
-#: NVML errors that are valid answers to a query.
+#: NVML errors that are a valid answer to a query.
 _ANSWERS = {
     "NotSupported": "not supported",
     "NotFound": "nothing found",
 }
-#: NVML errors that mean that the value could not be queried.
+#: NVML errors for values that could not be queried.
 _NOT_ASKED = {
     "NoPermission": "needs root",
     "FunctionNotFound": "the driver has no such function",
     "LibraryNotFound": "the library lacks it",
     "ArgumentVersionMismatch": "this driver has another version of the structure",
 }
-#: Errors that mark the end of the list of links.
+#: Errors that end the list of links.
 _PAST_THE_END = {("nvmlDeviceGetNvLinkState", "InvalidArgument")}
-#: Errors that are normal if the host has only one GPU (H200, driver 580.159.04).
+#: Errors that are normal on a host with one GPU (H200, driver 580.159.04).
 _ALONE = {("nvmlDeviceGetTopologyNearestGpus", "InvalidArgument")}
 _HANDLES = ("ByIndex", "ByUUID", "BySerial", "ByPciBusId")
-#: Tolerance for comparing two temperatures. They are read one after the other and may change in between.
+#: Tolerance between two temperatures in degrees, because they are read one after the other.
 _DEGREES = 3
 
 
 def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> list[Check]:
-    """Return all checks: those for the host, followed by those per GPU."""
+    """Return all checks: first about the host, then about each GPU."""
     nvml = reading["nvml"]
     by_index = {gpu["index"]: gpu for gpu in nvml["gpus"]}
     result = [*_answers(None, nvml["calls"]), *_of_the_facts(nvml["facts"])]
@@ -72,9 +72,9 @@ def judge(reading: Mapping[str, Any], files: Sequence[model_file.ModelFile]) -> 
 
 
 def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any], files: Mapping[str, Any]) -> Readings:
-    """Return the readings of a GPU, including those that do not come from NVML.
+    """Return a GPU's readings, including values that are not from NVML.
 
-    These are values from nvidia-smi and the parameters of the driver's kernel module.
+    These come from nvidia-smi and the parameters of the driver's kernel module.
     """
     calls = with_parameters(gpu["calls"], files)
     uuid = Readings(calls).value("nvmlDeviceGetUUID")
@@ -87,10 +87,10 @@ def readings_of(gpu: Mapping[str, Any], nvidia_smi: Mapping[str, Any], files: Ma
 
 
 def _answers(gpu: int | None, calls: Sequence[Mapping[str, Any]], alone: bool = False) -> Iterator[Check]:
-    """Yield one check per function of NVML.
+    """Yield one check per NVML function.
 
-    The check holds if NVML answered with a value or with an error that counts as an answer. `alone` is true if the host has no
-    other GPU.
+    The check passes if NVML answered with a value, or with an error that counts as an answer. `alone` is true if the
+    host has no other GPU.
     """
     answers = _PAST_THE_END | _ALONE if alone else _PAST_THE_END
     by_call = defaultdict(list)
@@ -141,7 +141,7 @@ def _of_the_facts(facts: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _agreement(gpu: int, readings: Readings) -> Iterator[Check]:
-    """Check that functions of NVML that return the same information agree."""
+    """Check that NVML functions for the same information agree."""
     area = "NVML agrees"
     index = readings.value("nvmlDeviceGetIndex")
     for name in _HANDLES:
@@ -185,7 +185,7 @@ def _agreement(gpu: int, readings: Readings) -> Iterator[Check]:
 
 
 def _both(area: str, gpu: int, what: str, first: Any, second: Any) -> Iterator[Check]:
-    """Compare two readings that must have the same value."""
+    """Compare two readings that must be equal."""
     if not first.known or not second.known:
         yield not_run(area, gpu, what, first.reason if not first.known else second.reason)
     elif first.value is None and second.value is None:

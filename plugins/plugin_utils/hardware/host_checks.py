@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare NVML with nvidia-smi and with files of the kernel. Pure."""
+"""Compare NVML with nvidia-smi and with the kernel's files. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...module_utils.hardware.model_readings import Readings
 from .outcome import DIFFERS, PASSED, Check, compared, not_run
 
 _SMI = "nvidia-smi"
-#: Names in /proc/devices for two major numbers: the driver's, and the driver's capabilities'.
+#: Names in /proc/devices for the major numbers of the driver and of its capabilities.
 _MAJORS, _CAP_MAJORS = ("nvidia", "nvidia-frontend"), ("nvidia-caps",)
-#: Parameters of the rule for the capability minors of a GPU:
+#: Numbers in the rule for the minors of a GPU's capabilities:
 #: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#device-nodes-and-capabilities
 _GPU_STEP, _GI_STEP, _FIRST = 135, 9, 3
 
@@ -116,13 +116,13 @@ def _gpu_files(index: int, readings: Readings, nvml: Mapping[str, Any], files: M
             ("VBIOS", readings.value("nvmlDeviceGetVbiosVersion"), "Video BIOS"),
             ("device minor", None if minor is None else str(minor), "Device Minor"),
         ):
-            # Users without privileges see question marks instead of the value.
+            # Unprivileged users see question marks instead of the value.
             found = information.get(key)
             if found is None or "??" in found:
                 yield not_run("kernel", index, "%s in /proc" % what, "the file does not show it")
             else:
                 check = compared("kernel", index, "%s in /proc" % what, expected, found)
-                # NVML reports the VBIOS version in upper case, and the open kernel module in lower case.
+                # NVML reports the VBIOS version in upper case, the open kernel module in lower case.
                 same = what == "VBIOS" and found.upper() == str(expected).upper()
                 yield replace(check, outcome=PASSED) if same else check
     if minor is not None:
@@ -147,7 +147,7 @@ def _device(name: str, gpu: int | None, minor: int, files: Mapping[str, Any], si
 
 
 def _capabilities(index: int, minor: int, fact: Mapping[str, Any], files: Mapping[str, Any]) -> Iterator[Check]:
-    """Check the capability minors of a GPU's instances, and the device nodes.
+    """Check the capability minors of a GPU's instances, and their device nodes.
 
     The minors must follow the documented rule.
     """
@@ -167,7 +167,7 @@ def _capabilities(index: int, minor: int, fact: Mapping[str, Any], files: Mappin
         missing = [number for number in expected if number not in present]
         what = "nodes of GPU instance %d" % instance["id"]
         if missing:
-            # nvidia-modprobe creates missing nodes when they are first used.
+            # nvidia-modprobe creates a missing node at its first use.
             yield not_run(
                 "capabilities",
                 index,
@@ -200,9 +200,9 @@ def _ids(both: int) -> list[str]:
 
 
 def _address(text: str | None) -> str | None:
-    """Convert a PCI address of NVML to the format of sysfs, or return None.
+    """Convert NVML's PCI address to the format of sysfs, or return None.
 
-    The domain has eight digits in NVML and four in sysfs.
+    NVML's domain has eight digits, sysfs' has four.
     """
     match = re.fullmatch(r"0*([0-9A-Fa-f]{4}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])", text or "")
     return "%s:%s:%s.%s" % tuple(part.lower() for part in match.groups()) if match else text

@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Accept readings from an untrusted host.
-
-Their size is limited and their format is checked before they are evaluated.
-"""
+"""Accept readings from an untrusted host, after checks of their size and format."""
 
 from __future__ import annotations
 
@@ -20,22 +17,22 @@ from .acceptance import Limits
 
 #: Maximum number of entries in the readings from a host. A host with 32 GPUs sends about 100,000.
 _MOST_ENTRIES = 400_000
-#: Maximum values: GPUs per host, index of a GPU, MIG devices per GPU, and characters in a report.
+#: Maximum number of entries in a host's readings. A host with 32 GPUs sends about 100,000.
 _MOST_GPUS, _MOST_INDEX, _MOST_PARTS, _MOST_LETTERS = 64, 1023, 64, 1 << 26
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Report of a host. `files` maps the names of the report's files to their content."""
+    """A host's report. `files` has the content of the report's files by name."""
 
     report: dict[str, Any]
     files: dict[str, str]
 
 
 def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None) -> Judged:
-    """Return the report of a host.
+    """Return a host's report.
 
-    With `limits`, the report includes the acceptance. Raises FleetError if the host sent an invalid reading.
+    With `limits`, it includes the acceptance. Raises FleetError if the host sent an invalid reading.
     """
     files = model_file.model_files()
     try:
@@ -55,15 +52,15 @@ def judged(host: str, reading: Any, identify: bool, limits: Limits | None = None
 
 
 def _check_form(reading: Any) -> None:
-    """Check the numbers and indices of GPUs, and the names of calls.
+    """Check numbers and indices of GPUs, and names of calls.
 
-    Raises TypeError if one of them is invalid. The code that uses the other values checks them.
+    Raises TypeError if one is invalid. The code that uses the other values checks these itself.
     """
     gpus = reading["nvml"]["gpus"]
     if len(gpus) > _MOST_GPUS or len({gpu["index"] for gpu in gpus}) < len(gpus):
         raise TypeError("more GPUs than a host has")
     others = reading["nvidia_smi"].get("gpus") or ()
-    # Limit the number of serial numbers, because all texts are searched for each of them.
+    # Limit the number of serial numbers, because each of them is searched in all texts.
     if len(others) > _MOST_GPUS or any(len(each.get("mig_devices") or ()) > _MOST_PARTS for each in others):
         raise TypeError("more GPUs than a host has")
     for gpu in gpus:
@@ -82,9 +79,9 @@ def _check_form(reading: Any) -> None:
 
 
 def write_report(host: str, directory: str, files: Mapping[str, str]) -> list[str]:
-    """Write the files of a report. Returns their paths.
+    """Write a report's files. Returns their paths.
 
-    Raises FleetError if the host name is not a valid directory name, and OSError if a file cannot be written.
+    Raises FleetError if the host's name is not a valid directory name, and OSError if a file cannot be written.
     """
     if "/" in host or "\0" in host or host.startswith("."):
         raise FleetError(host, "its name is not a valid directory name", "Rename the host in the inventory.")

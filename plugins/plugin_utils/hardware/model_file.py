@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare the readings of a GPU with the model file, and report differing lines."""
+"""Compare a GPU's readings with the model file, and report differing lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ...module_utils.hardware.model_readings import Field, Readings, fields_of, 
 from .outcome import DIFFERS, PASSED, Check, compared, not_run, shown
 
 MODELS = Path(__file__).resolve().parents[2] / "module_utils" / "models"
-#: Path of a model file as shown in reports.
+#: A model file's path in reports.
 _SHOWN = "plugins/module_utils/models/%s"
-#: Fields whose values depend on the board and its firmware. A model file contains one example.
+#: Fields that depend on the board and its firmware. A model file has one example.
 _OF_A_BOARD = ("vbios_version", "board_part_number", "gpu_part_number")
 _DIFFERENT_BOARDS = "boards of a model differ here: the file has the example %s, this one has %s"
-#: Tolerances for values of an idle GPU: (in the unit of the field, in percent). Such values depend on the room temperature and
-#: on the board.
+#: Tolerances for an idle GPU's values: (in the field's unit, in percent). They depend on the room temperature and the
+#: board.
 _TOLERANCES = {
     "power_watts.idle": (15, 30),
     "memory_power_watts": (15, 50),
@@ -35,7 +35,7 @@ AREA = "model file"
 
 
 class ModelFile:
-    """A model file: its values, and the line numbers of these values."""
+    """A model file's values, and their line numbers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,19 +45,19 @@ class ModelFile:
         self._lines = self.text.splitlines()
 
     def where(self, path: str) -> str:
-        """Return the file and line of a field, for messages."""
+        """Return a field's file and line, for messages."""
         return "%s:%d" % (_SHOWN % self.path.name, self.line(path))
 
     def variant(self, board: int, subsystem_id: Any) -> dict[str, Any]:
-        """Return the values of the variant with this subsystem id, by path of the field.
+        """Return the values of the variant with this subsystem id, by field path.
 
-        Returns an empty dictionary if the file has no such variant.
+        Returns {} if the file has no such variant.
         """
         matching = [one for one in self.model.variants if not board and one.pci_subsystem_id == subsystem_id]
         return {"pci_subsystem_id": matching[0].pci_subsystem_id, **matching[0].differences} if matching else {}
 
     def where_in_variant(self, subsystem_id: str, path: str) -> str:
-        """Return the file and line of a value of a variant, for messages."""
+        """Return the file and line of a variant's value, for messages."""
         begin, wanted = '{"pci_subsystem_id": "%s"' % subsystem_id, '"%s":' % path
         first = next((number for number, line in enumerate(self._lines) if begin in line), 0)
         lines = enumerate(self._lines[first:], first + 1)
@@ -67,9 +67,9 @@ class ModelFile:
         )
 
     def line(self, path: str) -> int:
-        """Return the line number of a field. The first line is 1.
+        """Return a field's line number, starting at 1.
 
-        If the file does not have the profile, the line of the list of profiles is returned.
+        If the file lacks the profile, returns the line of the list of profiles.
         """
         if not path.startswith("profiles."):
             return self._top(path.partition(".")[0])
@@ -94,21 +94,21 @@ class ModelFile:
         return first
 
     def value(self, path: str, board: int) -> Any:
-        """Return the value of a field. `board` is the product's position in `boards`."""
+        """Return a field's value. `board` is the product's position in `boards`."""
         if path in ("name", "pci_device_id"):
             return self.data["boards"][board][path]
         if path.startswith("profiles."):
             name, _dot, field = path[len("profiles.") :].rpartition(".")
             return next((profile[field] for profile in self.data["profiles"] if profile["name"] == name), None)
         first, *parts = path.split(".")
-        # The field may be missing, because some fields are optional.
+        # An optional field may be missing.
         value: Any = self.data.get(first)
         for part in parts:
             value = value[part]
         return value
 
     def unconfirmed(self, path: str) -> str:
-        """Return why a value is unconfirmed, or an empty text if it is confirmed."""
+        """Return why a value is unconfirmed, or "" if it is confirmed."""
         if path.startswith("profiles."):
             name, _dot, field = path[len("profiles.") :].rpartition(".")
             profile = next((profile for profile in self.data["profiles"] if profile["name"] == name), {})
@@ -125,7 +125,7 @@ def model_files(directory: Path = MODELS) -> tuple[ModelFile, ...]:
 def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated: bool = False) -> list[Check]:
     """Return the checks that compare one GPU with its model file.
 
-    Some values of a simulated GPU do not come from the model file (models/README.md). They are not compared.
+    Values of a simulated GPU that do not come from the model file (models/README.md) are not compared.
     """
     fields = fields_of(readings)
     device = fields["pci_device_id"]
@@ -176,7 +176,7 @@ def checks(index: int, readings: Readings, files: Sequence[ModelFile], simulated
 
 
 def _against(index: int, path: str, expected: Any, field: Field, where: str) -> Check:
-    """Compare a field with the value of a variant."""
+    """Compare a field with a variant's value."""
     if not field.known:
         return not_run(AREA, index, path, field.reason)
     check = compared(AREA, index, path, expected, field.value, where)
@@ -184,7 +184,7 @@ def _against(index: int, path: str, expected: Any, field: Field, where: str) -> 
 
 
 def _of_a_board(index: int, path: str, expected: Any, field: Field) -> Check | None:
-    """Return a check that was not run, if the field depends on the board.
+    """Return a check that was not run for a field that depends on the board.
 
     Returns None for any other field.
     """

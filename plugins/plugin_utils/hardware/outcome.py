@@ -16,9 +16,8 @@ OUTCOMES = (PASSED, DIFFERS, NOT_RUN)
 class Check:
     """One check of the readings.
 
-    `gpu`: index of the GPU, or None if the check is about the host.
-    `where`: file and line to change if the compared values differ.
-    `reason`: why the check was not run.
+    `gpu`: the GPU's index, or None for a check about the host. `where`: file and line to change if the compared values
+    differ. `reason`: why the check was not run.
     """
 
     area: str
@@ -35,7 +34,7 @@ class Check:
 
 
 def compared(area: str, gpu: int | None, what: str, expected: Any, found: Any, where: str = "") -> Check:
-    """Return a check that holds if two values are equal."""
+    """Return a check that passes if two values are equal."""
     outcome = PASSED if expected == found else DIFFERS
     return Check(area, gpu, what, outcome, shown(expected), shown(found), where=where if outcome == DIFFERS else "")
 

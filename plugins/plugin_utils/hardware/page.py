@@ -45,9 +45,9 @@ def _template() -> Any:
 
 
 def _acceptance(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the verdicts with the failures first.
+    """Return the verdicts, failures first.
 
-    Returns None if the report has no acceptance.
+    Returns None for a report without acceptance.
     """
     found = report.get("acceptance")
     if found is None:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Create the report of a hardware check: readings and outcomes. Pure.
 
-By default, serial numbers and UUIDs are masked.
+Serial numbers and UUIDs are masked by default.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .model_file import AREA, ModelFile
 from .outcome import DIFFERS, OUTCOMES, PASSED, Check
 
 SCHEMA = 1
-#: Pattern for valid serial numbers. Boards without a serial number report 0 or N/A, which also occur in other words of
-#: a report. So the pattern does not match these two.
+#: Pattern for valid serial numbers. It excludes 0 and N/A, which boards without a serial number report, because these
+#: also occur elsewhere in a report.
 _SERIAL = re.compile(r"[0-9A-Za-z-]{6,32}")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
 
@@ -38,9 +38,8 @@ def make(
 ) -> dict[str, Any]:
     """Return the report.
 
-    `host` is the name that the report shows. If `identify` is true, serial numbers and UUIDs are not masked.
-
-    With `limits`, the report includes the acceptance of the host. `more` has additional checks.
+    `host` is the host's name in the report. If `identify` is true, serial numbers and UUIDs are not masked. With
+    `limits`, the report includes the host's acceptance. `more` has additional checks.
     """
     checks = [*judge(reading, files), *more]
     facts = reading["nvml"]["facts"]
@@ -81,7 +80,7 @@ def to_text(report: Mapping[str, Any]) -> str:
 
 
 def line(report: Mapping[str, Any]) -> str:
-    """Return the summary in one line."""
+    """Return a one-line summary."""
     counted = report["summary"]
     return "%d passed, %d different, %d not run" % tuple(counted[outcome] for outcome in OUTCOMES)
 
@@ -90,7 +89,7 @@ def masked(value: Any, names: Mapping[str, str]) -> Any:
     """Return a copy of the value with placeholders for serial numbers and UUIDs."""
     if not names:
         return _masked(value, None, names)
-    # Replace all names in one pass, so that inserted placeholders are not replaced again. Longer names must match first.
+    # Replace all names in one pass, so that inserted placeholders are not replaced again. Longer names match first.
     pattern = re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)))
     return _masked(value, pattern, names)
 
@@ -108,10 +107,10 @@ def _masked(value: Any, pattern: re.Pattern[str] | None, names: Mapping[str, str
 
 
 def identities(reading: Mapping[str, Any]) -> dict[str, str]:
-    """Return a mapping from the identifiers of GPUs to placeholders.
+    """Return placeholders for GPUs' identifiers, by identifier.
 
-    Hosts send these identifiers. An identifier without the format of a UUID or serial number is ignored, because its
-    text might also occur in other words of the report.
+    Hosts send the identifiers. One without the format of a UUID or serial number is ignored, because its text might
+    also occur elsewhere in the report.
     """
     names = {}
     for gpu in reading["nvml"]["gpus"]:

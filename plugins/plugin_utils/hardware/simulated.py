@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Compare a driver with the simulated library for the same GPU models. Pure.
 
-Only the kind of answer is compared: a value, or the same error. The values are compared with the model files (model_file.py).
+Only the kind of answer is compared: a value, or the same error. model_file.py compares the values.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .model_file import ModelFile, file_of
 from .outcome import DIFFERS, PASSED, Check, not_run
 
 AREA = "simulated library"
-#: Maximum number of differences that are shown per function.
+#: Maximum number of differences to show per function.
 _MOST = 4
 
 
 def models_of(reading: Mapping[str, Any], files: Sequence[ModelFile]) -> tuple[list[str], str]:
     """Return (models of all GPUs in the order of their index, problem).
 
-    If a GPU cannot be simulated, the list is empty and the problem is the reason.
+    If a GPU cannot be simulated, the list is empty and the problem says why.
     """
     keys = []
     for gpu in sorted(reading["nvml"]["gpus"], key=lambda gpu: gpu["index"]):
@@ -49,7 +49,7 @@ def models_of(reading: Mapping[str, Any], files: Sequence[ModelFile]) -> tuple[l
 def checks(reading: Mapping[str, Any], other: Mapping[str, Any] | None, reason: str) -> list[Check]:
     """Return the checks that compare the readings with simulated GPUs.
 
-    If there are no readings of simulated GPUs, one check that was not run is returned, with the reason.
+    Without readings of simulated GPUs, returns one check that was not run, with the reason.
     """
     if other is None:
         return [not_run(AREA, None, "all functions", reason)]
@@ -67,7 +67,7 @@ def _compared(
 ) -> Iterator[Check]:
     """Yield one check per function.
 
-    A simulated GPU always has NVLinks. If the links of the actual GPU cannot be read, `links_off` is the reason.
+    A simulated GPU always has NVLinks. If the actual GPU's links cannot be read, `links_off` is the reason.
     """
     simulated_answers = {(reading["call"], reading["of"]): _answer(reading) for reading in simulated}
     by_call: dict[str, list[tuple[str, str, str]]] = defaultdict(list)

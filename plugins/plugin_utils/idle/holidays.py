@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the holidays of the inventory. Holidays do not count as quiet."""
+"""Read the inventory's holidays, which do not count as quiet."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class HolidayError(FleetError):
 def spans(entries: Sequence[object], time_zone: str = "UTC") -> tuple[Span, ...]:
     """Return the spans of holidays in seconds since the epoch.
 
-    An entry is a day (``2026-12-25``) or a range with its first and last day (``2026-12-24/2027-01-01``). Days begin and end at
-    midnight of the IANA `time_zone`. The spans are sorted and do not overlap. Raises HolidayError.
+    An entry is a day (``2026-12-25``) or a range with its first and last day (``2026-12-24/2027-01-01``). Days begin
+    and end at midnight in the IANA `time_zone`. The spans are sorted and do not overlap. Raises HolidayError.
     """
     try:
         zone = zoneinfo.ZoneInfo(time_zone)

@@ -5,33 +5,32 @@
 
 Pure. Times are in seconds since the epoch and increase from call to call.
 
-A gap without samples proves nothing, so it never makes the current quiet time longer. An earlier gap between two quiet
-times is counted as quiet, and joins the two. For example, a host that is off on Saturdays is quiet for the whole
-weekend.
+A gap without samples proves nothing, so it never extends the current quiet time. Between two earlier quiet times, a gap
+counts as quiet and joins them. For example, a host that is off on Saturdays is quiet for the whole weekend.
 """
 
 from __future__ import annotations
 
 from typing import Sequence
 
-#: An interval of time: start and end, in seconds since the epoch.
+#: A span of time: start and end, in seconds since the epoch.
 Span = tuple[float, float]
 
-#: Minimum share of the current quiet time for which samples exist. If a gap is too long, the quiet time starts after the gap.
+#: Minimum share of the current quiet time with samples. If a gap is too long, the quiet time starts after it.
 LEAST_COVERED_RATIO = 0.9
 
 
 class Rhythm:
     """Calculates quiet times from calls of `works` and `gap` in order of time.
 
-    `longest_seconds` is the longest quiet time that has ended, or 0. `excluded` has spans that do not count as quiet, for
-    example holidays.
+    `longest_seconds` is the longest quiet time that has ended, or 0. `excluded` has spans that do not count as quiet,
+    such as holidays.
     """
 
     def __init__(self, began_seconds: float, excluded: Sequence[Span] = ()) -> None:
         self.longest_seconds = 0.0
         self._excluded = excluded
-        # Parts of the current quiet time that have samples. A gap follows each of them. The last part starts at `_since`.
+        # Parts of the current quiet time with samples, each followed by a gap. The last part starts at `_since`.
         self._ended: list[Span] = []
         self._since = began_seconds
 
@@ -40,7 +39,7 @@ class Rhythm:
         self._end_part(start)
         first: float | None = None
         for begin, stop in self._ended:
-            # The holder worked right before or after the gap, so the gap does not count as quiet.
+            # The holder worked right before or after the gap, so the gap is not quiet.
             if stop <= begin:
                 first = None
                 continue
@@ -57,8 +56,7 @@ class Rhythm:
     def quiet_seconds(self, now: float) -> float:
         """Return the current quiet time in seconds, up to `now`.
 
-        Going back from `now`, the quiet time is as long as possible while samples cover at least LEAST_COVERED_RATIO of
-        it. It is 0 if the holder works now.
+        It extends back as long as samples cover at least LEAST_COVERED_RATIO of it. It is 0 if the holder works now.
         """
         parts = [*self._ended, (self._since, max(now, self._since))]
         covered, found = 0.0, 0.0

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The idle rule of audit, reclaim, right-sizing and the benchmark. Pure.
+"""Define the idle rule of audit, reclaim, right-sizing and the benchmark. Pure.
 
-No fixed limit is right for services at night, notebooks at lunch and weekly jobs. A holder is therefore idle only if its quiet
+No fixed limit is right for services at night, notebooks at lunch and weekly jobs. So a holder is idle only if its quiet
 time reaches a grace period, and exceeds the holder's own earlier pauses by a factor.
 """
 
@@ -53,8 +53,8 @@ def threshold_seconds(
 ) -> float:
     """Return the quiet time in seconds after which a holder is idle.
 
-    `longest_seconds` is the holder's longest earlier quiet time. `history_seconds` is the length of the holder's history.
-    `missing_signals` is the number of groups of signals that are not measured.
+    `longest_seconds` is its longest earlier quiet time, `history_seconds` the length of its history, and
+    `missing_signals` the number of groups of signals that are not measured.
     """
     grace = policy.grace_seconds * (1 + policy.missing_signal_ratio * missing_signals)
     new = policy.new_threshold_seconds if history_seconds < policy.new_seconds else 0.0
@@ -66,9 +66,9 @@ def threshold_seconds(
 def stop_seconds(policy: Policy, *, longest_seconds: float, never_worked: bool = False) -> float:
     """Return the minimum quiet time in seconds before a stop.
 
-    It is 0 if the quiet time after which the holder is idle suffices.
-    A holder that has always worked, such as a training run, may be paused for the first time. Its owner is notified when it
-    is idle, but needs some days to answer. A holder that has never worked may be a job at the end of a quarter.
+    It is 0 if the quiet time of an idle holder is enough. A holder that has always worked, such as a training run, may
+    pause for the first time. Its owner is notified when it is idle, but needs some days to answer. A holder that has
+    never worked may be a job at the end of a quarter.
     """
     if never_worked:
         return policy.quarter_seconds

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the signs of work and their groups.
 
-A single sign of work means that a GPU is not idle. The recording rules of the role gpu_monitoring record the highest sign
-(`gpu:activity_ratio:max5m`). Hosts report the client connections. If a group of signals is not measured, work may go unnoticed,
-so the grace is longer.
+A single sign of work means that a GPU is not idle. The role gpu_monitoring's recording rules record the highest sign
+(`gpu:activity_ratio:max5m`). Hosts report the client connections. If a group of signals is not measured, work may go
+unnoticed, so the grace is longer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Collection
 class Signal:
     """A sign of work.
 
-    Reports show `name`. `series` is the name of the metric, or empty if hosts report the signal. A `group` counts as
-    measured if one of its signals is measured.
+    `name` is its name in reports. `series` is the name of the metric, or empty if hosts report the signal. A `group`
+    counts as measured if one of its signals is.
     """
 
     name: str
@@ -53,7 +53,7 @@ GROUPS = tuple(dict.fromkeys(signal.group for signal in SIGNALS))
 def missing_groups(known: Collection[str]) -> tuple[str, ...]:
     """Return the groups in which no signal is measured.
 
-    `known` has the names of the measured signals.
+    `known` has the measured signals' names.
     """
     measured = {signal.group for signal in SIGNALS if signal.name in known}
     return tuple(group for group in GROUPS if group not in measured)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build a result from the workloads on each GPU. Pure.
 
-Instances are placed so that current ones are kept if possible. Then the costs of the result are counted.
+Instances are placed so that current ones stay if possible. Then the result's costs are counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .model import Packing, Score, Shape, Standing
 class Part(NamedTuple):
     """A workload on one GPU.
 
-    `stays` is true if the workload keeps its current instance or quota.
+    `stays` is true if it keeps its current instance or quota.
     """
 
     shape: Shape
@@ -26,14 +26,14 @@ class Part(NamedTuple):
     stays: bool = False
 
 
-#: New content of each GPU. If a GPU is missing here, its current content is removed.
+#: New content of each GPU. A GPU that is missing here loses its current content.
 Layouts = Mapping["tuple[str, int]", Sequence[Standing]]
 
 
 def settled(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> tuple[tuple[Shape, ...], Settled | None]:
     """Return (pattern of the parts, placement of the pattern on the GPU).
 
-    The placement keeps current content if possible. It is None if the pattern does not fit on the GPU.
+    The placement keeps current content if possible. It is None if the pattern does not fit.
     """
     stay = {part.workload for part in parts if part.stays}
     items: tuple[Item, ...] = tuple(
@@ -58,7 +58,7 @@ def standing_of(case: Case, key: tuple[str, int], parts: Sequence[Part]) -> list
     for shape, start, serves in zip(pattern, placed.starts, placed.serves):
         owner = today[serves].workload if serves is not None else None
         name = owner if owner in stay else come[shape].pop()
-        # A quota belongs to one tenant and must be recreated for another one. An instance can be reused.
+        # A quota belongs to one tenant, and must be recreated for another one. An instance can be reused.
         new = serves is None if shape.kind == "mig" else owner != name
         made.append(Standing(*key, shape, start, name, new))
     made += [Standing(*key, today[n].shape, today[n].start) for n in placed.spare]
@@ -97,7 +97,7 @@ def answer(
 
 
 def load_of(case: Case, key: tuple[str, int], standing: Sequence[Standing]) -> int:
-    """Return the share of a GPU that is used by workloads, in thousandths."""
+    """Return the share of a GPU that workloads use, in thousandths."""
     geometry = case.geometry(case.gpus[key])
     return sum(geometry.load(part.shape) for part in standing if part.workload)
 
@@ -105,7 +105,7 @@ def load_of(case: Case, key: tuple[str, int], standing: Sequence[Standing]) -> i
 def squared(load: int) -> int:
     """Return the square of a load in percent.
 
-    The fleet's sum of these squares is smallest if the load is spread evenly.
+    The sum over the fleet is smallest if the load is spread evenly.
     """
     return (load // 10) ** 2
 

@@ -32,10 +32,8 @@ DOMAIN_NAMES = {"host": "host", "numa": "NUMA node", "link": "NVLink group"}
 class Case:
     """A checked problem.
 
-    `home`: current places of each workload that can stay: one Standing for each of the workload's GPUs.
-    `on`: current content of each GPU.
-    `domains`: GPUs by kind of domain, and within a kind by domain.
-    Raises PackingError if the problem is contradictory.
+    `home`: current places of each workload that can stay, with one Standing per GPU. `on`: current content of each GPU.
+    `domains`: GPUs by kind of domain and by domain. Raises PackingError if the problem is contradictory.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -80,7 +78,7 @@ class Case:
     def at_home(self, workload: str, key: tuple[str, int]) -> Standing | None:
         """Return the workload's current place on this GPU.
 
-        Returns None if the workload has no place on the GPU or cannot stay.
+        Returns None if it has no place there, or cannot stay.
         """
         return next((s for s in self.home.get(workload, ()) if s.key == key), None)
 
@@ -88,9 +86,9 @@ class Case:
         return gpu.cost if self.rules.aim == "cost" else 0
 
     def why_not(self, workload: Workload, occupied: frozenset[tuple[str, int]]) -> str:
-        """Return why a workload was not placed, and how to fix that.
+        """Return why a workload was not placed, and the fix.
 
-        `occupied`: keys of the GPUs that the result uses.
+        `occupied` has the keys of the GPUs that the result uses.
         """
         like = (dataclasses.replace(workload, name="", weight=None), occupied)
         if like not in self._why_not:
@@ -121,7 +119,7 @@ class Case:
         return self._no_room(workload, here, wanted, occupied)
 
     def _no_room(self, workload: Workload, here: Sequence[FleetGpu], wanted: str, occupied: frozenset) -> str:
-        """Return why the workload has no place on GPUs that can hold it."""
+        """Return why no GPU that can hold the workload has room for it."""
         empty = Counter(gpu.model for gpu in here if gpu.key not in occupied)
         spare = Counter(gpu.model for gpu in self.problem.gpus if gpu.key not in occupied)
         reserved = sum(min(count, spare[model], empty[model]) for model, count in self.rules.reserve_gpus.items())
@@ -167,9 +165,9 @@ class Case:
         return {name: tuple(homes) for name, homes in current.items() if self._can_stay(self.workloads[name], homes)}
 
     def _can_stay(self, workload: Workload, homes: Sequence[Standing]) -> bool:
-        """Return whether the current places of a workload meet its demand.
+        """Return whether a workload's current places meet its demand.
 
-        If they do not meet it, the workload must be recreated in any case, so this does not count as a move.
+        If not, it must be recreated in any case, which does not count as a move.
         """
         gpus = [self.gpus[standing.key] for standing in homes]
         return (
@@ -279,7 +277,7 @@ def _check_rules(problem: Problem) -> None:
 
 
 def shapes_wanted(case: Case) -> dict[Shape, int]:
-    """Return the maximum number of each shape that all workloads together could need."""
+    """Return how many of each shape all workloads together could need at most."""
     counts: Counter[Shape] = Counter()
     for workload in case.problem.workloads:
         for shape in set(workload.options):

@@ -3,15 +3,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Group equal GPUs into cells and equal workloads into kinds for the exact search.
 
-Pure.
+Pure. A pattern is a multiset of shapes that fits on a GPU. A GPU model has only a few maximal patterns. The search
+determines how many GPUs of a cell get each pattern, instead of one pattern per GPU. For example, 6,000 empty GPUs of a
+model are one cell with a dozen patterns.
 
-A pattern is a multiset of shapes that fits on a GPU. A GPU model has only a few maximal patterns. The search determines how
-many GPUs of a cell get each pattern, instead of a pattern for each GPU. For example, 6,000 empty GPUs of a model are one cell
-with a dozen patterns.
-
-A workload is bound if it needs several GPUs, has an affinity, or may run on certain hosts only. If there are bound workloads,
-each GPU is a separate cell, and the search places the bound workloads. In a large fleet, that would take too long. There, bound
-workloads stay where the heuristic placed them.
+A workload is bound if it needs several GPUs, has an affinity, or may only run on certain hosts. With bound workloads,
+each GPU is a separate cell, and the search places these workloads. In a large fleet, this would take too long. There,
+they stay where the heuristic placed them.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from .columns import columns
 from .geometry import MUST, TAKEN, VACANT, Pattern, Settled
 from .model import Shape, Standing, Workload
 
-#: Maximum number of choices of all cells together. If there are more, each cell keeps only the choices that are nearest
-#: to its content, and the result is not proven to be optimal.
+#: Maximum number of choices of all cells. If there are more, each cell only keeps the choices nearest to its content,
+#: and the result is not proven to be optimal.
 MOST_CHOICES = 150_000
 
-#: Maximum product of the numbers of bound workloads and GPUs. If it is larger, the heuristic places the bound workloads.
+#: Maximum product of the numbers of bound workloads and GPUs. Above it, the heuristic places the bound workloads.
 MOST_DECISIONS = 20_000
 
-#: Maximum number of different shapes for which columns are generated. With more, that takes minutes.
+#: Maximum number of different shapes for which columns are generated, because more take minutes.
 MOST_COLUMN_SHAPES = 400
 
 
@@ -41,9 +39,8 @@ MOST_COLUMN_SHAPES = 400
 class Cell:
     """A group of equal GPUs.
 
-    `owners`: for each current item, the kind of workloads or the bound workload that can keep the item.
-    `pins`: shapes that bound workloads use on each of these GPUs.
-    `choices`: possible patterns, with their placements.
+    `owners`: for each current item, the kind of workloads or the bound workload that can keep it. `pins`: shapes that
+    bound workloads use on each GPU. `choices`: possible patterns, with their placements.
     """
 
     model: str
@@ -59,7 +56,7 @@ class Cell:
         return sum(shape.kind == "mig" for shape, _start in self.items)
 
     def destroyed(self, settled: Settled) -> int:
-        """Return how many current instances this choice destroys on each GPU."""
+        """Return how many current instances this choice destroys per GPU."""
         return self.instances - sum(
             self.items[n][0].kind == "mig" for n in {*settled.serves, *settled.spare} if n is not None
         )
@@ -72,16 +69,16 @@ class Cell:
 
 
 class Cells:
-    """The cells and the kinds of workloads of a case.
+    """A case's cells and kinds of workloads.
 
-    `kinds`: unbound workloads by kind. Workloads that have a place now are first.
+    `kinds` has the unbound workloads by kind, those with a current place first.
     """
 
     def __init__(self, case: Case, pinned: dict[tuple[str, int], list[Part]]) -> None:
         self.case = case
         bound = [w for w in case.problem.workloads if w.bound]
         self._binds = bool(bound)
-        #: True if the search places bound workloads. If false, they stay where the heuristic placed them.
+        #: Whether the search places bound workloads. If not, they stay where the heuristic placed them.
         self.detailed = bool(bound) and len(bound) * len(case.problem.gpus) <= MOST_DECISIONS
         self.bound: list[Workload] = bound if self.detailed else []
         self.pinned: dict[tuple[str, int], list[Part]] = {}
@@ -107,9 +104,9 @@ class Cells:
         for names in self.kinds.values():
             names.sort(key=lambda name: name not in case.home)
         self.cells = self._cells()
-        #: True if the search considers every pattern.
+        #: Whether the search considers every pattern.
         self.complete = True
-        #: Lower bound of the number of GPUs that hold all workloads, or 0 if it was not needed.
+        #: Lower bound for the number of GPUs that hold all workloads, or 0 if it was not needed.
         self.least = 0
         self.wanted = shapes_wanted(case)
         self._contents = pinned
@@ -121,14 +118,14 @@ class Cells:
         return (tuple(sorted(set(workload.options))), workload.counts)
 
     def owner_kind(self, name: str | None) -> tuple | None:
-        """Return the kind of an unbound workload, or None for a bound or unknown one."""
+        """Return an unbound workload's kind, or None for a bound or unknown one."""
         workload = self.case.workloads.get(name or "")
         return None if workload is None or workload.bound else self.kind(workload)
 
     def owner(self, key: tuple[str, int], name: str | None) -> Hashable:
-        """Return the owner of a current part, or None if no workload can keep it.
+        """Return a current part's owner, or None if no workload can keep it.
 
-        The owner is the kind of an unbound workload, the name of a bound workload, or MUST for a pinned workload.
+        The owner is the kind of an unbound workload, the name of a bound one, or MUST for a pinned one.
         """
         if name is None or self.case.at_home(name, key) is None:
             return None
@@ -140,7 +137,7 @@ class Cells:
         return MUST if any(p.workload == name and p.stays for p in self.pinned.get(key, ())) else None
 
     def today(self, key: tuple[str, int]) -> list[Standing]:
-        """Return the current content of a GPU, in the order of the items of its cell."""
+        """Return a GPU's current content, in the order of its cell's items."""
         return sorted(
             self.case.on.get(key, ()), key=lambda s: (s.shape, s.start or 0, repr(self.owner(key, s.workload)))
         )
@@ -149,7 +146,7 @@ class Cells:
         cells: dict[tuple, Cell] = {}
         order = list(self.case.problem.gpus)
         if self.case.rules.policy == "spread":
-            # Alternate between hosts, so that equal GPUs are used evenly.
+            # Alternate between hosts, to use equal GPUs evenly.
             rank: Counter[str] = Counter()
             turns = {}
             for gpu in order:
@@ -160,7 +157,8 @@ class Cells:
             state = [(s.shape, s.start, self.owner(gpu.key, s.workload)) for s in self.today(gpu.key)]
             parts = self.pinned.get(gpu.key, [])
             pins = tuple(sorted(part.shape for part in parts))
-            # A bound workload that moves to a GPU in use needs a place on exactly this GPU, so the GPU is a separate cell.
+            # This GPU is a separate cell, because a bound workload that moves to a GPU in use needs a place on exactly
+            # this GPU.
             alone = gpu.key if self.detailed or (state and any(not part.stays for part in parts)) else None
             cost = self.case.cost(gpu)
             like = (gpu.model, cost, tuple(state), pins, alone)
@@ -185,7 +183,7 @@ class Cells:
                     yield cell, list(dict.fromkeys([*(every if cell.items else fullest), *more]))
 
     def _known(self) -> dict[str, set[Pattern]]:
-        """Return patterns of the heuristic's result and of today, by model."""
+        """Return the patterns in the heuristic's result and in use now, by model."""
         known: dict[str, set[Pattern]] = defaultdict(set)
         for key, parts in self._contents.items():
             known[self.case.gpus[key].model].add(tuple(sorted(part.shape for part in parts)))
@@ -197,7 +195,7 @@ class Cells:
         }
 
     def _listed(self, model: str) -> tuple[list[Pattern], list[Pattern], bool]:
-        """Return (maximal patterns, patterns for GPUs in use, complete or not)."""
+        """Return (maximal patterns, patterns for GPUs in use, whether complete)."""
         spread = self.case.rules.policy == "spread"
         cells = [cell for cell in self.cells if cell.model == model]
         most = Counter(self.wanted)
@@ -207,7 +205,7 @@ class Cells:
         fullest, complete = geometry.patterns(dict(most), spread)
         every = fullest
         if not spread and any(shape.kind == "mig" for cell in cells for shape, _start in cell.items):
-            # Next to instances that are kept, a smaller pattern may fit even if no maximal pattern does.
+            # Next to kept instances, a smaller pattern may fit when no maximal pattern does.
             plain = [pattern for pattern in fullest if pattern[0].kind != "mig"]
             slices, all_slices = geometry.patterns({s: n for s, n in most.items() if s.kind == "mig"}, True)
             every, complete = plain + slices, complete and all_slices
@@ -232,16 +230,16 @@ class Cells:
             if settled is not None:
                 choices.append((pattern, settled))
         if self.case.rules.policy == "binpack" and cell.items:
-            # All patterns of quotas are maximal, so none of them can be dropped.
+            # Quota patterns are all maximal, so keep them.
             slices = [choice for choice in choices if choice[0][0].kind == "mig"]
             choices = [choice for choice in choices if choice[0][0].kind != "mig"] + _best(cell, slices)
         cell.choices = choices
 
 
 def _nearest(cell: Cell, patterns: list[Pattern], count: int) -> list[Pattern]:
-    """Return the `count` patterns that are nearest to the current content.
+    """Return the `count` patterns nearest to the current content.
 
-    All of them contain the pinned shapes. If two patterns are equally near, the one with fewer parts is first.
+    All contain the pinned shapes. Among equally near patterns, one with fewer parts is first.
     """
     need, here = Counter(cell.pins), Counter(shape for shape, _start in cell.items)
     able = [pattern for pattern in patterns if not need - Counter(pattern)]
@@ -250,10 +248,10 @@ def _nearest(cell: Cell, patterns: list[Pattern], count: int) -> list[Pattern]:
 
 
 def _best(cell: Cell, choices: list[tuple[Pattern, Settled]]) -> list[tuple[Pattern, Settled]]:
-    """Drop each choice if another choice is at least as good.
+    """Drop choices that are not better than another one.
 
-    A choice is at least as good if it has no fewer parts of any shape, keeps no fewer workloads, and destroys no more
-    instances.
+    A choice is at least as good as another if it has no fewer parts of any shape, keeps no fewer workloads, and
+    destroys no more instances.
     """
     shapes = sorted({shape for pattern, _settled in choices for shape in pattern})
     owners = sorted({pair for _pattern, settled in choices for pair in cell.kept(settled)}, key=repr)

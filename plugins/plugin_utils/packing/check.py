@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verify a result against its problem and against the planners.
+"""Verify a result against its problem and against the planners that apply it.
 
-The planners are those that would apply the result. No code of the search is used.
+Uses no code of the search.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Planner:
         self._models = catalogue.load_models()
 
     def observed(self, gpu: FleetGpu, today: Sequence[Standing]) -> Gpu:
-        """Return a GPU as NVML would report it with the current layout."""
+        """Return a GPU as NVML would report it with its current layout."""
         (empty,) = assumed_gpus([gpu.model], self._models)
         profiles = {profile.name: profile for profile in empty.mig.profiles}
         instances = []
@@ -79,7 +79,7 @@ def by_gpu(standing: Sequence[Standing]) -> dict[tuple[str, int], list[Standing]
 def destroyed(problem: Problem, packing: Packing) -> int:
     """Return how many GPU instances are destroyed when the packing is applied.
 
-    The MIG planner determines this for each GPU of the fleet.
+    The MIG planner determines this for each GPU.
     """
     planner, today, then = Planner(), by_gpu(problem.today), by_gpu(packing.standing)
     return sum(planner.destroyed(gpu, today.get(gpu.key, ()), then.get(gpu.key, ())) for gpu in problem.gpus)
