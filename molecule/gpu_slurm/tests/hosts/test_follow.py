@@ -148,13 +148,15 @@ def test_killed_runs_are_completed(host, moment):
 
 @pytest.mark.thorough
 def test_node_that_slurm_refuses_is_mended(host):
-    """Restore a line of gres.conf that is missing. slurmctld refuses a node with fewer GRES than configured."""
+    """Restore a line of gres.conf that is missing. Slurm refuses a node with fewer GRES than configured."""
     host.reset(layout(MIXED))
-    host.ask("sed -i '/nvidia3$/d' /etc/slurm/openfleet_gres.conf")
-    host.restart()
-    host.wait_until(f"scontrol -o show node {NODE} | grep -q ' State=[^ ]*INVAL'")
-    (mended,) = run(follow(layout(MIXED)))
-    assert mended.changed
+    breaks = (
+        "sed -i '/nvidia3$/d' /etc/slurm/openfleet_gres.conf; systemctl restart slurmctld slurmd; "
+        f"until scontrol -o show node {NODE} | grep -q ' State=[^ ]*INVAL'; do sleep 0.2; done; {SHOWN}"
+    )
+    # The first run records the devices of the node.
+    broken, mended = run(follow(layout(MIXED), then=breaks), follow(layout(MIXED)))
+    assert "DRAIN" in broken.seen and mended.changed
     assert "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3" in mended.seen and "State=IDLE " in mended.seen
     host.submit("gpu:h100:3")
 
