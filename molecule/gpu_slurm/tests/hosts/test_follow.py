@@ -148,7 +148,10 @@ def test_killed_runs_are_completed(host, moment):
 
 @pytest.mark.thorough
 def test_node_that_slurm_refuses_is_mended(host):
-    """Restore a line of gres.conf that is missing. Slurm refuses a node with fewer GRES than configured."""
+    """Restore a missing line of gres.conf.
+
+    Slurm refuses a node with fewer GRES than configured.
+    """
     host.reset(layout(MIXED))
     breaks = (
         "sed -i '/nvidia3$/d' /etc/slurm/openfleet_gres.conf; systemctl restart slurmctld slurmd; "
