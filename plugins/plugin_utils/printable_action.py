@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a module as Ansible does by default, but with printable texts in the result."""
+"""Run a module as Ansible does by default, and make the result's texts printable."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from .host_action import HostAction
 
-#: Fact with the path of the Python that Ansible discovered on the host. It is kept so that Ansible need not search again.
+#: Fact with the path of the host's Python. It is kept, so that Ansible need not search again.
 _INTERPRETER = "discovered_interpreter_python"
 
 
 class PrintableAction(HostAction):
-    """An action that runs the module of the same name and drops facts from the host."""
+    """Runs the module of the same name, and drops facts from the host."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write files that only their owner and group may read.
 
-They contain data about hosts, users and command lines.
+They have data about hosts, users and command lines.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from ..module_utils.durable import replacing
 
-#: Maximum permissions of files and folders. The umask can remove some of them.
+#: Maximum permissions of files and folders, which the umask can reduce.
 _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
 
 
 def make_folder(folder: Path) -> None:
     """Create the folder and its missing parents.
 
-    The permissions of existing folders are not changed. Raises OSError.
+    Existing folders keep their permissions. Raises OSError.
     """
     if not folder.is_dir():
         make_folder(folder.parent)
@@ -29,7 +29,7 @@ def make_folder(folder: Path) -> None:
 def write(path: Path, text: str) -> None:
     """Write a file atomically. Raises OSError.
 
-    The permissions of an existing file are not kept.
+    An existing file's permissions are not kept.
     """
     with replacing(path, most=_FILE_MODE) as file:
         file.write(text.encode())

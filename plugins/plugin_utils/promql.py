@@ -19,7 +19,7 @@ _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 #: Characters that are escaped in strings. A quote or a newline would end the string. Other control characters are unreadable in
 #: logs.
 _ESCAPED = re.compile(r'[\\"\x00-\x1f\x7f-\x9f\u2028\u2029]')
-#: Half of a surrogate pair. UTF-8 cannot encode it.
+#: Half of a surrogate pair, which UTF-8 cannot encode.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -29,7 +29,7 @@ def quote(text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return the regular expression that matches only this text, without quotes."""
+    """Return the regular expression that only matches this text, without quotes."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
@@ -40,5 +40,5 @@ def any_of(texts: Iterable[str]) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     character = match.group()
-    # Always use four digits. `\xNN` would be a byte, and a byte above 0x7f is only a part of a character.
+    # Always use four digits: `\xNN` would be a byte, and a byte above 0x7f is only a part of a character.
     return "\\" + character if character in '\\"' else "\\u%04x" % ord(character)

@@ -28,7 +28,7 @@ class Pin:
     sha256: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the lines of a requirements file, with a newline at the end."""
+        """Return the lines of a requirements file, ending in a newline."""
         return (
             " \\\n".join(
                 ["%s==%s" % (self.name, self.version), *("    --hash=sha256:%s" % digest for digest in self.sha256)]
@@ -43,7 +43,7 @@ def read(text: str) -> list[Pin]:
 
 
 def of_files(files: Iterable[tuple[str, str]]) -> list[Pin]:
-    """Return pins for the packages of these wheels.
+    """Return pins for these wheels' packages.
 
     `files` has pairs of (file name, SHA-256).
     """
@@ -56,6 +56,6 @@ def of_files(files: Iterable[tuple[str, str]]) -> list[Pin]:
 
 
 def hash_of(text: str) -> str:
-    """Return the digits of ``sha256:DIGITS``, or an empty text for any other format."""
+    """Return the digits of ``sha256:DIGITS``, or "" for any other text."""
     match = _HASH.fullmatch(text)
     return match.group(1) if match else ""

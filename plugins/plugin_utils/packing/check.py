@@ -150,7 +150,7 @@ def _gpu(problem: Problem, gpu: FleetGpu, standing: Sequence[Standing]) -> Itera
     if technique is not None:
         rules, total = problem.rules, catalogue.find_model(gpu.model).memory_total_mib
         size = Size(total * (100 - rules.headroom_memory_percent) // 100, 100 - rules.headroom_sm_percent)
-        # If this technique gives all parts the same size, count each part with the size of the largest one.
+        # If this technique has parts of equal size, count each part with the largest part's size.
         largest = Size(max(s.shape.memory_mib for s in standing), max(s.shape.sm_percent for s in standing))
         parts = [largest if technique.equal_parts else Size(s.shape.memory_mib, s.shape.sm_percent) for s in standing]
         if not technique.holds(size, parts):

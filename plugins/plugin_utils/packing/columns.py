@@ -5,12 +5,13 @@
 
 Pure, but needs OR-Tools.
 
-A fleet with 1,000 different quotas has more patterns than any list can hold. Column generation (Gilmore and Gomory, 1961)
-finds the patterns that matter. It solves a linear program in which a fraction of a GPU may have a pattern. The program's
-prices say how much of a GPU each shape is worth. A pattern that is worth more than a GPU is added, until there is none.
+A fleet with 1,000 different quotas has more patterns than any list can hold. Column generation (Gilmore and Gomory,
+1961) finds the patterns that matter. It solves a linear program in which a fraction of a GPU may have a pattern. The
+program's prices say how much of a GPU each shape is worth. Patterns that are worth more than a GPU are added until none
+is left.
 
-The prices also prove a lower bound of the number of GPUs. If no pattern is worth more than t GPUs, the workloads need at
-least the sum of their prices, divided by t.
+The prices also prove a lower bound for the number of GPUs: if no pattern is worth more than t GPUs, the workloads need
+at least the sum of their prices divided by t.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ else:
         from ortools.linear_solver import pywraplp
         from ortools.sat.python import cp_model
     except ImportError:
-        # exact.MISSING has the reason. `columns` is not called then.
+        # exact.MISSING has the reason, and `columns` is then not called.
         pywraplp = cp_model = None
 
-#: Maximum number of rounds. Each round adds the patterns that the prices of the round before make useful.
+#: Maximum number of rounds. A round adds the patterns that the previous round's prices make useful.
 MOST_ROUNDS = 300
 #: Maximum number of rounds with an exact search for the most valuable pattern.
 MOST_SEARCHES = 40
-#: Maximum number of patterns of a model that are returned.
+#: Maximum number of patterns to return per model.
 MOST_USEFUL = 1500
-#: Deterministic seconds of the search for the most valuable pattern of a model, for each round.
+#: Deterministic seconds per model and round for the search for the most valuable pattern.
 SECONDS = 0.2
-#: Prices are multiplied by this number and rounded up, since the search for a pattern counts in integers.
+#: Prices are multiplied by this factor and rounded up, because the search for a pattern counts in integers.
 SCALE = 1_000_000
-#: Cost of a part that has no place, in GPUs. It is larger than the part's share of any GPU.
+#: Cost in GPUs of a part without a place. It exceeds the part's share of any GPU.
 LEFT_OUT = 10.0
 #: A pattern is added if it is worth more than a GPU by at least this amount.
 GAIN = 1e-6
 
 
 class Columns(NamedTuple):
-    """Patterns by model, and a lower bound of the number of GPUs."""
+    """Patterns by model, and a lower bound for the number of GPUs."""
 
     patterns: dict[str, list[Pattern]]
     bound: int
@@ -62,7 +63,7 @@ class Columns(NamedTuple):
 class _Best(NamedTuple):
     """The result of a search for valuable patterns.
 
-    `patterns`: the best one is last. `bound`: no pattern has a higher value.
+    `patterns` has the best one last. No pattern has a higher value than `bound`.
     """
 
     patterns: tuple[Pattern, ...]
@@ -72,8 +73,8 @@ class _Best(NamedTuple):
 def columns(case: Case, known: Mapping[str, Iterable[Pattern]]) -> Columns:
     """Return useful patterns and a lower bound.
 
-    `known` has patterns by model with which the search starts. The bound ignores every restriction but size, so it is also
-    valid for workloads with several GPUs or affinities.
+    `known` has the initial patterns by model. The bound ignores all restrictions except size, so it is also valid for
+    workloads with several GPUs or affinities.
     """
     program = _Program(case)
     for model, patterns in known.items():
@@ -87,8 +88,8 @@ def columns(case: Case, known: Mapping[str, Iterable[Pattern]]) -> Columns:
         prices = program.prices()
         if program.add_quick(prices):
             continue
-        # The prices of two rounds differ much. Prices between the new ones and the best ones so far prove better bounds
-        # (Wentges, 1997).
+        # Prices differ much from round to round. Prices between the new ones and the best ones so far prove better
+        # bounds (Wentges, 1997).
         if searches >= MOST_SEARCHES:
             break
         searches += 1
@@ -118,7 +119,7 @@ class _Program:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.patterns: dict[str, list[Pattern]] = {model: [] for model in case.models()}
-        #: Value that a pattern of each model must exceed to be useful: one GPU, and more if the model's GPUs are scarce.
+        #: Value that a useful pattern exceeds, by model: one GPU, or more if the model's GPUs are scarce.
         self._least: dict[str, float] = {}
         self._most = shapes_wanted(case)
         self._pricing = {model: _Pricing(case.geometry_of(model), self._most) for model in case.models()}
@@ -146,7 +147,7 @@ class _Program:
             objective.SetCoefficient(out, LEFT_OUT)
 
     def add(self, model: str, pattern: Pattern) -> bool:
-        """Add a pattern of a model. Return False if the program has it."""
+        """Add a pattern of a model. Return False if the program already has it."""
         counts = Counter(shape for shape in pattern if shape in self._shapes)
         if not counts or pattern in self._pricing[model].known:
             return False
@@ -171,7 +172,7 @@ class _Program:
         return {shape: max(0.0, row.dual_value()) for shape, row in self._shapes.items()}
 
     def add_quick(self, prices: Mapping[Shape, float]) -> int:
-        """Add useful patterns that a quick search finds. Return their number."""
+        """Add useful patterns from a quick search. Return their number."""
         return sum(
             self._add_if_useful(model, pattern, prices)
             for model, pricing in self._pricing.items()
@@ -181,7 +182,7 @@ class _Program:
     def add_best(self, trial: Mapping[Shape, float], prices: Mapping[Shape, float]) -> tuple[int, float]:
         """Search for patterns at the prices `trial`. Add those useful at `prices`.
 
-        Returns (number of added patterns, lower bound that the prices `trial` prove).
+        Returns (number of added patterns, the lower bound that `trial` proves).
         """
         added, worth = 0, 1.0
         for model, pricing in self._pricing.items():
@@ -218,14 +219,14 @@ class _Pricing:
         self._most = {shape: count for shape, count in most.items() if geometry.can_hold(shape)}
         self.kinds = sorted({shape.kind for shape in self._most})
         slices = {shape: count for shape, count in self._most.items() if shape.kind == "mig"}
-        #: Patterns of MIG instances are few. All of them are listed.
+        #: Patterns of MIG instances are few, so list them all.
         self._slices = geometry.patterns(slices)[0] if slices else []
 
     def _of(self, kind: str, prices: Mapping[Shape, float]) -> list[Shape]:
         return [shape for shape in sorted(self._most) if shape.kind == kind and prices.get(shape, 0) > 0]
 
     def quick(self, prices: Mapping[Shape, float]) -> list[Pattern]:
-        """Return patterns that are filled with the shapes of the highest price per load.
+        """Return patterns filled with the shapes of the highest price per load.
 
         Each pattern starts with another shape.
         """
@@ -250,7 +251,7 @@ class _Pricing:
         return 1000 * shape.memory_mib // self._geometry.memory_mib + 10 * shape.sm_percent
 
     def _filled(self, first: Shape, shapes: Iterable[Shape]) -> Pattern:
-        """Return a pattern with `first` and as many of the shapes as fit, in their order."""
+        """Return a pattern with `first`, and as many of the shapes as fit, in order."""
         memory = self._geometry.memory_mib - first.memory_mib
         sms = self._geometry.sm_percent - first.sm_percent
         limit = self._geometry.most_parts(first.kind)
@@ -288,8 +289,8 @@ class _Pricing:
     def _best_equal(self, prices: Mapping[Shape, float], shapes: list[Shape]) -> _Best:
         """Return the most valuable pattern of parts with equal limits.
 
-        Each part counts with the size of the largest one. With n parts, each may have 1/n of the GPU. The n parts with
-        the highest prices are taken.
+        Each part counts with the size of the largest one. With n parts, each may have 1/n of the GPU, so the n fitting
+        parts with the highest prices are taken.
         """
         geometry, found = self._geometry, _Best((), 0.0)
         limit = geometry.most_parts(shapes[0].kind) or sum(self._most[shape] for shape in shapes)
@@ -338,7 +339,7 @@ def _steps_class() -> Any:
         return None
 
     class Steps(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]  # OR-Tools is optional
-        """Keeps every solution, since most of them are useful patterns."""
+        """Keeps every solution, because most of them are useful patterns."""
 
         def __init__(self, counts: Mapping[Shape, Any]) -> None:
             super().__init__()

@@ -5,8 +5,8 @@
 
 The same problem always has the same result.
 
-The goals are the fields of `Score`, in their order. Each goal is optimized without making an earlier goal worse.
-OR-Tools is optional. If it cannot be imported, `MISSING` is the reason.
+The goals are the fields of `Score`, in their order. Each one is optimized without making an earlier one worse. OR-Tools
+is optional. If it cannot be imported, `MISSING` has the reason.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ except ImportError as error:
     cp_model = None
     MISSING = str(error)
 
-#: Maximum number of choices of all cells. If there are fewer, the solver simplifies the model first.
+#: Maximum number of choices of all cells for which the solver simplifies the model first.
 MOST_SIMPLIFIED = 3000
 
 
 class Solution(NamedTuple):
     """A solution of the exact search.
 
-    `value` maps each variable to its value. `proven` maps each aim to true if its value is proven to be optimal.
-
-    `bound` is the lower bound of the number of GPUs, or of the cost or the spread if that is the aim. It is None if
-    unknown.
+    `value` has each variable's value. `proven` has, for each aim, whether its value is proven to be optimal. `bound` is
+    the lower bound for the number of GPUs, or for the cost or spread if that is the aim, or None.
     """
 
     value: Any
@@ -193,7 +191,7 @@ class Search:
     def _add(self, relation: Any) -> None:
         """Add a constraint.
 
-        A comparison of two constants is no constraint. Python has already evaluated it to true or false.
+        Python has already evaluated a comparison of two constants to true or false, which is no constraint.
         """
         if relation is False:
             self.model.add_bool_or([])
@@ -243,9 +241,9 @@ class Search:
     def solve(self, hint: Mapping[int, int], least_gpus: int = 0) -> Solution | None:
         """Return the best solution, or None if none was found.
 
-        There may be no solution within the limits, or the time was too short. `hint` maps variable indices to values at which
-        the search starts. `least_gpus` is a known lower bound of the number of GPUs that hold all workloads. The search
-        does not need to prove this bound again.
+        Either no solution is within the limits, or the time was too short. `hint` has the variables' initial values by
+        index. `least_gpus` is a known lower bound for the number of GPUs that hold all workloads, which the search need
+        not prove again.
         """
         left = self.case.rules.seconds
         values: Sequence[int] | None = None
@@ -254,7 +252,7 @@ class Search:
         self._guess(hint)
         for number, (name, aim) in enumerate(self.aims.items()):
             self.model.minimize(aim)
-            # Divide the remaining time among the remaining aims, so that unused time is not lost.
+            # Divide the remaining time among the remaining aims, so that no time is lost.
             solver = self._solver(left / (len(self.aims) - number))
             status = solver.solve(self.model)
             left -= solver.response_proto.deterministic_time
@@ -264,7 +262,7 @@ class Search:
             if name in ("spread", "cost") or (name == "gpus" and bound is None):
                 bound = round(solver.best_objective_bound)
             values = list(solver.response_proto.solution)
-            # The next aims must not make this aim worse.
+            # Later aims must not make this aim worse.
             self._add(aim <= round(solver.objective_value))
             if name == "unplaced" and round(solver.objective_value) == 0:
                 self._add(self.aims["gpus"] >= least_gpus)
@@ -283,10 +281,10 @@ class Search:
         solver = cp_model.CpSolver()
         solver.parameters.random_seed = rules.seed
         solver.parameters.num_workers = rules.workers
-        # Let several workers take turns by deterministic time, so that the result does not depend on the machine.
+        # Let the workers take turns by deterministic time, so that the result does not depend on the machine.
         solver.parameters.interleave_search = rules.workers > 1
         solver.parameters.linearization_level = 2
-        # If there are thousands of choices, simplification takes longer than the search, and the hint is lost.
+        # With thousands of choices, simplification takes longer than the search and loses the hint.
         solver.parameters.cp_model_presolve = len(self.picks) < MOST_SIMPLIFIED
         solver.parameters.max_deterministic_time = max(1.0, seconds)
         return solver

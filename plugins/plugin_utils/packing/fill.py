@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fill empty GPUs pattern by pattern, and improve that by local search.
+"""Fill empty GPUs pattern by pattern, and improve the result by local search.
 
-Pure. Best fit places one workload at a time, so it leaves gaps that no workload can use. Here, a GPU gets the most valuable
-pattern of the workloads that have no place yet. In each round, shapes on badly filled GPUs become more valuable, so the next
-round places them first (weight annealing: Loh, Golden and Wasil, 2008).
+Pure. Best fit places one workload at a time, so it leaves gaps that no workload can use. Here, a GPU gets the most
+valuable pattern of workloads without a place. In each round, shapes on badly filled GPUs become more valuable, so the
+next round places them first (weight annealing: Loh, Golden and Wasil, 2008).
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from .model import Shape, Workload
 
 #: Rounds of the local search for each model.
 MOST_ROUNDS = 30
-#: Maximum number of patterns that all rounds together compare. With many patterns, there are fewer rounds.
+#: Maximum number of patterns that all rounds compare. With many patterns, there are fewer rounds.
 MOST_COMPARED = 400_000
-#: Maximum number of different quotas that are combined without a list of patterns. The time grows with its square.
+#: Maximum number of different quotas that are combined without a list of patterns. The time grows with the square of
+#: this number.
 MOST_QUOTAS = 1500
-#: Increase of the value of a shape whose GPUs are empty otherwise. With less empty room, it is smaller in proportion.
+#: Increase of the value of a shape whose GPUs are otherwise empty. It is proportional to the empty room.
 RAISE = 0.5
 
 
 class Filled(NamedTuple):
-    """GPUs of a model, and the workloads of each by shape."""
+    """GPUs of a model, and each GPU's workloads by shape."""
 
     model: str
     gpus: tuple[tuple[tuple[Shape, str], ...], ...]
@@ -37,7 +38,7 @@ class Filled(NamedTuple):
 def fill(case: Case, workloads: Sequence[Workload], room: Mapping[str, int]) -> list[Filled]:
     """Return contents for empty GPUs, the GPUs with the highest weight first.
 
-    `workloads`: unbound workloads. Only those with one option are used. `room`: number of empty GPUs of each model.
+    `workloads` are unbound. Only those with one option are used. `room` has each model's number of empty GPUs.
     """
     names: dict[Shape, list[Workload]] = defaultdict(list)
     for workload in sorted(workloads, key=lambda w: (w.counts, w.name), reverse=True):
@@ -67,7 +68,7 @@ def _cost(case: Case, model: str) -> int:
 def _planned(
     geometry: Geometry, need: Counter[Shape], room: int, names: Mapping[Shape, Sequence[Workload]]
 ) -> list[Pattern]:
-    """Return the patterns of GPUs that hold all these shapes, as few as found."""
+    """Return the fewest patterns found that hold all these shapes."""
     patterns, complete = geometry.patterns(dict(need))
     listed = sorted({shape for pattern in patterns for shape in pattern})
     result: list[Pattern] = []
@@ -108,7 +109,7 @@ def _greedy(
 ) -> tuple[list[Pattern], int]:
     """Return (patterns that hold all shapes, number of compared patterns).
 
-    The patterns of the most valuable parts come first.
+    Patterns of the most valuable parts come first.
     """
     made: list[Pattern] = []
     compared = 0
@@ -118,7 +119,7 @@ def _greedy(
         chosen, most = None, 0.0
         for pattern, worth in able:
             if worth <= most:
-                # The patterns are sorted, so no other one has a higher value.
+                # The patterns are sorted, so no later one has a higher value.
                 break
             compared += 1
             here = sum(value[s] * min(n, left[s]) for s, n in pattern.items())
@@ -139,8 +140,8 @@ def _greedy(
 def _combined(geometry: Geometry, left: Counter[Shape]) -> list[Pattern]:
     """Return patterns of quotas if there are too many to list.
 
-    Each GPU starts with the largest quota. The next quota is the one with the largest dot product with the free room
-    (Panigrahy et al., 2011).
+    Each GPU starts with the largest quota. Each next quota has the largest dot product with the free room (Panigrahy et
+    al., 2011).
     """
     if len(left) > MOST_QUOTAS or any(shape.technique is None or shape.technique.equal_parts for shape in left):
         return []

@@ -21,22 +21,22 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.vendors.nvidia.mig.f
 from ..techniques.registry import PROPOSED
 from .model import Shape
 
-#: Priorities for keeping a current instance: free, used by a workload (should stay), and required (must stay).
+#: Priorities of a current instance: free, used by a workload (should stay), required (must stay).
 VACANT, TAKEN, MUST = 0, 1, 2
-#: A part of a GPU's current content: (shape, start, priority for keeping it).
+#: A current part of a GPU: (shape, start, priority for keeping it).
 Item = Tuple[Shape, "int | None", int]
 #: A multiset of shapes in ascending order.
 Pattern = Tuple[Shape, ...]
 
-#: Maximum number of patterns of a GPU model. If there are more, the list is shortened and the result is not proven to
-#: be optimal.
+#: Maximum number of a GPU model's patterns. A longer list is shortened, and the result is then not proven to be
+#: optimal.
 MOST_PATTERNS = 6000
 
-#: Maximum number of different quotas of one kind for which patterns are listed. With more, there are far too many
-#: patterns, and even the search for maximal ones takes long.
+#: Maximum number of different quotas of one kind for which patterns are listed. More quotas have far too many patterns,
+#: and even the search for maximal ones takes long.
 MOST_SHAPES = 40
 
-#: Maximum number of patterns of a kind that are looked at, maximal or not.
+#: Maximum number of a kind's patterns to try, maximal or not.
 MOST_TRIED = 40_000
 
 
@@ -68,7 +68,7 @@ class Geometry:
         self.settle = lru_cache(maxsize=None)(self._settle)
 
     def most_parts(self, kind: str) -> int | None:
-        """Return the maximum number of parts of a GPU, or None without a limit."""
+        """Return the maximum number of parts on a GPU, or None without a limit."""
         return self._most_parts[kind]
 
     def can_hold(self, shape: Shape) -> bool:
@@ -76,9 +76,9 @@ class Geometry:
         return self.fits((shape,))
 
     def load(self, shape: Shape) -> int:
-        """Return the share of a GPU that a shape uses, in thousandths.
+        """Return a shape's share of a GPU, in thousandths.
 
-        The larger one of its shares of memory and compute is returned.
+        This is the larger of its shares of memory and compute.
         """
         if shape.kind == "whole":
             return 1000
@@ -109,7 +109,7 @@ class Geometry:
     def holds(self, pattern: Pattern) -> bool:
         """Return whether all shapes of the pattern fit on an empty GPU.
 
-        `fits` is the same with a cache, for patterns that are asked for often.
+        `fits` is the same with a cache, for frequent patterns.
         """
         kinds = {shape.kind for shape in pattern}
         if len(kinds) > 1:
@@ -123,7 +123,7 @@ class Geometry:
         if technique is None:
             raise AssertionError("a shared GPU without a technique")
         most = self._most_parts[technique.key]
-        # If this technique gives all parts the same size, count each part with the size of the largest one.
+        # If this technique has parts of equal size, count each part with the largest part's size.
         total = (lambda parts: len(parts) * max(parts)) if technique.equal_parts else sum
         return (
             total([shape.memory_mib for shape in pattern]) <= self.memory_mib
@@ -134,9 +134,9 @@ class Geometry:
     def _settle(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
         """Place a pattern on a GPU with these current items.
 
-        Items of priority MUST are part of the pattern and must stay. The placement keeps as many items of priority
-        TAKEN as possible. Among such placements, it keeps as many items as possible. Returns None if the pattern does
-        not fit or if an item of priority MUST cannot stay.
+        Items of priority MUST are part of the pattern and must stay. As many items of priority TAKEN as possible stay,
+        and then as many other items as possible. Returns None if the pattern does not fit, or if an item of priority
+        MUST cannot stay.
         """
         if not self.fits(pattern):
             return None
@@ -182,7 +182,7 @@ class Geometry:
         return tuple(spare)
 
     def _settle_plain(self, items: tuple[Item, ...], pattern: Pattern) -> Settled | None:
-        """Place a pattern of quotas or whole GPUs. Such shapes have no start."""
+        """Place a pattern of quotas or whole GPUs, which have no start."""
         left = sorted(range(len(items)), key=lambda n: -items[n][2])
         serves: list[int | None] = []
         for shape in pattern:
@@ -197,7 +197,7 @@ class Geometry:
     def patterns(self, most: dict[Shape, int], every: bool = False) -> tuple[list[Pattern], bool]:
         """Return (maximal patterns of these shapes, whether the list is complete).
 
-        `most` is the maximum number of each shape. If `every` is true, all patterns except the empty one are listed.
+        `most` has the maximum number of each shape. If `every` is true, lists all patterns except the empty one.
         """
         patterns: list[Pattern] = []
         whole = True
@@ -223,7 +223,7 @@ class Geometry:
             return not any(count[s] < most[s] and fits((*chosen, s)) for s in shapes)
 
         def grow(position: int, chosen: tuple[Shape, ...]) -> bool:
-            """Add patterns. Returns False if the maximum number is reached."""
+            """Add patterns. Returns False when the maximum number is reached."""
             nonlocal tried
             if len(patterns) >= MOST_PATTERNS or tried >= MOST_TRIED:
                 return False
@@ -237,9 +237,9 @@ class Geometry:
             while len(longer) <= most[shape] and fits((*longer[-1], shape)):
                 longer.append((*longer[-1], shape))
             if position == len(shapes) - 1 and not every:
-                # A pattern is not maximal if another instance of this shape still fits.
+                # The pattern is not maximal, because another instance of this shape still fits.
                 longer = longer[-1:]
-            # Add the fullest patterns first, so that they are in the list even if it is shortened.
+            # Add the fullest patterns first, so that a shortened list has them.
             return all(grow(position + 1, each) for each in reversed(longer))
 
         return patterns, grow(0, ())
@@ -249,6 +249,6 @@ class Geometry:
 def geometry(key: str, headroom_memory_percent: int = 0, headroom_sm_percent: int = 0) -> Geometry:
     """Return the rules for a GPU model.
 
-    Raises CatalogueError if the catalogue does not contain the model.
+    Raises CatalogueError if the catalogue does not have the model.
     """
     return Geometry(catalogue.find_model(key), headroom_memory_percent, headroom_sm_percent)

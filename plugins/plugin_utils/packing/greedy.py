@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Pack workloads with a heuristic. Pure.
 
-Workloads keep their current places if possible. The others are placed by best fit, the largest first. A second attempt fills
-empty GPUs with patterns (fill.py), and the better result counts. After that, the least loaded GPUs are emptied. The result
-obeys every rule, but is not always optimal.
+Workloads keep their current places if possible. The others are placed by best fit, the largest first. A second attempt
+fills empty GPUs with patterns (fill.py), and the better result is used. Then the least loaded GPUs are emptied. The
+result obeys every rule, but is not always optimal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bins:
 
     def __init__(self, case: Case, frugal: bool = False) -> None:
         self.case = case
-        #: True if all current instances must be kept.
+        #: Whether all current instances must stay.
         self.frugal = frugal
         self.parts: dict[tuple[str, int], list[Part]] = {gpu.key: [] for gpu in case.problem.gpus}
         self.used: Counter[str] = Counter()
@@ -45,7 +45,7 @@ class Bins:
         self.near: dict[str, list[str]] = defaultdict(list)
         self.loads: Counter[tuple[str, int]] = Counter()
         self.on_host: Counter[str] = Counter()
-        #: The host of each GPU whose content changed, in the order of the changes.
+        #: The host of each GPU whose content changed, in the order of changes.
         self.touched: list[str] = []
         self.index = DomainIndex(self)
         for gpu in case.problem.gpus:
@@ -111,7 +111,7 @@ class Bins:
             (self.near[workload.near].append if sign > 0 else self.near[workload.near].remove)(gpu.host)
 
     def may(self, workload: Workload, gpu: FleetGpu) -> bool:
-        """Return whether the rules allow the workload on this GPU, regardless of room."""
+        """Return whether the rules allow the workload on this GPU, apart from room."""
         if not self.case.allowed(workload, gpu):
             return False
         if workload.apart is not None:
@@ -142,7 +142,7 @@ class Bins:
             if rank is None or here < rank:
                 chosen, rank = key, here
         if chosen is not None and spread:
-            # If several GPUs are equal, take one on the least loaded host.
+            # Take the equal GPU on the least loaded host.
             chosen = min(self._alike[self._likes[chosen]], key=lambda k: (self.on_host[k[0]], self._order[k]))
         return chosen
 
@@ -190,7 +190,7 @@ def greedy(case: Case) -> tuple[Packing, Contents]:
 def _as_answer(case: Case, bins: Bins) -> tuple[Packing, Contents]:
     contents = {key: list(parts) for key, parts in bins.parts.items() if parts}
     if bins.frugal:
-        # A freed GPU keeps its instances as well.
+        # A freed GPU keeps its instances, too.
         for key, standing in case.on.items():
             if any(part.shape.kind == "mig" for part in standing):
                 contents.setdefault(key, [])
@@ -290,7 +290,7 @@ def rank_domain(
 ) -> tuple[tuple, Sequence[tuple[str, int]]] | None:
     """Return (rank of the domain, GPUs for the workload).
 
-    Returns None if the domain has too little room. The domain with the lowest rank is the best one.
+    Returns None if the domain has too little room. The lowest rank is the best.
     """
     case = bins.case
     if len(gpus) < workload.gpus:
@@ -302,7 +302,7 @@ def rank_domain(
     free = sum(not bins.parts[gpu.key] for gpu in gpus)
     rank: tuple = (sum(not bins.parts[key] for key in keys), sum(len(case.on.get(key, ())) for key in keys), free)
     if workload.near is not None and not bins.near[workload.near]:
-        # Place the first workload of a `near` group on the host with the most free GPUs, so that the others find room.
+        # Place the first workload of a `near` group on the host with the most free GPUs, so that the others fit there.
         rank = (-free, *rank[1:])
     if case.rules.policy == "spread":
         rank = (bins.on_host[gpus[0].host],)
@@ -312,7 +312,7 @@ def rank_domain(
 class DomainIndex:
     """Finds the best domain for workloads without affinities.
 
-    Keeps the ranks of all domains by demand, and computes a rank again only after a GPU of the domain's host has changed.
+    Keeps all domains' ranks by demand, and updates a rank only after a GPU on the domain's host has changed.
     """
 
     def __init__(self, bins: Bins) -> None:
@@ -341,8 +341,8 @@ class DomainIndex:
             ranked = rank_domain(self._bins, domains[place], workload, shape)
             ranks.set(order[place], place, None if ranked is None else ranked[0])
         while (place := ranks.lowest()) is not None:
-            # The number of unused GPUs is limited for the whole fleet. So a domain can lose its room although its GPUs
-            # have not changed.
+            # The fleet's number of unused GPUs is limited, so a domain can lose its room although its GPUs have not
+            # changed.
             ranked = rank_domain(self._bins, domains[place], workload, shape)
             if ranked is not None:
                 return ranked[1]
@@ -353,7 +353,7 @@ class DomainIndex:
 class _Ranks:
     """The ranks of domains, the lowest first.
 
-    `seen`: number of changes of GPUs that the ranks include.
+    `seen` is the number of GPU changes that the ranks include.
     """
 
     def __init__(self) -> None:
@@ -362,7 +362,7 @@ class _Ranks:
         self._heap: list[tuple[tuple, int, tuple]] = []
 
     def set(self, order: int, place: tuple, rank: tuple | None) -> None:
-        """Set the rank of a domain, or remove the domain if it has no room.
+        """Set a domain's rank, or remove a domain without room.
 
         `order` decides between equal ranks.
         """

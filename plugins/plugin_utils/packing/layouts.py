@@ -19,10 +19,10 @@ def layouts(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return `gpu_layout` by host, as values for YAML.
 
-    GPUs with equal layouts share an entry. `tenant_name` returns the name of a workload in the layout.
+    GPUs with equal layouts share an entry. `tenant_name` returns a workload's name in the layout.
 
-    A freed GPU becomes exclusive, so that its instances are removed. A GPU that is empty before and after has no entry, and is
-    not changed. Entries contain no placements: the planner chooses them and keeps current instances.
+    A freed GPU becomes exclusive, so that its instances are removed. A GPU that is empty before and after has no entry
+    and does not change. Entries have no placements: the planner chooses them and keeps current instances.
     """
     then, today = by_gpu(packing.standing), by_gpu(problem.today)
     gpus = {workload.name: workload.gpus for workload in problem.workloads}
@@ -49,9 +49,9 @@ def layouts(
 
 
 def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], list[tuple[str, int]]]:
-    """Return a mapping from each GPU with tenants to all GPUs of its layout entry.
+    """Return all GPUs in the layout entry of each GPU with tenants.
 
-    All GPUs of a tenant are in the same entry.
+    All of a tenant's GPUs are in one entry.
     """
     tied: dict[tuple[str, int], list[tuple[str, int]]] = {}
     owners: dict[str, tuple[str, int]] = {}
@@ -70,9 +70,9 @@ def _tied(packing: Packing, gpus: Mapping[str, int]) -> dict[tuple[str, int], li
 
 
 def _part(standing: Sequence[Standing], gpus: Mapping[str, int], tenant_name: Callable[[str], str]) -> dict[str, Any]:
-    """Return the layout entry of a GPU, without its selectors.
+    """Return a GPU's layout entry, without its selectors.
 
-    If tenants use several GPUs, the entry is for all of these GPUs. `gpus` is the number of GPUs of each workload.
+    If tenants use several GPUs, the entry is for all of these. `gpus` has each workload's number of GPUs.
     """
     if not standing or standing[0].shape.kind == "whole":
         return {"sharing": "exclusive"}

@@ -16,19 +16,20 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.errors import FleetE
 from ..techniques.protocol import FleetTechnique
 from ..techniques.registry import PROPOSED, technique_of
 
-#: Modes that share a GPU by quotas of memory and SMs. A GPU uses one of these modes, or MIG, or it serves a single workload.
+#: Modes that share a GPU by quotas of memory and SMs. A GPU has one of these modes, or MIG, or serves a single
+#: workload.
 SHARES = tuple(technique.key for technique in PROPOSED)
 KINDS = ("whole", "mig", *SHARES)
 POLICIES = ("binpack", "spread")
 AIMS = ("gpus", "cost")
-#: Kinds of domains. A workload may require that all its GPUs are in the same domain of one of these kinds.
+#: Kinds of domains. A workload may require that all its GPUs are in one domain of a kind.
 DOMAINS = ("host", "numa", "link")
 
 
 class PackingError(FleetError):
     """The problem is contradictory.
 
-    The error identifies the GPU and its host, or the workload.
+    The error names the GPU and its host, or the workload.
     """
 
 
@@ -56,7 +57,7 @@ class Shape:
 
     @property
     def is_tenant(self) -> bool:
-        """Return whether the layout contains the name of a workload with this shape."""
+        """Return a quota's technique, or None if the shape is no quota."""
         return self.technique is not None and self.technique.has_tenants
 
 
@@ -75,8 +76,8 @@ def share(kind: str, memory_mib: int, sm_percent: int) -> Shape:
 class FleetGpu:
     """A GPU of the fleet.
 
-    `index` is the NVML index. `model` is a key of the catalogue. `numa_node` is None on a host without NUMA. `link_group` is
-    None without NVLink. `cost` is an integer. Its unit must be the same for the whole fleet.
+    `index` is NVML's index. `model` is a key of the catalogue. `numa_node` is None on a host without NUMA, `link_group`
+    without NVLink. `cost` is an integer, in one unit for the whole fleet.
     """
 
     host: str
@@ -112,11 +113,10 @@ class Workload:
 
     The heuristic prefers earlier options. The exact search does not.
 
-    `within`: one of DOMAINS. All GPUs of the workload are in the same domain of this kind.
-    `near`: workloads with the same value run on the same host.
-    `apart`: workloads with the same value run on different hosts, or on different GPUs if `apart_on` is "gpu".
-    `hosts`: names of the allowed hosts, or None if all hosts are allowed.
-    `weight`: cost of leaving the workload out. The default is its number of GPUs.
+    `within`: one of DOMAINS. All GPUs of the workload must be in one domain of this kind. `near`: workloads with the
+    same value run on the same host. `apart`: workloads with the same value run on different hosts, or on different GPUs
+    if `apart_on` is "gpu". `hosts`: names of the allowed hosts, or None if all hosts are allowed. `weight`: cost of
+    leaving the workload out. The default is its number of GPUs.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Workload:
 
     @property
     def bound(self) -> bool:
-        """Return whether the place of the workload is restricted by more than its size."""
+        """Return whether more than size restricts the workload's place."""
         return self.gpus > 1 or (self.near, self.apart, self.hosts) != (None, None, None)
 
     @property
@@ -143,8 +143,8 @@ class Workload:
 class Standing:
     """A part of a GPU in a layout, and the workload that uses it.
 
-    The part is a MIG instance at `start`, a quota, or the whole GPU. `workload` is None for a free MIG instance. In a result,
-    such an instance is kept because it blocks nothing. `new` means that the part must be created.
+    The part is a MIG instance at `start`, a quota, or the whole GPU. `workload` is None for a free MIG instance. In a
+    result, such an instance stays because it blocks nothing. `new` is true if the part must be created.
     """
 
     host: str
@@ -163,13 +163,12 @@ class Standing:
 class Rules:
     """Goals and limits of the search.
 
-    The goals, in this order: the fewest workloads left out, the fewest GPUs, the fewest moves, the fewest destroyed instances.
-    If `aim` is "cost", the cost is minimized instead of the number of GPUs. If `policy` is "spread", the load is spread evenly
-    instead.
+    The goals, in this order: the fewest workloads left out, the fewest GPUs, the fewest moves, the fewest destroyed
+    instances. If `aim` is "cost", the lowest cost replaces the fewest GPUs. If `policy` is "spread", an even load does.
 
-    `most_moved` and `most_destroyed` are strict limits. `reserve_gpus` maps models to the number of GPUs that must stay empty.
-    `headroom_*` is the percentage of each GPU that quotas must leave free.
-    `seconds` limits the search in the solver's deterministic time, so that the same problem always has the same result.
+    `most_moved` and `most_destroyed` are strict limits. `reserve_gpus` maps models to the number of GPUs that must stay
+    empty. `headroom_*` is the percentage of each GPU that quotas must leave free. `seconds` limits the search in the
+    solver's deterministic time, so that the same problem always has the same result.
     """
 
     policy: str = "binpack"
@@ -194,7 +193,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """The costs of a result, the most important first.
+    """A result's costs, the most important first.
 
     `spread` is 0 with the policy "binpack". `cost` is 0 with the aim "gpus".
     """
@@ -234,7 +233,7 @@ class Packing:
 
     @property
     def claim(self) -> str:
-        """Return in words how near the number of GPUs (or the cost) is to the optimum."""
+        """Say how near the number of GPUs (or the cost) is to the optimum."""
         if self.proven:
             return "proven optimal"
         if self.bound is None or self.unplaced:

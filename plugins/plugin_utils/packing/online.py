@@ -26,9 +26,9 @@ from .model import PackingError
 WHOLE = 1000
 #: Weight of stranded shares. Chosen on request lists that are not in the published table.
 STRANDED = 0.5
-#: Weight of the share that stays free on the chosen GPU. It decides between places with equal losses.
+#: Weight of the free share that remains on the chosen GPU. It decides between places with equal losses.
 FULLEST = 1e-6
-#: The usual requests are the most frequent ones that make up this share of all requests.
+#: The usual requests are the most frequent ones with this share of all requests.
 USUAL_SHARE = 0.95
 
 
@@ -71,16 +71,16 @@ class Host:
 
 
 class Place(NamedTuple):
-    """The host and the indices of the GPUs that a request gets."""
+    """The host, and the indices of the GPUs, that a request gets."""
 
     host: str
     gpus: tuple[int, ...]
 
 
 class _Scores:
-    """The loss of each host if it gets a demand.
+    """Each host's loss if it gets a demand.
 
-    `seen`: number of changes that the scores include.
+    `seen` is the number of changes that the scores include.
     """
 
     def __init__(self, count: int) -> None:
@@ -92,8 +92,8 @@ class _Scores:
 class Online:
     """The free room of a fleet.
 
-    `usual`: how often each demand occurs, for example the requests of the last weeks. If it is empty, `place` chooses the host
-    on which the least room is left.
+    `usual` has how often each demand occurs, for example in the last weeks. If it is empty, `place` chooses the host
+    with the least remaining room.
     """
 
     def __init__(self, hosts: Sequence[Host], usual: Mapping[Demand, int]) -> None:
@@ -107,7 +107,7 @@ class Online:
         self._free = self._free.reshape(len(self._hosts), widest)
         self._usual = _Usual(usual, [host.model for host in hosts])
         self._scores: dict[Demand, _Scores] = {}
-        #: Positions of changed hosts, in the order of the changes.
+        #: Positions of changed hosts, in the order of changes.
         self._changes: list[int] = []
 
     def place(self, demand: Demand) -> Place | None:
@@ -122,12 +122,12 @@ class Online:
         return Place(self._hosts[number].name, chosen)
 
     def release(self, demand: Demand, place: Place) -> None:
-        """Free the place of a workload that ended."""
+        """Free the place of an ended workload."""
         number = next(n for n, host in enumerate(self._hosts) if host.name == place.host)
         self._change(demand, number, place.gpus, 1)
 
     def why_not(self, demand: Demand) -> str:
-        """Return why no host has room for a demand, and how to fix that."""
+        """Return why no host has room for a demand, and the fix."""
         models = np.array([not demand.models or host.model in demand.models for host in self._hosts], dtype=bool)
         if not models.any():
             return "no host has a GPU of the models %s. Allow another model." % ", ".join(demand.models)
@@ -146,7 +146,7 @@ class Online:
         )
 
     def _current(self, demand: Demand) -> _Scores:
-        """Return the losses of all hosts. Only the values of changed hosts are computed."""
+        """Return all hosts' losses. Computes only the values of changed hosts."""
         scores = self._scores.get(demand)
         if scores is None:
             scores = self._scores[demand] = _Scores(len(self._hosts))
@@ -207,9 +207,9 @@ class Online:
 
 
 def _fullest(free: Any, demand: Demand) -> Any:
-    """Return a mask of the demand's GPUs on each host.
+    """Return a mask of each host's GPUs for the demand.
 
-    They are the GPUs with the least free share that suffices.
+    These are the GPUs with the least free share that suffices.
     """
     order = np.argsort(np.where(free >= demand.thousandths, free, WHOLE + 1), axis=1, kind="stable")
     mask = np.zeros(free.shape, dtype=bool)
@@ -233,13 +233,13 @@ class _Usual:
         self._cpu = np.array([demand.cpu_milli for demand, _times in chosen])
         self._memory = np.array([demand.memory_mib for demand, _times in chosen])
         self._gpus = np.array([demand.gpus for demand, _times in chosen])
-        #: Different shares of GPUs, in ascending order, and the position of each request's share.
+        #: The different shares of GPUs, in ascending order, and the position of each request's share.
         shares = [demand.thousandths for demand, _times in chosen]
         self._shares, self._share_of = np.unique(np.array(shares, dtype=np.int64), return_inverse=True)
         self._model = np.array(
             [[not demand.models or model in demand.models for demand, _times in chosen] for model in models], dtype=bool
         ).reshape(len(models), len(chosen))
-        # CPU and memory for each thousandth of a GPU, of all requests, also of those without a GPU.
+        # CPU and memory per thousandth of a GPU, over all requests, including those without a GPU.
         gpus = sum(times * demand.gpus * demand.thousandths for demand, times in usual.items())
         self._cpu_each = sum(times * demand.cpu_milli for demand, times in usual.items()) / gpus if gpus else 0
         self._memory_each = sum(times * demand.memory_mib for demand, times in usual.items()) / gpus if gpus else 0
@@ -248,9 +248,9 @@ class _Usual:
         return bool(len(self._weights))
 
     def lost(self, hosts: Any, cpu: Any, memory: Any, free: Any) -> Any:
-        """Return the loss of each host, in thousandths of a GPU.
+        """Return each host's loss, in thousandths of a GPU.
 
-        Without usual requests, it is the free share.
+        Without usual requests, this is its free share.
         """
         total = free.sum(axis=1)
         usable = total.astype(float)

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Solve a packing problem. This module is the entry point of the package.
+"""Solve a packing problem. This module is the package's entry point.
 
-The exact search is used if OR-Tools is installed. Otherwise, the result of the heuristic is returned.
+Uses the exact search if OR-Tools is installed, and otherwise the heuristic.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .volume import least_gpus
 def pack(problem: Problem, solver: str = "auto") -> Packing:
     """Pack the workloads onto the fleet with the least change to the current layout.
 
-    `solver`: "auto", or "heuristic" to skip the exact search. Each workload that cannot be placed is in `unplaced`, with the
-    reason. Raises PackingError if the problem is contradictory. Raises CatalogueError if the catalogue does not contain the
-    model of a GPU.
+    `solver` is "auto", or "heuristic" to skip the exact search. `unplaced` has each workload that cannot be placed,
+    with the reason. Raises PackingError if the problem is contradictory. Raises CatalogueError if the catalogue does
+    not contain the model of a GPU.
     """
     case = Case(problem)
     first, contents = greedy(case)
@@ -51,9 +51,9 @@ def _or_limits(case: Case) -> str:
 
 
 def _with_bound(case: Case, packing: Packing, *bounds: int | None) -> Packing:
-    """Return the packing with the largest of its bounds of the number of GPUs.
+    """Return the packing with the largest of these bounds for the number of GPUs.
 
-    A bound is valid only if all workloads have a place. If the number of GPUs is equal to the bound, it is proven.
+    A bound is valid only if all workloads have a place. A number of GPUs that equals the bound is proven.
     """
     if packing.unplaced or (case.rules.policy, case.rules.aim) != ("binpack", "gpus"):
         return packing
@@ -82,9 +82,9 @@ def _search(case: Case, contents) -> Packing | None:
 def _is_whole(case: Case, cells: Cells, made: Packing) -> bool:
     """Return whether the search proves an optimum for the whole problem.
 
-    It does if it considers every pattern and places every workload. There is one exception. The heuristic may place
-    bound workloads if each of them uses whole GPUs, all GPUs are equal, and no bound workload was left out. Such
-    workloads need the same number of GPUs in any place.
+    It does if it considers every pattern and places every workload. The heuristic may still place bound workloads if
+    each of them uses whole GPUs, all GPUs are equal, and none was left out, because such workloads need the same number
+    of GPUs anywhere.
     """
     if not cells.complete:
         return False

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Convert solutions between the exact search and the heuristic. Pure.
 
-A solution of the exact search is converted to places on GPUs. The result of the heuristic is converted to a starting
-point of the exact search.
+A solution of the exact search becomes places on GPUs. The heuristic's result becomes a starting point of the exact
+search.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from .model import Shape, Standing
 class _Place:
     """A place on a GPU.
 
-    `current` is the current content of the place, or None if the place is new. `stays` means that the current workload keeps
-    the place.
+    `current` is its current content, or None for a new place. `stays` is true if the current workload keeps it.
     """
 
     key: tuple[str, int]
@@ -91,12 +90,12 @@ class Reader:
 
     def _put(self, key: tuple[str, int], shape: Shape, name: str) -> None:
         free = [place for place in self.places[key] if place.shape == shape and place.workload is None]
-        # Use current parts of the GPU before new ones.
+        # Use the GPU's current parts before new ones.
         min(free, key=lambda place: place.current is None).workload = name
         self.placed.add(name)
 
     def _pools(self) -> dict[Shape, list[str]]:
-        """Return the workloads that have no place yet, by the shape that they get."""
+        """Return the workloads without a place, by the shape that they get."""
         pools: dict[Shape, list[str]] = defaultdict(list)
         for kind, names in self.cells.kinds.items():
             rest = iter([name for name in names if name not in self.placed])
@@ -132,9 +131,9 @@ class Reader:
 
 
 def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> dict[int, int]:
-    """Return the result of the heuristic as a start of the search.
+    """Return the heuristic's result as a start of the search.
 
-    The result maps variable indices to values.
+    The result has the variables' values by index.
     """
     cells = search.cells
     values: Counter[int] = Counter()
@@ -168,7 +167,7 @@ def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> 
 def _nearest(holds: Sequence[tuple[Counter, Counter]], need: Counter, stay: Counter) -> int | None:
     """Return the best choice that contains the needed shapes, or None.
 
-    The best choice lets the most workloads keep their places.
+    With the best choice, the most workloads keep their places.
     """
     able = [n for n, (count, _kept) in enumerate(holds) if not need - count]
     return max(able, key=lambda n: (sum((stay & holds[n][1]).values()), -n), default=None)

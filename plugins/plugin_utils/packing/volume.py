@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compute a lower bound of the number of GPUs from the workloads' sizes.
+"""Compute a lower bound for the number of GPUs from the workloads' sizes.
 
-Pure. A GPU has one kind of sharing, so the bounds of the kinds are added. Workloads with options of several kinds are
-not counted.
+Pure. A GPU has one kind of sharing, so the kinds' bounds are added. Workloads with options of several kinds are not
+counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Iterable, Sequence
 from .case import Case
 from .model import Workload
 
-#: Maximum number of thresholds that are tried for each resource.
+#: Maximum number of thresholds to try for each resource.
 MOST_THRESHOLDS = 200
 
 
@@ -35,7 +35,7 @@ def least_gpus(case: Case) -> int:
 def _size(case: Case, workload: Workload) -> tuple[Fraction, ...] | None:
     """Return the smallest share of each resource that the workload can need.
 
-    Returns None if the workload fits nowhere.
+    Returns None if it fits nowhere.
     """
     shares = [
         geometry.shares(shape)
@@ -64,5 +64,5 @@ def _with(sizes: Iterable[Fraction], threshold: Fraction) -> int:
 
 
 def _halves(sizes: Iterable[Fraction]) -> int:
-    """Return the number of parts that are larger than half a GPU."""
+    """Return the number of parts larger than half a GPU."""
     return sum(2 * size > 1 for size in sizes)

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Calculate the ledger with the proposal applied. Pure.
 
-The proposal and the audit use the same classes. A workload that becomes smaller keeps the part that it uses. GPUs that do
-not change keep their rows, so rows add up to the same total before and after.
+The classes are those of the audit. A workload that becomes smaller keeps the part that it uses. Unchanged GPUs keep
+their rows, so rows add up to the same total before and after.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..packing.geometry import geometry
 from ..packing.model import Shape, Standing
 from .model import GpuToday, Occupant
 
-#: Smaller remainders of a GPU are errors of rounding.
+#: A smaller remainder of a GPU is a rounding error.
 _LEAST = 0.001
 
 
@@ -32,7 +32,7 @@ def after(
 ) -> Ledger:
     """Return the ledger with the proposal. GPU hours are 0.
 
-    `then` has the new places of workloads by name, and `changed` the GPUs whose workloads change.
+    `then` has workloads' new places by name. `changed` has the GPUs whose workloads change.
     """
     by_place = {(gpu.host, gpu.gpu.uuid): gpu for gpu in gpus if gpu.key in changed}
     today: dict[str, list[Row]] = defaultdict(list)
@@ -69,7 +69,7 @@ def _places(
 
 
 def _size(gpu: GpuToday, shape: Shape, workloads: int) -> float:
-    """Return the part of the GPU that a workload has, by memory."""
+    """Return the share of the GPU's memory that a workload has."""
     if shape.kind == "whole":
         return 1.0
     if shape.kind == "mig":
@@ -81,7 +81,7 @@ def _size(gpu: GpuToday, shape: Shape, workloads: int) -> float:
 
 
 def _parts(rows: Sequence[Row], size: float) -> list[tuple[str, str, float]]:
-    """Return (finding, class, part of a GPU) of a workload with a new size."""
+    """Return (finding, class, part of a GPU) for a workload with a new size."""
     now: dict[str, float] = defaultdict(float)
     for row in rows:
         now[row.word] += row.gpus
@@ -91,12 +91,12 @@ def _parts(rows: Sequence[Row], size: float) -> list[tuple[str, str, float]]:
     if {word for word, part in now.items() if part} <= {IN_USE, RESIZABLE}:
         used = min(size, now[IN_USE])
         return [(name, IN_USE, used), (name, RESIZABLE, size - used)]
-    # An idle workload stays idle in each size.
+    # An idle workload stays idle with any size.
     return [(name, max(now, key=lambda word: now[word]), size)]
 
 
 def _rows(gpu: GpuToday, today: Sequence[Row], parts: Sequence[tuple[str, str, float]]) -> Iterator[Row]:
-    """Return the rows of a GPU. They add up to its GPUs and costs of today."""
+    """Return a GPU's rows, which add up to its GPUs and costs of today."""
     whole = sum(round(row.gpus * GPU_UNITS) for row in today)
     costs = [row.cost_per_month for row in today if row.cost_per_month is not None]
     used = math.fsum(part for _name, _word, part in parts)

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Propose which offline workloads can use the GPUs of online workloads.
 
-Metrics do not show who waits for a workload, so only workloads with settings of the inventory are considered: online with
-`latency: low`, offline with `latency: batch`, both without isolation by hardware. The proposal is advice. It is not part of
-the proposed layouts.
+Metrics do not show whether clients wait for a workload. So a workload must have settings in the inventory: `latency:
+low` for an online and `latency: batch` for an offline workload, and no isolation by hardware. The proposal is advice,
+and not part of the proposed layouts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _MOST = 1000
 
 
 def candidates(gpus: Sequence[GpuToday]) -> dict[str, tuple[GpuToday, Occupant]]:
-    """Return the workloads that could be colocated, by name. None shares its GPU."""
+    """Return the workloads that could be colocated, by name.
+
+    Each of them has a GPU alone.
+    """
     found = {}
     for gpu in gpus:
         if gpu.left or len(gpu.occupants) != 1:
@@ -51,9 +54,9 @@ def candidates(gpus: Sequence[GpuToday]) -> dict[str, tuple[GpuToday, Occupant]]
 def colocations(
     server: Prometheus, gpus: Sequence[GpuToday], window: Window, selector: str, reach: str, policy: Policy
 ) -> tuple[tuple[Colocation, ...], list[str]]:
-    """Return the proposals, and the warnings of the server. Raises PrometheusError.
+    """Return the proposals, and the server's warnings. Raises PrometheusError.
 
-    If `reach` is "host", only workloads of one host are colocated.
+    If `reach` is "host", only colocates workloads of one host.
     """
     found = dict(sorted(candidates(gpus).items())[:_MOST])
     if {one.wish.latency for _gpu, one in found.values()} != {"low", "batch"}:
@@ -86,7 +89,7 @@ def propose(
 def _fleet(names: Sequence[str], found: Mapping[str, Any], read: Mapping[str, Any], grid: Grid) -> Fleet:
     """Return the histories.
 
-    The duty is the share of time in which a kernel runs, or the SM activity if that is higher.
+    The duty is the share of time in which a kernel runs, or the SM activity if it is higher.
     """
     return Fleet.of(
         names,
@@ -118,7 +121,7 @@ def _proposal(one: Colocated, found: Mapping[str, tuple[GpuToday, Occupant]]) ->
 
 
 def _entry(index: int, one: Colocated) -> dict[str, Any]:
-    """Return the layout entry. Quotas of memory are rounded up to a step."""
+    """Return the layout entry, with memory quotas rounded up to a step."""
     online, *offline = (
         max(1, math.ceil(quota / _MIB / _MEMORY_STEP_MIB)) * _MEMORY_STEP_MIB for quota in one.quotas_bytes
     )

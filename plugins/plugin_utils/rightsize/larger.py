@@ -13,9 +13,9 @@ from .model import GpuToday, Occupant
 
 
 def remedy(one: Occupant, gpu: GpuToday, gpus: Sequence[GpuToday], used_then: Collection[tuple[str, int]]) -> str:
-    """Return what would help, or an empty text if the workload is not saturated.
+    """Return what would help, or "" if the workload is not saturated.
 
-    `used_then` has the GPUs in use with the proposal.
+    `used_then` has the GPUs that the proposal uses.
     """
     if one.finding.verdict.word != "saturated" or not gpu.model:
         return ""
@@ -39,10 +39,7 @@ def remedy(one: Occupant, gpu: GpuToday, gpus: Sequence[GpuToday], used_then: Co
 
 
 def next_profile(model: str, profile: str) -> str:
-    """Return the smallest profile with more memory and no less compute.
-
-    Returns an empty text if there is none.
-    """
+    """Return the smallest profile with more memory and no less compute, or ""."""
     whole = geometry(model)
     mine = whole.shares(mig(profile))[0]
     found = [

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make a proposal from a request. This module is the entry point of the package."""
+"""Make a proposal from a request. This module is the package's entry point."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .steps import steps
 from .teams import teams
 from .today import fleet_today
 
-#: Verdicts of workloads that have more than they need. The histories of these workloads are read.
+#: Verdicts of workloads that have more than they need, whose histories are read.
 _CANDIDATES = ("idle", "oversized_memory", "oversized_compute")
 
 
@@ -56,7 +56,9 @@ class Request:
     wishes: Mapping[str, Sequence[Wish]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
-    #: Maximum number of workloads whose histories are read. Workloads with the most waste are read first.
+    #: The inputs of a proposal.
+    #:
+    #: `states` (results of gpu_info), `layouts` (values of `gpu_layout`) and `wishes` are by host name.
     most_candidates: int = 1000
     reclaim_grace_seconds: float | None = None
     reclaim_exempt: Sequence[str] = ()
@@ -201,7 +203,7 @@ def _needs(
 ) -> tuple[dict[str, Need | str], Fleet | None, Margin | None]:
     """Return (needs by workload, histories, margin) for workloads that may change.
 
-    If the need of a workload is unknown, the reason takes its place.
+    For an unknown need, there is the reason instead.
     """
     fleet, margin = None, None
     included = [one for gpu in gpus if not gpu.left for one in gpu.occupants]
@@ -256,10 +258,10 @@ def _decisions(gpus: Sequence[GpuToday], found: Mapping[str, Need | str]) -> tup
 
 
 class Judged(NamedTuple):
-    """The decision about a workload and the workload's need.
+    """The decision about a workload, and its need.
 
-    `stays` has the reason for each workload that stays as it is. `limited` is true if the numbers of moved workloads or
-    destroyed instances are limited.
+    `stays` has the reason for each workload that does not change. `limited` is true if the number of moved workloads or
+    destroyed instances is limited.
     """
 
     decision: Decision | None
@@ -318,10 +320,10 @@ def _outcome(
 def why_unchanged(
     one: Occupant, decision: Decision, model: str, solver_missing: str = "", limited: bool = False
 ) -> str:
-    """Return why a workload stays as it is, although it could change.
+    """Return why a workload does not change, although it could.
 
-    `solver_missing` is the reason why OR-Tools is unavailable, or empty if it is available. `limited` is true if the
-    numbers of moved workloads or destroyed instances are limited.
+    `solver_missing` is the reason why OR-Tools is unavailable, or "". `limited` is true if the number of moved
+    workloads or destroyed instances is limited.
     """
     if decision.shape == one.shape:
         return decision.reason
@@ -332,7 +334,7 @@ def why_unchanged(
             decision.reason,
         )
     if solver_missing:
-        # The heuristic does not try all plans, so it may have missed a better one.
+        # The heuristic does not try all plans, and may have missed a better one.
         why = "but the best plan found does not change it. OR-Tools is missing: run `pip install ortools` to get the optimum."
     else:
         why = "but that frees no GPU%s." % (" within the limits of changes" if limited else "")
@@ -346,7 +348,7 @@ def _moves(one: Occupant, then: Mapping[str, Sequence[Standing]]) -> bool:
 
 
 def _with_remedy(outcome: Outcome, text: str) -> Outcome:
-    """Return the outcome with a remedy for a saturated workload that does not change."""
+    """Return the outcome, with a remedy for a saturated workload that does not change."""
     if not text or outcome.change in ("moved", "resized"):
         return outcome
     return dataclasses.replace(outcome, reason=("%s %s" % (outcome.reason, text)).strip())
@@ -371,13 +373,13 @@ def _used_then(gpus: Sequence[GpuToday], then: Mapping[str, Sequence[Standing]])
 
 
 def _saved(gpus: Sequence[GpuToday], used_then: set[tuple[str, int]]) -> float | None:
-    """Return the monthly price of freed GPUs minus the price of newly used GPUs.
+    """Return the freed GPUs' monthly price minus that of newly used GPUs.
 
-    None if no price is known.
+    Returns None if no price is known.
     """
     changed = [gpu for gpu in gpus if gpu.used != (gpu.key in used_then)]
     known = [(gpu.price_per_hour, 1 if gpu.used else -1) for gpu in changed if gpu.price_per_hour is not None]
-    # Each GPU is rounded, as in the ledger, so that hosts add up to the fleet.
+    # Round each GPU as in the ledger, so that hosts add up to the fleet.
     return float(sum(sign * round(price * HOURS_PER_MONTH) for price, sign in known)) if known else None
 
 

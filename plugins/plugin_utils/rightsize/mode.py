@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decide how a workload can share a GPU of its model. Pure.
 
-The rules are applied in this order: settings of the inventory, size, isolation, latency. A rule comes earlier if a
-mistake in its decision is harder to correct. docs/rightsize.md has a table of the rules.
+The rules are applied in this order: the inventory's settings, size, isolation, latency. The rules whose mistakes are
+hardest to correct come first. docs/rightsize.md has a table of the rules.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MEMORY_STEP_MIB, _PERCENT_STEP = 256, 5
 def decide(wish: Wish, need: Need | None, model: str) -> Decision:
     """Return the sharing mode and the share of a GPU.
 
-    `model` is a key of the catalogue. `need` may be None if `wish` sets a profile or the mode "exclusive".
-    Raises RightsizeError if the model does not support a setting of the inventory. Raises CatalogueError if the model is
+    `model` is a key of the catalogue. `need` may be None if `wish` sets a profile or the mode "exclusive". Raises
+    RightsizeError if the model does not support one of the inventory's settings. Raises CatalogueError if the model is
     unknown.
     """
     rules = geometry(model)
@@ -43,7 +43,7 @@ def decide(wish: Wish, need: Need | None, model: str) -> Decision:
 def shrink(kind: str, need: Need, model: str) -> Decision:
     """Return the quota of a tenant that keeps its sharing mode.
 
-    `kind` is the mode, and `model` a key of the catalogue. Raises CatalogueError if the model is unknown.
+    `kind` is the mode, `model` a key of the catalogue. Raises CatalogueError if the model is unknown.
     """
     return _shared(kind, "a quota is enough for it", need, geometry(model))
 
@@ -110,7 +110,7 @@ def _exclusive(why: str) -> Decision:
 def _smallest(need: Need, rules: Geometry, whole: bool = False) -> Shape | None:
     """Return the smallest MIG instance that fits, or None.
 
-    Profiles with extra engines are not considered. The instance may span the whole GPU only if `whole` is true.
+    Ignores profiles with extra engines. The instance may span the whole GPU only if `whole` is true.
     """
     slices = rules.capacity.compute_slices
     found = [

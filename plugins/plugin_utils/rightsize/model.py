@@ -17,7 +17,7 @@ from ..packing.model import SHARES, Shape, Standing
 #: Version of the JSON. Keys may be added within a version. Readers must ignore unknown keys.
 SCHEMA_VERSION = 1
 
-#: Sharing modes, with the names that `gpu_layout` uses.
+#: Sharing modes, named as in `gpu_layout`.
 MODES = ("exclusive", "mig", *SHARES)
 #: Required isolation from other workloads on the same GPU. "quota" is not a security boundary.
 ISOLATIONS = ("hardware", "quota", "none")
@@ -37,8 +37,8 @@ class RightsizeError(FleetError):
 class Wish:
     """An entry of `gpu_rightsize_workloads`: settings for matching workloads.
 
-    `match` is a glob that is compared with the name and place of workloads on the hosts that have the entry.
-    `memory_bytes` and `sm_percent` replace the measured needs. `where` identifies the entry in messages.
+    `match` is a glob for names and places of workloads on the hosts with this entry. `memory_bytes` and `sm_percent`
+    replace measured needs. `where` names the entry in messages.
     """
 
     where: str = "gpu_rightsize_workloads"
@@ -58,16 +58,16 @@ class Wish:
     def forces(self) -> bool:
         """Return whether the entry sets a mode or profile.
 
-        Such a setting is applied even if it frees no GPU.
+        Such a setting applies even if it frees no GPU.
         """
         return self.mode != "auto" or bool(self.profile)
 
 
 @dataclass(frozen=True)
 class Need:
-    """Need of a workload. The compute is a percentage of a whole GPU.
+    """A workload's need. Compute is a percentage of a whole GPU.
 
-    `confidence` is from 0 to 1. It is 1 for values from the inventory.
+    `confidence` is from 0 to 1, and 1 for values from the inventory.
     """
 
     memory_bytes: float
@@ -79,7 +79,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Decision:
-    """The sharing mode and the share of a GPU for a workload, with the reason."""
+    """A workload's sharing mode and share of a GPU, with the reason."""
 
     mode: str
     shape: Shape
@@ -90,8 +90,7 @@ class Decision:
 class Occupant:
     """A workload and its current place.
 
-    `holders` is the list from gpu_info. `left` is the reason why the workload is excluded. It is empty if the workload is
-    included.
+    `holders` is the list from gpu_info. `left` is why the workload is excluded, or "".
     """
 
     name: str
@@ -118,9 +117,9 @@ class Occupant:
 
 @dataclass(frozen=True)
 class GpuToday:
-    """A GPU as reported by its host.
+    """A GPU as its host reports it.
 
-    `left` is the reason why the GPU is excluded, or empty. Nothing moves to or from an excluded GPU.
+    `left` is why the GPU is excluded, or "". Nothing moves to or from an excluded GPU.
     """
 
     host: str
@@ -170,7 +169,7 @@ class HostChange:
 
     host: str
     layout: tuple[Mapping[str, Any], ...]
-    #: True if the layout differs from the current one. If false, workloads only move to instances that already exist.
+    #: Whether the layout changes. If not, workloads only move to existing instances.
     changes_layout: bool
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -183,7 +182,7 @@ class HostChange:
     disturbs: tuple[Mapping[str, Any], ...]
     freed_gpus: tuple[int, ...]
     saved_per_month: float | None
-    #: Number of destroyed instances that a workload has today. The others are free.
+    #: Number of destroyed instances that have a workload today.
     destroyed_in_use: int = 0
     #: GPUs that are free today and used with the proposal.
     taken_gpus: tuple[int, ...] = ()
@@ -193,7 +192,7 @@ class HostChange:
 class Step:
     """A step of applying the proposal: "stop", "apply" or "start".
 
-    `command` runs on the controller. It has a line for each command, or is empty if no command is known.
+    `command` runs on the controller. It has one command per line, or is empty if no command is known.
     """
 
     host: str
@@ -206,8 +205,7 @@ class Step:
 class Reclaimable:
     """An idle unit, container or Slurm job.
 
-    `spared` is the reason why it must not be stopped. It is empty if it may be stopped. If `stop` is false, it is only
-    announced.
+    `spared` is why it must not be stopped, or "". If `stop` is false, it is only announced.
     """
 
     host: str
@@ -219,14 +217,14 @@ class Reclaimable:
     holders: tuple[str, ...]
     waste_per_month: float | None
     spared: str = ""
-    #: Quiet time after which the GPUs count as idle. The processes of the holder must be at least this old as well.
+    #: Quiet time in seconds after which its GPUs count as idle. Its processes must also be at least this old.
     idle_after_seconds: float = 0.0
-    #: Quiet time before which it is not stopped. Its owner is notified earlier.
+    #: Minimum quiet time in seconds before a stop. Its owner is notified earlier.
     stop_quiet_seconds: float = 0.0
     stop: bool = True
-    #: Power of GPUs with held instances in their lowest hour of the week, by UUID.
+    #: Power, by GPU UUID, in the lowest hour of the week of GPUs with held instances.
     rest_watts: Mapping[str, float] = field(default_factory=dict)
-    #: The owner according to the ledger of the audit. Unknown texts are empty.
+    #: The owner in the audit's ledger. Unknown texts are empty.
     user: str = ""
     team: str = ""
     contact: str = ""
@@ -290,28 +288,28 @@ class Proposal:
     hosts: tuple[HostChange, ...]
     workloads: tuple[Outcome, ...]
     reclaim: tuple[Reclaimable, ...]
-    #: Numbers of GPUs on hosts that answered: all GPUs, GPUs in use today, and GPUs in use with the proposal.
+    #: Numbers of GPUs on hosts that answered: in total, in use today, and in use with the proposal.
     gpus: int
     used_today: int
     used_then: int
     saved_per_month: float | None
     currency: str
-    #: Numbers of workloads that must be restarted elsewhere, and of GPU instances that are destroyed.
+    #: Numbers of workloads that must restart elsewhere, and of destroyed GPU instances.
     moved: int
     destroyed: int
     notes: tuple[str, ...] = ()
     #: Steps that apply the proposal, in order.
     steps: tuple[Step, ...] = ()
-    #: Sums of the ledger by class, today and with the proposal. GPU hours are counted in the window, and are 0 with the
+    #: The ledger's sums by class, today and with the proposal. GPU hours are those of the window, and 0 with the
     #: proposal.
     ledger_today: Mapping[str, Sum] = field(default_factory=dict)
     ledger_then: Mapping[str, Sum] = field(default_factory=dict)
-    #: How often a resized workload may exceed its memory, as a sentence. Empty if no workload is sized.
+    #: A sentence about how often a resized workload may exceed its memory. Empty if none is resized.
     promise: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: Entries with leases. They are not part of the overlay.
+    #: Entries with leases, which are not part of the overlay.
     lease_pools: tuple[LeasePool, ...] = ()
-    #: Workloads that could share a GPU as online and offline tenants. They are not part of the overlay.
+    #: Workloads that could share a GPU as online and offline tenants, which are not part of the overlay.
     colocations: tuple[Colocation, ...] = ()
     schema_version: int = SCHEMA_VERSION
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Convert results of the module gpu_info to the types of the planners. Pure."""
+"""Convert results of the module gpu_info to the planners' types. Pure."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ NO_LAYOUT = "the host's layout is invalid: %s"
 
 
 class HostToday(NamedTuple):
-    """The state of a host and its layout.
+    """A host's state and layout.
 
-    `state` is the result of gpu_info, and `host` the same data as a Host. `entries` maps GPU UUIDs to entries of the layout.
-    If the layout is invalid, `problem` is the reason and `entries` is empty.
+    `state` is the result of gpu_info, and `host` the same data as a Host. `entries` has the layout's entries by GPU
+    UUID. For an invalid layout, `problem` has the reason and `entries` is empty.
     """
 
     state: Mapping[str, Any]
@@ -65,9 +65,9 @@ def hosts_today(states: Mapping[str, Mapping[str, Any]], layouts: Mapping[str, A
 
 
 def without_leases(layout: Layout) -> Layout:
-    """Return the layout without the entries that offer leases.
+    """Return the layout without entries that offer leases.
 
-    The layout does not contain the instances and tenants of leases.
+    Instances and tenants of leases are not in the layout.
     """
     return Layout(tuple(entry for entry in layout.entries if entry.leases is None))
 
@@ -78,7 +78,7 @@ def _profiles(key: str) -> tuple[GpuInstanceProfile, ...]:
 
 
 def model_of(name: str) -> str:
-    """Return the catalogue key of a GPU from its NVML name, or an empty text."""
+    """Return the catalogue key for a GPU's NVML name, or ""."""
     for model in catalogue.load_models().values():
         if any(board.name == name for board in model.boards):
             return model.key
@@ -165,6 +165,6 @@ def _processes(row: Mapping[str, Any]) -> tuple[Process, ...]:
 def _holder(row: Mapping[str, Any], uuid: str) -> Holder:
     names: Sequence[str] = [field.name for field in dataclasses.fields(Holder)]
     values = {name: row[name] for name in names if name in row}
-    # A holder without a device holds the whole GPU that lists it.
+    # A holder without a device holds the whole GPU in whose list it is.
     held = {"gpu_uuid": values.get("gpu_uuid") or uuid, "gpu_instance_id": values.get("gpu_instance_id")}
     return Holder(**{**values, **held})

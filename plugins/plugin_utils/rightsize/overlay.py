@@ -20,8 +20,8 @@ from .observed import HostToday, without_leases
 def merged(today: HostToday, entries: Sequence[Mapping[str, Any]], changed: Collection[int]) -> list[dict[str, Any]]:
     """Return the current layout with new entries for the changed GPUs.
 
-    The changed GPUs are removed from their current entries. An entry that loses only some of its GPUs then lists the remaining
-    GPUs by index. Raises PlanError.
+    The changed GPUs are removed from their current entries. An entry that loses some of its GPUs then lists the others
+    by index. Raises PlanError.
     """
     if today.problem:
         raise PlanError("gpu_layout", today.problem)
@@ -51,8 +51,8 @@ def planned(layout: Any, gpus: Sequence[Gpu], driver_version: str | None) -> tup
 
     Returns (plan for the GPUs, lines about the daemons and tenants of the layout).
 
-    All instances count as managed by the collection. GPUs with leases are not planned. Raises the same errors as applying
-    the layout: LayoutError, SelectorError and PlanError.
+    All instances count as the collection's. GPUs with leases are not planned. Raises the errors of applying the layout:
+    LayoutError, SelectorError and PlanError.
     """
     parsed = parse_layout(layout)
     targets(parsed, gpus)

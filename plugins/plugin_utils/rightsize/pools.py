@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Propose how many GPUs the entries with leases need.
 
-The need at a time is the sum of the current leases and of the waiting requests, in GPUs: the larger share of memory and
-of compute of each lease. The proposal covers the need for most of the time (`Policy.confidence`). No metric counts requests
-that were refused because they did not wait.
+The need at a time is the sum over current leases and waiting requests. Each counts with its larger share of a GPU, of
+memory or compute. The proposal covers the need most of the time (`Policy.confidence`). No metric counts requests that
+were refused because they did not wait.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ..sizing.model import Policy
 from .model import LeasePool
 from .series import Grid
 
-#: Series of leases by the name of the figure.
+#: Series of leases by the figure's name.
 _SERIES = {"leased": "gpu:lease_gpus", "waiting": "gpu:lease_waiting_gpus"}
 _POOL = "gpu:lease_pool_gpus"
-#: Share of the pool above which it counts as full, because requests rarely fit exactly.
+#: Share above which the pool counts as full, because requests rarely fit exactly.
 _FULL_RATIO = 0.9
 
-#: An entry of a host: (host, entry).
+#: A host's entry: (host, entry).
 Place = tuple[str, str]
 
 
 class Course(NamedTuple):
-    """The history of the leases of an entry, in GPUs.
+    """The history of an entry's leases, in GPUs.
 
-    `gpus` is the current number of GPUs. `offered` is the part of them for leases, and NaN at times without samples.
+    `gpus` is the current number of GPUs. `offered` is the part of them for leases, and NaN without samples.
     """
 
     step_seconds: int
@@ -87,7 +87,7 @@ def courses(server: Prometheus, window: Window, selector: str) -> tuple[dict[Pla
     }
     found = {}
     for place, row in offered.items():
-        # An entry that no longer offers leases has no samples at the end of the window.
+        # An entry that no longer offers leases has no sample at the window's end.
         current = number[place][-1]
         if math.isfinite(current) and current >= 1:
             # An account without leases has no samples.
@@ -121,7 +121,7 @@ def propose(host: str, entry: str, course: Course, policy: Policy) -> LeasePool:
     of_one = float(offered[-1]) / course.gpus
     if of_one <= 0:
         return dataclasses.replace(pool, reason="Fixed instances and tenants leave nothing for leases.")
-    # Metrics are rounded, so a need of 2.0000001 GPUs is a need of 2.
+    # Metrics are rounded, so 2.0000001 GPUs means 2.
     proposed = math.ceil(need / of_one - 1e-6)
     return dataclasses.replace(
         pool, needed_gpus=_rounded(need), proposed_gpus=proposed, reason=_reason(pool, need, proposed, policy)
@@ -145,7 +145,7 @@ def _rounded(value: Any) -> float:
 
 
 def to_change(pool: LeasePool) -> str:
-    """Return what to change about an entry, as text."""
+    """Return what to change in an entry, as text."""
     if pool.proposed_gpus is None or pool.proposed_gpus == pool.gpus:
         return "no change"
     verb = "grow" if pool.proposed_gpus > pool.gpus else "shrink"

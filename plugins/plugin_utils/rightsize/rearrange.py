@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Turn decisions into packing problems, and choose among the solutions. Pure.
 
-There is one problem per GPU model. If workloads may move only within their host, there is one per model and host.
-Unless the inventory sets a mode or profile, a workload may keep its current share. So the packing changes a workload only if
-that frees a GPU. The packing minimizes the number of GPUs first, moved workloads second, and destroyed instances third.
+There is one problem per GPU model. If workloads may only move within their host, there is one per model and host.
+Unless the inventory sets a mode or profile, a workload may keep its current share. So the packing only changes a
+workload if that frees a GPU. The packing minimizes the number of GPUs first, moved workloads second, and destroyed
+instances third.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .model import Decision, GpuToday, Occupant
 class Limits:
     """Limits of the whole proposal.
 
-    `rules` apply to each problem, except their limits for time, moved workloads and destroyed instances.
+    `rules` apply to each problem, without their limits for time, moved workloads and destroyed instances.
     """
 
     most_moved: int | None = None
@@ -63,7 +64,7 @@ class Arrangement:
     notes: tuple[str, ...] = ()
 
     def standing(self) -> dict[str, list[Standing]]:
-        """Return the new places of each workload in the chosen solutions."""
+        """Return each workload's new places in the chosen solutions."""
         found: dict[str, list[Standing]] = defaultdict(list)
         for answer in self.answers:
             for each in answer.packing.standing:
@@ -72,7 +73,7 @@ class Arrangement:
         return dict(found)
 
     def entries(self, host: str) -> tuple[list[dict[str, Any]], frozenset[int]]:
-        """Return (entries of `gpu_layout`, GPU indices) for a host's changed GPUs."""
+        """Return (`gpu_layout` entries, GPU indices) for a host's changed GPUs."""
         made: list[dict[str, Any]] = []
         changed: set[int] = set()
         for answer in (answer for answer in self.answers if host in answer.hosts):
@@ -94,21 +95,20 @@ def _changed(problem: Problem, packing: Packing) -> frozenset[tuple[str, int]]:
         gpu.key
         for gpu in problem.gpus
         if _layout_of(then.get(gpu.key, ())) != _layout_of(today.get(gpu.key, ()))
-        # If a GPU has no workload before and after the change, its free instances do not matter.
+        # Free instances do not matter if a GPU has no workload before and after the change.
         and any(each.workload for each in (*then.get(gpu.key, ()), *today.get(gpu.key, ())))
     )
 
 
 def _tenant_name(workload: str) -> str:
-    """Return the name of the workload without the suffix `@HOST`."""
+    """Return the workload's name without the suffix `@HOST`."""
     return workload.partition("@")[0]
 
 
 def _layout_of(standing: Sequence[Standing]) -> tuple:
     """Return a comparable value for the layout that these places need.
 
-    Whole GPUs are left out, because the layout of a GPU is the same with and without a workload that uses the whole
-    GPU.
+    Leaves out whole GPUs, whose layout is the same with and without a workload.
     """
     shapes = [each for each in standing if each.shape.kind != "whole"]
     quotas = tuple((each.shape, each.workload if each.shape.is_tenant else None) for each in shapes)
@@ -123,10 +123,10 @@ def rearrange(
     say: Callable[[str], None] = lambda line: None,
     teams: Sequence[Sequence[str]] = (),
 ) -> Arrangement:
-    """Choose the changes of the proposal, within the limits.
+    """Choose the proposal's changes, within the limits.
 
-    `check` must raise FleetError if the planners would refuse an arrangement on one of the given hosts. The members of each
-    team share a card by time slicing, unless the limits for changes prevent this.
+    `check` must raise FleetError if the planners would refuse an arrangement on one of the given hosts. The members of
+    a team share a card by time slicing, unless the limits prevent this.
     """
     problems = _problems(gpus, decisions, limits, {member for team in teams for member in team})
     seconds = max(1.0, limits.seconds / max(1, len(problems)))
@@ -137,7 +137,7 @@ def rearrange(
         answer = _solve(problem, Bounds(seconds), decisions, notes, limits, teams)
         if answer:
             found.append(answer)
-    # Take the best solutions first, because the limits for changes apply to the whole proposal.
+    # Take the best solutions first, because the limits apply to the whole proposal.
     found.sort(key=lambda answer: (-answer.saved / max(1, len(answer.moved)), _name(answer.problem, limits)))
     taken: list[Answer] = []
     moved, destroyed = limits.most_moved, limits.most_destroyed
@@ -165,8 +165,8 @@ def rearrange(
 def onto_free(problem: Problem, packing: Packing, occupied: Collection[tuple[str, int]]) -> Packing:
     """Move new content from GPUs in use to free GPUs of the same host.
 
-    This applies to a whole GPU in use whose planned content is all new. On a free GPU, the new layout can be applied
-    while the current workload still runs. The workload moves later.
+    This applies to GPUs in use whose planned content is all new. On a free GPU, the new layout can be applied while the
+    current workload still runs, which moves later.
     """
     then, today = by_gpu(packing.standing), by_gpu(problem.today)
     places: dict[tuple[str, int], tuple[str, int]] = {}
@@ -212,7 +212,7 @@ def _problems(
         of_group = groups[key]
         workloads = tuple(_workload(one, gpu, decisions, limits) for gpu in of_group for one in gpu.occupants)
         today = tuple(each for gpu in of_group for each in (*(one.standing for one in gpu.occupants), *gpu.vacant))
-        # A group in which no workload can change needs no packing.
+        # A group without a workload that can change needs no packing.
         if any(
             workload.options != (each.shape,) or workload.name in members
             for workload, each in zip(workloads, _standings(of_group))
@@ -256,7 +256,7 @@ def _workload(one: Occupant, gpu: GpuToday, decisions: Mapping[str, Decision], l
         near=wish.near if limits.reach == "fleet" else None,
         apart=apart,
         apart_on=wish.apart_on,
-        # A tenant name is unique only within a host. Tenants with the same name on two hosts are different tenants.
+        # A tenant's name is unique only on its host, so equal names on two hosts are two tenants.
         hosts=frozenset((gpu.host,)) if "@" in one.name else None,
     )
 
@@ -264,7 +264,7 @@ def _workload(one: Occupant, gpu: GpuToday, decisions: Mapping[str, Decision], l
 def smaller(decision: Decision, one: Occupant, model: str) -> bool:
     """Return whether the decision gives a workload a smaller share of a GPU.
 
-    Shares are never enlarged. If a workload uses its whole share, the history does not show how much more it would use.
+    Shares are never enlarged: if a workload uses its whole share, the history does not show how much more it needs.
     """
     rules = geometry(model)
     return rules.load(decision.shape) < rules.load(one.shape)
@@ -289,9 +289,9 @@ def _solve(
     limits: Limits,
     teams: Sequence[Sequence[str]] = (),
 ) -> Answer | None:
-    """Return the solution, or None if there is no solution that is worth a change.
+    """Return the solution, or None without one that is worth a change.
 
-    A solution is used only if it frees a GPU or if the inventory requires a change.
+    A solution must free a GPU, unless the inventory requires a change.
     """
     before = {each.workload: each for each in problem.today if each.workload}
     mine = {"+".join(team): tuple(team) for team in teams if all(name in before for name in team)}
@@ -338,9 +338,9 @@ def _solve(
 
 
 def _teamed(problem: Problem, teams: Mapping[str, Sequence[str]]) -> Problem:
-    """Return the problem with each team replaced by one workload.
+    """Return the problem with one workload in place of each team.
 
-    This workload needs a whole GPU. Its current place is the place of the team's first member.
+    It needs a whole GPU. Its current place is that of the team's first member.
     """
     if not teams:
         return problem
