@@ -357,7 +357,7 @@ def _teamed(problem: Problem, teams: Mapping[str, Sequence[str]]) -> Problem:
 
 
 def _apart(packing: Packing, teams: Mapping[str, Sequence[str]], decisions: Mapping[str, Decision]) -> Packing:
-    """Return the solution with each team replaced by its members."""
+    """Return the solution with the members in place of each team."""
     standing: list[Standing] = []
     for each in packing.standing:
         for member in teams.get(each.workload or "", ()):

@@ -3,8 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find idle units, containers and Slurm jobs that may be stopped. Pure.
 
-All others are spared, with a reason. The module `reclaim` stops the idle ones, after it has checked them again on their
-host.
+All others are spared, with a reason. The module `reclaim` stops the idle ones after another check on their host.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ _NEVER_CONTAINERS = (
     "nvidia-*",
     "openfleet*",
 )
-#: Container engines that can stop a container by its name.
+#: Container engines that can stop a container by name.
 RUNTIMES = ("docker", "podman")
 _CONTAINER = re.compile(r"(?:(\S+) )?container (\S+)")
 _JOB_ID = re.compile(r"[0-9]{1,12}")
-#: A Slurm job among the names of holders. Names of units have no blanks.
+#: A Slurm job in the list of holders' names. Unit names have no blanks.
 _JOB = re.compile(r"job ([0-9]{1,12})")
-#: A container ID, which is reported if the name of the container is unknown.
+#: A container ID, which replaces an unknown container name.
 UNNAMED = re.compile(r"[0-9a-f]{12}")
 
 
@@ -59,11 +58,11 @@ UNNAMED = re.compile(r"[0-9a-f]{12}")
 class Bounds:
     """Limits for stopping holders.
 
-    `grace_seconds` is the minimum quiet time and the minimum age of a holder. If it is None, the limit of the audit applies:
-    the quiet time after which the audit reports the holder as idle. In any case, a holder must be at least as old as that
-    limit. `exempt` has globs for units (with or without `.service`), containers, users and hosts. Matching holders are never
-    stopped. `standby` has such globs for holders that may be stopped even if the verdict of the audit is standby.
-    `jobs` says what happens to Slurm jobs: "spare", "notify" or "cancel".
+    `grace_seconds` is the minimum quiet time and the minimum age of a holder. None means the audit's limit: the quiet
+    time after which it reports the holder as idle. In any case, a holder must be at least as old as that. `exempt` has
+    globs for units (with or without `.service`), containers, users and hosts whose holders are never stopped. `standby`
+    has such globs for holders that may be stopped even with the verdict standby. `jobs` says what happens to Slurm
+    jobs: "spare", "notify" or "cancel".
     """
 
     grace_seconds: float | None = None
@@ -75,8 +74,8 @@ class Bounds:
 def reclaimable(audit: Audit, states: Mapping[str, Mapping[str, Any]], bounds: Bounds) -> tuple[Reclaimable, ...]:
     """Return all holders that are idle or on standby, sorted by waste.
 
-    A holder is spared if it also holds a GPU that is in use. A holder that started within the grace period is spared as well,
-    because the earlier quiet time belongs to another holder.
+    A holder is spared if it also holds a GPU in use. A holder that started within the grace period is spared as well,
+    because the earlier quiet time is another holder's.
     """
     found = {_place(one): one for one in audit.findings if one.holding.subject.kind in ("gpu", "mig_instance")}
     made = []
@@ -93,7 +92,7 @@ def reclaimable(audit: Audit, states: Mapping[str, Mapping[str, Any]], bounds: B
 
 
 def _workloads(book: Ledger) -> dict[str, set[Workload]]:
-    """Return the current workloads of the ledger, by ID of the finding."""
+    """Return the ledger's current workloads, by the finding's ID."""
     found: dict[str, set[Workload]] = defaultdict(set)
     for row in book.rows:
         if row.owner and row.gpus:
@@ -108,8 +107,8 @@ def _with_owner(
 ) -> Reclaimable:
     """Return the item with its owner.
 
-    If it shares a GPU, its workload is the one with its name, or else with its user. If several match, only their common
-    texts are known.
+    On a shared GPU, its workload is the one with its name, or else with its user. If several match, only the texts that
+    they share are known.
     """
     shared = {one for finding, _row, _where in rows if finding for one in workloads.get(finding.id, ())}
     users = {str(row.get("user")) for _finding, row, _where in rows if row.get("user")}
@@ -125,7 +124,7 @@ def _with_owner(
 
 
 def _holder_name(row: Mapping[str, Any], bounds: Bounds) -> str:
-    """Return the name of a unit or container, or a Slurm job if jobs may be announced."""
+    """Return the name of a unit or container, or a Slurm job if jobs are notified."""
     job = str(row.get("job") or "")
     if bounds.jobs != "spare" and _JOB_ID.fullmatch(job):
         return "job %s" % job
@@ -139,7 +138,7 @@ def _place(finding: Finding) -> tuple[str, str, str]:
 def _holders(host: str, state: Mapping[str, Any]):
     """Yield (place as text, place, holder).
 
-    If a GPU has instances, the instances' holders are yielded instead of the GPU's holders.
+    For a GPU with instances, yields the instances' holders and not the GPU's.
     """
     for gpu in state.get("gpus") or ():
         instances = (gpu.get("mig") or {}).get("instances") or ()
@@ -154,8 +153,8 @@ def _holders(host: str, state: Mapping[str, Any]):
 
 
 def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_seconds: float) -> Reclaimable:
-    # Ignore GPUs on which the holder only has the device node open. It does no work there, so these GPUs must not
-    # prevent a stop of the holder.
+    # Ignore GPUs of which the holder only has the device node open. It does not work there, so they must not prevent
+    # its stop.
     holders = [row for _one, row, _where in rows]
     counted = set(map(id, using(holders)))
     used = [row for row in rows if id(row[1]) in counted]
@@ -185,20 +184,20 @@ def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_second
 
 
 def _stop_seconds(finding: Finding | None) -> float:
-    """Return the quiet time before which the holder is not stopped."""
+    """Return the minimum quiet time before the holder may be stopped."""
     if finding is None or finding.holding.quiet is None or runs_processes(finding.holding) is False:
         return 0.0
     holding, quiet = finding.holding, finding.holding.quiet
     held = holding.held_seconds
     never_worked = quiet.whole_window or (held is not None and held <= quiet.seconds + HOUR_OFF)
-    # A notebook is no job that runs at the end of a quarter.
+    # A notebook is not a job that runs at the end of a quarter.
     return stop_seconds(
         Policy(), longest_seconds=quiet.longest_seconds, never_worked=never_worked and not is_notebook(holding)
     )
 
 
 def _rest_watts(findings: Sequence[Finding]) -> dict[str, float]:
-    """Return the power at rest of the GPUs whose instances are held, by UUID."""
+    """Return the power at rest, by UUID, of GPUs whose instances are held."""
     quiets = {
         one.holding.subject.gpu_uuid: one.holding.quiet
         for one in findings
@@ -232,7 +231,7 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
         return "it also holds another GPU, which is in use or unknown"
     if any(one.verdict.word == _STANDBY for one in findings) and _matching(bounds.standby, named) is None:
         return "it waits for clients (standby)"
-    # The quiet time may include the time of an earlier holder, so check the age of this holder, too.
+    # Check this holder's age too, because the quiet time may include an earlier holder's.
     grace = found.idle_after_seconds if bounds.grace_seconds is None else bounds.grace_seconds
     if found.quiet_seconds < grace:
         return "idle for %s; protected for %.0f h" % (_age(found.quiet_seconds), grace / 3600)
@@ -245,14 +244,14 @@ def _spared(found: Reclaimable, findings, holders, bounds: Bounds, age: float | 
 def _age(seconds: float) -> str:
     """Return a duration in whole hours, rounded down.
 
-    If it were rounded up, a message could show the limit although the limit has not been reached.
+    Rounded up, a message could show a limit that has not been reached.
     """
     hours = int(seconds // 3600)
     return "%d h" % hours if hours else "less than an hour"
 
 
 def _kept_unit(name: str) -> str:
-    """Return why a unit is never stopped, or an empty text."""
+    """Return why a unit is never stopped, or ""."""
     if is_lease_unit(name):
         return ""
     if is_essential(name) or any(fnmatch.fnmatchcase(name, rule) for rule in _NEVER):
@@ -263,7 +262,7 @@ def _kept_unit(name: str) -> str:
 
 
 def _kept_container(found: Reclaimable, bounds: Bounds) -> str:
-    """Return why a container is never stopped, or an empty text."""
+    """Return why a container is never stopped, or ""."""
     if found.runtime not in RUNTIMES:
         return "containers of %s have to be stopped where they were started" % (found.runtime or "this kind")
     if not is_a("container", found.name):

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Notify owners of idle holders from the controller.
 
-The settings from the inventory and the results from the hosts are checked first.
+First checks the inventory's settings and the hosts' results.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class TellError(FleetError):
 
 @dataclass(frozen=True)
 class Ways:
-    """The ways in which owners are notified.
+    """The ways to notify owners.
 
-    `controller` has the receivers to which the controller sends messages. `host` has notification methods on the host, as
-    values for the module `reclaim`.
+    `controller` has the receivers of the controller's messages. `host` has ways on the host, as values for the module
+    `reclaim`.
     """
 
     controller: tuple[Notice, ...]
@@ -55,9 +55,9 @@ class Ways:
 
 
 def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Ways:
-    """Return the notification methods that the inventory sets.
+    """Return the ways that the inventory sets.
 
-    If `given` is None, the receivers of the audit are used. Raises FleetError.
+    None for `given` means the audit's receivers. Raises FleetError.
     """
     known = [Notice.of(row, personal=True) for row in audits]
     if given is None:
@@ -81,7 +81,7 @@ def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Wa
 
 
 def notice_seconds(text: Any) -> float:
-    """Return the time between notice and stop in seconds, or 0 if no notice is sent.
+    """Return the seconds between notice and stop, or 0 without a notice.
 
     Raises FleetError.
     """
@@ -105,7 +105,7 @@ def owners(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def result_of(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a host's result about announced and stopped holders.
+    """Check a host's result about notified and stopped holders.
 
     Raises HostValueError.
     """
@@ -115,7 +115,7 @@ def result_of(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
 def tell(
     host: str, result: Mapping[str, Any], notices: Sequence[Notice], owned: Sequence[tuple[str, str]], keep_url: str
 ) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Send a message to each receiver: about announced and about stopped holders.
+    """Send a message to each receiver about notified and stopped holders.
 
     Returns (receivers, failures, delivered notices).
     """
@@ -145,7 +145,7 @@ def tell(
 def _parts(
     notice: Notice, rows: Sequence[dict[str, Any]], owned: Sequence[tuple[str, str]]
 ) -> tuple[list[tuple[Notice, list[dict[str, Any]]]], list[str]]:
-    """Return (receivers with their rows, problems with rows that have no receiver)."""
+    """Return (receivers with their rows, problems about rows without a receiver)."""
     if not notice.is_personal:
         return [(notice, list(rows))], []
     by_user: dict[str, list[dict[str, Any]]] = {}
@@ -166,7 +166,7 @@ def _parts(
 
 
 def _owner(row: Mapping[str, Any], owned: Sequence[tuple[str, str]]) -> str:
-    """Return the owner's account from the inventory, or as reported by the host."""
+    """Return the owner's account, from the inventory or else from the host."""
     name = row["name"]
     plain = name.removesuffix(".service")
     named = (user for match, user in owned if fnmatch.fnmatchcase(name, match) or fnmatch.fnmatchcase(plain, match))

@@ -23,7 +23,7 @@ from .sums import line, summary
 _TEMPLATES = Path(__file__).parent / "templates"
 #: Maximum number of rows in a table. The JSON file has all rows.
 _TOP = 200
-#: Maximum number of hosts that are shown expanded. If there are more, all are collapsed.
+#: Maximum number of expanded hosts. If there are more, all are collapsed.
 _UNFOLDED = 20
 
 
@@ -56,7 +56,7 @@ def to_text(proposal: Proposal) -> str:
 
 
 def _hosts(proposal: Proposal) -> list[dict[str, Any]]:
-    """Return the hosts that change, with the workloads on each GPU before and after."""
+    """Return the changed hosts, with each GPU's workloads before and after."""
     before = _by_gpu([(one.host, one.gpu_index, one.today, one) for one in proposal.workloads])
     after = _by_gpu([(one.then_host, one.then_gpu_index or 0, one.then, one) for one in proposal.workloads])
     found = []
@@ -76,12 +76,12 @@ def _hosts(proposal: Proposal) -> list[dict[str, Any]]:
 
 
 def _changes(gpu: Mapping[str, Any]) -> bool:
-    """Return whether a workload of the GPU changes."""
+    """Return whether one of the GPU's workloads changes."""
     return any(one.change in ("moved", "resized") for _text, one in (*gpu["before"], *gpu["after"]))
 
 
 def _ledger(proposal: Proposal) -> list[tuple[str, Sum, Sum]]:
-    """Return (class, sum today, sum with the proposal), and the totals last."""
+    """Return (class, sum today, sum with the proposal), with the totals last."""
     if not proposal.ledger_today:
         return []
     rows = [(word, proposal.ledger_today[word], proposal.ledger_then[word]) for word in CLASSES]
@@ -101,7 +101,7 @@ def _sum(rows: Sequence[Sum]) -> Sum:
 def _savings(proposal: Proposal) -> dict[str, Any]:
     """Return the hosts that free or take GPUs, the largest saving first.
 
-    `more` is the number of omitted hosts, and `rest` their sum.
+    `more` is the number of omitted hosts, `rest` their sum.
     """
     rows = [change for change in proposal.hosts if change.freed_gpus or change.taken_gpus]
     rows.sort(key=lambda change: (-(change.saved_per_month or 0.0), change.host))

@@ -12,17 +12,17 @@ from ..packing.model import Shape
 from .model import RISKS, Need, Occupant
 
 _MIB = 1 << 20
-#: The confidence after three days and after one day of history without gaps. A lower value means a shorter history.
-#: sizing/evidence.py calculates the confidence as days / (days + 1).
+#: The confidence after three days and after one day of history without gaps. sizing/evidence.py calculates it as days /
+#: (days + 1).
 _SURE, _UNSURE = 0.75, 0.5
-#: Maximum ratio of the observed use to the new memory. If the ratio is higher, the change has a risk.
+#: Maximum ratio of observed use to new memory without a risk.
 _TIGHT_RATIO = 0.9
 
 
 def risk(one: Occupant, then: Shape, model: str, need: Need | None, host: str) -> tuple[str, tuple[str, ...]]:
     """Return (highest risk, reasons) for a workload that gets the shape `then`.
 
-    `host` is the new host of the workload.
+    `host` is the workload's new host.
     """
     found: list[tuple[str, str]] = [("low", "it requires a restart with new devices")]
     if need is None or not need.measured:

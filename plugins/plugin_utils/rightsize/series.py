@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the histories of workloads that may change, and calculate their needs.
 
-The amount of data is limited. Each workload has one series per figure with at most MOST_POINTS points, and a query is
-about a few dozen GPUs. Longer windows have longer steps. The value of a step is the maximum in this step, so that no
-peak is averaged away.
+The amount of data is limited: a workload has one series per figure with at most MOST_POINTS points, and a query covers
+a few dozen GPUs. Longer windows have longer steps. A step's value is its maximum, so that no peak is averaged away.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _BY = "host, gpu_uuid, mig_instance"
 class Grid:
     """The times of a range query.
 
-    All times are multiples of the step, like the evaluation times of recording rules.
+    They are multiples of the step, like the evaluation times of recording rules.
     """
 
     start: int
@@ -46,7 +45,7 @@ class Grid:
 
     @classmethod
     def of(cls, window: Window) -> Grid:
-        """Return the grid of a window. It has at most MOST_POINTS times."""
+        """Return a window's grid, with at most MOST_POINTS times."""
         steps = max(1, math.ceil(window.seconds / ROLL_UP_SECONDS / (MOST_POINTS - 1)))
         step = steps * ROLL_UP_SECONDS
         end = int(window.end_seconds // step) * step
@@ -105,7 +104,7 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
         row = np.full(len(grid.times), np.nan)
         for at, value in course.values.items():
             index = round((at - grid.start) / grid.step)
-            # Drop impossible values: blank values of DCGM, counters that were read twice, percentages instead of ratios.
+            # Drop impossible values: DCGM's blank values, counters that were read twice, percentages instead of ratios.
             if 0 <= index < len(row) and series.least <= value <= series.most:
                 row[index] = value if figure == "memory" else min(100.0, 100 * value)
         found.setdefault(place, {})[figure] = row
@@ -115,8 +114,8 @@ def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
 def _expression(name: str, where: str, grid: Grid, highest: bool) -> str:
     """Return PromQL for the maximum of each step.
 
-    If `highest` is true, the result is the highest sample of the step. Otherwise, it is the highest five-minute
-    average. The average is used for ratios that have no roll-up.
+    This is the step's highest sample if `highest` is true. Otherwise, it is the highest five-minute average, for ratios
+    without a roll-up.
     """
     if highest:
         inner = "max_over_time(%s{%s}[%ds])" % (name, where, grid.step)
@@ -134,8 +133,8 @@ def fleet_of(
 
     `cards` has the memory of each workload's current GPU or instance, in bytes.
 
-    The duty is the SM activity. If that is unknown, it is the share of time in which a kernel ran. If a workload needs low
-    latency, it is the higher of the two: a part of a GPU would make the workload's short bursts longer.
+    The duty is the SM activity, or if that is unknown, the share of time in which a kernel ran. For a workload that
+    needs low latency, it is the higher of the two, because a part of a GPU would prolong the workload's short bursts.
     """
     duty = []
     for one in occupants:
@@ -161,7 +160,7 @@ def needs(fleet: Fleet, occupants: Sequence[Occupant], gpus: Mapping[tuple, GpuT
 def _need(demand: Demand, one: Occupant, model: str) -> Need | str:
     if not demand.evidence.enough or demand.unseen:
         return demand.reason
-    # The compute of an instance is relative to the instance, so convert it to a share of the GPU.
+    # Convert the compute, which is relative to the instance, to a share of the GPU.
     share = 1.0
     if one.shape.kind == "mig":
         slices = geometry(model).capacity.compute_slices
@@ -170,10 +169,10 @@ def _need(demand: Demand, one: Occupant, model: str) -> Need | str:
 
 
 def need_of_tenant(one: Occupant, policy: Policy, margin: float | None = None) -> Need | str:
-    """Return the need of a tenant, or why it is unknown.
+    """Return a tenant's need, or why it is unknown.
 
-    `margin` is the margin that was learnt from the fleet, as a ratio. Without one, it is `memory_margin_ratio`.
-    Only the memory use of tenants is measured, so the tenant's share of the SMs stays the same.
+    `margin` is the margin learnt from the fleet, as a ratio, or None for `memory_margin_ratio`. Tenants' compute is not
+    measured, so the tenant keeps its share of the SMs.
     """
     memory = one.finding.holding.memory
     if memory is None or memory.max is None:
@@ -196,7 +195,7 @@ def need_of_tenant(one: Occupant, policy: Policy, margin: float | None = None) -
 
 
 def with_wish(need: Need | str | None, one: Occupant) -> Need | str | None:
-    """Return the need, with values from the inventory instead of measured values."""
+    """Return the need, with the inventory's values in place of measured ones."""
     wish = one.wish
     if wish.memory_bytes is None and wish.sm_percent is None:
         return need

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List the steps that apply a proposal, in order, with their commands. Pure.
 
-A host that workloads move to comes before the host that they leave. A workload is stopped once: before a layout is applied
-that disturbs its host, or else when its new part exists. Then it is started on its new part.
+A host to which workloads move comes before the host that they leave. A workload is stopped once: before a layout is
+applied that disturbs its host, or else when its new part exists. Then it is started on its new part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RUNTIMES = ("docker", "podman")
 def steps(
     hosts: Sequence[HostChange], outcomes: Sequence[Outcome], occupants: Mapping[str, Occupant]
 ) -> tuple[Step, ...]:
-    """Return the steps of a proposal. `occupants` has the current workloads by name."""
+    """Return a proposal's steps. `occupants` has the current workloads by name."""
     moving = [one for one in outcomes if one.change in ("moved", "resized")]
     stopped: set[str] = set()
     made: list[Step] = []
@@ -85,9 +85,9 @@ def _start(one: Outcome, occupant: Occupant) -> Step:
 
 
 def _program(occupant: Occupant) -> tuple[str, str] | None:
-    """Return (command, name) that stops a workload, or None if no command is known.
+    """Return (command, name) to stop a workload, or None if no command is known.
 
-    Hosts report the names, so only valid names are used.
+    Only valid names are used, because hosts report them.
     """
     names = {str(row.get("unit_or_container") or "") for row in occupant.holders if not row.get("job")}
     if len(names) != 1 or any(row.get("job") for row in occupant.holders):

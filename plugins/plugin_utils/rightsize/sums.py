@@ -13,7 +13,7 @@ from .model import Proposal
 
 
 def summary(proposal: Proposal) -> dict[str, Any]:
-    """Return the totals of a proposal."""
+    """Return a proposal's totals."""
     changes = [outcome.change for outcome in proposal.workloads]
     return {
         "gpus": proposal.gpus,

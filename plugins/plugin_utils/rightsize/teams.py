@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Group workloads that can take turns on a card by time slicing. Pure.
 
-Such workloads can wait and trust each other, and their combined histories fit on a card. With quotas, the peaks of all
-workloads must fit on the card together. With time slicing, it is enough that the peaks are at different hours. Only the
-combined histories show whether they are (docs/sizing.md).
+Such workloads can wait and trust each other, and their combined histories fit on a card. With quotas, all workloads'
+peaks must fit on the card together. With time slicing, they only need to be at different hours, which the combined
+histories show (docs/sizing.md).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MIB = 1 << 20
 class Teams:
     """Teams of workloads that share a card.
 
-    `members` has the workload names of each team. `reasons` explains, by workload name, why a workload shares a card.
-    `stays` explains why a workload does not share one.
+    `members` has the workload names of each team. By workload name, `reasons` says why it shares a card, and `stays`
+    why it does not.
     """
 
     members: tuple[tuple[str, ...], ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     stays: Mapping[str, str] = field(default_factory=dict)
-    #: How often a plan with such teams may fail, as a sentence. Empty without teams.
+    #: A sentence about how often a plan with such teams may fail. Empty without teams.
     promise: str = ""
 
 
@@ -47,8 +47,8 @@ def teams(
 ) -> Teams:
     """Group workloads into teams that share a card.
 
-    A workload is grouped only if it has a whole GPU, if time slicing was decided for it, and if its history is known.
-    The members of a team have the same GPU model. If `reach` is "host", they are on the same host.
+    A member has a whole GPU, the decision for time slicing, and a known history. A team's members have the same GPU
+    model, and the same host if `reach` is "host".
     """
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     rows = {} if fleet is None else {name: row for row, name in enumerate(fleet.names)}

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the current workloads of each GPU, and the GPUs that are excluded. Pure.
+"""Find each GPU's current workloads, and the GPUs to exclude. Pure.
 
-A GPU is included only if its history certainly belongs to its current workload. All other GPUs are excluded, with a reason.
+A GPU is included only if its history certainly belongs to its current workload. All others are excluded, with a reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .observed import NO_LAYOUT, HostToday, model_of, without_leases
 from .reclaim import UNNAMED
 from .wishes import wish_of
 
-#: Verdicts that do not show the need of a workload, and the reasons for excluding such a workload.
+#: Verdicts that do not show a workload's need, and the reasons to exclude such a workload.
 _BLIND = {
     "unhealthy": "the GPU is unhealthy: repair it first",
     "broken_metrics": "its metrics contradict each other",
@@ -42,7 +42,7 @@ _BLIND = {
     "stalled": "it looks hung: ask its owner first",
     "held_without_process": "nothing runs on it: see the list of idle workloads",
 }
-#: A tenant in the result of gpu_info: (technique, row).
+#: A tenant in gpu_info's result: (technique, row).
 _TenantRow = Tuple[FleetTechnique, Mapping[str, Any]]
 
 
@@ -63,8 +63,8 @@ def fleet_today(
 ) -> tuple[GpuToday, ...]:
     """Return the GPUs of all hosts that answered, sorted by host and index.
 
-    A workload that has run for less than `least_seconds` is excluded, because a part of the history belongs to an
-    earlier workload.
+    A workload that has run for less than `least_seconds` is excluded, because a part of the history is an earlier
+    workload's.
     """
     findings: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for found in audit.findings:
@@ -89,9 +89,9 @@ def fleet_today(
 
 
 def _drift(layout: Layout, host: Host) -> str:
-    """Return how the host differs from its layout, or an empty text.
+    """Describe how the host differs from its layout, or return "".
 
-    Such a host is excluded, because applying a proposal would remove the differences as well.
+    Such a host is excluded, because applying a proposal would also remove the differences.
     """
     plan = planner.plan(host.gpus, targets(without_leases(layout), host.gpus))
     if not plan.changes_devices:
@@ -115,12 +115,12 @@ def _history(found: Finding) -> bool:
 class _GpuReading:
     """Reader of one GPU and its workloads.
 
-    `watched` is true if any GPU of the host has a history. `spread` has the holders that use several GPUs of the host.
+    `watched` is true if any GPU on the host has a history. `spread` has holders that use several of the host's GPUs.
     """
 
     watched = False
     spread: frozenset[str] = frozenset()
-    #: Latest start time at which the history of a workload is still long enough.
+    #: The latest start at which a workload's history is still long enough.
     since = math.inf
     least_seconds = 0.0
 
@@ -142,7 +142,7 @@ class _GpuReading:
     def look(self, wrong: str = "") -> GpuToday:
         """Return the GPU with its workloads.
 
-        `wrong` is the reason for excluding the whole host, or empty.
+        `wrong` is why the whole host is excluded, or "".
         """
         found = GpuToday(self.host, self.gpu, self.model)
         why = wrong or self._whole()
@@ -173,7 +173,7 @@ class _GpuReading:
         return dataclasses.replace(found, occupants=occupants, left=why)
 
     def _whole(self) -> str:
-        """Return why the whole GPU must be excluded, or an empty text."""
+        """Return why the whole GPU must be excluded, or ""."""
         if not self.model:
             return "the catalogue of models does not have %s" % self.gpu.name
         if self.gpu.mig.enabled != self.gpu.mig.pending:
@@ -195,9 +195,9 @@ class _GpuReading:
         return ""
 
     def _sick(self) -> str:
-        """Return the reason if a GPU with tenants is unhealthy, or an empty text.
+        """Return why a GPU with tenants is unhealthy, or "".
 
-        This check is separate, because the findings about tenants do not contain the health of the GPU.
+        This check is separate, because findings about tenants do not have the GPU's health.
         """
         found = self.findings.get("")
         if found is None or found.verdict.word != "unhealthy":
@@ -205,7 +205,7 @@ class _GpuReading:
         return "%s (%s)" % (_BLIND["unhealthy"], found.verdict.reason.rstrip("."))
 
     def _one(self) -> Occupant | None:
-        """Return the workload of a whole GPU, or None if it is free."""
+        """Return a whole GPU's workload, or None if it is free."""
         found = self.findings.get("")
         holders = _holders(self.data)
         if found is None:
@@ -245,8 +245,8 @@ class _GpuReading:
     def _unused(self, found: Finding) -> bool:
         """Return whether the instance is unused.
 
-        An instance is unused if its verdict is free. A new instance without a verdict is unused if it is monitored and
-        shows no activity.
+        It is if its verdict is free. A new instance without a verdict is unused if it is monitored and shows no
+        activity.
         """
         if found.verdict.word == "free":
             return True
@@ -261,7 +261,7 @@ class _GpuReading:
         return len(instance.compute_instances) <= 1
 
     def _odd_tenants(self, rows: Sequence[_TenantRow]) -> str:
-        """Return why the tenants' layout entry must not be rewritten, or an empty text."""
+        """Return why the tenants' layout entry must not be rewritten, or ""."""
         for technique in dict.fromkeys(technique for technique, _row in rows):
             why = technique.fixed([row for each, row in rows if each is technique], self.entry)
             if why:
@@ -304,9 +304,9 @@ class _GpuReading:
         return any(wish.leave for wish in self.wishes) and any(map(_unnamed, _origins(holders)))
 
     def _new(self, found: Finding, holders: Sequence[Mapping[str, Any]]) -> str:
-        """Return why the history does not belong to the current holder, or an empty text.
+        """Return why the history does not belong to the current holder, or "".
 
-        Both the start time from the host and the holding time from the server must be old enough.
+        Both the host's start time and the server's holding time must be old enough.
         """
         began = min((row["started_seconds"] for row in holders if row.get("started_seconds") is not None), default=None)
         held = found.holding.held_seconds
@@ -330,13 +330,13 @@ def _unseen(host: str, gpu: Gpu, instance: str, tenant: str) -> Finding:
 
 
 def _who(row: Mapping[str, Any]) -> list[str]:
-    """Return the names that identify a holder: unit, container, job, user and process.
+    """Return a holder's names: unit, container, job, user and process.
 
-    Holders on two GPUs belong to one workload if they share a name.
+    Holders on two GPUs are one workload if they share a name.
     """
     found = [str(row["unit_or_container"])] if row.get("unit_or_container") else []
     found += ["job %s" % row["job"]] if row.get("job") else []
-    # Processes that were started by hand, for example the ranks of a training, share only their user.
+    # Processes that were started by hand, such as a training's ranks, share only their user.
     found += ["user %s" % row["user"]] if row.get("user") and not found else []
     return found + (["pid %s" % row["pid"]] if row.get("pid") else [])
 
@@ -344,7 +344,7 @@ def _who(row: Mapping[str, Any]) -> list[str]:
 def _spread(state: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of holders that use several GPUs or instances.
 
-    Such holders must keep whole GPUs, because a process can use at most one MIG device.
+    They must keep whole GPUs, because a process can use at most one MIG device.
     """
     places: dict[str, set[tuple[str, Any]]] = defaultdict(set)
     for gpu in state["gpus"]:
@@ -364,13 +364,13 @@ def _origins(holders: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _unnamed(origin: str) -> bool:
-    """Return whether the text has the ID of a container instead of its name."""
+    """Return whether the text has a container's ID instead of its name."""
     _runtime, container, name = origin.rpartition("container ")
     return bool(container and UNNAMED.fullmatch(name))
 
 
 def _unit(holders: Sequence[Mapping[str, Any]]) -> str:
-    """Return the name of the unit or container if it is permanent, or an empty text.
+    """Return a unit's or container's name if it is permanent, or "".
 
     Names of jobs, sessions and scopes are not permanent.
     """
@@ -389,7 +389,7 @@ def _clean(text: str) -> str:
 
 
 def _named(gpus: Sequence[GpuToday]) -> tuple[GpuToday, ...]:
-    """Make the names of workloads unique, because a unit may run on many hosts."""
+    """Make workloads' names unique, because a unit may run on many hosts."""
     counts = Counter(one.name for gpu in gpus for one in gpu.occupants)
     taken = {name for name, count in counts.items() if count == 1}
     made = []
@@ -401,7 +401,8 @@ def _named(gpus: Sequence[GpuToday]) -> tuple[GpuToday, ...]:
                 end = "-%s-gpu%d%s" % (gpu.host, gpu.gpu.index, "-%d" % one.start if one.start is not None else "")
                 name = _clean(name[: max(1, 63 - len(end))] + end)
             elif counts[name] > 1:
-                # Tenant names are unique only within a host. Append the host, which also binds the tenant to that host.
+                # Tenant names are unique only on a host. The host at the end of the name also binds the tenant to the
+                # host.
                 name = "%s@%s" % (name, gpu.host)
             number = 2
             while name in taken and name != one.name:

@@ -20,9 +20,9 @@ _KEYS = (*_TEXTS, *_WORDS, "leave", "memory", "sm_percent")
 
 
 def wishes(given: Any, host: str = "") -> tuple[Wish, ...]:
-    """Read the settings of one host.
+    """Read a host's settings.
 
-    Raises RightsizeError. The message identifies the host and the entry.
+    Raises RightsizeError, which names the host and the entry.
     """
     where = "gpu_rightsize_workloads%s" % (" of %s" % host if host else "")
     if not isinstance(given, (list, tuple)):
@@ -49,7 +49,7 @@ def _wish(where: str, row: Any) -> Wish:
 
 
 def _value(where: str, key: str, value: Any) -> Any:
-    """Return the checked value of a key. Raises RightsizeError if it is invalid."""
+    """Return a key's checked value. Raises RightsizeError if it is invalid."""
     if key in _WORDS:
         if value not in _WORDS[key]:
             raise RightsizeError(where, "%r is invalid" % (value,), "Use one of %s." % ", ".join(_WORDS[key]))

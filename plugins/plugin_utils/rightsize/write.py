@@ -4,8 +4,8 @@
 """Write a proposal as an inventory overlay and as reports in YAML, JSON and HTML.
 
 The overlay `DIRECTORY/proposal/` is not applied. It is an inventory source with `hosts.yml`, and
-`host_vars/HOST/gpu_layout.yml` for each changed host. The reports are outside of it, because Ansible reads every file in an
-inventory directory.
+`host_vars/HOST/gpu_layout.yml` for each changed host. The reports are outside it, because Ansible reads every file in
+an inventory directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .sums import summary
 
 JSON, YAML, HTML, OVERLAY = "rightsize.json", "rightsize.yml", "rightsize.html", "proposal"
 LAYOUT = "gpu_layout.yml"
-#: Start of the first line of generated files. A new proposal removes old files that start with this text.
+#: Start of the first line of generated files. A new proposal removes old files with it.
 _MARK = "# A proposal of openfleet.gpu.rightsize"
 
 
@@ -80,9 +80,9 @@ def files(proposal: Proposal) -> Iterator[tuple[str, str]]:
 def layout_text(change: HostChange) -> str:
     """Return the content of a host's variables file, for a pull request.
 
-    Ansible trusts this file, so it contains no text from hosts or users. The plan and the current users are in
-    rightsize.yml, which Ansible does not read. Raises RightsizeError if the file would contain more than plain data,
-    for example a template.
+    Ansible trusts this file, so it has no text from hosts or users. The plan and the current users are in
+    rightsize.yml, which Ansible does not read. Raises RightsizeError if the file would have more than plain data, for
+    example a template.
     """
     layout = [dict(entry) for entry in change.layout]
     heading = "%s. It replaces the host's gpu_layout. Plan and current users: %s" % (_MARK, YAML)
@@ -100,7 +100,7 @@ def layout_text(change: HostChange) -> str:
 def _not_plain(value: Any) -> str | None:
     """Return the first string that is not plain text, or None.
 
-    A string is not plain if it is not printable or if Ansible would evaluate it as a template.
+    Plain text is printable, and Ansible does not evaluate it as a template.
     """
     if isinstance(value, str):
         return value if not value.isprintable() or re.search("{[{%#]", value) else None
@@ -116,7 +116,7 @@ def to_data(proposal: Proposal) -> dict[str, Any]:
 
 
 def _reviewed(proposal: Proposal) -> dict[str, Any]:
-    """Return the part of the data that reviewers need, in order of importance."""
+    """Return the data that reviewers need, in order of importance."""
     return {
         "summary": summary(proposal),
         "promise": proposal.promise,
@@ -165,13 +165,13 @@ def _reviewed(proposal: Proposal) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that indents lists below their key, as yamllint and ansible-lint require."""
+    """Indents lists below their key, as yamllint and ansible-lint require."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
         return super().increase_indent(flow, False)
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
-        """Write each item of a list on its own line if an item is long text."""
+        """Write each item of a list with a long text on its own line."""
         long = any(isinstance(each, str) and len(each) > 20 for each in sequence)
         return super().represent_sequence(tag, sequence, False if long else flow_style)
 

@@ -15,16 +15,16 @@ from ..techniques.access import Access
 from ..techniques.protocol import FleetTechnique
 from ..techniques.registry import technique_of
 
-# MIG strategies of the device plugin. Resources for MIG devices are named by profile ("mixed") or like GPUs ("single").
+# MIG strategies of the device plugin: it names resources for MIG devices by profile ("mixed") or like GPUs ("single").
 MIXED, SINGLE = MIG_STRATEGIES = ("mixed", "single")
 
 
 @dataclass(frozen=True)
 class NodeInstance:
-    """A GPU instance of a node.
+    """A node's GPU instance.
 
-    If the instance is split into compute instances, `compute_slices` lists their numbers of slices. Otherwise it is empty.
-    `sharing` is the key of the technique that shares the instance, or None. `part` is the technique's part of the layout.
+    `compute_slices` has the slices of its compute instances, and is empty if it is not split. `sharing` is the key of
+    the technique that shares the instance, or None. `part` is the technique's part of the layout.
     """
 
     profile: str
@@ -41,16 +41,16 @@ class NodeInstance:
     def access(self) -> Access | None:
         """Return how pods share the instance.
 
-        Returns None if no technique shares the instance, or if the technique cannot describe the sharing.
+        Returns None if no technique shares it, or if the technique cannot describe the sharing.
         """
         return self.technique.access(self.part) if self.technique else None
 
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """A GPU of a node: its desired state, or its current state without a layout entry.
+    """A node's GPU: its desired state, or its current one without a layout entry.
 
-    `entry` is the layout entry of the GPU, or None. `instances` is None if MIG mode is off.
+    `entry` is its layout entry, or None. `instances` is None if MIG mode is off.
     """
 
     gpu: Gpu
@@ -59,14 +59,14 @@ class NodeGpu:
 
     @property
     def where(self) -> str:
-        """Return the location for messages: the entry, or the GPU if it has no entry."""
+        """Return the place for messages: the entry, or the GPU if it has none."""
         return self.entry.where if self.entry else "gpu %d (without an entry)" % self.gpu.index
 
     @property
     def sharing(self) -> str:
-        """Return the sharing mode of the entry.
+        """Return the entry's sharing mode.
 
-        If the GPU has no entry, the mode is "mig" or "unlisted".
+        For a GPU without an entry, this is "mig" or "unlisted".
         """
         return self.entry.sharing if self.entry else "unlisted" if self.instances is None else "mig"
 
@@ -82,7 +82,7 @@ class NodeGpu:
     def access(self) -> Access | None:
         """Return how pods share the whole GPU.
 
-        Returns None if no technique shares the GPU, or if the technique cannot describe the sharing.
+        Returns None if no technique shares it, or if the technique cannot describe the sharing.
         """
         return self.technique.access(self.entry.part) if self.entry and self.technique else None
 
@@ -94,18 +94,18 @@ class NodeGpu:
 
     @property
     def has_uuid(self) -> bool:
-        """Return whether the UUID of the GPU is known.
+        """Return whether the GPU's UUID is known.
 
-        The UUID of an expected GPU is unknown, because its driver is not installed yet.
+        It is unknown before the driver is installed.
         """
         return self.gpu.uuid.startswith("GPU-")
 
 
 @dataclass(frozen=True)
 class Node:
-    """The input of a backend: the GPUs of a host, and the node name of that host.
+    """A backend's input: a host's GPUs, and the host's node name.
 
-    `mig_strategy` is one of MIG_STRATEGIES. `version` is the version of the scheduler, or None if it is unknown.
+    `mig_strategy` is one of MIG_STRATEGIES. `version` is the scheduler's version, or None if it is unknown.
     """
 
     gpus: tuple[NodeGpu, ...]
@@ -118,7 +118,7 @@ class Node:
 class Refusal:
     """A layout entry that a backend does not support, with the problem.
 
-    `backends` lists the keys of backends that support the entry. It may be empty.
+    `backends` has the keys of backends that support the entry, if any.
     """
 
     where: str
@@ -143,7 +143,7 @@ class Refusal:
 class LeftOut:
     """GPUs that the backend does not offer, with the reason.
 
-    Programs outside of Kubernetes can use these GPUs as the layout says.
+    Programs outside Kubernetes can use these GPUs as the layout says.
     """
 
     where: str
@@ -158,11 +158,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Request:
-    """Settings of a pod that requests the GPUs of an entry.
+    """Settings of a pod that requests an entry's GPUs.
 
-    They are needed if the resource name alone is not enough. `limits` and `environment` are settings of the container,
-    `annotations` of its pod. `claim` is the `spec` of a ResourceClaim. `template` is the name of its ResourceClaimTemplate, or
-    empty if the role writes none.
+    They are needed if the resource name alone is not enough. `limits` and `environment` are the container's settings,
+    `annotations` the pod's. `claim` is the `spec` of a ResourceClaim. `template` is the name of its
+    ResourceClaimTemplate, or empty if the role writes none.
     """
 
     where: str
@@ -207,7 +207,7 @@ def gpus_text(indexes: Sequence[int]) -> str:
 
 
 def refusal(node_gpus: Sequence[NodeGpu], problem: str, cure: str = "") -> Refusal:
-    """Return the refusal of an entry, or of a GPU that has no entry."""
+    """Return the refusal of an entry, or of a GPU without an entry."""
     return Refusal(node_gpus[0].where, problem, cure, tuple(each.gpu.index for each in node_gpus))
 
 

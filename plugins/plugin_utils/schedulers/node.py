@@ -14,10 +14,10 @@ from .model import NodeGpu, NodeInstance
 
 
 def node_gpus(layout: Layout, gpus: Sequence[Gpu]) -> tuple[NodeGpu, ...]:
-    """Return the desired state of every GPU of the node.
+    """Return the desired state of each of the node's GPUs.
 
-    For a GPU without an entry, this is the current state. Raises SelectorError if a selector matches nothing or if a GPU is
-    selected twice.
+    For a GPU without an entry, this is the current state. Raises SelectorError if a selector matches nothing or a GPU
+    is selected twice.
     """
     entries = {entry.where: entry for entry in layout.entries}
     by_uuid = {target.gpu_uuid: entries[target.where] for target in targets(layout, gpus)}
@@ -42,7 +42,7 @@ def _node_gpu(gpu: Gpu, entry: Entry | None) -> NodeGpu:
 def _current_instances(gpu: Gpu) -> tuple[NodeInstance, ...]:
     """Return the current GPU instances.
 
-    A GPU instance without a compute instance is left out, because no process can use it as a device.
+    Leaves out a GPU instance without a compute instance, which no process can use as a device.
     """
     slices = {profile.name: profile.compute_slices for profile in gpu.mig.profiles}
     instances = []

@@ -26,10 +26,10 @@ def offer_node(
 ) -> Offer:
     """Return the offer of a node's GPUs by one backend.
 
-    `key` is the key of the backend (one of registry.ALL_KEYS). `name` is the node name. `mig_strategy` (one of
-    MIG_STRATEGIES) applies only to the device plugin, and `version` only to Slurm. Each refusal lists the other backends for
-    Kubernetes that can offer all GPUs of its entry.
-    Raises SelectorError if a selector matches nothing or if a GPU is selected twice.
+    `key` is the backend's key (one of registry.ALL_KEYS). `name` is the node name. `mig_strategy` (one of
+    MIG_STRATEGIES) applies only to the device plugin, and `version` only to Slurm. Each refusal lists other backends
+    for Kubernetes that can offer all of its entry's GPUs. Raises SelectorError if a selector matches nothing or a GPU
+    is selected twice.
     """
     desired = node_gpus(layout, gpus)
     allocator = getattr(any_backend(key), "allocator", None)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Find GPUs that two schedulers or components would offer at once. Pure.
 
-Each of them would give the same GPU to another job or pod.
+Each would give the same GPU to another job or pod.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..host_values import text
 from .model import NodeGpu, Offer
 from .protocol import Seen
 
-# Highest number of GPUs in a message.
+# Maximum number of GPUs in a message.
 _MOST = 16
 
 
@@ -31,7 +31,7 @@ def offered_gpus(offer: Offer, gpus: Sequence[NodeGpu]) -> list[dict[str, Any]]:
 def between_schedulers(node: str, offers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """Return a problem for each two schedulers that would offer the same GPUs.
 
-    `offers` maps the variable that requests a scheduler to the scheduler's result of `offered_gpus`.
+    `offers` has each scheduler's result of `offered_gpus`, by the variable that requests the scheduler.
     """
     names = list(offers)
     problem = (
@@ -51,7 +51,7 @@ def between_schedulers(node: str, offers: Mapping[str, Sequence[Mapping[str, Any
 def in_cluster(node: str, component: str, gpus: Sequence[Mapping[str, Any]], seen: Iterable[Seen]) -> list[str]:
     """Return a problem for each other component that already offers the GPUs.
 
-    `component` would offer `gpus`, a result of `offered_gpus`. `seen` are the current offers of other components.
+    `component` would offer `gpus`, a result of `offered_gpus`. `seen` has other components' current offers.
     """
     problem = "node %s: %s offers %s, and %s would offer the same GPUs again: %s. %s Nothing was changed."
     offers = list(seen)

@@ -13,7 +13,7 @@ from .model import Node, Offer
 
 @dataclass(frozen=True)
 class Place:
-    """The node name, and the location of the backend's configuration in the cluster.
+    """The node name, and where the backend's configuration is in the cluster.
 
     selector          label selector of the component's pods
     claim_namespaces  namespaces whose pods use claims of the node's GPUs
@@ -134,7 +134,7 @@ class Removal:
 
 @dataclass(frozen=True)
 class Read:
-    """Objects of the API to read: all of a kind, or the one with this name."""
+    """API objects to read: all of a kind, or the one with this name."""
 
     api_version: str
     kind: str
@@ -224,19 +224,19 @@ class ClusterBackend(Backend, Protocol):
     ) -> Changes:
         """Return the changes that make a node of the cluster match an offer.
 
-        `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. If the ConfigMap does
-        not exist, the changes create it. `objects` are the objects of `offered_in` and `reads`.
+        `offer` is the result of request.answer. `node` and `config_map` are API objects, or None. The changes create a
+        missing ConfigMap. `objects` has those of `offered_in` and `reads`.
         """
 
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        `nodes` contains this node and all nodes that have `config_label`. `objects` are the objects of `offered_in` and `reads`
-        on all nodes.
+        `nodes` has this node and all nodes with `config_label`. `objects` has those of `offered_in` and `reads` on all
+        nodes.
         """
 
     def shared_reads(self, scheduler: tuple[str, str]) -> tuple[Read, ...]:
-        """Return the objects of the cluster that all nodes of the backend share.
+        """Return which cluster objects all nodes of the backend share.
 
         `scheduler` is the namespace and name of the ConfigMap of the backend's scheduler.
         """
@@ -249,12 +249,12 @@ class ClusterBackend(Backend, Protocol):
     ) -> Shared:
         """Return the changes of these objects.
 
-        `removed` are nodes from which this run removes the configuration. `nodes` are the other nodes of the cluster.
-        `objects` are the current objects of `shared_reads`, or None if the cluster does not have their kind.
+        `removed` has nodes from which this run removes the configuration, `nodes` the cluster's other nodes. `objects`
+        has the current objects of `shared_reads`, or None if the cluster does not have their kind.
         """
 
     def merged(self, config_map: Any, entries: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, str]:
-        """Return the new content of `config_key`, and a problem or an empty text.
+        """Return the new content of `config_key`, and a problem or "".
 
-        `entries` maps node names to their entries. The entry None is removed. Other entries of the ConfigMap are kept.
+        `entries` has entries by node name. None removes an entry. The ConfigMap's other entries stay.
         """

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List the backends that offer GPUs to a scheduler.
 
-To add a backend, add its folder and a line here.
+A new backend needs a folder and a line here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import cast
 
 from .protocol import Backend, ClusterBackend
 
-# The class of each backend for Kubernetes by key. Messages and `choices` list the keys in this order.
+# Each Kubernetes backend's class by key. Messages and `choices` list the keys in this order.
 _CLUSTER_CLASSES = {
     "nvidia_device_plugin": "DevicePlugin",
     "nvidia_dra": "Dra",
@@ -22,7 +22,7 @@ _CLUSTER_CLASSES = {
     "openfleet_dra": "OpenfleetDra",
     "openfleet_device_plugin": "OpenfleetDevicePlugin",
 }
-# The class of each other backend by key.
+# Every other backend's class by key.
 _OTHER_CLASSES = {"slurm": "Slurm"}
 #: Values of `gpu_kubernetes_backend`, and the keys of all backends.
 KEYS = tuple(_CLUSTER_CLASSES)

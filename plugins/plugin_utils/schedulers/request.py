@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the result of the filter kubernetes_mapping.
 
-The result is the offer of a layout for the current or expected GPUs of a host.
+It is the offer of a layout for a host's current or expected GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .other_offers import offered_gpus
 from .registry import KEYS
 from .text import lines
 
-# Format of a host's list of the GPUs on its PCI bus, with the maximum number of GPUs.
+# Format of a host's list of GPUs on its PCI bus, with the maximum number of GPUs.
 _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 
@@ -35,8 +35,8 @@ _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 class Request:
     """Input of the filter, with unchecked values from the inventory.
 
-    `state` is the host's result of gpu_info. If the host has no driver, `expected_gpus` (a list of models) is used instead. If
-    that is empty, `pci_gpus` (devices on the host's PCI bus) is used.
+    `state` is the host's result of gpu_info. Without a driver, `expected_gpus` (a list of models) replaces it, or if
+    that is empty, `pci_gpus` (devices on the host's PCI bus).
     """
 
     layout: object
@@ -51,9 +51,9 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Offered:
-    """The offer of a layout, and the input from which it was made.
+    """The offer of a layout, and its input.
 
-    `gpus` is empty if the GPUs are unknown. `problems` lists the refused entries and the problems with the input.
+    `gpus` is empty if the GPUs are unknown. `problems` has refused entries, and problems with the input.
     """
 
     offer: Offer
@@ -65,9 +65,9 @@ class Offered:
 
 
 def answer(request: Request) -> dict[str, Any]:
-    """Return the resources, configuration, labels, problems and plan of the node.
+    """Return the node's resources, configuration, labels, problems and plan.
 
-    Invalid input does not raise an error. It is reported in the problems.
+    Invalid input raises no error, but is one of the problems.
     """
     found = offered(request, KEYS)
     given = as_data(found)
@@ -78,10 +78,10 @@ def answer(request: Request) -> dict[str, Any]:
 
 
 def offered(request: Request, keys: Sequence[str], version: tuple[int, ...] | None = None) -> Offered:
-    """Return the offer of a layout by the requested backend.
+    """Return the requested backend's offer of a layout.
 
-    `keys` are the backends that may be requested. `version` is the version of the scheduler. Invalid input does not
-    raise an error. It is reported in the problems.
+    `keys` are the backends that may be requested. `version` is the scheduler's version. Invalid input raises no error,
+    but is one of the problems.
     """
     name, backend, state = request.node or "this host", request.backend, request.state or {}
     warnings: Sequence[str] = ()
@@ -115,14 +115,14 @@ def as_data(found: Offered) -> dict[str, Any]:
 
 
 def _host(name: str, state: dict[str, Any]) -> Host:
-    """Convert a result of gpu_info to a Host. The Host includes lost GPUs."""
+    """Convert a result of gpu_info to a Host, with its lost GPUs."""
     read = gpu_info(name, state)
     lost = tuple(lost_gpu(row) for row in read.get("lost_gpus") or ())
     return dataclasses.replace(host_of(name, read), lost=lost)
 
 
 def _gpus(name: str, layout: Layout, expected_gpus: Sequence[str], pci_gpus: Sequence[dict[str, Any]]) -> Sequence[Gpu]:
-    """Return the expected GPUs, or the GPUs on the PCI bus if no GPUs are expected.
+    """Return the expected GPUs, or the GPUs on the PCI bus if none are expected.
 
     Returns an empty list if the layout selects GPUs by values that only a driver reports.
     """

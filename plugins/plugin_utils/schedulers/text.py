@@ -9,9 +9,9 @@ from .model import Offer
 
 
 def lines(offer: Offer, name: str) -> list[str]:
-    """Return the lines of an offer.
+    """Return an offer's lines.
 
-    The first line lists the offered resources. The other lines list the GPUs that are not offered, and the notes.
+    The first line lists the offered resources. The others list the GPUs that are not offered, and the notes.
     """
     offered = ", ".join("%s %d" % item for item in offer.resources.items()) or "no GPU is offered"
     return ["node %s: %s" % (name, offered), *map(str, offer.left_out), *offer.notes]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find groups of the inventory with misspelt names. Pure."""
+"""Find inventory groups with misspelt names. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Mapping, Sequence
 
 from ..host_values import text
 
-#: Minimum similarity between the name of a group and a known name.
+#: Minimum similarity between a group's name and a known name.
 _RATIO = 0.8
 
 
 def misspelt(groups: Mapping[str, Any], known: Sequence[str]) -> str:
-    """Return a sentence for each misspelt group as one text, or an empty text.
+    """Return a text with a sentence for each misspelt group, or "".
 
-    A group is reported if it has hosts and its name is similar to a known group name.
+    A misspelt group has hosts, and its name is similar to a known group's.
     """
     sentences = []
     for name, hosts in sorted(groups.items()):

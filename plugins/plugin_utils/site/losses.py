@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Decide whether a run continues without the hosts that have no plan. Pure.
 
-If the cause is a fault of the host (unreachable, failing driver, GPUs in use), the host is a loss. `gpu_site_tolerate` limits
-the number of losses that are tolerated. If the cause is an error in the layout or the variables of the host, the run never
-continues. Such an error must be corrected in the inventory first.
+A host is a loss if the cause is its own fault (unreachable, failing driver, GPUs in use). `gpu_site_tolerate` limits
+the number of tolerated losses. If the cause is an error in the host's layout or variables, the run never continues,
+because the inventory must be corrected first.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..host_values import text, without_host
 
 #: Maximum number of hosts in one sentence. The report lists all hosts.
 _NAMED = 20
-#: If a failed result has one of these keys, the cause is the host and not the inventory. The modules of this collection set
-#: `host_fault` (runner.details). Ansible sets the other keys.
+#: A failed result with one of these keys is the host's fault and not the inventory's. This collection's modules set
+#: `host_fault` (runner.details), and Ansible the other keys.
 _HOST_FAULTS = ("host_fault", "unreachable", "timedout", "module_stderr", "module_stdout")
-#: Messages of Ansible if the host requires a password to become root. The result has no other sign of this problem.
+#: Ansible's messages about a password to become root, the only sign of this problem in a result.
 _BECOME_PASSWORD = re.compile(r"(?:^|: )(?:Missing|Incorrect) [a-z]{1,16} password\.?$", re.MULTILINE)
-# Messages of sudo. If no password is set, Ansible returns them as output of the module.
+# sudo's messages, which Ansible returns as the module's output if no password is set.
 _SUDO_ASKS = re.compile(r"sudo: a (?:password|terminal) is required")
 _UNREACHABLE = "could not be reached"
-#: Text that replaces an error if the task has already printed that error.
+#: Text in place of an error that the task has already printed.
 _PRINTED = "its error is above"
 _CURE_OF_ALL = (
     "Fix these hosts and run again. If none can be reached, check the names in the inventory and the SSH login: "

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Objects that belong to a cluster and not to one of its nodes. Pure: no I/O.
+"""Manage objects that belong to a cluster and not to a node. Pure: no I/O.
 
 model        hosts of the inventory in a cluster, and the request
 quotas       quotas of teams, as objects of Kueue

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the top-of-rack switches of the inventory as HyperNodes of Volcano. Pure.
+"""Write the inventory's top-of-rack switches as Volcano's HyperNodes. Pure.
 
-https://github.com/volcano-sh/volcano, docs/user-guide/how_to_use_network_topology_aware_scheduling.md. Nodes that share a
-HyperNode of a lower tier have more bandwidth between each other.
+https://github.com/volcano-sh/volcano, docs/user-guide/how_to_use_network_topology_aware_scheduling.md. Nodes that share
+a HyperNode of a lower tier have more bandwidth between each other.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9
 def objects(members: Sequence[Member]) -> list[dict[str, Any]]:
     """Return a HyperNode for each switch, and one that contains them.
 
-    The switches have tier 1, and the HyperNode above them has tier 2.
-    Raises FleetError if the name of a switch cannot be the name of a HyperNode.
+    Switches have tier 1, and the HyperNode above them tier 2. Raises FleetError if a switch's name cannot be the name
+    of a HyperNode.
     """
     nodes: dict[str, list[str]] = {}
     for member in members:
         if not member.switch:
             continue
         where = "gpu_slurm_switch of %s" % member.host
-        # Underscores and capital letters are common in names of switches, but not permitted in names of objects.
+        # Switches' names often have underscores and capital letters, which objects' names must not have.
         name = member.switch.lower().replace("_", "-")
         if not _NAME.fullmatch(name):
             cure = "Use letters, digits, -, _ and single dots."

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Dataclasses of a cluster: its hosts, and the request of the inventory."""
+"""Define a cluster's hosts, and the inventory's request."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Request:
 def members(rows: Sequence[Mapping[str, Any]], host: str) -> tuple[tuple[Member, ...], tuple[str, ...]]:
     """Return the hosts in the same cluster as `host`, and problems.
 
-    The problems are in the hosts' variables.
-    `rows` are the variables of all hosts of the inventory that are Kubernetes nodes.
+    Problems are about the hosts' variables. `rows` has the variables of all hosts in the inventory that are Kubernetes
+    nodes.
     """
     by_name = {row["inventory_hostname"]: row for row in rows}
     own = _cluster(by_name[host])

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare the desired objects of a cluster with its current objects. Pure.
+"""Compare a cluster's desired objects with its current objects. Pure.
 
-Objects of the cluster are untrusted. An object that does not have the format of the API counts as absent.
+Objects of the cluster are untrusted. One that does not have the API's format counts as absent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NODES = Read("v1", "Node")
 _NAMESPACES = Read("v1", "Namespace")
 _QUOTAS = tuple(Read(quotas.API, kind) for kind in quotas.KINDS)
 _HYPER_NODES = Read(hyper_nodes.API, hyper_nodes.KIND)
-# Advice for a kind of objects that the cluster does not have.
+# Advice about a kind of objects that the cluster does not have.
 _MISSING = {
     quotas.API: "Install Kueue 0.15 or later, or remove gpu_kubernetes_quotas",
     hyper_nodes.API: "Install Volcano 1.12 or later, or remove gpu_kubernetes_hypernodes",
@@ -54,9 +54,9 @@ def check(request: Request) -> list[str]:
 
 
 def plan(request: Request, found: Found) -> Shared:
-    """Return the changes of the cluster.
+    """Return the cluster's changes.
 
-    `found` has the objects of each entry of `reads`, or None if the cluster does not have this kind.
+    `found` has the objects for each entry of `reads`, or None if the cluster does not have this kind.
     """
     problems = check(request)
     if problems:
@@ -77,9 +77,9 @@ def plan(request: Request, found: Found) -> Shared:
 
 
 def _quotas(request: Request, found: Found) -> Shared:
-    """Return the changes of the quotas.
+    """Return the quotas' changes.
 
-    If a run removes the configuration from nodes, it removes the quotas with the last node of the role.
+    A run that removes the configuration from the role's last nodes also removes the quotas.
     """
     if request.quotas is None:
         return Shared()
@@ -115,7 +115,7 @@ def _switches(request: Request) -> list[dict[str, Any]]:
 
 
 def _is_fixed(desired: Any, current: Any) -> bool:
-    """Return whether the object must be created again for the change.
+    """Return whether the change requires that the object is created again.
 
     The API does not permit a change of a namespace's team. Admitted jobs keep running.
     """
@@ -131,7 +131,7 @@ def _difference(
 ) -> Shared:
     """Return the changes of the role's objects of these kinds.
 
-    After the changes, these objects equal the desired ones. Objects that the role did not write are not changed.
+    Afterwards, these objects equal the desired ones. Objects that the role did not write do not change.
     """
     missing = [kind for kind in kinds if found.get(kind) is None]
     if missing and desired:
@@ -157,7 +157,7 @@ def _difference(
     ]
     recreated = [item for item in write if title(item) in current and is_fixed(item, current[title(item)])]
     lines = ["delete %s" % title(item) for item in old] + ["write %s" % title(item) for item in write]
-    # Later kinds refer to earlier kinds, so they are deleted first.
+    # Delete later kinds first, because they refer to earlier kinds.
     delete = [reference(item) for item in [*reversed(old), *recreated]]
     return Shared(tuple(write), tuple(delete), tuple(lines))
 
@@ -165,7 +165,7 @@ def _difference(
 def _offered(members: Sequence[Member], nodes: Sequence[Any]) -> dict[str, int]:
     """Return the number of each extended resource in the cluster.
 
-    For hosts of this run, it is the planned number. For other nodes, it is the number that they offer.
+    For hosts of this run, this is the planned number, and for other nodes the number that they offer.
     """
     total: Counter[str] = Counter()
     planned = {member.node: member.offer for member in members if member.offer is not None}

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the GPU quotas of teams as objects of Kueue. Pure.
+"""Write teams' GPU quotas as Kueue's objects. Pure.
 
 https://kueue.sigs.k8s.io/docs/concepts/cluster_queue/ and the types of kueue.x-k8s.io/v1beta2 (Kueue 0.15 or later).
 
@@ -25,8 +25,9 @@ FLAVOR, QUEUE, LOCAL = KINDS = ("ResourceFlavor", "ClusterQueue", "LocalQueue")
 NAME = "openfleet-gpu"
 _VARIABLE = "gpu_kubernetes_quotas"
 _LOCAL_NAME = "default"
-# Kueue admits a job only if its ClusterQueue covers all resources that the job requests. These resources are not limited, so
-# their quotas are larger than any cluster. The sum over 500 teams is below the maximum of a quantity (2^63 - 1).
+# Quotas for resources that are not limited, because Kueue admits a job only if its ClusterQueue covers all resources
+# that it requests. They are larger than any cluster, and their sum over 500 teams is below the maximum of a quantity
+# (2^63 - 1).
 _UNLIMITED = {"cpu": "1M", "memory": "16Pi", "ephemeral-storage": "16Pi"}
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _RESOURCE = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}/[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
@@ -41,9 +42,10 @@ _SUFFIXES = {
 
 @dataclass(frozen=True)
 class Quota:
-    """The quota of a team.
+    """A team's quota.
 
-    `resources` has the number of each resource by name. If `borrow` is true, the team may use unused quota of other teams.
+    `resources` has the number of each resource by name. If `borrow` is true, the team may use other teams' unused
+    quota.
     """
 
     team: str
@@ -55,7 +57,7 @@ class Quota:
 def parse_quotas(value: Any) -> tuple[Quota, ...]:
     """Return the quotas of `gpu_kubernetes_quotas`.
 
-    Raises FleetError if the value is invalid. It names the entry.
+    Raises FleetError with the entry if the value is invalid.
     """
     if not isinstance(value, Mapping):
         raise FleetError(_VARIABLE, "it is not a mapping", "Map each team to its namespaces and resources.")
@@ -164,7 +166,7 @@ def _names(quotas: Sequence[Quota]) -> list[str]:
 def _cluster_queue(quota: Quota, names: Sequence[str]) -> dict[str, Any]:
     """Return the `spec` of a team's ClusterQueue.
 
-    It covers the resources of all teams, so that a request beyond the quota waits with a message about the quota.
+    It covers all teams' resources, so that a request beyond the quota waits with a message about the quota.
     """
     limit = {} if quota.borrow else {"borrowingLimit": "0"}
     rows = [{"name": name, "nominalQuota": str(quota.resources.get(name, 0)), **limit} for name in names]
@@ -191,6 +193,6 @@ def _object(kind: str, metadata: Mapping[str, str], spec: Mapping[str, Any]) -> 
 
 
 def _quantity(value: Any) -> Any:
-    """Return a quantity as a number, or the value if it is none."""
+    """Return a quantity as a number, or any other value unchanged."""
     match = _QUANTITY.fullmatch(str(value))
     return Decimal(match.group(1)) * _SUFFIXES[match.group(2) or ""] if match else value

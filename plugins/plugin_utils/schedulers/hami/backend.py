@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Backend: HAMi, a scheduler and device plugin for Kubernetes.
+"""Offer GPUs with HAMi, a scheduler and device plugin for Kubernetes.
 
-The role writes the node's entry of the device plugin's configuration, the label that starts the plugin, and cordons of single
-GPUs. https://github.com/Project-HAMi/HAMi (2.10), docs/config.md and docs/device-plugin-config.md.
+The role writes the node's entry in the device plugin's configuration, the label that starts the plugin, and cordons of
+single GPUs. https://github.com/Project-HAMi/HAMi (2.10), docs/config.md and docs/device-plugin-config.md.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _REFUSED = "|".join(
 
 
 class Hami(KubernetesBackend):
-    """HAMi."""
+    """The backend HAMi."""
 
     key = PLUGIN.key
     applies = True
@@ -67,7 +67,7 @@ class Hami(KubernetesBackend):
         "selector": "app.kubernetes.io/component=hami-device-plugin",
         "release": "hami",
     }
-    # If the webhook does not respond, pods must wait and not bypass HAMi. The chart excludes HAMi's own pods from the
+    # Pods must wait if the webhook does not respond, and not bypass HAMi. The chart excludes HAMi's own pods from the
     # webhook.
     chart_values: Mapping[str, Any] = {"scheduler": {"admissionWebhook": {"failurePolicy": "Fail"}}}
     chart_config: Mapping[str, Any] = {"devicePlugin": {"nodeConfiguration": {"externalConfigName": "%s"}}}
@@ -92,11 +92,11 @@ class Hami(KubernetesBackend):
     ) -> Changes:
         """Return the changes that make a node of the cluster match an offer.
 
-        In addition to labels, these are the node's entry of the ConfigMap, and cordons of GPUs that the layout changes.
+        Besides labels, these are the node's entry in the ConfigMap, and cordons of GPUs that the layout changes.
         """
         changes = super().changes(offer, node, config_map, place, objects)
         on_hami = registration.registered(node) or {}
-        # Only these GPUs need a cordon, because HAMi assigns no pods to GPUs that it does not offer.
+        # Cordon only GPUs that HAMi offers, because it assigns no pods to others.
         affected = [uuid for uuid in place.changing if uuid in on_hami]
         cordoning, own = cordon.cordon(node, affected), cordon.own(node)
         new = [uuid for uuid in affected if uuid not in cordon.cordoned(node)]
@@ -120,7 +120,8 @@ class Hami(KubernetesBackend):
     def seen(self, node: Any, _objects: Sequence[Any], _names: re.Pattern[str]) -> Seen | None:
         """Return the GPUs that HAMi offers on the node now, or None.
 
-        When HAMi's plugin ends, its registration stays. It is current if the node offers as many shares as it lists.
+        The registration stays after HAMi's plugin has ended. It is current if the node offers as many shares as it
+        lists.
         """
         current = registration.registered(node) or {}
         shares = sum(row["count"] for row in current.values() if isinstance(row.get("count"), int))
@@ -132,12 +133,11 @@ class Hami(KubernetesBackend):
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        `merged` removes the node's entry of the ConfigMap.
+        `merged` removes the node's entry from the ConfigMap.
         """
         removal = super().removal(name, nodes, None, objects)
         node = next((node for node in nodes if name_of(node) == name), None)
-        # If the registration stays on the node, HAMi's scheduler assigns pods to the node although no plugin runs
-        # there.
+        # With a registration that stays on the node, HAMi's scheduler assigns pods to it although no plugin runs there.
         ends = removal.labels.get("gpu", _LABEL["gpu"]) != _LABEL["gpu"]
         left = dict.fromkeys(_LEFT if ends else ())
         return dataclasses.replace(removal, data={}, uncordon=cordon.release(node), leftovers=left)
@@ -145,9 +145,9 @@ class Hami(KubernetesBackend):
     def pending_resources(
         self, offer: Mapping[str, Any], node: Any, _objects: Sequence[Any]
     ) -> dict[str, tuple[int, int]]:
-        """Return the resources and the registered numbers that differ from the plan.
+        """Return the resources and registered numbers that differ from the plan.
 
-        The result also has the handshake, until the scheduler has read the node.
+        Also returns the handshake until the scheduler has read the node.
         """
         pending = {**super().pending_resources(offer, node, _objects), **self._unregistered(offer, node)}
         if offer["resources"] and not cordon.is_read(node):
@@ -155,7 +155,7 @@ class Hami(KubernetesBackend):
         return pending
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return why resources differ from the plan, and how to fix that."""
+        """Return why resources differ from the plan, and the fix."""
         if set(pending) == {cordon.HANDSHAKE}:
             return (
                 "HAMi's scheduler has not read the node: the value of %s does not contain Requesting. Check its pods and the "
@@ -168,7 +168,7 @@ class Hami(KubernetesBackend):
     def _unregistered(self, offer: Mapping[str, Any], node: Any) -> dict[str, tuple[int, int]]:
         """Return the registered numbers that differ from the plan."""
         planned = offer["registered"]
-        # Without a driver, UUIDs are unknown. If the node offers no GPU, the plugin has ended, and its annotation stays.
+        # UUIDs are unknown without a driver. If the node offers no GPU, the plugin has ended and its annotation stays.
         if not planned and (offer["resources"] or not allocatable(node, self.resource).get(PLUGIN.number)):
             return {}
         return registration.differences(planned, node)

@@ -30,15 +30,15 @@ _UNREAD, _READ = "Reported_openfleet.gpu", "Requesting"
 
 
 def cordoned(node: Any) -> tuple[str, ...]:
-    """Return the UUIDs that are cordoned, in their order."""
+    """Return the UUIDs of cordoned GPUs, in their order."""
     parts = (part.strip() for part in annotations_of(node).get(CORDON, "").split(","))
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
 def own(node: Any) -> tuple[str, ...]:
-    """Return the UUIDs that the role has cordoned, in their order.
+    """Return the UUIDs of GPUs that the role has cordoned, in their order.
 
-    A record that is not readable, and GPUs that are no longer cordoned, count as absent.
+    An unreadable record, and GPUs that are no longer cordoned, count as absent.
     """
     try:
         record = json.loads(annotations_of(node).get(OWN, "[]"))
@@ -49,7 +49,7 @@ def own(node: Any) -> tuple[str, ...]:
 
 
 def cordon(node: Any, uuids: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
-    """Return the patch that cordons GPUs, except those that are cordoned already."""
+    """Return the patch that cordons GPUs, except those already cordoned."""
     new = [uuid for uuid in uuids if uuid not in cordoned(node)]
     if not new:
         return ()
@@ -77,7 +77,7 @@ def is_read(node: Any) -> bool:
 
 
 def _changed(node: Any, name: str, value: str | None) -> list[Mapping[str, Any]]:
-    """Return the operations that set an annotation. The value None removes it."""
+    """Return the operations that set an annotation. None removes it."""
     current = annotations_of(node).get(name)
     if value is None:
         return [] if current is None else [test(annotation_path(name), current), remove(annotation_path(name))]

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Compare the GPUs that HAMi has registered for a node with the layout. Pure.
 
-HAMi's device plugin lists its GPUs in a node annotation, as JSON. It checks them every 30 s, and writes the annotation if it
-changed (WatchAndRegister in pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go of HAMi 2.10). The annotation
-has no time. When the plugin ends, the kubelet's number of resources becomes 0, which shows that the annotation is
-stale.
+HAMi's device plugin lists its GPUs in a node annotation, as JSON. It checks them every 30 s, and writes the annotation
+after a change (WatchAndRegister in pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go of HAMi 2.10). The
+annotation has no time. When the plugin ends, the kubelet's number of resources becomes 0, which shows that the
+annotation is stale.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ REGISTER = "hami.io/node-nvidia-register"
 MODE = "hami-core"
 # Names of the compared numbers in messages.
 _TITLES = {"count": "pods", "devmem": "memory MiB", "devcore": "cores"}
-# Highest number of registered GPUs that are read.
+# Maximum number of registered GPUs to read.
 _MOST = 64
 
 
 def registered(node: Any) -> dict[str, dict[str, Any]] | None:
-    """Return the registered GPUs of a node by UUID.
+    """Return a node's registered GPUs by UUID.
 
-    Returns None if the annotation is missing or unreadable. HAMi before 2.5 writes another format.
+    Returns None if the annotation is missing or unreadable. HAMi before 2.5 has another format.
     """
     try:
         rows = json.loads(annotations_of(node).get(REGISTER, ""))
@@ -42,8 +42,8 @@ def registered(node: Any) -> dict[str, dict[str, Any]] | None:
 def differences(planned: Mapping[str, Mapping[str, int]], node: Any) -> dict[str, tuple[int, int]]:
     """Return the numbers that differ from the plan.
 
-    The result maps names to (planned, registered). `planned` is `Offer.registered`. A GPU that is registered without a plan has
-    the planned number 0. If the annotation is missing, each planned GPU counts as not registered.
+    The result has (planned, registered) by name. `planned` is `Offer.registered`. A GPU that is registered but not
+    planned has the planned number 0. Without the annotation, each planned GPU counts as not registered.
     """
     current = registered(node) or {}
     found = {}
@@ -66,5 +66,5 @@ def differences(planned: Mapping[str, Mapping[str, int]], node: Any) -> dict[str
 
 
 def unhealthy(node: Any) -> list[str]:
-    """Return the UUIDs of the registered GPUs that HAMi reports as unhealthy."""
+    """Return the UUIDs of registered GPUs that HAMi reports as unhealthy."""
     return [text(uuid, 64) for uuid, row in (registered(node) or {}).items() if row.get("health") is not True]

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check the scheduler and webhook of HAMi, and other plugins on a node. Pure.
+"""Check HAMi's scheduler and webhook, and other plugins on a node. Pure.
 
-Names: charts/hami of HAMi 2.10. Objects of the cluster are untrusted. An object without the format of the API counts as absent.
+Names: charts/hami of HAMi 2.10. Objects of the cluster are untrusted. One without the API's format counts as absent.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ..protocol import Place
 
 _COMPONENT = "app.kubernetes.io/component"
 _SCHEDULER, _PLUGIN = "hami-scheduler", "hami-device-plugin"
-# Labels of the pods of other plugins that offer the same GPUs: NVIDIA's chart, and the GPU operator.
+# Labels of other plugins' pods that offer the same GPUs: NVIDIA's chart, and the GPU operator.
 _OTHERS = {"app.kubernetes.io/name": "nvidia-device-plugin", "app": "nvidia-device-plugin-daemonset"}
 _BACKEND = "openfleet.gpu/backend"
-# Annotation of pods that are being placed (pkg/util/types.go).
+# Annotation of a pod that is being placed (pkg/util/types.go).
 _PHASE, _ALLOCATING = "hami.io/bind-phase", "allocating"
-# Policies of HAMi's scheduler (pkg/util/types.go). HAMi treats other words as its default, without a message.
+# Policies of HAMi's scheduler (pkg/util/types.go). HAMi silently replaces other words with its default.
 NODE_POLICIES = ("binpack", "spread")
 GPU_POLICIES = ("binpack", "spread", "topology-aware", "mutex", "numa")
 _POLICY_FLAGS = {"--node-scheduler-policy": NODE_POLICIES, "--gpu-scheduler-policy": GPU_POLICIES}
 
 
 def problems(node: Any, labels: Mapping[str, str], place: Place, objects: Sequence[Any]) -> list[str]:
-    """Return states of the cluster in which HAMi must not offer GPUs of the node.
+    """Return problems for which HAMi must not offer the node's GPUs.
 
-    `labels` are the labels that the node will get.
+    `labels` has the labels that the node will get.
     """
     name = place.node
     return [
@@ -44,7 +44,7 @@ def problems(node: Any, labels: Mapping[str, str], place: Place, objects: Sequen
 
 
 def warnings(name: str, objects: Sequence[Any]) -> list[str]:
-    """Return dangers of the webhook that sends pods to HAMi's scheduler."""
+    """Return warnings about the webhook that sends pods to HAMi's scheduler."""
     if daemonset(objects) is None:
         return []
     webhooks = [

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Code that the backends for Kubernetes share.
+"""Share code between the backends for Kubernetes.
 
 backend       comparison of a node in the cluster with its offer, and undo of the changes
 api_objects   access to objects of the API

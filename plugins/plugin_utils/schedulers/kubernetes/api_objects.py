@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read objects of the Kubernetes API. Pure.
 
-Objects of the cluster are untrusted. A value that does not have the format of the API counts as absent.
+Objects of the cluster are untrusted. A value without the API's format counts as absent.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def daemonset_pods(pods: Sequence[Any]) -> list[str]:
 
 
 def labels_of(node: Any) -> dict[str, str]:
-    """Return the labels of an object of the API."""
+    """Return an API object's labels."""
     return texts(node.get("metadata") if isinstance(node, Mapping) else None, "labels")
 
 
 def annotations_of(node: Any) -> dict[str, str]:
-    """Return the annotations of an object of the API."""
+    """Return an API object's annotations."""
     return texts(node.get("metadata") if isinstance(node, Mapping) else None, "annotations")
 
 
 def name_of(item: Any) -> str:
-    """Return the name of an object of the API, or an empty text."""
+    """Return an API object's name, or ""."""
     return texts(item, "metadata").get("name", "")
 
 
@@ -58,7 +58,7 @@ def texts(parent: Any, key: str) -> dict[str, str]:
 
 
 def reference(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object's kind and names. They are enough to delete the object."""
+    """Return an object's kind and names, with which it can be deleted."""
     metadata = texts(item, "metadata")
     names = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
     return {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": names}
@@ -84,7 +84,7 @@ def of_kind(objects: Sequence[Any], kind: str) -> list[Mapping[str, Any]]:
 def differs(desired: Any, current: Any) -> bool:
     """Return whether a field of the desired object has another value.
 
-    Other fields are defaults of the API.
+    Fields that are only in the current object are the API's defaults.
     """
     if isinstance(desired, Mapping):
         return not isinstance(current, Mapping) or any(differs(desired[key], current.get(key)) for key in desired)

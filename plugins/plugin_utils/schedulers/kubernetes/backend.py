@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare a node of a cluster with its offer, and undo the changes. Pure.
+"""Compare a cluster's node with its offer, and undo the changes. Pure.
 
 This is the base of all backends for Kubernetes.
 """
@@ -21,15 +21,15 @@ from ..registry import KEYS, backend
 from . import node_config
 from .api_objects import annotations_of, labels_of, name_of, texts
 
-# Labels that protect the layout from the GPU operator's mig-manager. By default, mig-manager would remove all instances.
-# https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
+# Labels that protect the layout from the GPU operator's mig-manager. By default, mig-manager would remove all
+# instances. https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
 #
-# The operator does not change a label that has a value. It sets a missing or empty MIG_CONFIG_LABEL to all-disabled even if
-# mig-manager does not run on the node. If the operator finds no GPU for a moment, it deletes DEPLOY_LABEL, and later sets it
-# to true (labelGPUNodes in its controllers/state_manager.go). Therefore both labels are needed.
+# Both labels are needed. The operator does not change a label with a value, but sets a missing or empty
+# MIG_CONFIG_LABEL to all-disabled even if mig-manager does not run on the node. If it finds no GPU for a moment, it
+# deletes DEPLOY_LABEL, and later sets it to true (labelGPUNodes in its controllers/state_manager.go).
 DEPLOY_LABEL = "nvidia.com/gpu.deploy.mig-manager"
 MIG_CONFIG_LABEL = "nvidia.com/mig.config"
-# No configuration of mig-manager has this name. mig-manager then reports `failed` before it changes anything
+# A name that no configuration of mig-manager has, so that it reports `failed` before it changes anything
 # (validateMigConfig in pkg/mig/reconfigure of mig-parted).
 NO_MIG_CONFIG = "managed-by-openfleet-gpu"
 WITHOUT_MIG_MANAGER = {DEPLOY_LABEL: "false", MIG_CONFIG_LABEL: NO_MIG_CONFIG}
@@ -37,10 +37,10 @@ _REASONS = {
     DEPLOY_LABEL: "keeps the GPU operator's mig-manager off the node",
     MIG_CONFIG_LABEL: "no MIG configuration, so that mig-manager changes nothing if it is enabled later",
 }
-# Node annotation that records the values of labels before the first run. It is JSON, with null for a label that did not exist.
-# The request that changes the labels also writes this annotation, so that no label is changed without a record.
+# Node annotation with the labels' values before the first run, as JSON. A label that did not exist is null. The request
+# that changes the labels also writes this annotation, so that no label changes without a record.
 LABELS_BEFORE = "openfleet.gpu/labels-before"
-# Pattern for the keys of the ConfigMap that belong to the collection.
+# Pattern for the ConfigMap's keys that the collection writes.
 OWN_KEY = re.compile(r"openfleet-[0-9a-f]{16}")
 _COUNT = re.compile(r"[0-9]{1,9}")
 
@@ -48,8 +48,8 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 class KubernetesBackend:
     """Base of the backends for Kubernetes.
 
-    If `applies` is true, the backend sets the attributes below. Its offers must only use the labels in `fixed_labels` and
-    `config_label`. If a record of earlier labels contains a label of no backend, the record counts as unreadable.
+    If `applies` is true, the backend sets the attributes below. Its offers must only use the labels in `fixed_labels`
+    and `config_label`. A record of earlier labels with any other label counts as unreadable.
 
     fixed_labels  labels with the same value on each node
     early_labels  names of fixed labels that are set before the layout of the host changes
@@ -60,7 +60,7 @@ class KubernetesBackend:
     key = ""
     applies = False
     component = ""
-    # The defaults of NVIDIA's device plugin.
+    # The defaults for NVIDIA's device plugin.
     defaults: Mapping[str, str] = {
         "namespace": "nvidia-device-plugin",
         "config_map": "openfleet-gpu-device-plugin",
@@ -71,7 +71,7 @@ class KubernetesBackend:
     chart_config: Mapping[str, Any] = {}
     refused = ("", "")
     config_label = ""
-    #: Label with a digest of the node's configuration, if the configuration is not a key of a ConfigMap.
+    #: Label with a digest of the node's configuration, for a backend whose configuration is not a key of a ConfigMap.
     digest_label = ""
     empty_config = ""
     config_key = ""
@@ -97,11 +97,9 @@ class KubernetesBackend:
     def changes(
         self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place, objects: Sequence[Any] = ()
     ) -> Changes:
-        """Return the changes that make a node of the cluster match an offer.
+        """Return why resources differ from the plan, and the fix.
 
-        `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. If the ConfigMap does
-        not exist, the changes create it. `objects` are the objects of `offered_in` and `reads`.
-        Labels that another backend has set get their earlier values. If there are problems, `pending` is complete too.
+        Returns "" if the numbers do not show the cause.
         """
         pending = self.pending_resources(offer, node, objects)
         unchanged = Changes(pending=pending, pending_text=self.pending_text(pending))
@@ -157,15 +155,15 @@ class KubernetesBackend:
         return {} if content == current.get(self.config_key) else {self.config_key: content}, []
 
     def seen(self, _node: Any, _objects: Sequence[Any], _names: re.Pattern[str]) -> Seen | None:
-        """Return what the component offers on the node now, or None.
-
-        `_objects` are objects of the node that the run has read. `_names` is the pattern of the resources of the backend that
-        asks: resources with the same name prove nothing.
-        """
+        """Return the ConfigMap's keys to write, with their content, and the problems."""
         return None
 
     def _other_offers(self, offer: Mapping[str, Any], node: Any, place: Place, objects: Sequence[Any]) -> Iterator[str]:
-        """Yield problems with other components that offer GPUs of this offer."""
+        """Return what the component offers on the node now, or None.
+
+        `_objects` has objects of the node that the run has read. `_names` is the pattern of the asking backend's
+        resources, because resources with these names prove nothing.
+        """
         others = (each.seen(node, objects, self.resource) for each in _backends() if each.key != self.key)
         article = "" if self.component == "HAMi" else "the "
         yield from in_cluster(
@@ -173,12 +171,7 @@ class KubernetesBackend:
         )
 
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
-        """Return the changes that undo earlier changes of the node `name`.
-
-        `nodes` contains this node and all nodes that have `config_label`. `objects` are the objects of `offered_in` and `reads`
-        on all nodes. Only labels that are recorded in LABELS_BEFORE are restored. A label that someone else has changed in the
-        meantime is kept.
-        """
+        """Yield problems about other components that offer the same GPUs."""
         by_name = {name_of(node): node for node in nodes if isinstance(node, Mapping)}
         node = by_name.get(name, {})
         labels, before = labels_of(node), self._before(node)
@@ -205,16 +198,16 @@ class KubernetesBackend:
     def pending_resources(
         self, offer: Mapping[str, Any], node: Any, _objects: Sequence[Any]
     ) -> dict[str, tuple[int, int]]:
-        """Return the resources whose allocatable number differs from the plan.
-
-        The result maps names to (planned, offered). A resource that is not planned must be 0 or absent. After a change of
-        instances, old and new resources can be allocatable at the same time
-        (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
-        """
+        """Return the new content of `config_key`, and a problem or ""."""
         return differing(offer["resources"], allocatable(node, self.resource))
 
     def shared_reads(self, _scheduler: tuple[str, str]) -> tuple[Read, ...]:
-        """Return the objects of the cluster that all nodes of the backend share: none."""
+        """Return the resources whose allocatable number differs from the plan.
+
+        The result has (planned, offered) by name. A resource that is not planned must be 0 or absent. After a change of
+        instances, old and new resources can be allocatable at the same time
+        (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
+        """
         return ()
 
     def shared(
@@ -223,7 +216,7 @@ class KubernetesBackend:
         _nodes: Sequence[Any],
         _objects: Mapping[Read, Sequence[Any] | None],
     ) -> Shared:
-        """Return the changes of these objects: none."""
+        """Return which cluster objects the backend's nodes share: none."""
         return Shared()
 
     def pending_text(self, pending: Mapping[str, Sequence[int]]) -> str:
@@ -235,9 +228,9 @@ class KubernetesBackend:
         return ", ".join(filter(None, [*parts, self.cause(pending)]))
 
     def _before(self, node: Mapping[str, Any]) -> dict[str, str | None] | None:
-        """Return the label values that the node's annotation records.
+        """Return the resources that differ from the plan, as text.
 
-        Returns None if the annotation is not readable.
+        Includes the cause and the fix if the numbers show the cause.
         """
         written = annotations_of(node).get(LABELS_BEFORE)
         if written is None:
@@ -264,9 +257,9 @@ class KubernetesBackend:
 
 
 def label_lines(node: str, desired: Mapping[str, str | None], current: Mapping[str, str] | None = None) -> list[str]:
-    """Return a line of the plan for each label, with its purpose.
+    """Return the label values in the node's annotation.
 
-    A label with the value None is removed. If the labels of the node are known (`current`), the line includes the previous value.
+    Returns None if the annotation is unreadable.
     """
     lines = []
     for name, value in desired.items():
@@ -277,7 +270,10 @@ def label_lines(node: str, desired: Mapping[str, str | None], current: Mapping[s
 
 
 def allocatable(node: Any, resource: re.Pattern[str]) -> dict[str, int]:
-    """Return the allocatable number of each resource whose name matches."""
+    """Return a line of the plan for each label, with its purpose.
+
+    A label with the value None is removed. If the node's labels (`current`) are known, the line has the previous value.
+    """
     status = node.get("status") if isinstance(node, Mapping) else None
     return {
         name: int(number)
@@ -287,19 +283,16 @@ def allocatable(node: Any, resource: re.Pattern[str]) -> dict[str, int]:
 
 
 def differing(planned: Mapping[str, int], offered: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Return (planned, offered) of each resource for which the two numbers differ.
-
-    A missing resource counts as 0.
-    """
+    """Return the allocatable number of each resource with a matching name."""
     names = [*planned, *sorted(set(offered) - set(planned))]
     pairs = {name: (planned.get(name, 0), offered.get(name, 0)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _backends() -> Iterator[KubernetesBackend]:
-    """Yield all backends for Kubernetes.
+    """Return (planned, offered) of each resource whose two numbers differ.
 
-    A node may have labels of an earlier backend.
+    A missing resource counts as 0.
     """
     return (each for each in map(backend, KEYS) if isinstance(each, KubernetesBackend))
 
@@ -309,7 +302,10 @@ def _is_label(name: str) -> bool:
 
 
 def _is_own(label: str, value: str) -> bool:
-    """Return whether a backend sets the label to this value."""
+    """Yield all backends for Kubernetes.
+
+    A node may have an earlier backend's labels.
+    """
     return any(
         OWN_KEY.fullmatch(value)
         if label in (each.config_label, each.digest_label)

@@ -1,12 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
-# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# Return a configuration file as JSON, which is also YAML.
+#
+# Equal configurations have equal texts.
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Create the JSON patches that drain and resume a Kubernetes node. Pure.
 
 A patch first tests whether the node still has the values that were read (https://www.rfc-editor.org/rfc/rfc6902). If an
-administrator has changed one of them in between, the cluster refuses the patch. The patch also records the changes in
-annotations. The node's kubelet can write these annotations as well. So only labels that the inventory pauses are
-restored.
+administrator has changed one of them since, the cluster refuses the patch. The patch also records the changes in
+annotations. The node's kubelet can write these too, so only labels that the inventory pauses are restored.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any, Mapping
 from .api_objects import annotations_of, labels_of
 from .json_patch import add, annotation_path, label_path, remove, test
 
-# Annotation of a node that a drain has cordoned. The value is the inventory name of the host.
+# Annotation of a node that a drain has cordoned, with the host's inventory name.
 CORDONED = "openfleet.gpu/cordoned-for-drain"
-# Annotation that records the earlier values of the labels that a drain changed, as JSON.
+# Annotation with the earlier values of labels that a drain changed, as JSON.
 LABELS_BEFORE = "openfleet.gpu/labels-before-drain"
 # Valid label values: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
@@ -42,8 +43,7 @@ class NodePatch:
 def drained(node: Any, host: str, labels: Mapping[str, str]) -> NodePatch:
     """Return the patch that cordons a node and pauses components with labels.
 
-    `labels` maps the names of labels to the values that pause a component. Labels that the node does not have are
-    skipped.
+    `labels` has the values that pause components, by label. Labels that the node does not have are skipped.
     """
     annotations, current = annotations_of(node), labels_of(node)
     operations: list[Mapping[str, Any]] = []
@@ -93,9 +93,9 @@ def _is_cordoned(node: Any) -> bool:
 
 
 def _recorded(written: str | None, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the earlier values of these labels that a drain recorded.
+    """Return these labels' earlier values, as a drain recorded them.
 
-    Values that are invalid or that would pause a component are left out.
+    Leaves out values that are invalid or would pause a component.
     """
     try:
         record = json.loads(written or "{}")

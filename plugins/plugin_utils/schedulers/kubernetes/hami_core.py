@@ -23,8 +23,8 @@ from .backend import WITHOUT_MIG_MANAGER
 MIB = 1 << 20
 # Default number of pods per GPU (docs/config.md, `deviceSplitCount`).
 DEFAULT_SPLIT_COUNT = 10
-# Values of GPU_CORE_UTILIZATION_POLICY by tenant policy (docs/config.md). `force` always limits. `default` limits only while
-# another container uses the GPU. `disable` never limits. None of them lends idle SMs, as the tenant policy `burst` does.
+# Values of GPU_CORE_UTILIZATION_POLICY by tenant policy (docs/config.md): `force` always limits, `default` only while
+# another container uses the GPU, `disable` never. None of them lends idle SMs, as the tenant policy `burst` does.
 _CORE_POLICIES = {"fixed": "force", "contended": "default"}
 # Priorities of HAMi: one high and one low (docs/config.md, `resourcePriority`).
 _HAMI_PRIORITIES = (0, 1)
@@ -38,7 +38,7 @@ HAMI_ALLOCATED = ("hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devices-allo
 class Plugin:
     """The differences between the plugins.
 
-    `key` is the key of the backend. `number`, `memory` and `cores` are resource names.
+    `key` is the backend's key. `number`, `memory` and `cores` are resource names.
     """
 
     key: str
@@ -46,14 +46,15 @@ class Plugin:
     number: str
     memory: str
     cores: str
-    #: Resource name of the priority, or None if the plugin does not support priorities.
+    #: Resource name of the priority. None if the plugin has no priorities.
     priority: str | None
-    #: Annotation that pins a pod to a GPU, or None if the plugin has none.
+    #: Annotation that pins a pod to a GPU. None if the plugin has none.
     pin: str | None
-    #: True if memory and SMs are also resources of the node. HAMi's scheduler keeps them in annotations instead.
+    #: Whether memory and SMs are also resources of the node. HAMi's scheduler keeps them in annotations instead.
     counts_all: bool
     labels: dict[str, str]
-    #: True if the plugin lists its GPUs with UUID and memory in a node annotation that the role compares with the layout.
+    #: Whether the plugin lists its GPUs with UUID and memory in a node annotation, which the role compares with the
+    #: layout.
     registers: bool = False
 
 
@@ -82,7 +83,7 @@ def offer(node: Node, plugin: Plugin) -> Offer:
         "filterdevices": _filter(others),
     }
     if not offered:
-        # HAMi offers all GPUs of a node without an entry, and the node may have the label from an earlier run.
+        # Without an entry, HAMi offers all GPUs of a node. The node may have the label from an earlier run.
         config_of_none = {"nodeconfig": [config]} if plugin.registers else {}
         return Offer(plugin.key, config=config_of_none, labels=WITHOUT_MIG_MANAGER, left_out=left_out)
     resources = {plugin.number: len(offered) * split}
@@ -107,7 +108,7 @@ def offer(node: Node, plugin: Plugin) -> Offer:
 def _registered(
     offered: Sequence[NodeGpu], split: int, memory_ratio: float, sm_ratio: float
 ) -> dict[str, dict[str, int]]:
-    """Return the properties that the plugin registers for each offered GPU, by UUID.
+    """Return what the plugin registers for each offered GPU, by UUID.
 
     The plugin rounds memory down to MiB before and after it applies the ratio
     (pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go of HAMi 2.10).
@@ -126,7 +127,7 @@ def _registered(
 def _is_offered(each: NodeGpu) -> bool:
     """Return whether HAMi-core can share the GPU.
 
-    It can if the GPU has no MIG mode and allows several processes (compute mode DEFAULT).
+    The GPU must have no MIG mode, and allow several processes (compute mode DEFAULT).
     """
     return each.sharing == "shared" or isinstance(each.access, Turns) or vgpu_of(each.entry) is not None
 
@@ -150,7 +151,7 @@ def _notes(offered: Sequence[NodeGpu]) -> list[str]:
 def _filter(others: Sequence[NodeGpu]) -> dict[str, list[Any]]:
     """Return the GPUs that the plugin must ignore.
 
-    They are listed by UUID. Without a driver, the UUID is unknown, so the GPU is listed by index.
+    They are listed by UUID, or by index without a driver, when the UUID is unknown.
     """
     return {
         "uuid": [each.gpu.uuid for each in others if each.has_uuid],
@@ -190,7 +191,7 @@ def _refuse_tenants(offered: Sequence[NodeGpu], plugin: Plugin) -> list[Refusal]
 
 
 def _problems(vgpu: Vgpu, plugin: Plugin) -> list[str]:
-    """Return problems with tenant settings that the plugin does not support."""
+    """Return problems with tenants' settings that the plugin does not support."""
     problems = []
     if vgpu.provider in ("mps", "dmem"):
         text = "provider: %s enforces quotas on the host, but %s enforces them in the container"
@@ -254,8 +255,8 @@ def _ratios(each: NodeGpu) -> tuple[float, float]:
 def _split_count(offered: Sequence[NodeGpu]) -> int:
     """Return the number of pods that may share a GPU.
 
-    It is the number of replicas for time slicing. Without time slicing, it is the largest number of tenants on a GPU, or the
-    default if that is higher.
+    This is the number of replicas for time slicing, or else the largest number of tenants on a GPU, but at least the
+    default.
     """
     replicas = max((_replicas(each) for each in offered), default=0)
     return replicas or max([DEFAULT_SPLIT_COUNT, *(_tenants(each) for each in offered)])

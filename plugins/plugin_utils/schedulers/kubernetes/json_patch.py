@@ -14,7 +14,7 @@ from typing import Any, Mapping
 def test(path: str, value: Any) -> Mapping[str, Any]:
     """Return the operation that refuses the patch if a value differs.
 
-    The value None means that the value must be missing.
+    None means that the value must be missing.
     """
     return {"op": "test", "path": path, "value": value}
 

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Merge entries of nodes into a plugin of HAMi or Volcano. Pure.
+"""Merge nodes' entries into the configuration of HAMi's or Volcano's plugin. Pure.
 
-Both plugins read the file config.json from their ConfigMap when they start: {"nodeconfig": [{"name": ..., ...}]}. Go reads the
-keys without regard to case. HAMi 2.10: charts/hami/values.yaml, `devicePlugin.nodeConfiguration.config`, and
+Both plugins read the file config.json from their ConfigMap when they start: {"nodeconfig": [{"name": ..., ...}]}. Go
+reads the keys without regard to case. HAMi 2.10: charts/hami/values.yaml, `devicePlugin.nodeConfiguration.config`, and
 DevicePluginConfigs in pkg/device/nvidia/device.go. Volcano: doc/config.md of its plugin, "Node Configs".
 """
 
@@ -23,10 +23,10 @@ class UnreadableError(Exception):
 
 
 def merged(present: str, entries: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """Return config.json with these entries, or the present text if nothing differs.
+    """Return config.json with these entries, or the same text if nothing differs.
 
-    `entries` maps node names to entries. The entry None is removed. Entries of other nodes, other keys of the file, and keys of
-    an entry that the new entry does not set are kept. Raises UnreadableError.
+    `entries` has entries by node name. None removes an entry. Entries of other nodes, other keys of the file, and keys
+    of an entry that the new entry does not set stay. Raises UnreadableError.
     """
     data = _read(present)
     (key,) = [name for name in data if name.lower() == _NODES] or [_NODES]
@@ -37,7 +37,7 @@ def merged(present: str, entries: Mapping[str, Mapping[str, Any] | None]) -> str
         if name not in entries:
             rows.append(row)
             continue
-        # The plugin applies all entries with its node name, so one entry replaces all of them.
+        # Replace all entries with the node's name by one, because the plugin applies all of them.
         desired = waiting.pop(name, None)
         if desired is not None:
             rows.append(_with(row, desired))

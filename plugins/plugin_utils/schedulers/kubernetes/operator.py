@@ -5,10 +5,10 @@
 
 https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html
 
-Labels of a node determine which components the operator deploys there. The operator adds missing labels and keeps existing
-values. One of its components, mig-manager, applies the configuration of the label nvidia.com/mig.config, and removes all other
-MIG instances. While mig-manager changes a node, it uses these labels to pause other components. If it is interrupted, the
-components stay paused (https://github.com/NVIDIA/gpu-operator/issues/2833).
+A node's labels determine which components the operator deploys there. The operator adds missing labels and keeps
+existing values. Its component mig-manager applies the configuration in the label nvidia.com/mig.config, and removes all
+other MIG instances. While mig-manager changes a node, it uses these labels to pause other components. After an
+interruption, the components stay paused (https://github.com/NVIDIA/gpu-operator/issues/2833).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _MIG_STATE = "nvidia.com/mig.config.state"
 # States in which mig-manager changes or reboots the node.
 _MIG_AT_WORK = ("pending", "rebooting")
 _ABSENT = ("false", "paused-for-mig-change")
-# Components that hold GPUs. mig-manager pauses the same components when it changes the MIG mode.
+# Components that hold GPUs, which mig-manager also pauses when it changes the MIG mode.
 _CLIENTS = ("dcgm", "dcgm-exporter", "device-plugin", "gpu-feature-discovery", "nvsm")
-# Label value that pauses a component. mig-manager uses another value, so labels that mig-manager left behind can be
-# recognized. An administrator must handle such labels.
+# Label value that pauses a component. It differs from mig-manager's, so that labels that mig-manager left behind can be
+# recognized. An administrator must handle those.
 _PAUSED = "paused-for-openfleet-gpu"
 
 
 @dataclass(frozen=True)
 class Operator:
-    """The state of the GPU operator on a node.
+    """The GPU operator's state on a node.
 
-    `is_there` is true if the operator manages the node. `problems` are the states that block a change. `dangers` are the labels
-    with which mig-manager would change the layout.
+    `is_there` is true if it manages the node. `problems` has the states that block a change, `dangers` the labels with
+    which mig-manager would change the layout.
     """
 
     is_there: bool
@@ -48,15 +48,14 @@ class Operator:
 
     @property
     def pausing(self) -> dict[str, str]:
-        """Return the node labels that pause the components that hold GPUs."""
+        """Return the labels with which the node pauses components that hold GPUs."""
         return {_DEPLOY + name: _PAUSED for name in _CLIENTS} if self.is_there else {}
 
 
 def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
-    """Return the state of the operator from a node's labels and the ClusterPolicies.
+    """Return the operator's state from a node's labels and the ClusterPolicies.
 
-    `place.config_map` is the name of the ConfigMap that the operator's device plugin must read. If the name is empty, the
-    device plugin is not checked.
+    The operator's device plugin must read the ConfigMap `place.config_map`. This is not checked if the name is empty.
     """
     labels = labels_of(node)
     deployed = {name for name in labels if name.startswith(_DEPLOY)} - set(WITHOUT_MIG_MANAGER)
@@ -77,10 +76,10 @@ def find_operator(node: Any, policies: Sequence[Any], place: Place) -> Operator:
 
 
 def removal_problem(node: Any, policies: Sequence[Any], restored: Mapping[str, str | None], name: str) -> str:
-    """Return why the labels of a node cannot be restored, or an empty text.
+    """Return why a node's labels cannot be restored, or "".
 
-    With the previous labels, mig-manager would start and remove the layout's instances. The removal continues if mig-manager is
-    disabled in the ClusterPolicy, or if an administrator has already enabled it on the node.
+    With the previous labels, mig-manager would start and remove the layout's instances. The removal continues if the
+    ClusterPolicy disables mig-manager, or if an administrator has already enabled it on the node.
     """
     policy = next(filter(_runs_mig_manager, policies), None)
     if policy is None or restored.get(DEPLOY_LABEL, "false") not in (None, "true"):
@@ -114,7 +113,7 @@ def _dangers(labels: Mapping[str, str], policies: Sequence[Any], node: str) -> l
 
 
 def _runs_mig_manager(policy: Any) -> bool:
-    """Return whether the operator deploys mig-manager. This is its default."""
+    """Return whether the operator deploys mig-manager, which is its default."""
     return _mapping(_mapping(policy, "spec"), "migManager").get("enabled") is not False
 
 

@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Describe which pods are ready, and why the others are not ready. Pure.
+"""Describe which pods are ready, and why the others are not. Pure.
 
 https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/
 
-Objects of the API are untrusted. A value that does not have the expected format counts as absent.
+API objects are untrusted. A value without the expected format counts as absent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _state(pod: Mapping[str, Any]) -> str:
         containers = [*_mappings(status.get("initContainerStatuses")), *_mappings(status.get("containerStatuses"))]
         reasons = [*filter(None, map(_container, containers))]
         if not reasons:
-            # The scheduler and the kubelet write the same reason to several conditions, so remove duplicates.
+            # Remove duplicates, because the scheduler and the kubelet write the same reason to several conditions.
             messages = (_words(each.get("message")) for each in conditions if each.get("status") == "False")
             reasons = list(dict.fromkeys(messages))
         why = ", ".join(filter(None, reasons)) or _words(status.get("phase")) or "unknown"
@@ -41,7 +41,7 @@ def _state(pod: Mapping[str, Any]) -> str:
 def _container(status: Mapping[str, Any]) -> str:
     """Return why a container is not running.
 
-    Returns an empty text if the container runs or has completed.
+    Returns "" if it runs or has completed.
     """
     state = _mapping(status.get("state"))
     waiting, ended = _mapping(state.get("waiting")), _mapping(state.get("terminated"))

@@ -47,9 +47,9 @@ def problems(policy: str, kubelet: Mapping[str, Any], node: str) -> list[str]:
 
 
 def lines(policy: str, gpus: Sequence[Mapping[str, Any]], uses_claims: bool, node: str) -> list[str]:
-    """Return the effects of the policy on the node's GPUs, as lines of a plan.
+    """Return the policy's effects on the node's GPUs, as lines of a plan.
 
-    `gpus` are the GPUs of gpu_info. `uses_claims` is true if pods request the GPUs with claims.
+    `gpus` are gpu_info's. `uses_claims` is true if pods request GPUs with claims.
     """
     if policy == "none":
         return []

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Backend: NVIDIA's device plugin for Kubernetes.
+"""Offer GPUs with NVIDIA's device plugin for Kubernetes.
 
-The plugin reads its configuration from a ConfigMap. A label of the node selects the key of the ConfigMap.
+The plugin reads its configuration from a ConfigMap. A node label selects the ConfigMap's key.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..model import Node, Offer
 from ..protocol import Seen
 from .offer import CONFIG_LABEL, KEY, offer
 
-# Suffix of a profile in resource names. It follows the memory size: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
+# Suffix of a profile after the memory size in resource names: mig-1g.10gb.me, mig-1g.24gb-me, mig-1g.24gb.gfx.
 _VARIANT = re.compile(r"(?<=gb)[.-](?:me(?:\.all)?|gfx)(?=$|\.shared$)")
-# Before release 0.20, a pattern of the plugin can match any part of a profile name. So "1g.10gb+me" first matches the pattern
-# for 1g.10gb (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
+# Before release 0.20, the plugin's patterns match any part of a profile's name, so that "1g.10gb+me" first matches the
+# pattern for 1g.10gb (https://github.com/NVIDIA/k8s-device-plugin/pull/1807).
 _MERGED = (
     "because the device plugin before release 0.20 counts instances with +me, -me or +gfx as plain ones: install release 0.20 "
     "or later"
 )
 
 
-# Resources for whole GPUs and for MIG profiles. `renameByDefault` appends `.shared` to their names.
+# Resources for whole GPUs and MIG profiles, to whose names `renameByDefault` appends `.shared`.
 RESOURCE = re.compile(r"nvidia\.com/(?:gpu|mig-[0-9a-z.-]{1,60})(?:\.shared)?")
 
 
@@ -47,16 +47,16 @@ class DevicePlugin(KubernetesBackend):
         return offer(node)
 
     def seen(self, node: Any, _objects: Sequence[Any], names: re.Pattern[str]) -> Seen | None:
-        """Return the resources of the plugin that the node offers now, or None."""
+        """Return the plugin's resources that the node offers now, or None."""
         offered = {name: number for name, number in allocatable(node, RESOURCE).items() if number}
         offered = {name: number for name, number in offered.items() if not names.fullmatch(name)}
         cure = "Keep the device plugin off the node (roles/gpu_kubernetes/README.md)."
         return Seen("the device plugin", offered, cure) if offered else None
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return the known cause of missing instances, and how to fix it.
+        """Return the known cause of missing instances, and the fix.
 
-        The cause is known if one profile lacks as many instances as another profile of the same size has in excess.
+        It is known if one profile lacks as many instances as another profile of the same size has in excess.
         """
         balance: Counter[str] = Counter()
         missing = []

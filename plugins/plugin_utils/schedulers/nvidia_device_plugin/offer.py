@@ -36,8 +36,7 @@ _SHARING = {Turns: "timeSlicing", Clients: "mps"}
 GPU_RESOURCE = "nvidia.com/gpu"
 # Node label that selects a key of the ConfigMap (README, "Updating Per-Node Configuration With a Node Label").
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
-# Root directory of MPS. If this setting is missing, a plugin that uses MPS exits. The value comes from the plugin's
-# Helm chart.
+# Root directory of MPS, from the plugin's Helm chart. Without it, a plugin that uses MPS exits.
 _MPS_ROOT = "/run/nvidia/mps"
 # Minimum number of replicas that the plugin accepts.
 _FEWEST_REPLICAS = 2
@@ -70,17 +69,17 @@ def offer(node: Node) -> Offer:
 def resource_name(profile: str) -> str:
     """Return the resource name of a MIG profile with the MIG strategy "mixed".
 
-    Plus signs are replaced by dots (README, "Configuration Option Details"). Since version 0.20, profiles that end in ``-me``,
-    ``+me.all`` and ``+gfx`` have separate resources.
+    Plus signs are replaced by dots (README, "Configuration Option Details"). Since version 0.20, profiles ending in
+    ``-me``, ``+me.all`` and ``+gfx`` have separate resources.
     """
     return "nvidia.com/mig-%s" % profile.replace("+", ".")
 
 
 def config_name(config: Mapping[str, Any]) -> str:
-    """Return the ConfigMap key of a configuration, derived from its content.
+    """Return a configuration's key in the ConfigMap, derived from its content.
 
-    The plugin's config-manager does not notice if the content of a key changes. It only compares the target of the link
-    to the selected file. So a changed configuration gets a new key, and the label of the node is set to the new key.
+    The plugin's config-manager only compares the link to the selected file, and does not notice a changed content of
+    the key. So a changed configuration gets a new key, to which the node's label is set.
     """
     content = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return "openfleet-%s" % hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -89,8 +88,8 @@ def config_name(config: Mapping[str, Any]) -> str:
 def _config(whole: Sequence[NodeGpu], strategy: str, replicas: int) -> dict[str, Any]:
     """Return the plugin's configuration file.
 
-    See README, "As a configuration file" and "Shared Access to GPUs". As the README recommends, a request for more than one
-    replica fails: the pod would not get a larger part of the GPU.
+    See README, "As a configuration file" and "Shared Access to GPUs". As the README recommends, a request for more than
+    one replica fails, because the pod would not get a larger part of the GPU.
     """
     flags: dict[str, Any] = {"migStrategy": strategy}
     config: dict[str, Any] = {"version": "v1", "flags": flags}
@@ -125,7 +124,7 @@ def _replicas(each: NodeGpu) -> int:
 
 
 def _refuse_others(whole: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse the techniques that the plugin does not support.
+    """Refuse techniques that the plugin does not support.
 
     For example, the plugin has no quotas for memory and SMs (README, "Shared Access to GPUs").
     """
@@ -142,8 +141,8 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
     for group in by_entry(partitioned):
         instances = group[0].instances or ()
         if not instances:
-            # With each of the two strategies, the plugin refuses a GPU in MIG mode without instances
-            # (internal/rm/device_map.go, assertAllMigDevicesAreValid).
+            # With both strategies, the plugin refuses a GPU in MIG mode without instances (internal/rm/device_map.go,
+            # assertAllMigDevicesAreValid).
             found.append(
                 refusal(
                     group,
@@ -153,7 +152,7 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
             )
         shared = next((instance.technique for instance in instances if instance.technique), None)
         if shared is not None:
-            # For example, MPS is supported only for full GPUs (README, "With CUDA MPS").
+            # For example, the plugin supports MPS only for full GPUs (README, "With CUDA MPS").
             found.append(refusal(group, "the device plugin has no %s inside MIG instances" % shared.title))
         split = next((instance for instance in instances if instance.compute_slices), None)
         if split and mig_strategy == MIXED:
@@ -171,7 +170,7 @@ def _refuse_instances(partitioned: Sequence[NodeGpu], mig_strategy: str) -> list
 
 
 def _refuse_single(whole: Sequence[NodeGpu], partitioned: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse the MIG strategy "single" unless all MIG devices of the node are equal.
+    """Refuse the MIG strategy "single" unless all of the node's MIG devices are equal.
 
     See internal/rm/device_map.go, buildDeviceMapFromConfigResources and assertAllMigDevicesAreValid.
     """
@@ -193,11 +192,11 @@ def _kinds(instance: NodeInstance) -> list[str]:
 
 
 def _refuse_sharing(whole: Sequence[NodeGpu], node: Sequence[NodeGpu]) -> list[Refusal]:
-    """Refuse entries if the sharing modes of the GPUs without MIG differ.
+    """Refuse entries if GPUs without MIG have different sharing modes.
 
-    The plugin configures time slicing and MPS for a resource, not for single GPUs. A node can use only one of the two (README,
-    "Shared Access to GPUs"). The configuration has a field `devices`, but the plugin ignores it
-    (api/config/v1/config.go, DisableResourceNamingInConfig).
+    The plugin configures time slicing and MPS per resource, not per GPU, and a node can use only one of the two
+    (README, "Shared Access to GPUs"). The plugin ignores the configuration's field `devices` (api/config/v1/config.go,
+    DisableResourceNamingInConfig).
     """
     found = []
     for group in by_entry([each for each in whole if type(each.access) in _SHARING]):

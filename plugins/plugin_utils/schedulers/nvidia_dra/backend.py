@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Backend: NVIDIA's DRA driver for Kubernetes.
+"""Offer GPUs with NVIDIA's DRA driver for Kubernetes.
 
-The driver publishes devices in ResourceSlices when it starts. Pods request devices with claims. The role writes a DeviceClass
-for each MIG profile and ResourceClaimTemplates for each layout entry, and enables the driver's feature gates.
+The driver publishes devices in ResourceSlices when it starts. Pods request devices with claims. The role writes a
+DeviceClass for each MIG profile and ResourceClaimTemplates for each layout entry, and enables the driver's feature
+gates.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SLICES = Kind(api.API, "ResourceSlice", "spec.nodeName")
 
 
 class Dra(KubernetesBackend):
-    """NVIDIA's DRA driver."""
+    """The backend NVIDIA's DRA driver."""
 
     key = KEY
     applies = True
@@ -38,13 +39,14 @@ class Dra(KubernetesBackend):
         "selector": "dra-driver-nvidia-gpu-component=kubelet-plugin",
         "release": "dra-driver-nvidia-gpu",
     }
-    # The chart permits the driver to start MPS daemons only if the chart enables the gate. The node selector keeps the driver off
-    # nodes of the device plugin. The chart refuses GPUs without gpuResourcesEnabledOverride, in case both run on a node.
+    # The driver may start MPS daemons only if the chart enables the gate. The node selector keeps the driver off the
+    # device plugin's nodes. Without gpuResourcesEnabledOverride, the chart refuses GPUs, in case both run on a node.
     chart_values: Mapping[str, Any] = {
         "gpuResourcesEnabledOverride": True,
         "resources": {"computeDomains": {"enabled": False}},
         "featureGates": {"DynamicMIG": False, "MPSSupport": True, "TimeSlicingSettings": True},
-        # The chart's affinity requires labels of node-feature-discovery, which a cluster may not have. None removes it.
+        # None removes the chart's affinity, which requires labels of node-feature-discovery that a cluster may not
+        # have.
         "kubeletPlugin": {"nodeSelector": NODE_LABEL, "affinity": None},
     }
     refused = (
@@ -70,7 +72,7 @@ class Dra(KubernetesBackend):
     ) -> Changes:
         """Return the changes that make a node of the cluster match an offer.
 
-        In addition to labels, these are DeviceClasses, ResourceClaimTemplates and feature gates of the driver's DaemonSet.
+        Besides labels, these are DeviceClasses, ResourceClaimTemplates and feature gates of the driver's DaemonSet.
         """
         changes = super().changes(offer, node, config_map, place, objects)
         problems = [*changes.problems, *_gate_problems(offer, place, objects)]
@@ -83,7 +85,7 @@ class Dra(KubernetesBackend):
             return dataclasses.replace(changes, problems=tuple(_foreign(place.node, item) for item in foreign))
         names = {title(item) for item in desired}
         old = [item for name, item in current.items() if api.node_of(item) == place.node and name not in names]
-        # The API does not permit changes of a template's spec, so the template must be replaced.
+        # Replace the template, because the API does not permit changes of its spec.
         changed = [item for item in desired if title(item) in current and differs(item, current[title(item)])]
         recreated = [item for item in changed if item["kind"] == _TEMPLATE]
         write = [item for item in desired if title(item) not in current or item in changed]
@@ -96,7 +98,7 @@ class Dra(KubernetesBackend):
             restart=changes.restart or bool(gates),
             delete=tuple(reference(item) for item in [*old, *recreated]),
             write=(*write, *gates),
-            # Until the driver has published the layout's devices, a missing device proves nothing.
+            # A missing device proves nothing before the driver has published the layout's devices.
             lost=() if changes.pending else _names(api.lost_pods(objects, place.node)),
             replaced=_names(api.pods_with(objects, OF_DEVICE_PLUGIN)),
             lines=(*changes.lines, *lines),
@@ -111,8 +113,8 @@ class Dra(KubernetesBackend):
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        A DeviceClass is kept while another node publishes an instance of its profile. The removal ends the driver on the node, so
-        it is refused while pods of the node have claims.
+        A DeviceClass stays while another node publishes an instance of its profile. The removal ends the driver on the
+        node, so it is refused while the node's pods have claims.
         """
         removal = super().removal(name, nodes, config_map, objects)
         if removal.problems:
@@ -136,8 +138,8 @@ class Dra(KubernetesBackend):
     ) -> dict[str, tuple[int, int]]:
         """Return the devices whose published number differs from the plan.
 
-        If the host already has the layout's devices, a published device counts only if the host has its UUID. The driver
-        publishes the devices that it found when it started, and a new instance can have the profile of a removed one.
+        If the host already has the layout's devices, a published device counts only if the host has its UUID. The
+        driver publishes the devices that it found at its start, and a new instance can have a removed one's profile.
         """
         planned, current = offer["resources"], offer["devices"]
         offered = api.published(objects, name_of(node)).get(name_of(node), {})
@@ -171,7 +173,7 @@ def _foreign(node: str, item: Mapping[str, Any]) -> str:
 
 
 def _names(pods: Iterable[Any]) -> tuple[tuple[str, str], ...]:
-    """Return UID and namespace/name of each pod."""
+    """Return each pod's UID and namespace/name."""
     metadata = (texts(pod, "metadata") for pod in pods)
     names = (tuple(text(each.get(key, ""), 253) for key in ("uid", "namespace", "name")) for each in metadata)
     return tuple((uid, "%s/%s" % (namespace, name)) for uid, namespace, name in names)
@@ -192,7 +194,7 @@ def _gate_problems(offer: Mapping[str, Any], place: Place, objects: Sequence[Any
 def _gate_patch(offer: Mapping[str, Any], place: Place, objects: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the patch that enables missing feature gates.
 
-    Other nodes may need enabled gates, so none is disabled.
+    No gate is disabled, because other nodes may need it.
     """
     found = api.daemonset(objects, place.selector)
     needed = {name: True for name, value in offer["config"]["featureGates"].items() if value}

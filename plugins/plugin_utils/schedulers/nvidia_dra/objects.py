@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Create the objects of an offer, and read the objects of the DRA driver. Pure.
 
-Sources: https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/ (resource.k8s.io/v1), and of the
-driver: deployments/helm/dra-driver-nvidia-gpu and reference/resourceslice-attributes.md.
+Sources: https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/ (resource.k8s.io/v1), and
+of the driver: deployments/helm/dra-driver-nvidia-gpu and reference/resourceslice-attributes.md.
 
-Objects of the cluster are untrusted. An object that does not have the format of the API counts as absent.
+Objects of the cluster are untrusted. One without the API's format counts as absent.
 """
 
 from __future__ import annotations
@@ -24,21 +24,18 @@ GPU_CLASS, MIG_CLASS = "gpu.nvidia.com", "mig.nvidia.com"
 OF_NODE = "openfleet.gpu/node"
 _LABEL_LENGTH = 63
 _GATES = "FEATURE_GATES"
-# Name of the chart's container that publishes GPUs. Another container of the DaemonSet is for ComputeDomains.
+# Name of the chart's container that publishes GPUs. The DaemonSet's other container is for ComputeDomains.
 _CONTAINER = "gpus"
 _SUFFIX = ".openfleet.gpu"
 
 
 def class_name(profile: str) -> str:
-    """Return the name of the DeviceClass of a MIG profile. Plus signs become dots."""
+    """Return the name of a MIG profile's DeviceClass. Plus signs become dots."""
     return "mig-%s%s" % (profile.replace("+", "."), _SUFFIX)
 
 
 def device_class(profile: str) -> dict[str, Any]:
-    """Return the DeviceClass of a MIG profile.
-
-    It selects the instances of all nodes.
-    """
+    """Return a MIG profile's DeviceClass, which selects the instances of all nodes."""
     selected = "device.driver == '%s' && %s == 'mig' && %s == '%s'" % (
         DRIVER,
         attribute("type"),
@@ -66,15 +63,15 @@ def attribute(name: str) -> str:
 
 
 def node_of(item: Any) -> str:
-    """Return the node whose GPUs a template selects, or an empty text."""
+    """Return the node whose GPUs a template selects, or ""."""
     return annotations_of(item).get(OF_NODE, "") if is_owned(item) else ""
 
 
 def published(objects: Sequence[Any], node: str = "") -> dict[str, dict[str, str]]:
     """Return the resource names of the driver's devices by node and UUID.
 
-    An offer uses the same names. If `node` is given, only this node is included. Only the newest generation of a pool
-    counts, as for the scheduler.
+    An offer has the same names. Only includes `node`, if it is given. Only a pool's newest generation counts, as for
+    the scheduler.
     """
     found: dict[str, dict[str, str]] = {}
     for spec in _newest(objects):
@@ -85,7 +82,7 @@ def published(objects: Sequence[Any], node: str = "") -> dict[str, dict[str, str
 
 
 def gpus(objects: Sequence[Any], node: str) -> frozenset[str]:
-    """Return the UUIDs of the GPUs of a node whose devices the driver publishes."""
+    """Return the UUIDs of a node's GPUs whose devices the driver publishes."""
     found = set()
     for spec in _newest(objects):
         for device in _mappings(spec.get("devices")) if spec.get("nodeName") == node else ():
@@ -96,10 +93,9 @@ def gpus(objects: Sequence[Any], node: str) -> frozenset[str]:
 
 
 def lost_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
-    """Return the pods with a claim whose device the node no longer publishes.
+    """Return the pods with a claim of a device that the node no longer publishes.
 
-    `objects` contains only pods of the node. A pod with such a claim does not start. If it already runs, Kubernetes
-    does not end it.
+    `objects` only has the node's pods. Such a pod does not start. Kubernetes does not end one that already runs.
     """
     names = {
         device.get("name")
@@ -111,9 +107,9 @@ def lost_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
 
 
 def claiming_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
-    """Return the active pods with a claim of a device of the node.
+    """Return the active pods with a claim of one of the node's devices.
 
-    `objects` contains only pods of the node. The kubelet cannot end such a pod while the driver does not run on the node.
+    `objects` only has the node's pods. The kubelet cannot end such a pod while the driver does not run on the node.
     """
     return _pods_with_claims(objects, node, lambda _device: True)
 
@@ -121,7 +117,7 @@ def claiming_pods(objects: Sequence[Any], node: str) -> list[Mapping[str, Any]]:
 def _pods_with_claims(objects: Sequence[Any], node: str, selected: Callable[[Any], bool]) -> list[Mapping[str, Any]]:
     """Return the active pods with a claim of a selected device.
 
-    `selected` gets the name of a device of the node.
+    `selected` gets the name of one of the node's devices.
     """
     claims = {
         _names(item)
@@ -135,7 +131,7 @@ def _pods_with_claims(objects: Sequence[Any], node: str, selected: Callable[[Any
 def daemonset(objects: Sequence[Any], selector: str) -> Mapping[str, Any] | None:
     """Return the driver's DaemonSet, or None.
 
-    `selector` is the label selector of its pods. Only requirements for equality are supported, and others are ignored.
+    `selector` is its pods' label selector. Requirements other than equality are ignored.
     """
     wanted = dict(part.split("=", 1) for part in selector.replace("==", "=").replace(" ", "").split(",") if "=" in part)
     for item in of_kind(objects, "DaemonSet"):
@@ -154,7 +150,7 @@ def gates(item: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_gates(item: Mapping[str, Any], changed: Mapping[str, bool]) -> dict[str, Any]:
-    """Return a patch that changes feature gates of the driver's container.
+    """Return the patch that changes the feature gates of the driver's container.
 
     It is a strategic merge patch.
     """
@@ -171,7 +167,7 @@ def with_gates(item: Mapping[str, Any], changed: Mapping[str, bool]) -> dict[str
 
 
 def pods_with(objects: Sequence[Any], resource: re.Pattern[str]) -> list[Mapping[str, Any]]:
-    """Return the active pods that request an extended resource with such a name."""
+    """Return the active pods that request an extended resource matching the pattern."""
     return [pod for pod in of_kind(objects, "Pod") if any(map(resource.fullmatch, _requested(pod)))]
 
 
@@ -200,7 +196,7 @@ def _names(item: Any) -> tuple[str, str]:
 def _newest(objects: Sequence[Any]) -> list[Mapping[str, Any]]:
     """Return the `spec` of the driver's current ResourceSlices.
 
-    These are the slices of the newest generation of each pool.
+    These are the newest generation of each pool.
     """
     slices = [_mapping(item, "spec") for item in of_kind(objects, "ResourceSlice")]
     slices = [spec for spec in slices if spec.get("driver") == DRIVER]

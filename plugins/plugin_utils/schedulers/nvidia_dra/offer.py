@@ -28,8 +28,8 @@ _API = "resource.nvidia.com/v1beta1"
 def offer(node: Node) -> Offer:
     """Return the driver's offer of the node's GPUs, or the refused entries.
 
-    Each GPU and each MIG instance is a device. Pods share a device by referencing the same claim. The claim defines how they
-    share it (concepts/gpu-sharing.md, "User-mediated sharing").
+    Each GPU and each MIG instance is a device. Pods share a device by referencing the same claim, which defines how
+    they share it (concepts/gpu-sharing.md, "User-mediated sharing").
     """
     gpus = node.gpus
     refusals = _refusals(gpus)
@@ -52,7 +52,7 @@ def _refusals(node: Sequence[NodeGpu]) -> list[Refusal]:
     for group in by_entry(node):
         shared: tuple[NodeGpu | NodeInstance, ...] = (group[0], *(group[0].instances or ()))
         for each in shared:
-            # A claim can configure time slicing or MPS. It has no quotas per pod (reference/api.md).
+            # A claim can configure time slicing or MPS, but has no quotas per pod (reference/api.md).
             if each.technique is not None and each.access is None:
                 found.append(refusal(group, "the DRA driver does not support %s" % each.technique.title))
                 break
@@ -81,7 +81,7 @@ def _devices(node: Sequence[NodeGpu]) -> dict[str, int]:
 
 
 def _current(node: Sequence[NodeGpu]) -> dict[str, str]:
-    """Return the class and profile of each current device of the host by UUID."""
+    """Return each current device's class and profile, by UUID."""
     found = {}
     for each in node:
         if each.has_uuid and not each.gpu.mig.enabled:
@@ -92,10 +92,10 @@ def _current(node: Sequence[NodeGpu]) -> dict[str, str]:
 
 
 def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
-    """Return the feature gates of the driver that the layout needs.
+    """Return the driver's feature gates that the layout needs.
 
-    See reference/feature-gates.md. DynamicMIG is always off, because with it the driver removes instances that it did not
-    create. In addition, DynamicMIG cannot be combined with MPSSupport.
+    See reference/feature-gates.md. DynamicMIG is always off, because with it the driver removes instances that it did
+    not create. It also cannot be combined with MPSSupport.
     """
     gates = {"DynamicMIG": False}
     every = [access for each in node for access in each.all_access]
@@ -109,7 +109,7 @@ def _gates(node: Sequence[NodeGpu]) -> dict[str, bool]:
 def _requests(group: Sequence[NodeGpu], node: str) -> list[Request]:
     """Return the claims for an entry.
 
-    An entry with instances has one claim for each kind of instance. Other entries have a single claim for their GPUs.
+    An entry with instances has one claim for each kind of instance. Other entries have one claim for all their GPUs.
     """
     here = group[0]
     if here.instances is None:
@@ -133,8 +133,8 @@ def _requests(group: Sequence[NodeGpu], node: str) -> list[Request]:
 def _template(group: Sequence[NodeGpu], node: str, *parts: str | None) -> str:
     """Return the name of an entry's ResourceClaimTemplate.
 
-    It consists of the node, the sharing, the GPUs and `parts`. Returns an empty text if the node has no name or the claim would
-    not select the entry's GPUs.
+    It consists of the node, the sharing, the GPUs and `parts`. Returns "" if the node has no name, or if the claim
+    would not select the entry's GPUs.
     """
     if not node or not _cel("uuid", group):
         return ""
@@ -167,9 +167,9 @@ def _sharing(access: Access | None) -> dict[str, Any] | None:
 
 
 def _cel(name: str, group: Sequence[NodeGpu]) -> str:
-    """Return the CEL expression that selects the GPUs of an entry.
+    """Return the CEL expression that selects an entry's GPUs.
 
-    Returns an empty text if a UUID is unknown.
+    Returns "" if a UUID is unknown.
     """
     if not all(each.has_uuid for each in group):
         return ""

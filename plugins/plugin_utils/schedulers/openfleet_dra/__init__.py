@@ -1,4 +1,4 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Backend: the plugin of this collection that leases quotas of GPUs to pods."""
+"""Offer GPUs with this collection's plugin, which leases quotas to pods."""

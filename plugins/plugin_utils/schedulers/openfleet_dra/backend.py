@@ -1,10 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Backend: the plugin of this collection that leases quotas of GPUs to pods.
+"""Offer GPUs with this collection's plugin, which leases quotas to pods.
 
 The plugin runs on the host, and publishes the GPUs of entries with `leases: {by: kubernetes}` in ResourceSlices
-(roles/gpu_kubernetes/files/openfleet_dra). Pods request memory and SM percent with claims. The role writes two DeviceClasses.
+(roles/gpu_kubernetes/files/openfleet_dra). Pods request memory and SM percent with claims. The role writes two
+DeviceClasses.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..protocol import Changes, Kind, Place, Removal, Seen
 KEY = "openfleet_dra"
 API = "resource.k8s.io/v1"
 DRIVER = "gpu.openfleet.io"
-#: Resource names of the offer, and DeviceClasses: GPUs with leases, and fixed tenants.
+#: Resource names in the offer, and DeviceClasses: of GPUs with leases, and of fixed tenants.
 LEASES, TENANTS = "lease." + DRIVER, "tenant." + DRIVER
 _TYPES = {LEASES: "gpu", TENANTS: "tenant"}
 _NODE_LABEL = {NODE_LABEL: KEY}
@@ -35,7 +36,7 @@ _GATE = (
 
 
 class OpenfleetDra(KubernetesBackend):
-    """The plugin of this collection for leases of pods."""
+    """The backend for this collection's plugin, which leases quotas to pods."""
 
     key = KEY
     applies = True
@@ -68,7 +69,7 @@ class OpenfleetDra(KubernetesBackend):
     ) -> Changes:
         """Return the changes that make a node of the cluster match an offer.
 
-        In addition to labels, these are the two DeviceClasses.
+        Besides labels, these are the two DeviceClasses.
         """
         changes = super().changes(offer, node, None, place, objects)
         if changes.problems:
@@ -105,7 +106,7 @@ class OpenfleetDra(KubernetesBackend):
     def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        The DeviceClasses are kept while another node publishes devices.
+        The DeviceClasses stay while another node publishes devices.
         """
         removal = super().removal(name, nodes, None, objects)
         others = {_mapping(item, "spec").get("nodeName") for item in _slices(objects)} - {name}
@@ -119,7 +120,7 @@ class OpenfleetDra(KubernetesBackend):
     ) -> dict[str, tuple[int, int]]:
         """Return the devices whose published number differs from the plan.
 
-        A cluster without the feature gate has no GPUs for leases. Fixed tenants can also fill a GPU.
+        Without the feature gate, a cluster has no GPUs for leases. Fixed tenants can also fill a GPU.
         """
         published = Counter(_published(objects, name_of(node)).values())
         planned: dict[str, int] = dict(offer["resources"])
@@ -130,7 +131,7 @@ class OpenfleetDra(KubernetesBackend):
         return differing(planned, published)
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return where the plugin explains differences."""
+        """Return where the plugin explains a difference."""
         return "see journalctl -u openfleet-gpu-dra on the host" if pending else ""
 
 
@@ -165,7 +166,7 @@ def _limits(groups: Sequence[Sequence[NodeGpu]]) -> str:
 
 
 def _lease_claim(gpu: NodeGpu) -> dict[str, Any]:
-    """Return the `spec` of an example of a claim."""
+    """Return the `spec` of an example claim."""
     leases: Any = gpu.entry.leases if gpu.entry else None
     memory_bytes = leases.memory_bytes or gpu.gpu.memory_total_bytes or 10 << 30
     capacity = {"memory": "%dMi" % max(1, memory_bytes // 10 >> 20), "smPercent": str(leases.sm_percent or 10)}
@@ -184,7 +185,7 @@ def _slices(objects: Sequence[Any]) -> list[Mapping[str, Any]]:
 
 
 def _devices(objects: Sequence[Any], node: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the devices of the newest generation of a node's slices."""
+    """Yield the devices in the newest generation of a node's slices."""
     specs = [_mapping(item, "spec") for item in _slices(objects)]
     specs = [spec for spec in specs if spec.get("nodeName") == node]
     newest = max((_generation(spec) for spec in specs), default=0)
@@ -195,7 +196,7 @@ def _devices(objects: Sequence[Any], node: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _published(objects: Sequence[Any], node: str) -> dict[str, str]:
-    """Return the resource name of each device of a node, by device name."""
+    """Return the resource names of a node's devices, by device name."""
     names = {kind: name for name, kind in _TYPES.items()}
     found = ((device.get("name"), _attribute(device, "type")) for device in _devices(objects, node))
     return {name: names[kind] for name, kind in found if isinstance(name, str) and kind in names}

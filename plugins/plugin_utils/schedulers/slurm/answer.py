@@ -58,10 +58,10 @@ _NOTHING: dict[str, Any] = {"gres": "", "gres_conf": [], "devices": [], "current
 
 
 def answer(request: Request, node: Mapping[str, Any] | None, kept: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the GRES, the lines of gres.conf and the pending change of a node.
+    """Return a node's GRES, lines of gres.conf and pending change.
 
-    `node` is a result of slurm_info, or None if Slurm was not asked. `kept` are the UUIDs of the MIG devices that the layout's
-    plan keeps. Invalid input does not raise an error. It is reported in the problems.
+    `node` is a result of slurm_info, or None if Slurm was not asked. `kept` has the UUIDs of MIG devices that the
+    layout's plan keeps. Invalid input raises no error, but is one of the problems.
     """
     name = request.node or "this host"
     try:
@@ -96,7 +96,8 @@ def answer(request: Request, node: Mapping[str, Any] | None, kept: Sequence[str]
         try:
             given.update(gres_conf=lines(Node(desired, name), nodes, pending.order, near), devices=uuids(pending.order))
         except GresConfError as error:
-            # This error blocks only gres.conf and not the layout, because the driver creates missing device nodes on demand.
+            # This error blocks only gres.conf and not the layout, because the driver creates missing device nodes on
+            # demand.
             missing = [str(error)]
     line = pending.line or "node %s: gres %s (no change)" % (name, joined(current.gres) or "none")
     given.update(
@@ -116,17 +117,14 @@ def _current(info: Mapping[str, Any]) -> Current:
 
 
 def _job_gres(rows: Sequence[Mapping[str, Any]] | None) -> tuple[tuple[str, int, tuple[int, ...] | None], ...]:
-    """Return the GRES of a job.
-
-    If they are unknown, return one GPU without a device number.
-    """
+    """Return a job's GRES, or if they are unknown, one GPU without a number."""
     if rows is None:
         return ((GPU, 1, None),)
     return tuple((row["name"], row["count"], tuple(row["numbers"]) if row.get("numbers") else None) for row in rows)
 
 
 def removal(node: Mapping[str, Any], host: str) -> dict[str, Any]:
-    """Return a result like `answer` does, for a node that gives up its GPU GRES."""
+    """Return a result like `answer`, for a node that gives up its GPU GRES."""
     name = host or "this host"
     empty = {"problems": [], "checked": True, "plan": [], "config": {}, **_NOTHING}
     try:
@@ -149,20 +147,17 @@ def _record(
 ) -> tuple[tuple[str, str], ...]:
     """Return type and UUID of each device that Slurm has for the node, by number.
 
-    The recorded devices are returned if they match the GRES of the node. Otherwise, the devices are read from
-    gres.conf. The record is preferred: if a run was interrupted after it changed the layout, the files in gres.conf may
-    now belong to new devices.
+    These are the recorded devices if they match the node's GRES, and otherwise those in gres.conf. The record is
+    preferred: after an interrupted change of the layout, the files in gres.conf may belong to new devices.
     """
     rows = [(row["type"], row.get("uuid") or "") for row in info.get("recorded") or ()]
     return in_order(rows, current.gres) or record(info.get("gres_conf") or (), info["node"], current.gres, gpus, nodes)
 
 
 def _version(info: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the older one of the versions of slurmctld and slurmd.
+    """Return the older one of slurmctld's and slurmd's versions.
 
-    Returns None if one of them is unknown.
-
-    A node that has not registered yet has the version of slurmctld.
+    Returns None if one of them is unknown. A node that has not registered yet has slurmctld's version.
     """
     texts = [info["version"], info.get("node_version") or info["version"]]
     matches = [_VERSION.match(text) for text in texts]
@@ -186,7 +181,7 @@ def _device_nodes(info: Mapping[str, Any]) -> DeviceNodes:
 
 
 def _shared_types(name: str, gres: Sequence[Gres], types: str) -> str:
-    """Return a problem if the cluster has shards and gres/mps.
+    """Return a problem if the cluster has both shards and gres/mps.
 
     In such a cluster, Slurm 22.05 and 24.11 set no CUDA_VISIBLE_DEVICES for jobs on shards, and 0 percent for jobs with
     gres/mps.

@@ -25,8 +25,8 @@ from .gres import GPU, QUOTA, SHARD, Gres, joined, totals
 from .order import is_pad, kept, ordered, types
 
 NOTHING, IN_PLACE, AFFECTED, ALL = WAYS = ("nothing", "in place", "affected jobs", "all jobs")
-# Releases in which tests showed that jobs survive a change of types with the same total. In other releases, all jobs
-# must end first.
+# Releases in which jobs survived a change of types with the same total in tests. In other releases, all jobs must end
+# first.
 _SURVIVES = (22, 5)
 _RECONFIGURES = (24, 11)
 # First release whose slurmctld keeps jobs on shards when it restarts (NEWS of 23.02).
@@ -37,7 +37,7 @@ _KEEPS_SHARDS = (23, 2)
 class Job:
     """A running job.
 
-    `gres` lists (name, count, device numbers), as holders.slurm.resources returns them. The numbers may be None.
+    `gres` has (name, count, device numbers) as in holders.slurm.resources. The numbers may be None.
     """
 
     id: str
@@ -103,13 +103,13 @@ class Change:
 
 
 def change(name: str, desired: Desired, current: Current) -> Change:
-    """Return how a node changes to the GRES of a layout."""
+    """Return how a node changes to a layout's GRES."""
     total, note = _total(desired, current)
     stay = kept(current.record, desired.devices)
     same_shared = list(desired.shared) == [each for each in current.gres if each.name != GPU]
     order = _unchanged(stay, desired, current) if same_shared else None
     if order is not None:
-        # Removing the pads would change the total. So they stay until the layout changes.
+        # Pads stay until the layout changes, because removing them would change the total.
         return Change(NOTHING, order, gres=_text(order, desired, current), note=note)
     restart = needs_restart(current.version)
     fixed: dict[int, Device] = {}
@@ -134,7 +134,7 @@ def change(name: str, desired: Desired, current: Current) -> Change:
 
 
 def _total(desired: Desired, current: Current) -> tuple[int, str]:
-    """Return the new total of gres/gpu, and a sentence about pads or an empty text."""
+    """Return the new total of gres/gpu, and a sentence about pads or ""."""
     before = totals(current.gres).get(GPU, 0)
     count, pads = len(desired.devices), sum(each.count for each in current.gres if is_pad(each.type))
     if not desired.keeps_total:
@@ -150,18 +150,18 @@ def _total(desired: Desired, current: Current) -> tuple[int, str]:
 
 
 def needs_restart(version: tuple[int, ...] | None) -> bool:
-    """Return whether slurmctld and slurmd take new GRES only when they restart."""
+    """Return whether slurmctld and slurmd only take new GRES when they restart."""
     return version is None or version[:2] < _RECONFIGURES
 
 
 def _unchanged(stay: Mapping[int, Device], desired: Desired, current: Current) -> tuple[Device | None, ...] | None:
-    """Return the current order if it has all devices of the layout and no others."""
+    """Return the current order if it has exactly the layout's devices."""
     if current.record:
         gone = [kind for number, (kind, _uuid) in enumerate(current.record) if number not in stay and not is_pad(kind)]
         if gone or len(stay) != len(desired.devices):
             return None
         return tuple(stay.get(number) for number in range(len(current.record)))
-    # The order of the devices is unknown, for example with AutoDetect. So only the GRES can be compared.
+    # Only the GRES can be compared, because the devices' order is unknown, for example with AutoDetect.
     gpus = tuple(each for each in current.gres if each.name == GPU)
     return (
         tuple(desired.devices)
@@ -179,7 +179,7 @@ def _survives(version: tuple[int, ...] | None) -> bool:
 def _numbers(job: Job, version: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the numbers of the job's devices.
 
-    Returns an empty tuple if they are unknown, or if the job must end in any case.
+    Returns () if they are unknown, or if the job must end in any case.
     """
     if any(name == SHARD for name, _count, _numbers in job.gres) and (version or ())[:2] < _KEEPS_SHARDS:
         return ()

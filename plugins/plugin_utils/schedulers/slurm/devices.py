@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List the devices that Slurm allocates as gres/gpu, in Slurm's order.
 
-A device is a GPU, or a compute instance of a GPU in MIG mode. slurmd numbers devices by the order of types in `Gres=` of the
-node, and then by the order of lines in gres.conf (src/interfaces/gres.c, _merge_gres2). Jobs hold devices by this number.
+A device is a GPU, or a compute instance of a GPU in MIG mode. slurmd numbers devices by the order of types in the
+node's `Gres=`, and then by the order of lines in gres.conf (src/interfaces/gres.c, _merge_gres2). Jobs hold devices by
+this number.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _BRANDS = ("nvidia", "tesla", "geforce", "quadro")
 
 
 def gpu_types(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Return the GRES type of each GPU by UUID.
+    """Return each GPU's GRES type by UUID.
 
-    The type is the short name of the model, such as h100. If two models of the node have the same short name, their
-    types are the full names. Each type is a part of the name that AutoDetect=nvml finds.
+    The type is the model's short name, such as h100. If two of the node's models have the same short name, their types
+    are the full names. Each type is a part of the name that AutoDetect=nvml finds.
     """
     names = {gpu.uuid: _words(gpu.name) for gpu in gpus}
     short = {uuid: _short(words) for uuid, words in names.items()}
@@ -52,18 +53,17 @@ def _short(words: Sequence[str]) -> str:
 
 
 def desired(gpus: Sequence[NodeGpu], kept: Collection[str] = ()) -> list[Device]:
-    """Return the devices of the layout in Slurm's order.
+    """Return the layout's devices in Slurm's order.
 
-    GPUs whose quotas are leased have none. `kept` are the UUIDs of the MIG devices that the layout's plan keeps. If
-    the instances of a GPU differ from the layout, its other devices count as new.
+    GPUs whose quotas are leased have none. `kept` has the UUIDs of MIG devices that the layout's plan keeps. If a GPU's
+    instances differ from the layout, its other devices count as new.
     """
     types = gpu_types(each.gpu for each in gpus)
     found: list[Device] = []
     for each in _by_index(without_leases(gpus)):
         kind = types[each.gpu.uuid]
         if each.instances is None:
-            # A GPU with an MPS daemon accepts only MPS clients. So it has a separate type, which keeps jobs for whole
-            # GPUs away.
+            # A GPU with an MPS daemon only accepts MPS clients. Its separate type keeps jobs for whole GPUs away.
             found.append(Device(kind + SERVED if isinstance(each.access, Clients) else kind, each.gpu, each.gpu.uuid))
         elif matches_layout(each):
             found += mig_devices(each.gpu)
@@ -77,7 +77,7 @@ def desired(gpus: Sequence[NodeGpu], kept: Collection[str] = ()) -> list[Device]
 
 
 def matches_layout(each: NodeGpu) -> bool:
-    """Return whether the current instances of a GPU match the desired ones."""
+    """Return whether a GPU's current instances match the desired ones."""
     if each.instances is None:
         return not each.gpu.mig.enabled
     types = Counter(device.type for device in mig_devices(each.gpu))

@@ -18,23 +18,23 @@ from ....module_utils.errors import FleetError
 
 # `quota` counts units of leases, and has no device files.
 GPU, SHARD, MPS, QUOTA = NAMES = ("gpu", "shard", "mps", "quota")
-# End of the type of a GPU whose jobs use an MPS daemon, as in gpu:h100_mps.
+# Suffix of the type of a GPU whose jobs use an MPS daemon, as in gpu:h100_mps.
 SERVED = "_mps"
 # scontrol appends sockets and positions in parentheses, as in gpu:h100:8(S:0-1).
 _DETAILS = re.compile(r"\([^()]*\)")
 _COUNT = re.compile(r"[0-9]{1,9}")
-# A count at the end of a GRES. It must be all of the text between two colons, because types such as 3g.40gb also start
+# A count at the end of a GRES. It must be all the text between two colons, because types such as 3g.40gb also start
 # with a digit.
 _LIKE_COUNT = re.compile(r"[0-9]+[KMGTP]?", re.IGNORECASE)
 
 
 class GresError(FleetError):
-    """A GRES of the node cannot be parsed."""
+    """One of the node's GRES cannot be parsed."""
 
 
 @dataclass(frozen=True)
 class Gres:
-    """A number of GRES with the same name and type. `type` may be empty."""
+    """A number of GRES with one name and type. `type` may be empty."""
 
     name: str
     type: str
@@ -52,8 +52,8 @@ class Gres:
 def parse(text: str, where: str) -> tuple[tuple[Gres, ...], tuple[str, ...]]:
     """Return the GRES for GPUs, and all other GRES as text.
 
-    scontrol shows shards and gres/mps for each type of GPU, as in shard:h100:4. Slurm ignores these types, so the counts are
-    added up. `where` names the node for messages. Raises GresError if a GRES for GPUs has no valid count.
+    scontrol shows shards and gres/mps for each GPU type, as in shard:h100:4. Slurm ignores these types, so the counts
+    are added. `where` names the node for messages. Raises GresError if a GRES for GPUs has no valid count.
     """
     gpus: dict[tuple[str, str], int] = {}
     others = []

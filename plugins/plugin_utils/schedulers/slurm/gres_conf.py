@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Format the lines of gres.conf for the current devices of a node.
+"""Format a node's lines of gres.conf for its current devices.
 
 https://slurm.schedmd.com/gres.conf.html
 """
@@ -22,22 +22,22 @@ from .order import types
 from .quotas import quota_gres
 from .topology import Placement
 
-# Capabilities to configure and to monitor MIG. Only root may open them.
+# Capabilities that configure and monitor MIG, which only root may open.
 PAD_CAPABILITIES = ("config", "monitor")
 _CAPABILITIES_CURE = "Check /proc/driver/nvidia-caps/mig-minors and /dev/nvidia-caps."
 
 
 class GresConfError(FleetError):
-    """The node does not have the devices of its layout."""
+    """The node does not have its layout's devices."""
 
 
 def lines(
     node: Node, nodes: DeviceNodes, order: Sequence[Device | None], placement: Placement | None = None
 ) -> list[str]:
-    """Return the lines of gres.conf for a node whose GPUs match the layout.
+    """Return a node's lines of gres.conf if its GPUs match the layout.
 
-    `order` has the devices by number, and None for pads. Raises GresConfError if a GPU does not match the layout, or has no
-    device node.
+    `order` has the devices by number, and None for pads. Raises GresConfError if a GPU does not match the layout or has
+    no device node.
     """
     for each in node.gpus:
         if not matches_layout(each):
@@ -61,15 +61,15 @@ def lines(
 
 
 def uuids(order: Sequence[Device | None]) -> list[str]:
-    """Return the UUIDs of the devices by number, and an empty text for pads.
+    """Return the devices' UUIDs by number, and "" for pads.
 
-    The device numbers are those that Slurm writes to CUDA_VISIBLE_DEVICES of a job.
+    The numbers are those that Slurm writes to a job's CUDA_VISIBLE_DEVICES.
     """
     return [device.uuid if device else "" for device in order]
 
 
 def _near(position: int, device: Device, placement: Placement) -> str:
-    """Return the cores and links of a device. An instance has the cores of its GPU."""
+    """Return a device's cores and links. An instance has its GPU's cores."""
     cores, links = placement.cores.get(device.gpu.uuid), placement.links.get(position)
     return (" Cores=%s" % cores if cores else "") + (" Links=%s" % links if links else "")
 
@@ -90,10 +90,10 @@ def _files(device: Device, node: Node, nodes: DeviceNodes) -> str:
 
 
 def _pad_files(node: Node, nodes: DeviceNodes) -> str:
-    """Return the files of a pad.
+    """Return a pad's files.
 
     slurmd checks that these files exist, and with ConstrainDevices it denies them to jobs. So they are device nodes
-    that no job needs. MultipleFiles is used, because a file may be in several lines only with MultipleFiles.
+    that no job needs. Only with MultipleFiles may several lines have the same file.
     """
     if not all(name in nodes.capabilities for name in PAD_CAPABILITIES):
         problem = "the driver lists no capabilities %s, which pads need" % " and ".join(PAD_CAPABILITIES)

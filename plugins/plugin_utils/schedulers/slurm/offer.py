@@ -19,13 +19,13 @@ from .gres import GPU, MPS, QUOTA, SHARD, Gres, joined
 from .quotas import leases_of, quota_gres, quota_notes, refuse_quotas, without_leases
 
 KEY = "slurm"
-# gres/mps counts percent of the SMs of the GPU (gres.html, "MPS Management").
+# gres/mps counts percent of the GPU's SMs (gres.html, "MPS Management").
 PERCENT = 100
-# First release in which shards on a node do not split the files of MIG devices (NEWS of 23.02.7: "gpu/nvml - Fix issue that
-# resulted in the wrong MIG devices being constrained to a job"). In 22.05, jobs on such a node run without a GPU.
+# First release in which shards on a node do not split the MIG devices' files (NEWS of 23.02.7: "gpu/nvml - Fix issue
+# that resulted in the wrong MIG devices being constrained to a job"). In 22.05, jobs on such a node run without a GPU.
 SHARDS_BESIDE_MIG = (23, 2, 7)
-# Release with which leases of jobs were tested. With 22.05.8, jobs had no lease until slurmd restarted, although
-# `scontrol reconfigure` had been run.
+# Release with which leases of jobs were tested. With 22.05.8, jobs had no lease until slurmd restarted, even after
+# `scontrol reconfigure`.
 LEASES = (24, 11)
 _CURE = "Change the entry."
 
@@ -63,7 +63,7 @@ def offer(node: Node) -> Offer:
 
 
 def node_gres(gpus: Sequence[NodeGpu]) -> list[Gres]:
-    """Return the GRES of the layout in the order of the node's `Gres=`."""
+    """Return the layout's GRES in the order of the node's `Gres=`."""
     counts = Counter(device.type for device in desired(gpus))
     return [*(Gres(GPU, kind, count) for kind, count in counts.items()), *shared_gres(gpus)]
 
@@ -80,9 +80,9 @@ def shared_gres(gpus: Sequence[NodeGpu]) -> list[Gres]:
 
 
 def room(gpus: Sequence[NodeGpu]) -> int:
-    """Return the largest number of devices that the GPUs can have.
+    """Return the maximum number of devices that the GPUs can have.
 
-    The MIG mode of each GPU is assumed to stay as it is.
+    Assumes that each GPU's MIG mode stays as it is.
     """
     largest = 0
     for each in without_leases(gpus):
@@ -97,7 +97,7 @@ def replicas(each: NodeGpu) -> int:
 
 
 def _refuse_others(node: Node) -> list[Refusal]:
-    """Refuse the techniques that have no GRES. For example, shards have no quotas."""
+    """Refuse techniques without a GRES. For example, shards have no quotas."""
     found = []
     for group in by_entry(node.gpus):
         here = group[0]
@@ -114,7 +114,7 @@ def _refuse_others(node: Node) -> list[Refusal]:
 def _refuse_nameless(node: Node) -> list[Refusal]:
     """Refuse GPUs without a name.
 
-    Slurm refuses a node with typed and untyped GRES of one name.
+    Slurm refuses a node with both typed and untyped GRES of one name.
     """
     types = gpu_types(each.gpu for each in node.gpus)
     nameless = [each for each in node.gpus if each.instances is None and not types[each.gpu.uuid]]
@@ -140,8 +140,8 @@ def _refuse_clients(node: Node) -> list[Refusal]:
             problem = "Slurm has no gres/mps on a node with MIG, and %s in MIG mode" % _are(partitioned)
             found.append(refusal(group, problem, _CURE))
         if sharded:
-            # If both are used, Slurm 22.05 and 24.11 set no CUDA_VISIBLE_DEVICES for shards, and 0 percent for MPS.
-            # Each of the two plugins sets the environment, and the last one in GresTypes wins.
+            # With both, Slurm 22.05 and 24.11 set no CUDA_VISIBLE_DEVICES for shards, and 0 percent for MPS: each
+            # plugin sets the environment, and the last one in GresTypes wins.
             problem = (
                 "Slurm sets wrong devices for jobs if gres/mps and gres/shard are used together, and %s shards"
                 % (_have(sharded))

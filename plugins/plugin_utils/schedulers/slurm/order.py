@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Order the devices of a node so that running jobs keep their device numbers.
+"""Order a node's devices so that running jobs keep their device numbers.
 
-slurmd groups devices by type, so each type has consecutive numbers. Pads fill the numbers that no device has. A pad is a GRES
-without a device: it keeps the node's total of gres/gpu.
+slurmd groups devices by type, so each type has consecutive numbers. Pads fill the numbers without a device. A pad is a
+GRES without a device, which keeps the node's total of gres/gpu.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Iterable, Mapping, Sequence
 
 from ....module_utils.slurm.mig_devices import Device
 
-# Type of the pads. Numbers of one type must be consecutive, so a second group of pads has the type pad2.
+# Type of the pads. A type's numbers must be consecutive, so a second group of pads has the type pad2.
 PAD = "pad"
 _PAD = re.compile(PAD + "[0-9]*")
 
 
 def is_pad(kind: str) -> bool:
-    """Return whether this GRES type is used for pads."""
+    """Return whether this GRES type is a pad's."""
     return bool(_PAD.fullmatch(kind))
 
 
@@ -39,10 +39,10 @@ def types(order: Sequence[Device | None]) -> list[str]:
 
 
 def ordered(devices: Sequence[Device], total: int, fixed: Mapping[int, Device]) -> tuple[Device | None, ...] | None:
-    """Return an order of `total` numbers with all devices, or None if none exists.
+    """Return an order of `total` numbers with all devices, or None if there is none.
 
-    `fixed` are devices that must have the given numbers. All of them are also in `devices`. Without fixed devices, the
-    result has `devices` in their order, then the pads.
+    `fixed` has devices that must have these numbers. They are also in `devices`. Without fixed devices, the result has
+    `devices` in their order, then the pads.
     """
     kinds = list(dict.fromkeys(device.type for device in devices))
     groups = {kind: [device for device in devices if device.type == kind] for kind in kinds}
@@ -60,9 +60,9 @@ def ordered(devices: Sequence[Device], total: int, fixed: Mapping[int, Device]) 
 
 
 def _starts(counts: Mapping[str, int], numbers: Mapping[str, Sequence[int]], total: int) -> dict[str, int] | None:
-    """Return the first number of each type, or None if the types do not fit.
+    """Return each type's first number, or None if the types do not fit.
 
-    `numbers` are the fixed numbers of each type.
+    `numbers` has each type's fixed numbers.
     """
     fixed = sorted((kind for kind in counts if numbers[kind]), key=lambda kind: numbers[kind][0])
     free = tuple(kind for kind in counts if not numbers[kind])
@@ -71,14 +71,13 @@ def _starts(counts: Mapping[str, int], numbers: Mapping[str, Sequence[int]], tot
     def place(number: int, done: int, left: frozenset[str]) -> tuple[tuple[str, int], ...] | None:
         """Place the remaining types at `number` and later numbers.
 
-        The remaining types are the fixed types from position `done` on, and the types in `left`.
+        These are the fixed types from position `done` on, and the types in `left`.
         """
         if done == len(fixed) and not left:
             return () if number <= total else None
         end = total
         if done < len(fixed):
-            # The numbers of a fixed type include all its fixed numbers. So the type begins at the first of them or
-            # before.
+            # A fixed type's numbers include all its fixed numbers, so it begins at or before the first of these.
             kind = fixed[done]
             end = numbers[kind][0]
             if number > end:
@@ -101,7 +100,7 @@ def _starts(counts: Mapping[str, int], numbers: Mapping[str, Sequence[int]], tot
 def kept(record: Sequence[tuple[str, str]], devices: Iterable[Device]) -> dict[int, Device]:
     """Return the devices that stay, by their number in `record`.
 
-    `record` lists type and UUID by number. A device stays if a device of the layout has the same type and UUID.
+    `record` has type and UUID by number. A device stays if the layout has a device with the same type and UUID.
     """
     by_name = {(device.type, device.uuid): device for device in devices if device.uuid}
     return {number: by_name[name] for number, name in enumerate(record) if name in by_name}

@@ -72,7 +72,7 @@ def places(results: Sequence[Mapping[str, Any]], node: str) -> dict[str, Any]:
         if plan["changed"]:
             found["write"].append(host)
         candidate = result.get("candidate")
-        # A node with its own files tests its own candidate. A configless node tests the controllers' file.
+        # A node with its own files tests its own candidate. A configless node tests the controllers'.
         if isinstance(candidate, str) and _CANDIDATE.fullmatch(candidate) and (host == node or not found["candidate"]):
             found["candidate"] = candidate
     return found

@@ -17,7 +17,7 @@ from .gres import QUOTA, Gres
 
 
 def leases_of(each: NodeGpu) -> Leases | None:
-    """Return the leases of a GPU if Slurm counts them, or None."""
+    """Return a GPU's leases if Slurm counts them, or None."""
     leases = each.entry.leases if each.entry is not None else None
     return leases if leases is not None and leases.by == SLURM else None
 

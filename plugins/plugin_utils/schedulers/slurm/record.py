@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the current devices of a node by number, from gres.conf.
+"""Read a node's current devices by number, from gres.conf.
 
 Source: https://slurm.schedmd.com/gres.conf.html
 """
@@ -23,11 +23,11 @@ def record(
     gpus: Sequence[Gpu],
     nodes: DeviceNodes,
 ) -> tuple[tuple[str, str], ...]:
-    """Return type and UUID of each device by number.
+    """Return each device's type and UUID, by number.
 
-    `lines` are the lines of gres.conf about gres/gpu of the node, `gres` its current GRES, and `nodes` its device
-    nodes. The UUID is empty if no current device has the files in a line. Returns an empty tuple if the
-    lines do not list the devices. AutoDetect is an example.
+    `lines` has the lines of gres.conf about the node's gres/gpu, `gres` its current GRES, and `nodes` its device nodes.
+    The UUID is empty if no current device has a line's files. Returns () if the lines do not list the devices, for
+    example with AutoDetect.
     """
     devices = [device for gpu in gpus for device in all_devices(gpu)]
     known = {frozenset(device_files(device, nodes)): device.uuid for device in devices}
@@ -42,7 +42,7 @@ def record(
 def in_order(devices: Sequence[tuple[str, str]], gres: Sequence[Gres]) -> tuple[tuple[str, str], ...]:
     """Return devices in the order of their numbers.
 
-    Returns an empty tuple if the devices' types differ from the types in `gres`.
+    Returns () if their types differ from those in `gres`.
     """
     counts = [(each.type, each.count) for each in gres if each.name == GPU]
     kinds = [kind for kind, _uuid in devices]

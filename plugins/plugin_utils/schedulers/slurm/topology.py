@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the cores and NVLinks of each device for gres.conf. Pure.
+"""Find each device's cores and NVLinks for gres.conf. Pure.
 
 `Cores=` has Slurm's numbers of cores, not of CPUs. Core 0 is the first core of the first socket, as in `lstopo -l`
-(https://slurm.schedmd.com/gres.conf.html). Slurm 24.11 drains a node if `Cores=` is not made of whole sockets.
+(https://slurm.schedmd.com/gres.conf.html). Slurm 24.11 drains a node if `Cores=` does not consist of whole sockets.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Mapping, Sequence
 from ....module_utils.errors import FleetError
 from ....module_utils.slurm.mig_devices import Device
 
-# Minimum release for Cores= and Links= on a node with MIG. When Slurm 22.05 reads them, it counts each file of
-# MultipleFiles= as a device.
+# Minimum release for Cores= and Links= on a node with MIG. With them, Slurm 22.05 counts each file of MultipleFiles= as
+# a device.
 _WITH_MIG = (24, 11)
-# The largest CPU number in a list from a host. Linux supports 8192 CPUs (CONFIG_NR_CPUS).
+# Maximum CPU number in a host's list. Linux supports 8192 CPUs (CONFIG_NR_CPUS).
 _LARGEST_CPU = 8191
-# Maximum number of CPUs of a core. POWER processors have eight.
+# Maximum number of a core's CPUs. POWER processors have eight.
 MOST_THREADS = 16
 _RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
@@ -65,9 +65,9 @@ class Placement:
 
 
 def parse_cpus(text: str, where: str, most: int = _LARGEST_CPU + 1) -> frozenset[int]:
-    """Return the CPUs of a list in the kernel's format, such as 0-31,64-95.
+    """Return the CPUs in a list in the kernel's format, such as 0-31,64-95.
 
-    Raises FleetError, with `where` as its place, if the text is not such a list, or has more than `most` CPUs.
+    Raises FleetError, with the place `where`, if the text is not such a list or has more than `most` CPUs.
     """
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
@@ -82,8 +82,7 @@ def parse_cpus(text: str, where: str, most: int = _LARGEST_CPU + 1) -> frozenset
 def placement(devices: Sequence[Device | None], cpus: Cpus, version: tuple[int, ...] | None) -> Placement:
     """Return the cores and links of a node's devices.
 
-    `devices` lists the devices by number, and None for pads.
-    `version` is the version of Slurm, or None if it is unknown.
+    `devices` has the devices by number, and None for pads. `version` is Slurm's version, or None if it is unknown.
     """
     cores, core_note = _cores(cpus)
     links, link_note = _links(devices)
@@ -96,9 +95,9 @@ def placement(devices: Sequence[Device | None], cpus: Cpus, version: tuple[int, 
 
 
 def _cores(cpus: Cpus) -> tuple[dict[str, str], str]:
-    """Return `Cores=` by UUID, and a note if it cannot be determined.
+    """Return `Cores=` by UUID, and a note if it is unknown.
 
-    The cores are rounded up to whole sockets of Slurm.
+    The cores are rounded up to whole Slurm sockets.
     """
     online = frozenset().union(*(core.cpus for core in cpus.cores))
     near = {uuid: local & online for uuid, local in cpus.local.items()}
@@ -120,8 +119,7 @@ def _cores(cpus: Cpus) -> tuple[dict[str, str], str]:
     for uuid, local in near.items():
         numbers = [number for number, socket in enumerate(sockets) if socket & local]
         if len(sockets) != len(packages) and frozenset().union(*(sockets[number] for number in numbers)) != local:
-            # Each of Slurm's sockets is a part of a package. The kernel may number the cores of these sockets in
-            # another order.
+            # Each Slurm socket is a part of a package, whose cores the kernel may number in another order.
             return {}, note
         if len(numbers) < len(sockets):
             found[uuid] = ",".join(_range(number, cpus.cores_per_socket) for number in numbers)
@@ -129,7 +127,7 @@ def _cores(cpus: Cpus) -> tuple[dict[str, str], str]:
 
 
 def _sockets(cpus: Cpus) -> list[frozenset[int]]:
-    """Return the CPUs of each of Slurm's sockets.
+    """Return the CPUs of each Slurm socket.
 
     Returns [] if Slurm's sockets are not equal parts of the packages.
     """
@@ -151,10 +149,10 @@ def _range(socket: int, size: int) -> str:
 
 
 def _links(devices: Sequence[Device | None]) -> tuple[dict[int, str], str]:
-    """Return `Links=` by position, and a note if it cannot be determined.
+    """Return `Links=` by position, and a note if it is unknown.
 
     `Links=` has the number of links to the device at each position, and -1 for the device itself. Instances have no
-    links. There are no values if all GPUs are connected equally, as by NVSwitch.
+    links. Without differences between GPUs, as with NVSwitch, there are no values.
     """
     whole = {position: device.gpu for position, device in enumerate(devices) if device and device.instance_id is None}
     unknown = [gpu.label for gpu in whole.values() if any(link.remote_pci_address is None for link in gpu.nvlinks)]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Format the lines of topology.conf for nodes whose switch is known. Pure.
+"""Format the lines of topology.conf for nodes with a known switch. Pure.
 
 https://slurm.schedmd.com/topology.conf.html
 """
@@ -22,8 +22,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 def topology_lines(switches: Mapping[str, str], plugin: str) -> list[str]:
     """Return the lines of topology.conf.
 
-    `switches` has the top-of-rack switch of each node, by the node's name in Slurm. `plugin` is TopologyPlugin of the
-    cluster. Raises FleetError if a name or the plugin is invalid.
+    `switches` has each node's top-of-rack switch, by Slurm's node name. `plugin` is the cluster's TopologyPlugin.
+    Raises FleetError if a name or the plugin is invalid.
     """
     if plugin not in PLUGINS:
         raise FleetError(

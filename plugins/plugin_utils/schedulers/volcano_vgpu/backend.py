@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Backend: Volcano's vGPU plugin for Kubernetes.
+"""Offer GPUs with Volcano's vGPU plugin for Kubernetes.
 
 https://github.com/Project-HAMi/volcano-vgpu-device-plugin, README.md and doc/config.md.
 """
@@ -22,7 +22,7 @@ from ..protocol import Changes, Place, Read, Seen, Shared
 from . import scheduler_conf
 
 _NODE_LABEL = {"openfleet.gpu/backend": "volcano_vgpu"}
-# Label with a digest of the node's configuration. If it changes, the plugin is restarted.
+# Label with a digest of the node's configuration. A change restarts the plugin.
 _CONFIG_LABEL = "openfleet.gpu/vgpu-config"
 _HANDSHAKE = "volcano.sh/node-vgpu-handshake"
 # Annotation in which the plugin lists its GPUs: "UUID,count,MiB,type,health,mode:", repeated.
@@ -42,7 +42,7 @@ PLUGIN = hami_core.Plugin(
 
 
 class VolcanoVgpu(KubernetesBackend):
-    """Volcano's vGPU plugin."""
+    """The backend Volcano's vGPU plugin."""
 
     key = PLUGIN.key
     applies = True
@@ -82,8 +82,8 @@ class VolcanoVgpu(KubernetesBackend):
     ) -> dict[str, tuple[int, int]]:
         """Return the resources that differ from the plan, and a failed handshake.
 
-        If the plugin has not answered for 60 seconds, Volcano's scheduler writes Deleted into the handshake. It then places
-        pods by the allocatable numbers alone, and several pods can get more memory of a GPU than it has.
+        If the plugin does not answer for 60 seconds, Volcano's scheduler writes Deleted into the handshake. It then
+        places pods by the allocatable numbers alone, so that pods can get more memory of a GPU than it has.
         """
         pending = super().pending_resources(offer, node, objects)
         handshake = annotations_of(node).get(_HANDSHAKE, "Deleted")
@@ -100,7 +100,7 @@ class VolcanoVgpu(KubernetesBackend):
         return Seen("Volcano's vGPU plugin", {PLUGIN.number: number}, cure, uuids) if number else None
 
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
-        """Return why resources differ from the plan, and how to fix that."""
+        """Return why resources differ from the plan, and the fix."""
         if _HANDSHAKE not in pending:
             return ""
         return (
@@ -130,7 +130,7 @@ class VolcanoVgpu(KubernetesBackend):
 
 
 def _scheduler(read: Read, found: Sequence[Any] | None, used: bool) -> tuple[dict[str, Any], str] | None:
-    """Return the changed ConfigMap of the scheduler with a line of the plan, or None."""
+    """Return (the scheduler's changed ConfigMap, line of the plan), or None."""
     where = "ConfigMap %s/%s" % (read.namespace, read.name)
     config_map = found[0] if found else None
     text = texts(config_map, "data").get(scheduler_conf.KEY)
@@ -150,7 +150,7 @@ def _scheduler(read: Read, found: Sequence[Any] | None, used: bool) -> tuple[dic
 def _written(read: Read, current: Any, key: str, text: str) -> dict[str, Any]:
     """Return a ConfigMap with one key.
 
-    With the version of the current object, the API refuses the request if another program has changed the object.
+    It has the current object's version, so that the API refuses it if another program has changed the object.
     """
     version = texts(current, "metadata").get("resourceVersion")
     metadata = {"name": read.name, "namespace": read.namespace, **({"resourceVersion": version} if version else {})}

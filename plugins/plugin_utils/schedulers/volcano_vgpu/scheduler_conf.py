@@ -5,8 +5,8 @@
 
 https://github.com/volcano-sh/volcano, docs/user-guide/how_to_use_volcano_vgpu.md and pkg/scheduler/plugins/deviceshare.
 
-The text is edited by lines, so that comments and the order of all other settings are kept. A comment marks the added lines.
-Afterwards the text is parsed again: if anything but the plugin differs, the edit is refused.
+The text is edited by lines, to keep comments and the order of other settings. A comment marks the added lines. Then the
+text is parsed again, and the edit is refused if anything but the plugin differs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ....module_utils.errors import FleetError
 #: Key of the ConfigMap.
 KEY = "volcano-scheduler.conf"
 PLUGIN, ENABLE = "deviceshare", "deviceshare.VGPUEnable"
-# Volcano's scheduler ends if one of these is true together with ENABLE.
+# Volcano's scheduler exits if one of these is true together with ENABLE.
 _OLD = ("deviceshare.GPUSharingEnable", "deviceshare.GPUNumberEnable")
 _MARK = "  # openfleet.gpu"
 _CURE = "Add {name: deviceshare, arguments: {deviceshare.VGPUEnable: true}} to its last tier by hand."
@@ -30,7 +30,7 @@ _CURE = "Add {name: deviceshare, arguments: {deviceshare.VGPUEnable: true}} to i
 def with_deviceshare(text: str, where: str) -> str:
     """Return the configuration with `deviceshare`.
 
-    If the plugin is already enabled, returns the same text. `where` is the place for errors. Raises FleetError if the
+    Returns the same text if the plugin is already enabled. `where` is the place for errors. Raises FleetError if the
     configuration cannot be read or edited, or contradicts the plugin.
     """
     data = _parsed(text, where)
@@ -89,7 +89,7 @@ def _append(text: str) -> str:
     plugins = _value(_value(root, "tiers").value[-1], "plugins")
     last = plugins.value[-1]
     lines = text.splitlines(keepends=True)
-    # The end of a block is the start of the next token, which may be several comments later.
+    # A block ends at the start of the next token, which may be several comments later.
     after = _last_line(last) + 1
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
