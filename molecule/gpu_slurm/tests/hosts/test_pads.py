@@ -21,10 +21,10 @@ def number_of(environment: dict[str, str]) -> int:
     return int(environment["CUDA_VISIBLE_DEVICES"])
 
 
-def change(host, wanted: list[dict]) -> float:
+def change(host, wanted: list[dict]) -> tuple[float, list[str]]:
     """Apply a layout, and its GRES without ending jobs.
 
-    Returns the seconds until a new job runs.
+    Returns the seconds until a new job runs, and the UUIDs of the devices by number.
     """
     planned = host.mapping(wanted)
     assert (planned["change"]["way"], planned["change"]["jobs"]) == ("in place", []), planned["plan"]
@@ -36,7 +36,7 @@ def change(host, wanted: list[dict]) -> float:
     host.submit("gpu:1g.10gb:1")
     assert found["gres"] == host.node()["Gres"].partition("(")[0] == planned["gres"]
     assert "INVAL" not in host.node()["State"]
-    return time.monotonic() - started
+    return time.monotonic() - started, found["devices"]
 
 
 @pytest.mark.thorough
@@ -55,7 +55,7 @@ def test_a_job_from_before_the_rule_prevents_pads(host):
 
 def test_jobs_survive_seven_three_and_seven_slices(typed):
     host = typed
-    host.reset(layout(SEVEN))
+    devices = host.reset(layout(SEVEN))["devices"]
     on_gpu, environment = host.submit("gpu:h100:1")
     slices = [host.submit("gpu:1g.10gb:1") for _slice in range(7)]
     planned = host.mapping(layout(THREE))
@@ -67,14 +67,13 @@ def test_jobs_survive_seven_three_and_seven_slices(typed):
         *((job, number_of(each)) for job, each in slices if job not in waiting),
     ]
     assert len(surviving) == 4
-    devices = host.mapping(layout(SEVEN))["devices"]
     host.ask(f"scancel {' '.join(waiting)}")
     host.wait_until(f"[ $(squeue --noheader | wc -l) = {len(surviving)} ]")
     host.ask(f"scancel {surviving.pop()[0]}")
     host.wait_until(f"[ $(squeue --noheader | wc -l) = {len(surviving)} ]")
     for wanted in (THREE, SEVEN):
-        assert change(host, layout(wanted)) < FIRST_JOB
-        now = host.mapping(layout(wanted))["devices"]
+        seconds, now = change(host, layout(wanted))
+        assert seconds < FIRST_JOB
         for job, number in surviving:
             assert host.state(job) == "JobState=RUNNING Restarts=0"
             assert now[number] == devices[number]
