@@ -42,13 +42,20 @@ LEASED = {
 LAYOUT = [LEASED, {"gpus": [2, 3], "sharing": "exclusive"}]
 #: Prints the quota that the pod's programs have, and their devices.
 SHOW = 'cat "/etc/openfleet-gpu/vgpu/$OPENFLEET_VGPU/quota"; ' + cdi.LIST_NODES
-#: Creates the device nodes of GPUs at each boot, as udev would.
-BOOT_NODES = """
+#: Creates the device nodes of GPUs at each boot, as udev would, and imports the image of pods: containerd's files are in
+#: memory, unlike those of a real node.
+BOOT_SCRIPT = """
+for name in 0 1 2 3 ctl; do [ -e /dev/nvidia$name ] || mknod -m 666 /dev/nvidia$name c 1 3; done
+until ctr version >/dev/null 2>&1; do sleep 0.2; done
+ctr --namespace k8s.io images import --snapshotter native /srv/kubernetes/image.tar
+"""
+BOOT_UNIT = """
 [Unit]
-Before=containerd.service
+After=containerd.service
+Before=kubelet.service
 [Service]
 Type=oneshot
-ExecStart=/bin/sh -c 'for name in 0 1 2 3 ctl; do [ -e /dev/nvidia$name ] || mknod -m 666 /dev/nvidia$name c 1 3; done'
+ExecStart=/bin/sh /usr/local/lib/lab-boot
 [Install]
 WantedBy=multi-user.target
 """
@@ -109,8 +116,9 @@ def node(cluster, site):
     ]
     specification = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices}
     cluster.run(NODE, "sh", "-c", "mkdir -p /etc/cdi; echo '%s' >/etc/cdi/nvidia.json" % json.dumps(specification))
-    unit = "/etc/systemd/system/lab-device-nodes.service"
-    cluster.run(NODE, "sh", "-c", 'echo "$0" >%s; systemctl enable %s' % (unit, unit), BOOT_NODES)
+    for path, text in (("/usr/local/lib/lab-boot", BOOT_SCRIPT), ("/etc/systemd/system/lab-boot.service", BOOT_UNIT)):
+        cluster.run(NODE, "sh", "-c", 'printf %s "$0" >"$1"', text, path)
+    cluster.run(NODE, "systemctl", "enable", "lab-boot")
     return [gpu["uuid"] for gpu in gpus]
 
 
@@ -365,7 +373,7 @@ def test_claim_that_is_deleted_under_its_pod_gives_no_second_quota(cluster, node
 
     def refused_by_the_host():
         events = cluster.plane.call("GET", "/api/v1/namespaces/default/events")["items"]
-        return any("second" in each["involvedObject"]["name"] and "free" in each["message"] for each in events)
+        return any("second" in each["involvedObject"]["name"] and "free" in each["message"].lower() for each in events)
 
     cluster.plane.wait(refused_by_the_host, "the lease service refuses the second pod")
     assert state(cluster.pod("first")) == before and lost_leases(cluster, {"first": "50GiB and 50 %"}) == []
