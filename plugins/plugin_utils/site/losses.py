@@ -44,9 +44,9 @@ _TOLERANCE = re.compile(r"\s*([0-9]{1,9})\s*(%?)\s*")
 class Losses:
     """The hosts without a plan.
 
-    `left_out` has a reason of one line for each host. `words` has a shorter reason, for a message that follows the host's
-    error. `refusal` is the reason why the run ends. It is empty if the run continues.
-    `errors` has the errors that no task has printed yet. If several hosts have the same error, they share a line.
+    `left_out` has a one-line reason for each host, `words` a shorter one for a message that follows the host's error.
+    `refusal` is why the run ends, or "" if it continues. `errors` has the errors that no task has printed yet, with one
+    line for hosts with equal errors.
     """
 
     left_out: Mapping[str, str]
@@ -68,11 +68,10 @@ def tolerated(value: Any, hosts: int) -> int:
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a host has no plan, in one line.
+    """The reason, in one line, why a host has no plan.
 
-    `host_fault`: true if the cause is the host and not the inventory.
-
-    `become`: true if the host requires a password to become root.
+    `host_fault`: whether the cause is the host and not the inventory. `become`: whether the host requires a password to
+    become root.
     """
 
     reason: str
@@ -81,7 +80,7 @@ class Failure:
 
 
 def failure(host: str, result: Any) -> Failure:
-    """Return the failure of a host from a failed result or from the text of a check.
+    """Return a host's failure from a failed result or the text of a check.
 
     A missing or empty result means that the host was unreachable.
     """
@@ -92,10 +91,10 @@ def failure(host: str, result: Any) -> Failure:
     message = _message(result)
     lines = message.splitlines()
     if isinstance(result.get("timedout"), Mapping):
-        # Replace Ansible's message about the keyword `timeout`, because that message does not explain that the host hangs.
+        # Ansible's message about the keyword `timeout` does not say that the host hangs.
         lines = ["it did not answer within %s s" % result["timedout"].get("period")]
-    # Messages from assertions in roles and from modules of this collection may quote the inventory. So do not search
-    # them for the texts of Ansible and sudo.
+    # Do not search messages of roles' assertions and this collection's modules for texts of Ansible and sudo, because
+    # they may quote the inventory.
     by_ansible = not {"assertion", "problem", "host_fault"}.intersection(result)
     fault = any(result.get(key) for key in _HOST_FAULTS)
     become = by_ansible and _BECOME_PASSWORD.search(message) is not None
@@ -105,14 +104,14 @@ def failure(host: str, result: Any) -> Failure:
 
 
 def _reason(host: str, message: str) -> str:
-    """Return the first line of an error without the name of its host."""
+    """Return an error's first line without the host's name."""
     return text(without_host(host, message.splitlines()[0]), 300) if message else "no reason given"
 
 
 def _message(result: Mapping[str, Any]) -> str:
-    """Return the error message of a result.
+    """Return a result's error message.
 
-    If the plan was made with the catalogue of GPU models, the problems are in `forecast`.
+    If the plan was made with the catalogue of GPU models, `forecast` has the problems.
     """
     forecast = result.get("forecast")
     problems = forecast.get("problems") if isinstance(forecast, Mapping) else None
@@ -120,9 +119,9 @@ def _message(result: Mapping[str, Any]) -> str:
 
 
 def _unprinted(host: str, result: Any) -> str:
-    """Return the error in the result of a task that did not fail, but found an error.
+    """Return the error in the result of a task that did not fail but found an error.
 
-    Ansible does not print such an error. Returns an empty text if the task failed.
+    Ansible does not print such an error. Returns "" if the task failed.
     """
     if isinstance(result, str):
         return result
@@ -132,7 +131,7 @@ def _unprinted(host: str, result: Any) -> str:
 
 
 def losses(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str, Any], tolerate: Any) -> Losses:
-    """Compare the hosts that need a plan with the hosts that have a plan.
+    """Compare the hosts that need a plan with those that have one.
 
     `failures` has the failed result of each host without a plan (see `failure`). If no host has a plan, no loss is
     tolerated. Raises ValueError if `tolerate` is invalid.
@@ -172,10 +171,7 @@ def _decide(hosts: Sequence[str], planned: Sequence[str], failures: Mapping[str,
 
 
 def _shortened(hosts: Sequence[str]) -> str:
-    """Return the hosts as text.
-
-    The text has the first _NAMED names, and the number of the other hosts.
-    """
+    """Return the hosts as text: the first _NAMED names, and the number of others."""
     named = list(hosts[:_NAMED])
     return ", ".join(named if len(hosts) <= _NAMED else [*named, "%d more" % (len(hosts) - _NAMED)])
 

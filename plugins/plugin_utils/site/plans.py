@@ -11,21 +11,18 @@ from ...module_utils.model import short_label
 from .. import host_results
 from ..host_values import MOST_ENTRIES, HostValueError
 
-#: Key of the hosts without changes. It contains spaces, so it cannot be the name of a host.
+#: Key of hosts without changes. Its spaces cannot be in a host's name.
 UNCHANGED = "nothing to do"
-#: Maximum number of hosts without changes that are listed. The same number limits the lines about blocking workloads,
-#: and the holders in such a line.
+#: Maximum number of hosts without changes, of lines about blocking workloads, and of holders in such a line.
 _NAMED = 20
 _NO_DRIVER = "(no NVIDIA driver yet%s)"
 
 
 def plans(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the lines of the plan for each host.
+    """Return each host's lines of the plan.
 
-    Hosts without changes share the entry UNCHANGED.
-
-    `results` has the results of the module openfleet.gpu.layout in check mode. If a host's result is not readable, the
-    host has the reason instead of the lines.
+    Hosts without changes share the entry UNCHANGED. `results` has results of openfleet.gpu.layout in check mode. For an
+    unreadable result, the reason replaces the lines.
     """
     written: dict[str, Any] = {}
     unchanged = []
@@ -46,7 +43,7 @@ def plans(results: Mapping[str, Any]) -> dict[str, Any]:
 def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
     """Return the lines of a host's plan.
 
-    If nothing changes, only the lines for unmanaged GPUs are returned. Raises HostValueError if the result is invalid.
+    Without changes, returns only lines about unmanaged GPUs. Raises HostValueError if the result is invalid.
     """
     read = host_results.plan(host, result)
     if not read.get("driver_present"):
@@ -55,10 +52,10 @@ def _lines(host: str, result: Mapping[str, Any]) -> list[str]:
             return [_NO_DRIVER % "; checked against the model catalogue", *(forecast.get("plan") or [])]
         return [_NO_DRIVER % "", read.get("msg") or "no plan"]
     lines, busy = read.get("plan_lines") or [], read.get("busy") or []
-    # A line without a UUID is about a daemon or tenant that changes.
+    # A line without a UUID is about a changed daemon or tenant.
     changes = busy or (read.get("counts") or {}).get("gpus_changed")
     if not changes and all(line.get("uuid") for line in lines):
-        # Report a GPU that lost its entry in every run, until the GPU is released or has an entry again.
+        # Every run reports a GPU that lost its entry, until it is released or has an entry again.
         lines = [line for line in lines if line.get("unmanaged")]
     held = ["%s is in use by %s" % (each["what"], ", ".join(_first(each["who"]))) for each in busy]
     return [*map(_line, lines), *map("blocking: {}".format, _first(held))]
@@ -70,8 +67,8 @@ def _line(line: Mapping[str, Any]) -> str:
 
 
 def _first(texts: Sequence[str]) -> list[str]:
-    """Return the first _NAMED texts, and a text with the number of remaining texts."""
+    """Return the first _NAMED texts, and a text with the number of others."""
     left = len(texts) - _NAMED
-    # The list may have been shortened when it was read, so the actual number can be higher.
+    # The list may have been shortened when it was read, so there may be more.
     more = ["%s%d more" % ("at least " if len(texts) == MOST_ENTRIES else "", left)] if left > 0 else []
     return [*texts[:_NAMED], *more]

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check whether roles selected by tags can run without the excluded roles. Pure."""
+"""Check whether roles that tags select can run without the excluded ones. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from . import needs
 
 # Tags that select every task.
 _EVERYTHING = {"all", "tagged"}
-# Tags that Molecule skips in every run, even if no task has them. It skips the last tag only in the check of
+# Tags that Molecule skips in every run, even if no task has them, and one (the last) that it skips only in the check of
 # idempotence (https://docs.ansible.com/projects/molecule/configuration/, "Provisioner").
 _SKIPPED_BY_MOLECULE = {"notest", "molecule-notest", "molecule-idempotence-notest"}
 _NOTHING_CHANGED = "Nothing was changed."
-# Variables that request a role. The role runs on a host that has one of them. A role that is not listed here runs on every
-# host.
+# Variables that request a role. A role runs on hosts with one of its variables, or on every host if it is not listed
+# here.
 _ASKED_BY = {
     "gpu_simulator": ("gpu_simulator_gpus",),
     "nvidia_driver": ("nvidia_driver_version", "nvidia_driver_state"),
@@ -39,8 +39,8 @@ def problem(
 ) -> str:
     """Return why a run with these `--tags` and `--skip-tags` is refused, or "".
 
-    `tags` are the tags of the playbook, one for each role. If the playbook has no tags, every tag is refused. If
-    `hostvars` is None, a tag is accepted even if no host uses its role.
+    `tags` has the playbook's tags, one per role. Without them, every tag is refused. If `hostvars` is None, a tag is
+    accepted even if no host uses its role.
     """
     named = [tag for tag in dict.fromkeys(run) if tag not in _EVERYTHING]
     skip = [tag for tag in skip if tag not in _SKIPPED_BY_MOLECULE]
@@ -90,10 +90,10 @@ def _is_asked_for(
 
 
 def lacking(roles: set[str], plans: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each role that is needed on this host but not selected.
+    """Return a sentence for each role that this host needs but that is not selected.
 
-    `plans` has the results of the modules that made the plan, with the keys `layout` and `driver`. `inventory` has the keys
-    `simulated`, `kubernetes` (the name of the backend, or ""), `slurm` and `tenants` (names).
+    `plans` has the results of the modules that made the plan, with the keys `layout` and `driver`. `inventory` has the
+    keys `simulated`, `kubernetes` (the backend's name, or ""), `slurm` and `tenants` (names).
     """
     layout, driver = plans["layout"], plans["driver"]
     changes = bool((layout.get("counts") or {}).get("gpus_changed")) or not layout.get("driver_present", False)

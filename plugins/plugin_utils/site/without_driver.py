@@ -17,21 +17,18 @@ from ...module_utils.techniques.registry import SERVING
 from ..host_values import Reader
 from ..techniques.registry import technique_of
 
-#: Format of a host's list of the GPUs on its PCI bus, with the maximum number of GPUs.
+#: Format of a host's list of GPUs on its PCI bus, with the maximum number of GPUs.
 _ON_THE_BUS = [{"address": "pci_address", "device_id!": "pci_device"}, 64]
 
 
 def plan(layout_data: Any, expected_gpus: Sequence[str], pci_gpus: Any) -> dict[str, Any]:
     """Return the plan as a mapping.
 
-    The GPUs are the models in `expected_gpus`. If it is empty, the GPUs are those on the host's PCI bus (`pci_gpus`).
-    Keys of the result:
+    The GPUs are the models in `expected_gpus`, or if it is empty, those on the host's PCI bus (`pci_gpus`). Keys of the
+    result:
 
-    `problems`: errors in the layout.
-    `plan`: lines of the plan.
-    `counts`: numbers of changes.
-    `gpus`: number of GPUs.
-    `checked`: true if the layout was checked against GPU models.
+    `problems`: errors in the layout. `plan`: lines of the plan. `counts`: numbers of changes. `gpus`: number of GPUs.
+    `checked`: whether the layout was checked against GPU models.
     """
     try:
         layout = parse_layout(layout_data)
@@ -80,10 +77,10 @@ def _check_addresses(layout: Layout, addresses: Sequence[str]) -> None:
 
 
 def _by_place(layout: Layout, by_address: bool) -> Layout:
-    """Return the layout without the entries that need the driver to find their GPUs.
+    """Return the layout without entries that need the driver to find their GPUs.
 
-    Entries that select GPUs by UUID need the driver. If PCI addresses are unknown, entries that select GPUs by address
-    need it as well.
+    Entries that select GPUs by UUID need the driver. So do entries that select by address, if the PCI addresses are
+    unknown.
     """
     unknown = {"uuid"} if by_address else {"uuid", "pci"}
     return Layout(tuple(e for e in layout.entries if all(s.kind not in unknown for s in _selectors(e))))

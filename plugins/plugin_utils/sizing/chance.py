@@ -3,10 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Calculate probability distributions of memory and duty at one moment. Pure.
 
-A distribution mixes the samples of the workload with the samples of the fleet. The shorter the history of the workload, the
-larger is the weight of the fleet.
-The combined histories of the workloads on a card show which peaks occurred at the same time. The distributions show how likely
-other combinations of peaks are.
+A distribution mixes the workload's samples with the fleet's. The shorter the workload's history is, the more weight the
+fleet's samples have. The combined histories of the workloads on a card show which peaks occurred at the same time. The
+distributions show how likely other combinations of peaks are.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from .evidence import Evidence, drift
 from .model import Fleet, Policy
 
 MIB = 2**20
-#: Size of a memory bin. Memory is rounded up to whole bins.
+#: Size of a memory bin in bytes. Memory is rounded up to whole bins.
 BIN_BYTES = 256 * MIB
-#: Number of quantiles that represent the pooled samples of the fleet.
+#: Number of quantiles that represent the fleet's pooled samples.
 _QUANTILES = 4096
-#: Minimum number of samples with work. The samples of a workload with fewer do not contribute to the fleet's
-#: distribution of work.
+#: Minimum number of samples with work for a workload to contribute to the fleet's distribution of work.
 _LEAST_WORKING = 5
 _HOUR_SECONDS = 3600.0
 
@@ -36,10 +34,10 @@ def _thinned(values: np.ndarray) -> np.ndarray:
 def memory_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> np.ndarray:
     """Return (n, bins): the probabilities of memory use, in bins of BIN_BYTES.
 
-    Row i has the probabilities that workload i uses 0, 1, 2, … bins at a moment. They mix the samples of the workload
-    with the samples of the fleet. To make the fleet's samples comparable, each sample is divided by the median of its
-    workload and multiplied by the median of workload i. The weight of the workload's own samples is days / (days +
-    `prior_days`). The drift is added to all samples. No sample exceeds the memory of the workload's current card.
+    Row i has the probabilities that workload i uses 0, 1, 2, … bins at a moment. They mix the workload's samples with
+    the fleet's. To make the fleet's samples comparable, each is divided by its own workload's median and multiplied by
+    that of workload i. The weight of the workload's own samples is days / (days + `prior_days`). The drift is added to
+    all samples. No sample exceeds the memory of the workload's current card.
     """
     memory = fleet.whole_memory()
     median = np.median(memory, axis=1)
@@ -75,10 +73,10 @@ def duty_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> 
 
     Row i has the probabilities for workload i at a moment of the next hours. The duty is rounded up.
 
-    The duty during work hardly depends on the hour of the day. It is estimated from the samples with work. If a
-    workload has only a few such samples, the fleet's samples have more weight. The share of time with work does depend
-    on the hour of the day. It is the observed share, if the history contains all hours of the day. Otherwise, the
-    difference between `busy_hour_ratio` and the share in the workload's busiest hour is added.
+    The duty during work hardly depends on the hour of the day. It is estimated from the samples with work. The fewer of
+    them a workload has, the more weight the fleet's samples have. The share of time with work does depend on the hour
+    of the day. It is the observed share, if the history has all hours of the day. Otherwise, the difference between
+    `busy_hour_ratio` and the share in the workload's busiest hour is added.
     """
     duty = fleet.whole_duty()
     working = duty >= policy.working_percent
@@ -95,7 +93,7 @@ def duty_chances(fleet: Fleet, evidence: Sequence[Evidence], policy: Policy) -> 
         own = np.bincount(np.ceil(duty[i][working[i]]).astype(int), minlength=101)
         theirs = np.bincount(np.minimum(np.ceil(ratios * level[i]), 100).astype(int), minlength=101) / ratios.size
         shape = (own + policy.shape_samples * theirs) / (count[i] + policy.shape_samples)
-        # Add the assumed difference only if the history does not contain all hours of the day.
+        # Add the assumed difference only if the history does not have all hours of the day.
         guessed = max(0.0, policy.busy_hour_ratio - busiest[i]) if known.day_ratio < 1 else 0.0
         share = min(1.0, count[i] / duty.shape[1] + guessed)
         chances[i] = share * shape

@@ -17,9 +17,9 @@ from .evidence import gather
 from .model import Fleet, Policy
 from .sharing import Weigher
 
-#: The share of the time below the waterline that offline work gets (`make bench BENCH=colocate`, target).
+#: Offline work's share of the time below the waterline (`make bench BENCH=colocate`, target).
 _EFFICIENCY = 0.8
-#: Offline work must get at least this share of the GPU time that it used so far.
+#: Minimum share that offline work must get of the GPU time that it has used so far.
 LEAST_PROGRESS_RATIO = 0.75
 
 
@@ -27,9 +27,9 @@ LEAST_PROGRESS_RATIO = 0.75
 class Colocated:
     """An online workload and the offline workloads that fit on its card.
 
-    Ratios are shares of time. `left_ratio` is the time that online work leaves below the waterline, and `need_ratio`
-    the time that the offline
-    workloads used. `memory_bytes` is the highest sum with margins, and `quotas_bytes` the highest memory of each workload.
+    Ratios are shares of time. `left_ratio` is the time that online work leaves below the waterline, `need_ratio` the
+    time that the offline workloads used. `memory_bytes` is the highest sum with margins, `quotas_bytes` each workload's
+    highest memory.
     """
 
     online: str
@@ -41,12 +41,12 @@ class Colocated:
 
     @property
     def progress_ratio(self) -> float:
-        """Return the share of their GPU time that the offline workloads get."""
+        """Return which share of their GPU time the offline workloads get."""
         return progress(self.left_ratio, self.need_ratio)
 
 
 def progress(left_ratio: float, need_ratio: float) -> float:
-    """Return the share of the needed GPU time that offline work gets."""
+    """Return which share of the needed GPU time offline work gets."""
     return min(1.0, _EFFICIENCY * left_ratio / need_ratio) if need_ratio > 0 else 1.0
 
 
@@ -55,9 +55,9 @@ def colocate(
 ) -> tuple[Colocated, ...]:
     """Return the cards on which offline workloads fit.
 
-    All others keep their own cards. `online` names the online workloads of the fleet. All others are offline. Workloads
-    with too little evidence are left
-    out. The memory of a card must stay below the waterline, because offline allocations are refused above it.
+    Other workloads keep their own cards. `online` names the fleet's online workloads. All others are offline. Workloads
+    with too little evidence are left out. A card's memory must stay below the waterline, above which offline
+    allocations are refused.
     """
     known = gather(fleet, policy)
     rows = [i for i in range(len(fleet.names)) if known[i].enough]
@@ -69,7 +69,7 @@ def colocate(
     need = judged.whole_duty().mean(axis=1) / 100
     left = np.maximum(0.0, waterline_ratio - judged.whole_duty() / 100).mean(axis=1)
     cards: dict[int, list[int]] = {i: [] for i in serving}
-    # Place the work with the most need first, because it has the fewest places.
+    # Place the work with the largest need first, because it has the fewest places.
     for one in sorted(set(range(len(rows))) - set(serving), key=lambda i: (-need[i], judged.names[i])):
         after = {i: float(need[[*cards[i], one]].sum()) for i in serving}
         fits = [
@@ -78,7 +78,7 @@ def colocate(
             if progress(left[i], after[i]) >= LEAST_PROGRESS_RATIO and weigher.memory_fits([i, *cards[i], one])
         ]
         if fits:
-            # The card that is then the fullest, so that others keep room for larger work.
+            # Choose the card that is then the fullest, so that others keep room for larger work.
             cards[max(fits, key=lambda i: (after[i] / max(left[i], 1e-9), judged.names[i]))].append(one)
     return tuple(_colocated(judged.names, weigher, i, own, left, need) for i, own in cards.items() if own)
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Estimate the need of a workload from its own history and the fleet's. Pure."""
+"""Estimate a workload's need from its own history and the fleet's. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Demand:
 
     name: str
     evidence: Evidence
-    #: The observed maximum of memory use, and the same maximum with a margin. With the margin, it is at most the memory
-    #: of the current card.
+    #: The observed maximum of memory use, without and with a margin. With the margin, it is at most the current card's
+    #: memory.
     memory_seen_bytes: float | None = None
     memory_bytes: float | None = None
     memory_margin_ratio: float | None = None
@@ -32,8 +32,8 @@ class Demand:
     compute_percent: float | None = None
     #: Share of samples in which the workload works.
     working_ratio: float | None = None
-    #: Number of cycles of work, and which number is missing. If `unseen` is not empty, the memory need is the memory of the
-    #: current card (inf if that is unknown), because the history does not show what the workload needs when it works.
+    #: Number of cycles of work, and which number is missing. If `unseen` is not empty, the memory need is the current
+    #: card's memory (inf if unknown), because the history does not show the need during work.
     cycles: int = 0
     unseen: str = ""
 
@@ -57,7 +57,7 @@ class Demand:
 def padded_memory(fleet: Fleet, known: tuple[Evidence, ...], policy: Policy) -> np.ndarray:
     """Return (n, t) bytes: observed memory plus margin and drift, for cards.
 
-    The margin and the drift do not raise a value above the memory of the workload's current card.
+    Margin and drift do not raise a value above the memory of the workload's current card.
     """
     memory = fleet.whole_memory()
     margins = np.array([shared_margin(item.days, policy) for item in known])
@@ -76,9 +76,9 @@ def demands(fleet: Fleet, policy: Policy | None = None) -> tuple[Demand, ...]:
 
     The margin is learnt only from workloads with enough evidence.
 
-    The memory need is based on the maximum and not on a percentile, because a process that cannot get memory dies. KRR uses the
-    maximum plus 15 %. Here, the margin is the later excess of comparable workloads (margin.py). If the level of memory use has
-    risen, the same rise is expected again and added.
+    The memory need is based on the maximum and not on a percentile, because a process that cannot get memory dies. KRR
+    uses the maximum plus 15 %. Here, the margin is the later excess of comparable workloads (margin.py). If the level
+    of memory use has risen, an equal rise is expected again and added.
     """
     policy = policy or Policy()
     known = gather(fleet, policy)

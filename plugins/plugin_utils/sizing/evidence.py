@@ -16,17 +16,17 @@ _HOURS = 24
 
 @dataclass(frozen=True)
 class Evidence:
-    """Amount and coverage of the history of one workload.
+    """Amount and coverage of one workload's history.
 
-    `missing` explains which evidence is insufficient. It is empty if there is enough.
+    `missing` says which evidence is insufficient, or is empty.
     """
 
-    #: Number of samples that have both duty and memory, and the time that these samples cover.
+    #: Number of samples with both duty and memory, and the time that they cover.
     samples: int
     days: float
-    #: Share of samples that exist, from the first sample of the workload to the last sample of the fleet.
+    #: Share of samples that exist, from the workload's first sample to the fleet's last sample.
     covered_ratio: float
-    #: Share of the 24 hours of the day (UTC) for which at least one sample exists.
+    #: Share of the 24 hours of the day (UTC) with at least one sample.
     day_ratio: float
     missing: str = ""
 
@@ -39,13 +39,13 @@ class Evidence:
     def confidence(self) -> float:
         """Return the confidence, from 0 to 1.
 
-        It increases with the number of days, and gaps decrease it. It is 0 if there is not enough evidence.
+        It increases with days and decreases with gaps. It is 0 without enough evidence.
         """
         return self.covered_ratio * self.days / (self.days + 1) if self.enough else 0.0
 
 
 def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
-    """Return the evidence of each workload, in the order of the fleet.
+    """Return each workload's evidence, in the order of the fleet.
 
     Policy has the minimum amounts, which are the same as in KRR.
     """
@@ -85,8 +85,8 @@ def shared_margin(days: float, policy: Policy) -> float:
 def drift(memory: np.ndarray) -> np.ndarray:
     """Return (n,) bytes: the rise of the median between the halves of the history.
 
-    `memory` is (n, t) bytes. The result is 0 if the median of the second half is lower. A rise is expected to continue, because
-    its cause may be a leak, a growing cache or a new kind of use.
+    `memory` is (n, t) bytes. The result is 0 if the second half's median is lower. A rise is expected to continue,
+    because its cause may be a leak, a growing cache or a new kind of use.
     """
     half = memory.shape[1] // 2
     if not half:

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Learn the margin on the observed memory of workloads from the fleet. Pure.
 
-The rule is split conformal prediction (Vovk et al., Algorithmic Learning in a Random World, 2005). Each history is cut in two,
-and the excess is the maximum of one part divided by the maximum of the other. The margin is the quantile of all excesses at the
-stated confidence. It does not depend on the speed of the workloads, because it contains no time.
+The rule is split conformal prediction (Vovk et al., Algorithmic Learning in a Random World, 2005). Each history is cut
+in two, and the excess is the maximum of one part divided by the maximum of the other. The margin is the quantile of all
+excesses at the given confidence. It does not depend on the workloads' speed, because it contains no time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CYCLE_SECONDS = 3600.0
 class Margin:
     """The margin on observed maxima of memory.
 
-    ratio: share of the maximum that is added. confidence: share of workloads that are expected to stay within their memory.
-    comparisons, workloads: size of the sample. learnt is false if the sample is too small for the confidence.
+    ratio: share of the maximum that is added. confidence: share of workloads that are expected to stay within their
+    memory. comparisons, workloads: size of the sample. learnt: whether the sample is large enough for the confidence.
     """
 
     ratio: float
@@ -39,7 +39,7 @@ class Margin:
 
     @property
     def promise(self) -> str:
-        """Return in words how often a workload may exceed the memory of its new size."""
+        """Say how often a workload may exceed the memory of its new size."""
         if not self.learnt:
             return (
                 "%s of %s are too few to learn a margin for the confidence %g. Memory is sized by the largest excess seen plus "
@@ -66,8 +66,8 @@ def odds(confidence: float) -> str:
 def cycles(duty: np.ndarray, step: float, policy: Policy) -> np.ndarray:
     """Return (n,): the number of cycles of work.
 
-    A cycle starts when work starts, and again after each hour of uninterrupted work. `duty` is (n, t) percent, and `step` is
-    the time between samples in seconds.
+    A cycle starts when work starts, and again after each hour of uninterrupted work. `duty` is (n, t) percent, `step`
+    the seconds between samples.
     """
     working = duty >= policy.working_percent
     hour = max(1, round(CYCLE_SECONDS / step)) if step else 1
@@ -80,8 +80,8 @@ def cycles(duty: np.ndarray, step: float, policy: Policy) -> np.ndarray:
 def excesses(memory: np.ndarray) -> np.ndarray:
     """Divide the maximum of one part of a history by the maximum of the other.
 
-    The result has a value for each history, cut and direction. `memory` is (n, t) bytes. A part without memory use
-    is not compared.
+    Returns a value for each history, cut and direction. `memory` is (n, t) bytes. Parts without memory use are not
+    compared.
     """
     length = memory.shape[1]
     found = [np.empty(0)]
@@ -95,9 +95,9 @@ def excesses(memory: np.ndarray) -> np.ndarray:
 
 
 def margin(fleet: Fleet, policy: Policy) -> Margin:
-    """Return the margin for the workloads of the fleet.
+    """Return the margin for the fleet's workloads.
 
-    A fleet with too few comparisons for the confidence gets its largest excess plus `memory_margin_ratio`.
+    With too few comparisons for the confidence, it is the largest excess plus `memory_margin_ratio`.
     """
     found = np.sort(excesses(fleet.whole_memory()))
     rank = math.ceil((len(found) + 1) * policy.confidence - 1e-9)

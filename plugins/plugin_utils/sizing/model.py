@@ -18,7 +18,7 @@ DAY_SECONDS = 86400.0
 
 
 class SizingError(FleetError):
-    """A history or a policy is invalid, so there is no result."""
+    """A history or a policy is invalid."""
 
 
 @dataclass(frozen=True)
@@ -28,45 +28,43 @@ class Policy:
     The defaults are used for all fleets and cards. Raises SizingError if a number is out of range.
     """
 
-    #: Minimum number of samples and minimum time. KRR uses the same minimum.
+    #: Minimum number of samples, and minimum time in seconds, as in KRR.
     least_samples: int = 100
     least_seconds: float = 3 * 3600.0
-    #: Minimum share of time for which samples exist.
+    #: Minimum share of time with samples.
     least_covered_ratio: float = 0.5
     #: Share of sized workloads that must stay within their memory. `gpu_rightsize_confidence` sets it.
     confidence: float = 0.99
-    #: Minimum number of cycles of work. A workload with fewer keeps its memory, however long its history is.
+    #: Minimum number of cycles of work, without which a workload keeps its memory, however long its history is.
     least_cycles: float = 20
-    #: Minimum margin on the observed maximum, and the margin on the largest excess if the fleet is too small to learn one.
+    #: Minimum margin on the observed maximum, and margin on the largest excess if the fleet is too small to learn one.
     least_margin_ratio: float = 0.05
     memory_margin_ratio: float = 0.3
     #: Number of days after which a workload's own history has the same weight as the fleet's.
     prior_days: float = 1.0
-    #: Maximum probability that the memory use exceeds the memory of a card, for a confidence of 0.99. It corresponds to 4
-    #: seconds per day.
+    #: Maximum probability that memory use exceeds a card's memory, for a confidence of 0.99: 4 seconds per day.
     memory_over_ratio: float = 5e-5
-    #: Number of workloads whose observed maximums must fit on a card together, while the other workloads use their
-    #: medians.
+    #: Number of workloads whose observed maximums must fit on a card together, while the others use their medians.
     peaks_at_once: int = 2
-    #: Share of the card that must stay free during such peaks, for the driver and for the context of each process.
+    #: Share of the card that must stay free during such peaks, for the driver and each process's context.
     free_ratio: float = 0.05
-    #: Maximum share of samples with more than 100 % duty: on average over all cards, and on any single card.
+    #: Maximum share of samples with more than 100 % duty: the average over all cards, and on any single card.
     saturated_ratio: float = 0.01
     saturated_card_ratio: float = 0.03
     #: Minimum duty that counts as work. A lower duty is noise.
     working_percent: float = 1.0
-    #: Assumed share of time with work in the busiest hour, if the history does not contain all hours of the day.
+    #: Assumed share of time with work in the busiest hour, if the history does not have all hours of the day.
     busy_hour_ratio: float = 0.9
-    #: Numbers of samples with work at which a workload's own samples have the same weight as the fleet's: for the level of
-    #: work, and for its variation.
+    #: Numbers of samples with work for which a workload's own samples have the same weight as the fleet's: for the
+    #: level of work, and for its variation.
     level_samples: float = 5.0
     shape_samples: float = 100.0
-    #: Quantile of the duty that determines the compute need, and the headroom that is added.
+    #: Quantile of the duty for the compute need, and the headroom above it.
     compute_quantile: float = 0.95
     compute_headroom_ratio: float = 0.15
-    #: Sharing is worth it if it saves at least this share of the cards.
+    #: Minimum share of cards that sharing must save to be worth it.
     least_saving_ratio: float = 0.05
-    #: Parameters of the search: number of rounds, number of cards that are tried per workload, and random seed.
+    #: Parameters of the search: number of rounds, cards to try per workload, and random seed.
     rounds: int = 800
     candidates: int = 64
     seed: int = 1
@@ -80,8 +78,8 @@ class Policy:
     def planned_saturated_ratio(self) -> float:
         """Return the limit for the mean saturation in a plan.
 
-        It is below `saturated_ratio`, so that a plan stays within this limit with the confidence. The relation was found by
-        measurement (docs/sizing.md).
+        It is below `saturated_ratio`, so that a plan stays within that limit with the confidence. The relation was
+        measured (docs/sizing.md).
         """
         return self.saturated_ratio * min(1.0, float(np.sqrt((1 - self.confidence) / 0.03)))
 
@@ -103,9 +101,9 @@ class Policy:
 class Fleet:
     """Histories of n workloads at t common times.
 
-    names: n distinct names. times: (t,) seconds since 1970, UTC, increasing. duty: (n, t) percent. memory: (n, t) bytes.
-    card: (n,) memory of each workload's current card in bytes, NaN if unknown. It is an upper limit of the workload's past use.
-    Missing samples are NaN. Raises SizingError for invalid shapes, times or values.
+    names: n distinct names. times: (t,) seconds since 1970, UTC, increasing. duty: (n, t) percent. memory: (n, t)
+    bytes. card: (n,) memory of each workload's current card in bytes, which limits its past use, or NaN. Missing
+    samples are NaN. Raises SizingError for invalid shapes, times or values.
     """
 
     names: tuple[str, ...]
@@ -125,7 +123,7 @@ class Fleet:
     ) -> Fleet:
         """Build a fleet from arguments that NumPy can convert to arrays.
 
-        The workloads are sorted by name, so their order has no effect on results.
+        Workloads are sorted by name, so that their order does not affect results.
         """
         order = sorted(range(len(names)), key=lambda i: names[i])
         count, length = len(names), len(times)
@@ -166,7 +164,7 @@ class Fleet:
 
     @property
     def step(self) -> float:
-        """Return the median time between samples in seconds. It is 0 for fewer than two."""
+        """Return the median time between samples in seconds, or 0 for fewer than two."""
         return float(np.median(np.diff(self.times))) if len(self.times) > 1 else 0.0
 
     def part(self, rows: Sequence[int]) -> Fleet:

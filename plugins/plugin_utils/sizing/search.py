@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Place items on as few identical cards as possible. Pure and deterministic.
 
-Whether items fit on a card can be checked only for a whole group of items. The search starts with best fit. In each of
-the following rounds, it empties a few random cards and places their items again (ruin and recreate: Schrimpf et al.,
-Record breaking optimization results using the ruin and recreate principle, 2000). The number of rounds is limited
-instead of the time, so the result is the same on every machine.
+Only a whole group of items can be checked for whether it fits on a card. The search starts with best fit. In each later
+round, it empties a few random cards and places their items again (ruin and recreate: Schrimpf et al., Record breaking
+optimization results using the ruin and recreate principle, 2000). The number of rounds is limited instead of the time,
+so the result is the same on every machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Weight:
     """
 
     fits: bool
-    #: Share of time in which the compute of the card is saturated, and probability that its memory is exceeded.
+    #: Share of time in which the card's compute is saturated, and probability that its memory is exceeded.
     saturated: float = 0.0
     over: float = 0.0
 
@@ -35,8 +35,8 @@ class Weight:
 class Limits:
     """Limits of a search.
 
-    saturated: maximum of the mean over all cards. over: maximum of each card. It is part of `fits` as well.
-    rounds: number of rounds. candidates: number of cards that are tried for an item. seed: random seed.
+    saturated: maximum of the mean over all cards. over: maximum of each card, also part of `fits`. rounds: number of
+    rounds. candidates: number of cards to try for an item. seed: random seed.
     """
 
     saturated: float
@@ -46,22 +46,21 @@ class Limits:
     seed: int
 
 
-#: Costs, in units of one card: of a mean saturation above the limit, of saturation, and of exceeded memory.
+#: Costs in cards: of a mean saturation above the limit, of saturation, and of exceeded memory.
 _BEYOND, _SATURATED, _OVER = 20.0, 0.02, 0.15
-#: Weights of two properties of a card when a card is chosen: the risk that its memory is exceeded, and the number of
-#: its items.
+#: Weights for the choice of a card: the risk that its memory is exceeded, and the number of its items.
 _RISK, _FILLED = 0.05, 0.02
-#: Randomness of the choice of a card, probability that a worse solution is accepted, and maximum extra cost of such a solution.
+#: Randomness of the choice of a card, and the probability and maximum extra cost of accepting a worse solution.
 _NOISE, _FOLLOW, _WORSE = 0.5, 0.1, 0.02
-#: Minimum and maximum number of cards that are emptied in a round.
+#: Minimum and maximum number of cards to empty in a round.
 _RUINED = (2, 4)
 
 
 class Search:
     """A search for groups of items.
 
-    `weigh` evaluates a sorted group. Its results are cached. `size` has the size of each item. `capacity` is the capacity of a
-    card.
+    `weigh` evaluates a sorted group, and its results are cached. `size` has each item's size. `capacity` is a card's
+    capacity.
     """
 
     def __init__(
@@ -77,12 +76,12 @@ class Search:
     def weight(self, group: Group) -> Weight:
         """Return the cached evaluation of a group."""
         if group not in self._known:
-            # A single item always fits, because each item has its own card today.
+            # A single item always fits, because each one has its own card today.
             self._known[group] = self._weigh(group) if len(group) > 1 else Weight(True)
         return self._known[group]
 
     def run(self) -> list[Group]:
-        """Return the best groups. Each item is in exactly one of them.
+        """Return the best groups, with each item in one of them.
 
         All groups fit, and the mean saturation is within its limit.
         """
@@ -144,7 +143,7 @@ class Search:
     def _chosen(self, ordered: list[int], first: bool) -> list[int]:
         """Return the cards to try, the fullest first.
 
-        If there are many cards, later rounds try only the fullest cards and a random selection of the others.
+        With many cards, later rounds only try the fullest ones, and a random selection of the others.
         """
         most = self._limits.candidates
         if first or len(ordered) <= most:

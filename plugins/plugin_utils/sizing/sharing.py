@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Group workloads that can share a card, and decide if sharing is worth it. Pure."""
+"""Group workloads that can share a card, and decide whether it is worth it. Pure."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Card:
     """The workloads on one card, and how full the card is. Ratios are shares of time."""
 
     names: tuple[str, ...]
-    #: Highest sum of the workloads' memory: as observed, and with margins.
+    #: Highest sum of the workloads' memory, observed and with margins.
     memory_seen_bytes: float
     memory_bytes: float
     #: Probability that the sum exceeds the memory of the card.
     memory_over_ratio: float
-    #: Observed or expected share of saturated time, whichever is higher.
+    #: The higher of the observed and the expected share of saturated time.
     saturated_ratio: float
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Result for cards of one size.
+    """The result for cards of one size.
 
-    `cards` contain all workloads except those in `left_alone`.
+    `cards` have all workloads except those in `left_alone`.
     """
 
     card_bytes: float
     cards: tuple[Card, ...]
-    #: (name, reason) of each workload that must not be changed. It has too little data or is too large for the card.
+    #: (name, reason) of workloads that must not be changed, because they have too little data or are too large for the
+    #: card.
     left_alone: tuple[tuple[str, str], ...]
-    #: False if all workloads should keep their own cards. `reason` explains this decision, or how many cards sharing
-    #: saves.
+    #: False if all workloads should keep their own cards. `reason` says why, or how many cards sharing saves.
     worth_it: bool
     reason: str
 
@@ -68,9 +68,9 @@ class Weigher:
         self.memory_chance = memory_chances(fleet, known, policy)
         self.duty_chance = duty_chances(fleet, known, policy)
         self.bins = int(card_bytes // BIN_BYTES)
-        # Weight of the expected saturation. It is 1 until the history of a workload contains all hours of the day.
-        # After that, it decreases with each day, so that the observed saturation counts more. Workloads that have not
-        # worked at the same time so far will probably not do so later.
+        # Weight of the expected saturation: 1 until a workload's history has all hours of the day, and then less with
+        # each day, so that observed saturation counts more. Workloads that have never worked at the same time will
+        # probably not do so later.
         self.unseen = np.array(
             [1.0 if one.day_ratio < 1 else policy.prior_days / (one.days + policy.prior_days) for one in known]
         )
@@ -79,8 +79,8 @@ class Weigher:
         """Evaluate a group by rules 1 to 4 of docs/sizing.md.
 
         The sum of memory with margins must fit at every sample. Several peaks must fit at the same time. The
-        probability that the sum exceeds the memory of the card must be low. This probability is calculated as if the
-        workloads were independent.
+        probability that the sum exceeds the card's memory must be low. It is calculated as if the workloads were
+        independent.
         """
         rows = list(group)
         if not self._peaks_fit(rows):
@@ -106,7 +106,7 @@ class Weigher:
     def saturated(self, rows: list[int]) -> float:
         """Return the share of time with more than 100 % duty.
 
-        The higher of the observed and the expected share is returned.
+        This is the higher of the observed and the expected share.
         """
         seen = float((self.duty[rows].sum(axis=0) > 100).mean())
         return max(seen, float(self.unseen[rows].max()) * self._beyond(self.duty_chance, rows, 100))
@@ -137,11 +137,9 @@ class Weigher:
 def share(fleet: Fleet, card_bytes: float, policy: Policy | None = None) -> Sharing:
     """Group workloads on as few cards of `card_bytes` as the rules allow.
 
-    Workloads with too little evidence are left out.
-
-    The duty of a card is the sum of the duties of its workloads. The memory of the workloads, with margins, fits on
-    each card. A card is saturated for at most `saturated_card_ratio` of the time. The mean over all cards is at most
-    `saturated_ratio`. Raises SizingError if the card has no memory.
+    Workloads with too little evidence are left out. A card's duty is the sum of its workloads' duties. Their memory,
+    with margins, fits on each card. A card is saturated for at most `saturated_card_ratio` of the time, and the mean
+    over all cards is at most `saturated_ratio`. Raises SizingError if the card has no memory.
     """
     policy = policy or Policy()
     if not np.isfinite(card_bytes) or card_bytes <= 0:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Describe how pods share a GPU or a MIG instance.
 
-A scheduler backend maps these values to its own resources and settings, whatever the technique.
+A scheduler backend maps these values to its own resources and settings, for any technique.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Union
 class Turns:
     """Pods take turns on the GPU, without limits and without a service on the host.
 
-    `pods` is the maximum number of pods. `interval` is the driver's name of the time slice. It is empty for the
-    driver's default.
+    `pods` is the maximum number of pods. `interval` is the driver's name of the time slice, or empty for the default.
     """
 
     pods: int

@@ -29,7 +29,7 @@ class FleetMps(FleetTechnique):
         "places": [{"gpu_uuid": "gpu_uuid"}, 64],
         "problem": "text",
     }
-    # The kind of the daemon's clients, as module_utils/holders names it.
+    # Kind of the daemon's clients in module_utils/holders.
     holder_kinds = (KEY,)
     proposed = True
     # All clients of a daemon have the same limits.
@@ -47,7 +47,7 @@ class FleetMps(FleetTechnique):
         return most_clients(compute_capability, None)
 
     def part(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return the daemon of a GPU. It gets the limits of the largest client."""
+        """Return a GPU's daemon, with the limits of the largest client."""
         memory, percent = max(p.size.memory_mib for p in parts), max(1, *(p.size.sm_percent for p in parts))
         daemon: dict[str, Any] = {
             "name": "gpu%d" % parts[0].gpu_index,

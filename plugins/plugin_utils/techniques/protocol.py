@@ -24,9 +24,9 @@ class Size(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a GPU for the workload `name`, in the result of packing.
+    """A GPU part of the workload `name` in a packing result.
 
-    `gpus` is the number of GPUs of the workload. The workload has such a part on each of them.
+    `gpus` is the workload's number of GPUs, on each of which it has such a part.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Part(NamedTuple):
 class FleetTechnique:
     """A sharing technique, as the controller uses it.
 
-    A technique derives from this class. With the defaults, the technique is never proposed, its GPUs are never rearranged, and
-    no scheduler backend offers it.
+    Each technique derives from this class. With the defaults, a technique is never proposed, its GPUs are never
+    rearranged, and no scheduler backend offers it.
     """
 
     #: Value of `sharing` in `gpu_layout`.
@@ -51,28 +51,27 @@ class FleetTechnique:
 
     # ---------------------------------------------------------------------- results of hosts
 
-    #: Name of the technique's rows in the result of gpu_info, or empty if it has none.
+    #: Key of the technique's rows in gpu_info's result, or empty if it has none.
     rows: str = ""
     #: Format of such a row (host_values.py).
     row_format: Mapping[str, Any] = {}
-    #: Names of the values that a row must have if its value `gpus` is not empty.
+    #: Names of values that a row must have if its `gpus` is not empty.
     row_needs: tuple[str, ...] = ()
     #: Kinds of holders that are processes of the technique.
     holder_kinds: tuple[str, ...] = ()
 
     # ---------------------------------------------------------------------- workloads and their histories
 
-    #: Whether the workloads are tenants: `rows` lists them, and a layout has their names and quotas. Each tenant has a
-    #: history in the metrics.
+    #: Whether the workloads are tenants: `rows` lists them, a layout has their names and quotas, and the metrics have
+    #: each tenant's history.
     has_tenants: bool = False
-    #: Whether the metrics have only one common history for all workloads on a GPU. If so, right-sizing excludes the
-    #: GPU.
+    #: Whether the metrics have one common history for all workloads on a GPU. If so, right-sizing excludes the GPU.
     mixes_histories: bool = True
 
     def serves(self, state: State, gpu_uuid: str) -> str:
         """Return what serves the GPU according to gpu_info.
 
-        Returns an empty text if nothing serves it, or if the histories of its workloads are separate.
+        Returns "" if nothing does, or if its workloads have separate histories.
         """
         return ""
 
@@ -83,8 +82,7 @@ class FleetTechnique:
     def fixed(self, rows: Sequence[Mapping[str, Any]], entry: Entry | None) -> str:
         """Return why the entry of a GPU with these tenants must not be rewritten.
 
-        Returns an empty text if the entry may be rewritten. After that, it has only the names and quotas of tenants,
-        and other settings are lost.
+        Returns "" if it may be. A rewritten entry only has the tenants' names and quotas, and loses other settings.
         """
         return "right-sizing does not change %s" % self.title
 
@@ -98,62 +96,61 @@ class FleetTechnique:
     proposed: bool = False
     #: Whether all parts of a GPU have the size of the largest one.
     equal_parts: bool = False
-    #: The reason why a workload cannot have parts of several GPUs. Empty if it can.
+    #: Why a workload cannot have parts of several GPUs, or empty if it can.
     one_gpu: str = ""
 
     def most_parts(self, compute_capability: str | None) -> int | None:
-        """Return the maximum number of parts of a GPU.
+        """Return the maximum number of a GPU's parts.
 
-        Returns None if the number is unlimited or unknown.
+        Returns None if it is unlimited or unknown.
         """
         return None
 
     def holds(self, gpu: Size, parts: Sequence[Size]) -> bool:
         """Return whether a GPU with this capacity holds the parts.
 
-        The check of a packing result calls this method. It asks the technique's planner, and uses no code of the
-        packing search.
+        The check of a packing result calls this. It asks the technique's planner, and uses no code of the packing
+        search.
         """
         return sum(p.memory_mib for p in parts) <= gpu.memory_mib and sum(p.sm_percent for p in parts) <= gpu.sm_percent
 
     def part(self, parts: Sequence[Part]) -> dict[str, Any]:
         """Return the technique's part of a `gpu_layout` entry for these parts of GPUs.
 
-        They are the parts of one GPU, in the order of the workloads. If a tenant has several GPUs, these GPUs share an
-        entry, so `parts` has the parts of all of them.
+        They are one GPU's parts, in the order of the workloads. GPUs with a common tenant share an entry, so `parts`
+        then has the parts of all of them.
         """
         raise NotImplementedError
 
     # ---------------------------------------------------------------------- right-sizing
 
-    #: Percentage of a GPU up to which offline workloads may use it beside an online one. None if the technique cannot give
-    #: an online workload precedence.
+    #: Percentage of a GPU up to which offline workloads may use it next to an online one. None if the technique cannot
+    #: give online workloads precedence.
     waterline_percent: int | None = None
 
     def colocated_part(self, online_mib: int, offline_mib: Sequence[int]) -> dict[str, Any]:
         """Return the part of an entry for one online workload and offline ones.
 
-        The workloads have these quotas of memory. Called only if `waterline_percent` is not None.
+        The arguments are the workloads' memory quotas. Only called if `waterline_percent` is not None.
         """
         raise NotImplementedError
 
-    #: Whether the driver lets workloads take turns. If so, workloads fit on a GPU if their combined histories fit.
+    #: Whether the driver lets workloads take turns. They then fit on a GPU if their combined histories fit.
     takes_turns: bool = False
-    #: Description of a part of a GPU, or empty if the size of the part describes it.
+    #: Description of a GPU part. Empty if its size describes it.
     part_text: str = ""
-    #: The risk for a workload that did not use the technique before, or empty.
+    #: Risk for a workload that has not used the technique before, or empty.
     risk: str = ""
 
     def suits(self, isolation: str, latency: str) -> str:
         """Return why the technique suits a workload with these requirements.
 
-        Returns an empty text if the technique does not suit it. `isolation` and `latency` are values of
-        `gpu_rightsize_workloads`.
+        Returns "" if it does not. `isolation` and `latency` are values of `gpu_rightsize_workloads`.
         """
         return ""
 
     def unfit(self, compute_capability: str | None, model: str) -> str:
-        """Return why the technique does not suit GPUs of this model, or an empty text.
+        """Return why the technique does not suit GPUs of this model, or "".
 
         `model` is a key of the catalogue.
         """
@@ -164,8 +161,7 @@ class FleetTechnique:
     def access(self, part: Any) -> Access | None:
         """Return how pods share the GPU or instance with this part of a layout.
 
-        Returns None if no class of access.py describes it. In this case, only the backends that know the technique
-        offer it.
+        Returns None if no class in access.py describes it. Only backends that know the technique then offer it.
         """
         return None
 
@@ -177,5 +173,5 @@ class FleetTechnique:
         return None
 
     def selectors(self, part: Any) -> tuple[Selector, ...]:
-        """Return the GPU selectors within a part of a layout."""
+        """Return the GPU selectors in a part of a layout."""
         return ()

@@ -32,13 +32,13 @@ _BY_KEY = {each.key: each for each in TECHNIQUES}
 def technique_of(sharing: str | None) -> FleetTechnique | None:
     """Return the technique with this value of `sharing`.
 
-    Returns None for MIG, and for values that no technique has (exclusive, shared).
+    Returns None for MIG, and for values without a technique (exclusive, shared).
     """
     return _BY_KEY.get(sharing or "")
 
 
 def tenants_of(state: Mapping[str, Any]) -> Iterator[tuple[FleetTechnique, Mapping[str, Any]]]:
-    """Yield (technique, row) for each tenant in a result of gpu_info."""
+    """Yield (technique, row) for each tenant in gpu_info's result."""
     for each in TECHNIQUES:
         if each.has_tenants:
             yield from ((each, row) for row in state.get(each.rows) or ())

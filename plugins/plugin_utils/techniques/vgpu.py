@@ -103,15 +103,15 @@ class FleetVgpu(FleetTechnique):
         return SEATS
 
     def holds(self, gpu: Size, parts: Sequence[Size]) -> bool:
-        """Return whether the planner of tenants finds a place for all of them on the GPU."""
+        """Return whether the tenants' planner finds a place on the GPU for all of them."""
         demands = [fit.Demand(str(n), part.memory_mib * _MIB, part.sm_percent) for n, part in enumerate(parts)]
         return fit.pack([fit.Bin("gpu", gpu.memory_mib * _MIB, gpu.sm_percent, SEATS)], demands) is not None
 
     def part(self, parts: Sequence[Part]) -> dict[str, Any]:
         """Return the tenants.
 
-        If the parts are of several GPUs, a tenant with one GPU is pinned to its GPU. A tenant with several GPUs is not
-        pinned, because the planner places it.
+        If the parts are of several GPUs, a tenant with one GPU is pinned to it. The planner places tenants with several
+        GPUs.
         """
         several = len({part.gpu_index for part in parts}) > 1
         tenants: dict[str, dict[str, Any]] = {}
@@ -128,9 +128,8 @@ class FleetVgpu(FleetTechnique):
         return {"policy": _POLICY, "tenants": list(tenants.values())}
 
     def colocated_part(self, online_mib: int, offline_mib: Sequence[int]) -> dict[str, Any]:
-        """Return tenants with generic names.
+        """Return tenants with generic names, because workloads' names may be invalid.
 
-        Names of workloads may be invalid as names of tenants.
         The online tenant gets half of the SMs. The offline tenants divide the other half.
         """
         tenants: list[dict[str, Any]] = [_colocated(ONLINE, online_mib, 50, ONLINE)]

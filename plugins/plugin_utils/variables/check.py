@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check the variables of an inventory against the specs of the collection. Pure.
+"""Check an inventory's variables against the collection's specs. Pure.
 
 The check takes place before a run changes anything.
 """
@@ -21,26 +21,25 @@ from . import known
 from .rules import RULES, Refused, bounds_of
 
 _MOST_RATIO = 1e9
-#: Minimum similarity to a known name. The first value is for a name without a prefix of the collection. The second one
-#: is for the part of a name after such a prefix.
+#: Minimum similarity to a known name: for a name without a prefix of the collection, and for the rest of a name after
+#: such a prefix.
 _NAME_RATIO, _REST_RATIO = 0.9, 0.66
-#: Minimum similarity between a name and the name of a required variable that is missing on a host.
+#: Minimum similarity between a name and a required variable that a host does not have.
 _MISSING_RATIO = 0.85
-#: Minimum lengths of a name and of a word for which one wrong letter counts as a typing error. A shorter name is too
-#: often another variable of the inventory.
+#: Minimum lengths of a name and of a word for which one wrong letter is a typing error. A shorter name is too often
+#: another variable.
 _LEAST_NAME, _LEAST_WORD = 15, 5
-#: A name without a prefix of the collection is checked if it starts with one of these texts.
+#: Beginnings of names without a prefix of the collection that are checked.
 _WORDS = ("gpu", "nvidia", "dcgm", "container_t")
-# Minimum number of words in a name that counts as an error: if a word is missing, and if a word is wrong. A shorter
-# name is too often a variable of another role.
+# Minimum number of words in a name that is an error if a word is missing, or if a word is wrong. A shorter name is too
+# often another role's variable.
 _LEAST_WORDS_LEFT, _LEAST_WORDS_WITH_WRONG_ONE = 3, 4
-# The first word of a role that other products use, too. A name with two words that lacks a third word is an error only
-# if it starts with the first word of another role (gpu_waves, but not driver_version or container_version).
+# A role's first word that other products use, too. So a name of two words that lacks a third one is an error only with
+# another role's first word (gpu_waves, but not driver_version or container_version).
 COMMON_WORD = "container"
-# First words of names for other NVIDIA products. Inventories have variables for these products, so such names are not
-# errors.
+# First words of names for other NVIDIA products, for which inventories have variables that are no errors.
 _OTHER_PRODUCTS = (("gpu", "operator"), ("gpu", "feature"), ("nvidia", "docker"), ("nvidia", "device"))
-# Maximum number of variables that a warning suggests.
+# Maximum number of variables in a warning's suggestion.
 _MOST_RESEMBLED = 3
 _SECRETS = (
     "password",
@@ -63,7 +62,7 @@ _EXAMPLES = {
     "path": "/srv/file",
     "str": "text",
 }
-#: Examples for variables whose default value does not show the format.
+#: Examples for variables whose default does not show the format.
 _EXAMPLES_OF = {
     "gpu_layout_expected_gpus": "[H100-80GB, H100-80GB]",
     "nvidia_driver_version": "580",
@@ -84,9 +83,9 @@ _HIDDEN = "(hidden)"
 class Unknown:
     """An unknown variable with a name that is similar to a known one.
 
-    `nearest` is the known name. `error` is true if the name is almost certainly a misspelling of it. `by_words` is true
-    if the name is an error only because a word is missing or wrong. Such a name is not an error if another variable of
-    the inventory uses it.
+    `nearest` is the known name. `error` is true if the name is almost certainly a misspelling. `by_words` is true if it
+    is an error only because of a missing or wrong word. It is then no error if another variable of the inventory uses
+    it.
     """
 
     name: str
@@ -101,7 +100,7 @@ class Unknown:
 
 
 def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
-    """Return the unknown names that are similar to variables of the collection.
+    """Return the unknown names that are similar to the collection's variables.
 
     `own` has globs for names to ignore.
     """
@@ -118,7 +117,7 @@ def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
         if prefix or near or resembled:
             error = bool(typed or (prefix and near) or certain)
             by_words = certain and not (typed or (prefix and near))
-            # Prefer a name with matching words, because that is better evidence than similar letters.
+            # Prefer matching words, which are better evidence than similar letters.
             nearest = (typed or resembled or near) if certain and not prefix else near or resembled
             unknown_names.append(Unknown(name, nearest, error, by_words))
     return unknown_names
@@ -127,8 +126,8 @@ def unknown(names: Iterable[str], own: Sequence[str] = ()) -> list[Unknown]:
 def _word_error(name: str) -> tuple[str, bool]:
     """Return (similar variables, whether the name is an error).
 
-    A variable is similar if the name differs from it by one missing or wrong word (docs/variables.md). The text is "" if there
-    is no such variable, and "a or b" if there are several.
+    A similar variable differs by one missing or wrong word (docs/variables.md). The text is "" without one, and "a or
+    b" with several.
     """
     words = tuple(name.split("_"))
     if len(words) < 2 or "" in words:
@@ -136,7 +135,7 @@ def _word_error(name: str) -> tuple[str, bool]:
     patterns = ((*words[:place], None, *words[place + 1 :]) for place in range(len(words)))
     lacking = set(known.by_missing_word().get(words, ()))
     wrong = {variable for pattern in patterns for variable in known.by_words_around().get(pattern, ())}
-    # If several variables differ in the same place, the similarity proves nothing: gpu_busy_timeout is similar to every
+    # If several variables differ in the same place, similarity proves nothing: gpu_busy_timeout is similar to every
     # timeout.
     wrong = wrong if len(words) >= _LEAST_WORDS_WITH_WRONG_ONE - 1 and len(wrong) == 1 else set()
     resembled = [*sorted(lacking), *sorted(wrong - lacking)]
@@ -163,8 +162,8 @@ def _is_certain(words: tuple[str, ...], lacks_word: bool) -> bool:
 def typing_error(name: str) -> str:
     """Return the variable that the name misspells by one typing error in one word.
 
-    Returns "" unless there is exactly one such variable. docs/variables.md lists the typing errors. Other differences do not
-    count, because inventories have variables with similar names (gpu_layouts, gpu_train_timeout).
+    Returns "" unless there is exactly one. docs/variables.md lists the typing errors. Other differences do not count,
+    because inventories have similar names (gpu_layouts, gpu_train_timeout).
     """
     words, found = name.split("_"), set()
     for place, word in enumerate(words):
@@ -186,7 +185,7 @@ def _exchanged(word: str, meant: str) -> bool:
 def _one_letter_off(word: str, meant: str) -> bool:
     """Return whether one letter of a word is missing, wrong or extra.
 
-    The first and the last letter must be equal.
+    The first and last letters must be equal.
     """
     if len(meant) < _LEAST_WORD or abs(len(word) - len(meant)) > 1 or word[:1] != meant[0] or word[-1:] != meant[-1]:
         return False
@@ -194,14 +193,14 @@ def _one_letter_off(word: str, meant: str) -> bool:
         (place for place, pair in enumerate(zip(word, meant)) if pair[0] != pair[1]), min(len(word), len(meant))
     )
     longest = max(len(word), len(meant))
-    # The rest of the two words after the first difference must be equal.
+    # The words' rest after the first difference must be equal.
     return word[same + (len(word) == longest) :] == meant[same + (len(meant) == longest) :]
 
 
 def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
-    """Return the most similar known name, or an empty text.
+    """Return the most similar known name, or "".
 
-    All names of a role share a prefix. So if there is a prefix, only the rest of the name is compared.
+    Names of a role share a prefix. With a prefix, only the rest of the name is compared.
     """
     if prefix:
         rests = {each[len(prefix) :]: each for each in there if each.startswith(prefix)}
@@ -212,9 +211,9 @@ def _nearest(name: str, prefix: str, there: Iterable[str]) -> str:
 
 
 def missing(name: str, misspelt: str | None = None) -> Problem:
-    """Return the problem that a required variable is missing on a host.
+    """Return the problem that a host does not have a required variable.
 
-    `misspelt` is a variable of the host that may be a misspelling of the required name, or None.
+    `misspelt` is one of its variables that may be a misspelling of the name, or None.
     """
     cure = _MISSING.get(name, _SET_IT)
     if misspelt is not None:
@@ -228,7 +227,7 @@ def empty(name: str) -> Problem:
 
 
 def misspelling(name: str, names: Iterable[str], own: Sequence[str] = ()) -> str | None:
-    """Return the name in the inventory that is most likely a misspelling of `name`.
+    """Return the inventory's name that is most likely a misspelling of `name`.
 
     Returns None if there is none. `own` has globs for names that are no misspellings.
     """
@@ -268,7 +267,7 @@ def _check(variable: known.Variable, value: Any) -> list[Problem]:
 
 
 def _hidden(value: Any) -> Any:
-    """Return the value with all texts replaced by a placeholder, for messages."""
+    """Return the value for messages, with a placeholder in place of each text."""
     if isinstance(value, Mapping):
         return {key: _hidden(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,10 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read all variables of the collection from the argument specs.
-
-Roles and playbooks have argument specs.
-"""
+"""Read all of the collection's variables from the specs of roles and playbooks."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import yaml
 
 _ROOT = Path(__file__).resolve().parents[3]
 PLAYBOOKS = "playbooks"
-#: Use libyaml if it is available. It reads the specs ten times as fast, and they are read once for each host.
+#: Use libyaml if possible: it is ten times as fast, and the specs are read once per host.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -46,14 +43,14 @@ def variables() -> dict[str, Variable]:
         for name, option in options.items():
             former = found.get(name)
             owners = former.owners if former else ()
-            # If a role and a playbook share a variable, use the role's longer description.
+            # Prefer the role's longer description for a variable that a playbook shares.
             kept = former.option if former else option
             found[name] = Variable(name, kept, owners if owner in owners else (*owners, owner))
     return found
 
 
 def of_owner(owner: str) -> dict[str, Mapping[str, Any]]:
-    """Return the options of a role or playbook by name of the variable.
+    """Return a role's or playbook's options by variable.
 
     They are in the order of the argument spec.
     """
@@ -71,7 +68,7 @@ def owners() -> list[str]:
 
 @lru_cache(maxsize=None)
 def prefixes() -> tuple[str, ...]:
-    """Return the prefixes of the collection's variables, the longest first."""
+    """Return the prefixes of the collection's variables, longest first."""
     starts = {owner + "_" for owner in owners() if not owner.endswith(".yml")}
     starts |= {
         "_".join(variable.name.split("_")[:2]) + "_" for variable in variables().values() if not variable.by_role
@@ -81,15 +78,15 @@ def prefixes() -> tuple[str, ...]:
 
 @lru_cache(maxsize=None)
 def first_words() -> tuple[str, ...]:
-    """Return the first words of the names of roles, sorted."""
+    """Return the first words of the roles' names, sorted."""
     return tuple(sorted({owner.split("_")[0] for owner in owners() if not owner.endswith(".yml")}))
 
 
 @lru_cache(maxsize=None)
 def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
-    """Return names of variables by pattern.
+    """Return variables' names by pattern.
 
-    A pattern is a name in which one of the words is replaced by None.
+    A pattern is a name in which None replaces one word.
     """
     found: dict[tuple[str | None, ...], list[str]] = {}
     for name in variables():
@@ -101,7 +98,7 @@ def by_words_around() -> dict[tuple[str | None, ...], list[str]]:
 
 @lru_cache(maxsize=None)
 def by_missing_word() -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return names of variables by their words without one of these words."""
+    """Return variables' names by their words without one of them."""
     shortened: dict[tuple[str, ...], tuple[str, ...]] = {}
     for pattern, names in by_words_around().items():
         words = tuple(word for word in pattern if word is not None)
@@ -110,9 +107,9 @@ def by_missing_word() -> dict[tuple[str, ...], tuple[str, ...]]:
 
 
 def is_internal(name: str) -> bool:
-    """Return whether the variable is set by tasks of the collection.
+    """Return whether the collection's own tasks set the variable.
 
-    Inventories do not set such a variable.
+    Inventories do not set it.
     """
     return "__" in name or name in _set_by_tasks()
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check values beyond their type: limits of numbers, and formats of texts.
 
-A rule is a function of the value and the name of the variable.
+A rule is a function of the variable's value and name.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Refused(Exception):
 
 
 def bounds_of(name: str) -> tuple[int, int]:
-    """Return the smallest and largest number that a variable may have."""
+    """Return the minimum and maximum of a variable's numbers."""
     if name.endswith("_port"):
         # Port 0 means "no exporter".
         return (0 if name == "gpu_monitoring_host_exporter_port" else 1, _PORTS)
     if name == "gpu_simulator_gpus":
-        # The only number in this variable is the number of GPUs of each model.
+        # The only numbers in this variable are each model's number of GPUs.
         return 1, catalogue.MOST_SIMULATED_GPUS
     if name.endswith(("_interval", "_interval_seconds")):
         return 1, _MOST
@@ -76,7 +76,7 @@ def _tolerance(value: Any, name: str) -> None:
 def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
     """Return a rule for the format of a text, or of each text in a list.
 
-    `pattern` is a regular expression. An empty text is accepted, because it means "no value".
+    `pattern` is a regular expression. An empty text is accepted as "no value".
     """
 
     def rule(value: Any, name: str) -> None:
@@ -84,7 +84,7 @@ def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
         for number, text in enumerate(value if listed else [value]):
             if (str(text) or listed) and not re.fullmatch(pattern, str(text)):
                 where = "%s[%d]" % (name, number) if listed else name
-                # In a URL, the part before `@` may be a password, so hide it.
+                # Hide the part of a URL before `@`, which may have a password.
                 shown = re.sub(r".*@", "(hidden)@", str(text), flags=re.DOTALL)
                 raise Refused(Problem(where, '"%.60s" is not %s' % (shown, what), "Write it like %s." % example))
 
@@ -92,7 +92,7 @@ def _form(pattern: str, what: str, example: str) -> Callable[[Any, str], None]:
 
 
 def _by(parse: Callable[[Any], Any]) -> Callable[[Any, str], None]:
-    """Return a rule that parses a value with the parser of a later step."""
+    """Return a rule that uses a later step's parser."""
 
     def rule(value: Any, name: str) -> None:
         try:
@@ -107,7 +107,7 @@ def _by(parse: Callable[[Any], Any]) -> Callable[[Any, str], None]:
 
 
 def _by_parser(module: str, function: str) -> Callable[[Any, str], None]:
-    """Return a rule like `_by`, for a parser that is imported only when it is needed.
+    """Return a rule like `_by`, for a parser that is imported only when needed.
 
     Some parsers need NumPy. They are imported only if the inventory sets the variable.
     """
@@ -116,7 +116,7 @@ def _by_parser(module: str, function: str) -> Callable[[Any, str], None]:
         try:
             parser = getattr(importlib.import_module(module, __package__), function)
         except ImportError:
-            # The playbook that reads the variable reports missing packages of the controller.
+            # The playbook that reads the variable reports the controller's missing packages.
             return
         parser(value)
 
