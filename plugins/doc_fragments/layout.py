@@ -127,8 +127,8 @@ options:
     default: refuse
   restart_services:
     description:
-      - systemd units that list MIG devices only when they start. A run that adds or removes devices restarts those that run, in
-        this order, and rewrites CDI specifications of the NVIDIA container toolkit.
+      - systemd units that list MIG devices only when they start. A run that adds or removes devices restarts the active
+        units of this list, in this order, and rewrites CDI specifications of the NVIDIA container toolkit.
       - If an earlier run was interrupted before these steps, this run completes them. See C(docs/after-a-change.md).
     type: list
     elements: str

@@ -265,7 +265,10 @@ class SlurmHost:
 
     def submit(self, gres: str) -> tuple[str, dict[str, str]]:
         """Submit a job, wait until it runs, and return its id and its environment."""
-        job, file = self.queue(gres)
+        return self.running(*self.queue(gres))
+
+    def running(self, job: str, file: str) -> tuple[str, dict[str, str]]:
+        """Wait until a job from `queue` runs, and return its id and its environment."""
         self.wait_until(f"[ -e {file} ]")
         lines = self.ask(f"cat {file}").splitlines()
         return job, dict(line.split("=", 1) for line in lines if "=" in line)

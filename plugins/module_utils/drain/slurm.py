@@ -61,7 +61,9 @@ class Node:
 
     @property
     def is_lost(self) -> bool:
-        return bool(self.flags & _LOST)
+        # With INVALID_REG, slurmd has registered its jobs, but other resources than slurm.conf has.
+        known = {"UNKNOWN"} if "INVALID_REG" in self.flags else set()
+        return bool(self.flags & _LOST - known)
 
     def described(self) -> str:
         if not self.reason:

@@ -146,6 +146,24 @@ def test_killed_runs_are_completed(host, moment):
     host.ask("! ls /var/lib/openfleet-gpu/drain.json 2>&1")
 
 
+@pytest.mark.thorough
+def test_node_that_slurm_refuses_is_mended(host):
+    """Restore a missing line of gres.conf.
+
+    Slurm refuses a node with fewer GRES than configured.
+    """
+    host.reset(layout(MIXED))
+    breaks = (
+        "sed -i '/nvidia3$/d' /etc/slurm/openfleet_gres.conf; systemctl restart slurmctld slurmd; "
+        f"until scontrol -o show node {NODE} | grep -q ' State=[^ ]*INVAL'; do sleep 0.2; done; {SHOWN}"
+    )
+    # The first run records the devices of the node.
+    broken, mended = run(follow(layout(MIXED), then=breaks), follow(layout(MIXED)))
+    assert "DRAIN" in broken.seen and mended.changed
+    assert "Gres=gpu:3g.40gb:1,gpu:1g.10gb:2,gpu:h100:3" in mended.seen and "State=IDLE " in mended.seen
+    host.submit("gpu:h100:3")
+
+
 # Programs in /usr/local/bin in place of Slurm's. The first cancels the job when the node is drained, and waits for its end.
 # The second cancels the job when the role prints the jobs that it waits for.
 AT_DRAIN = """/usr/bin/scontrol "$@" || exit

@@ -57,7 +57,7 @@ def test_jobs_survive_seven_three_and_seven_slices(typed):
     host = typed
     devices = host.reset(layout(SEVEN))["devices"]
     on_gpu, environment = host.submit("gpu:h100:1")
-    slices = [host.submit("gpu:1g.10gb:1") for _slice in range(7)]
+    slices = [host.running(*each) for each in [host.queue("gpu:1g.10gb:1") for _slice in range(7)]]
     planned = host.mapping(layout(THREE))
     # Four of the seven instances are destroyed, and only their jobs must end.
     waiting = planned["change"]["jobs"]

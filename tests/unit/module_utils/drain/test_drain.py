@@ -114,7 +114,9 @@ RECORD = "NodeName=gpu-a Arch=x86_64 State=%s ThreadsPerCore=1 Partitions=main%s
         ("IDLE+COMPLETING+DRAIN", True, False),
         ("IDLE+FAIL+NOT_RESPONDING", True, True),
         ("DOWN+DRAIN", True, True),
-        ("UNKNOWN+DRAIN+INVALID_REG", True, True),
+        ("UNKNOWN+DRAIN", True, True),
+        ("UNKNOWN+DRAIN+INVALID_REG", True, False),
+        ("DOWN+DRAIN+INVALID_REG", True, True),
         # The next rows have the format of Slurm 20.11 and earlier.
         ("IDLE*", False, True),
         ("DOWN*+DRAIN", True, True),
