@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the callback fleet_summary if ansible.cfg does not enable it.
 
-When ansible-core loads a playbook, by path or by collection name, it adds the playbook's callback_plugins folder to the
-search path. It loads the callbacks after the first playbook of the command line. A callback from such a folder runs
-unless its documentation says that it must be enabled.
+When ansible-core loads a playbook, by path or by collection name, it adds the playbook's folder callback_plugins to the
+search path. It loads callbacks after the first playbook on the command line. A callback in such a folder runs unless
+its documentation says that it must be enabled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ansible import constants as C
 
 from ansible_collections.openfleet.gpu.plugins.callback import fleet_summary
 
-#: Callbacks whose output programs read, by the last part of their names.
+#: Callbacks whose output programs read, by the last part of their name.
 FOR_PROGRAMS = ("json", "jsonl", "null")
 
 

@@ -28,7 +28,7 @@ from ..plugin_utils.plain import plain
 
 display = Display()
 
-# A value of fail_on that refers to hosts. All other values are verdicts.
+# A value of fail_on that refers to hosts. Other values are verdicts.
 UNANSWERED = "unanswered"
 
 
@@ -36,8 +36,8 @@ class ActionModule(ControllerAction):
     documentation = DOCUMENTATION
 
     def work(self, arguments: dict[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-        # Results are validated separately for each host. A host with an invalid result is treated as unanswered, like a
-        # host without a driver.
+        # Validate each host's result separately. A host with an invalid result counts as unanswered, like a host
+        # without a driver.
         accepted, no_answers = answers.of_all(arguments.pop("answers"))
         jobs, nodes = slurm_of(arguments.pop("slurm"))
         states, refused = gpu_info_of_all({**arguments.pop("hosts"), **accepted})
@@ -72,9 +72,9 @@ class ActionModule(ControllerAction):
 
 
 def _former(previous: str | None, directory: str | None, keep: int) -> Mapping[str, Former]:
-    """Return the findings of the previous report by ID. Raises OptionError.
+    """Return the previous report's findings by ID. Raises OptionError.
 
-    The previous report is the given one, or else the latest one in the directory.
+    The previous report is the given one, or else the latest in the directory.
     """
     if keep < 0:
         raise OptionError(
@@ -111,7 +111,7 @@ def _result(audit: Audit, files: list[Path], notified: list[str], fail_on: list[
     counts = {**sums["words"], UNANSWERED: len(set(audit.sources.hosts_asked) - set(audit.sources.hosts_answered))}
     failing = {word: counts[word] for word in fail_on if counts[word]}
     result = {
-        # Writing reports does not count as a change.
+        # Writing reports is not a change.
         "changed": False,
         "summary": sums,
         "line": line,

@@ -61,7 +61,7 @@ class ActionModule(ControllerAction):
         return _result(outcome, check)
 
     def _values(self, host: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a host's variables with the values that roles would see.
+        """Return a host's variables as roles would see them.
 
         Raises BundleError.
         """

@@ -19,8 +19,7 @@ from ..plugin_utils.plain import plain
 from ..plugin_utils.variables import check, known
 
 _OWN = "gpu_site_own_variables"
-# Variables that must have the same value on all hosts of the group, because site.yml uses the value of the group's
-# first host.
+# Variables that must be equal on all hosts of the group, because site.yml uses the value of the group's first host.
 _FLEET_WIDE = {"gpu_site_tolerate": "gpu_hosts", "gpu_site_waves": "gpu_hosts"}
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -46,9 +45,9 @@ class ActionModule(ControllerAction):
         problems += map(check.empty, empty)
         problems += check.check({name: value for name, value in values.items() if name not in empty})
         problems += self._differing(set(checked), values, variables)
-        # If a missing variable is misspelt, the message about the missing variable already contains the misspelt name.
+        # The message about a missing variable already has its misspelt name.
         unknown = [
-            # If another variable's template contains the name, the name is the inventory's own.
+            # A name in another variable's template is the inventory's own.
             replace(entry, error=False) if entry.by_words and _is_read(entry.name, variables) else entry
             for entry in check.unknown(names, own)
             if entry.name not in misspelt.values()
@@ -67,7 +66,7 @@ class ActionModule(ControllerAction):
             try:
                 values[name] = plain(self._templar.template(variables[name]))
             except AnsibleError as error:
-                # Facts are not available yet. The role that gathers facts validates such a value.
+                # Facts are not available yet. The role that gathers them validates such a value.
                 if not _needs_facts(variables[name], variables):
                     cure = "Define the variables that it uses, or write the value itself."
                     problems.append(Problem(name, " ".join(str(error).split()), cure))
@@ -75,7 +74,7 @@ class ActionModule(ControllerAction):
 
     @staticmethod
     def _differing(checked: set[str], values: Mapping[str, Any], variables: Mapping[str, Any]) -> list[Problem]:
-        """Return problems of fleet-wide variables that differ from the first host's value."""
+        """Return problems with fleet-wide variables that differ from the first host's."""
         problems, host = [], variables["inventory_hostname"]
         for name, group in _FLEET_WIDE.items():
             if name not in checked:
@@ -108,7 +107,7 @@ def _together(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def by_message(results: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, list[str]]:
-    """Return hosts by message. The result of a host that was not checked is empty."""
+    """Return hosts by message. A host that was not checked has an empty result."""
     hosts: dict[str, list[str]] = {}
     for host, result in results.items():
         for message in result.get(key) or ():

@@ -12,7 +12,7 @@ from ..plugin_utils.printable_action import PrintableAction
 
 
 def minimum_versions() -> dict[str, dict[str, Any]]:
-    """Return name, minimum driver and its confirmation by PCI device ID."""
+    """Return name, minimum driver and its confirmation, by PCI device ID."""
     return {
         board.pci_device_id: {
             "name": board.name,
@@ -27,7 +27,7 @@ def minimum_versions() -> dict[str, dict[str, Any]]:
 
 class ActionModule(PrintableAction):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        # The catalogue is only on the controller, and only the module on the host can list the GPUs.
+        # Only the controller has the catalogue, and only the module on the host can list the GPUs.
         self._task.args = {
             **self._task.args,
             "minimum_versions": self._task.args.get("minimum_versions") or minimum_versions(),

@@ -16,7 +16,7 @@ from ..plugin_utils.lent_pynvml import LendingAction
 from ..plugin_utils.plain import plain
 
 _MODULE = "openfleet.gpu.gpu_check"
-# Maximum number of differences in the result. The report contains all differences.
+# Maximum number of differences in the result. The report has all of them.
 _MOST_LINES = 50
 
 
@@ -27,7 +27,7 @@ class ActionModule(LendingAction):
         args = plain(self._task.args)
         answer = self.run_lending(_MODULE, args, variables)
         host = str(variables["inventory_hostname"])
-        # Only the readings are accepted from the host. The controller decides whether the host passes.
+        # Accept only readings from the host. The controller decides whether the host passes.
         failure = host_results.failure(answer)
         reading = answer.get("reading")
         if failure is None and reading is None:
@@ -37,7 +37,7 @@ class ActionModule(LendingAction):
             return result
         identify = str(args.get("identify", False)).lower() in ("true", "yes", "1")
         try:
-            # The limits are read from the task, so that a host cannot change them.
+            # Read the limits from the task, so that a host cannot change them.
             limits = _limits(args.get("accept"))
             judged = host_reading.judged(host, plain(reading), identify, limits)
             paths = []
@@ -62,9 +62,9 @@ class ActionModule(LendingAction):
 
 
 def _limits(given: dict[str, Any] | None) -> Limits | None:
-    """Return the limits of the acceptance test. None if the option is not set.
+    """Return the acceptance test's limits, or None if the option is not set.
 
-    The module has already validated the types of the limits.
+    The module has already validated their types.
     """
     if not given:
         return None

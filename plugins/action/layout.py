@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run openfleet.gpu.layout, if possible from code that is installed on the host.
 
-In check mode, the action provides pynvml to hosts without it. If no driver answers, the action plans from the model
-catalogue. Errors begin with the host's name, so that they are clear without the line that Ansible prints before them.
+In check mode, the action lends pynvml to hosts without it. If no driver answers, it plans from the model catalogue.
+Errors begin with the host's name, so that they are clear without Ansible's line before them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..plugin_utils.lent_pynvml import LendingAction
 from ..plugin_utils.plain import plain
 
 _MODULE = "openfleet.gpu.layout"
-# Set by tests. The command gpu-layout is installed below this directory.
+# Set by tests: the command gpu-layout is installed below this directory.
 _ROOT = "gpu_layout__root"
-# Set by a play that has already printed the plans, so that a diff does not repeat the steps.
+# Set by a play that has printed the plans, so that a diff does not repeat the steps.
 _STEPS_PRINTED = "gpu_layout__steps_printed"
 
 
@@ -50,7 +50,7 @@ class ActionModule(LendingAction):
 
 def _forecast(args: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Plan the layout from the model catalogue, for a host without a driver."""
-    # This import loads the planner. Only this function needs it.
+    # Import here, because only this function needs the planner.
     from ..plugin_utils.site import without_driver
 
     expected = args.get("expected_gpus") or []
@@ -59,7 +59,7 @@ def _forecast(args: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove_parts_of_error(result: dict[str, Any]) -> None:
-    """Remove the parts of an error, because Ansible would print them again."""
+    """Remove an error's parts, which Ansible would print again."""
     if "problem" in result:
         # This key also shows that the error is from the module, not from Ansible.
         result.setdefault("host_fault", False)

@@ -24,7 +24,7 @@ class ActionModule(OnDemandAction):
     def ask(self, arguments: Mapping[str, Any], variables: dict[str, Any]) -> dict[str, Any] | None:
         present = arguments.get("state", "present") == "present"
         if not present or not installed_code.may_be_asked(self._task, arguments):
-            # When the module removes the command, it is usually missing already.
+            # The command that the module removes is usually missing already.
             return None
         request = {"module": "layout_boot", "digest": arguments["sources_digest"], "arguments": dict(arguments)}
         return installed_code.ask(self, request, arguments.get("root", "/"), variables)

@@ -24,7 +24,7 @@ class ActionModule(LendingAction):
         args = plain(self._task.args)
         answer = self.run_lending(_MODULE, args, variables)
         host = str(variables["inventory_hostname"])
-        # Only the layout is accepted from the host. Everything else, such as the path, is determined on the controller.
+        # Accept only the layout from the host. The controller determines everything else, such as the path.
         failure = host_results.failure(answer)
         if failure is None and "gpu_layout" not in answer:
             failure = host_results.incomplete(host, "gpu_layout")

@@ -33,7 +33,7 @@ class ActionModule(ControllerAction):
             try:
                 checked = reclaim_told.result_of(args["host"], reclaimed)
             except FleetError as error:
-                # The error is caused by the host, not by the inventory. So the run continues and reports the error.
+                # The host causes this error, not the inventory, so the run continues and reports it.
                 failures.append(str(error))
             else:
                 notified, failures, confirmed = reclaim_told.tell(

@@ -46,7 +46,7 @@ class ActionModule(ControllerAction):
         refused: list[str],
         slurm: tuple[Mapping[str, Any], Mapping[str, str]],
     ) -> dict[str, Any]:
-        # Only this module needs NumPy, and NumPy takes long to load.
+        # Only this module needs NumPy, which takes long to load.
         from ..plugin_utils.rightsize import make, options, sums, write
 
         pods_by_host, unknown = pods.look_up(states, pods.places(args["kubernetes"]))
@@ -85,7 +85,7 @@ class ActionModule(ControllerAction):
         if args["directory"] and not self._task.check_mode:
             files = write.all_of(proposal, Path(args["directory"]))
         return {
-            # Writing a proposal does not count as a change.
+            # Writing a proposal is not a change.
             "changed": False,
             "summary": sums.summary(proposal),
             "line": sums.line(proposal),

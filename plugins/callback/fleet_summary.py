@@ -46,7 +46,7 @@ _TASK_FAILED = "Task failed: "
 # Words for a run outside check mode.
 _APPLIED = ("Applied", "created", "destroyed", "changed")
 
-# Prefixes of messages with which site.yml stops a host because of an earlier error.
+# Beginnings of messages with which site.yml stops a host because of an earlier error.
 NO_PLAN = ("No plan for ", "no plan (")
 
 
@@ -62,20 +62,20 @@ class Counts:
 
 @dataclass
 class Summary:
-    """Results of a run so far. This class does not use Ansible's objects."""
+    """A run's results so far. This class does not use Ansible's objects."""
 
     check_mode: bool
     # Hosts on which the module ran, including failed runs.
     hosts: set = field(default_factory=set)
     counts: dict = field(default_factory=dict)
-    # Only in check mode: hosts without a driver. `unknown` has hosts with unknown GPU models. `from_catalogue` has
-    # hosts that were planned from the model catalogue.
+    # In check mode only: hosts without a driver. `unknown` has hosts with unknown GPU models, `from_catalogue` hosts
+    # that were planned from the model catalogue.
     unknown: set = field(default_factory=set)
     from_catalogue: set = field(default_factory=set)
     # Hosts with MIG modes that are pending until a reboot.
     rebooting: set = field(default_factory=set)
     reasons: dict = field(default_factory=dict)
-    # For each host, the number of GPUs that had an entry and have none now.
+    # For each host, the number of GPUs that have lost their entry.
     unmanaged: dict = field(default_factory=dict)
 
     def ran(self, host, result, check_mode):
@@ -98,7 +98,7 @@ class Summary:
         if not counts or check_mode != self.check_mode:
             return
         if host in self.rebooting:
-            # The changes were already counted before the reboot.
+            # The changes were counted before the reboot.
             self.rebooting.remove(host)
             return
         if result.get("reboot_required"):
@@ -107,8 +107,8 @@ class Summary:
         new = Counts(create, destroy, keep, changed)
         old = self.counts.get(host)
         if old and not self.check_mode:
-            # If two layouts are applied, their changes are added, and instances count as kept if both layouts kept
-            # them. Repeated plans count once.
+            # Changes of two applied layouts are added, and instances count as kept if both kept them. Repeated plans
+            # count once.
             new = Counts(
                 old.create + new.create,
                 old.destroy + new.destroy,
@@ -118,7 +118,7 @@ class Summary:
         self.counts[host] = new
 
     def failed(self, host, msg):
-        """Record the reason why a task failed on a host."""
+        """Record why a task failed on a host."""
         first = without_host(host, (str(msg).strip() or "no reason given").splitlines()[0])
         if not (host in self.reasons and first.startswith(NO_PLAN)):
             self.reasons[host] = text(first)
@@ -132,7 +132,7 @@ class Summary:
             self.failed(host, error.get("msg") if isinstance(error, Mapping) else error)
 
     def failures(self, hosts):
-        """Return a line about failed hosts for each reason."""
+        """Return a line for each reason why hosts failed."""
         return [str(equal) for equal in group((host, self.reasons.get(host, "see above")) for host in hosts)]
 
     def line(self):
@@ -145,7 +145,7 @@ class Summary:
         gpus = counted(totals[3], "GPU")
         words = ("Plan", "to create", "to destroy", "to change") if self.check_mode else _APPLIED
         text = "%s: " % words[0]
-        # Other changes, such as time slicing, have no MIG instances.
+        # Changes such as time slicing have no MIG instances.
         if any(totals[:3]) or not totals[3]:
             text += "%d %s, %d %s, %d kept; " % (totals[0], words[1], totals[1], words[2], totals[2])
         changed = sum(bool(host_counts.changed) for host_counts in counts)
@@ -166,7 +166,7 @@ class Summary:
 
 
 def waiting(host, result):
-    """Return a line with the holders for each busy item that a host waits for."""
+    """Return a line with the holders for each busy item for which a host waits."""
     try:
         busy = host_results.layout(host, {"busy": result.get("busy") or []})["busy"]
     except HostValueError as error:
@@ -227,7 +227,7 @@ class CallbackModule(CallbackBase):
                 self._summary.ran(host, item, bool(task.check_mode))
 
     def v2_runner_retry(self, result):
-        # Ansible itself reports the retry. This code adds the holders.
+        # Ansible reports the retry itself. This code adds the holders.
         host, task, returned = parts(result)
         if self._is_ours(task):
             for line in waiting(host, returned):

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shared options of the filters that plan a layout for the GPUs of a host."""
+"""Document options of filters that plan a layout for a host's GPUs."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def fleet_report(results, planned=False, warnings=None, left_out=None):
 
 def _host(name, result, warnings):
     try:
-        # If the run did not reach a host, the host has no result.
+        # A host that the run did not reach has no result.
         read = host_results.layout(name, result) if isinstance(result, Mapping) else {}
     except HostValueError as error:
         read = {"msg": str(error)}

@@ -64,7 +64,7 @@ def _models(where, group):
     if not isinstance(model, str) or not model:
         problem = "has no model" if model is None else f"has the model {model!r}, which is not a name"
         raise _problem(where, problem, example)
-    # A number that results from a template may be a string.
+    # A template may return a number as a string.
     text = quoted(count)[1:-1]
     if isinstance(count, bool) or not is_digits(text) or not 1 <= int(text) <= MOST_SIMULATED_GPUS:
         shown = number(count) if is_integer(count) else repr(count)[:60]

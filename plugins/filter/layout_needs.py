@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""List what a GPU layout needs on its host in addition to GPUs."""
+"""List what a GPU layout needs on its host besides GPUs."""
 
 from __future__ import annotations
 

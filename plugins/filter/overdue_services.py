@@ -63,7 +63,7 @@ import calendar
 import re
 import time
 
-# Time of the unit's last start. A restart changes this time, a reload does not.
+# Time of the unit's last start, which a restart changes and a reload does not.
 START = "ActiveEnterTimestamp"
 LOADED = "loaded"
 
@@ -77,7 +77,7 @@ def overdue_services(services, shown="", times=None, loaded=""):
         since = _prometheus_time(loaded) if entry["since"] == LOADED else _unix_time(unit.get(entry["since"], ""))
         written = [float(times[path]) for path in entry["files"] if path in (times or {})]
         # Services report whole seconds. If a file was written in the same second, the service counts as up to date, as
-        # in a successful run.
+        # after a successful run.
         newer = since is not None and any(int(time_written) > since for time_written in written)
         if newer or (entry["since"] == START and unit.get("NeedDaemonReload") == "yes"):
             overdue.append(entry)

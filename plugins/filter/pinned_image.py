@@ -52,7 +52,7 @@ display = Display()
 def pinned_image(image, variable):
     """See DOCUMENTATION."""
     if not DIGEST.search(image):
-        # The text is the same for all hosts, so that Ansible shows it once.
+        # Use the same text for all hosts, so that Ansible shows it once.
         display.warning(
             "%s: %s has no digest, so the registry decides which image is used. Add the digest (NAME:TAG@sha256:DIGEST), as in "
             "docs/dcgm_exporter.md#name-the-image-by-its-digest." % (variable, image)

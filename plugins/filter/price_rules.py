@@ -49,7 +49,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.promql import literal, quote
 
 RECORD = "gpu:price_per_hour"
-# Labels that describe a part of the GPU or the state of its exporter. They do not identify the GPU.
+# Labels that describe a part of the GPU or its exporter's state, and do not identify the GPU.
 PART_LABELS = "driver_version, instance, job, mig_instance, mig_profile, workload"
 
 

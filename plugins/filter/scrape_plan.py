@@ -110,24 +110,23 @@ HOST_JOB = "gpu_host"
 # Name of the access entry for exporters without a password.
 OPEN = "open"
 
-# Defaults of the role dcgm_exporter. hostvars do not contain role defaults.
+# Defaults of the role dcgm_exporter, which hostvars do not have.
 ADDRESS = "127.0.0.1"
 PORT = 9400
-# If one of these variables is set, the host has an exporter. If one of the first two is set, site.yml installs the
-# exporter.
+# A host with one of these variables has an exporter. With one of the first two, site.yml installs it.
 EXPORTER_VARIABLES = (
     "dcgm_exporter_source",
     "dcgm_exporter_state",
     "dcgm_exporter_listen_address",
     "gpu_monitoring_address",
 )
-# Loopback addresses that are defaults. Any other loopback address was chosen by the site.
+# Loopback addresses that are defaults. The site chose any other loopback address.
 OWN_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ALL_ADDRESSES = ("", "0.0.0.0", "::", "*")
 RESERVED = ("host", "job")
 # Labels that the role's rules read or write (files/rules, files/alerts, and the price rules). If a site set such a
-# label for a target, rules would mistake it for the exporter's label, or would not see the exporter's label. A test
-# compares this list with the files.
+# label for a target, rules would mistake it for the exporter's, or would not see the exporter's. A test compares this
+# list with the files.
 RULES_LABELS = (
     *("DCGM_FI_DRIVER_VERSION", "GPU_I_ID", "GPU_I_PROFILE", "Hostname", "UUID"),
     *("account", "annotation_volcano_sh_node_vgpu_handshake", "card_model", "card_series", "cause", "class"),
@@ -162,7 +161,7 @@ RULES_LABELS = (
     ),
     *("used_by", "uuid", "vdevice_index", "vdie_id", "vendor", "version", "vf", "workload", "xid"),
 )
-# Prometheus stores the address in the label `instance`. The rules join an exporter's series by this label and the job.
+# Prometheus stores the address in the label `instance`. Rules join an exporter's series by this label and the job.
 TWICE = "Rules identify an exporter by job and address, so its GPUs would be attributed to both."
 #: https://prometheus.io/docs/concepts/data_model/#metric-names-and-labels
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -199,9 +198,9 @@ def scrape_plan(hosts, hostvars, here="", user="", extra=()):
 
 
 class _Host:
-    """Variables of a GPU host.
+    """A GPU host's variables.
 
-    If a variable cannot be resolved, a problem is added to the plan and the default is used.
+    For one that cannot be resolved, a problem is added to the plan, and the default is used.
     """
 
     def __init__(self, plan, name, variables):
@@ -260,7 +259,7 @@ def _is_ipv6(address):
 
 
 def _whole(value):
-    """Resolve a value including all nested values. Raises UndefinedError.
+    """Resolve a value with all nested values. Raises UndefinedError.
 
     By default, Ansible resolves nested values only when they are read.
     """
@@ -275,9 +274,9 @@ def _whole(value):
 
 
 def _labels(plan, where, labels, reserved, allowed=None):
-    """Return valid labels with values as text. Add a problem for each invalid label.
+    """Return valid labels as text. Add a problem for each invalid label.
 
-    Prometheus refuses all targets if one name is invalid.
+    Prometheus refuses all targets if one label's name is invalid.
     """
     if not isinstance(labels, Mapping):
         plan["problems"].append("%s is %r. Set names and values, for example {cluster: one}." % (where, labels))
@@ -322,14 +321,14 @@ def _gpu_target(plan, taken, host, monitoring, named, labels):
                 "dcgm_exporter_listen_address to the address of that name, or gpu_monitoring_address to a name that resolves "
                 "to %s and is in the certificate." % (host.name, listen, host.name, port, listen)
             )
-        # Certificates are issued for host names, not for addresses.
+        # Certificates are for host names, not for addresses.
         address = host.name if tls or listen in ALL_ADDRESSES else listen
         if host.name == here and listen in OWN_LOOPBACK and not tls:
             address = listen
     access = _access(plan, host, user)
     target = _group(GPU_JOB, host.name, ("https" if tls else "http", address, port), access, labels)
     plan["targets"].append(target)
-    # If the address already has a problem, skip this check: a duplicate probably has the same cause.
+    # Skip this check if the address already has a problem, because a duplicate probably has the same cause.
     if problems == len(plan["problems"]):
         _take_for_host(plan, taken, host, target, "exporter", "dcgm_exporter_port")
 
@@ -353,7 +352,7 @@ def _take_for_host(plan, taken, host, target, exporter, variable):
 
 
 def _take(taken, job, address, owner):
-    """Register the address of a job. If another owner has it, return that owner.
+    """Register a job's address. If another owner has it, return that owner.
 
     An owner may register its own address again.
     """
@@ -411,8 +410,8 @@ def _access(plan, host, user):
     for entry in plan["access"]:
         if (entry["user"], entry["password"]) == (name, str(users[name])):
             return entry["name"]
-    # The name is derived from the user and the entry's first host. A number would change when an earlier host is
-    # removed, and a digest of the password would reveal something about the password.
+    # Derive the name from the user and the entry's first host. A number would change when an earlier host is removed,
+    # and a digest of the password would reveal something about it.
     digest = hashlib.sha256(("%s\0%s" % (name, host.name)).encode()).hexdigest()
     entry = {"name": "password-%s" % digest[:12], "user": str(name), "password": str(users[name])}
     plan["access"].append(entry)

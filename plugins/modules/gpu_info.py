@@ -365,7 +365,7 @@ def argspec():
     }
 
 
-# Return values of the host as a whole.
+# Return values about the host as a whole.
 HOST_VALUES = ("driver_version", "nvml_version", "cuda_version", "simulated")
 
 

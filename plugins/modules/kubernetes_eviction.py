@@ -133,7 +133,7 @@ try:
 except ImportError:
     kubernetes = None
 
-# HTTP status codes: a disruption budget protects the pod, the pod is gone, another pod has this name.
+# HTTP status codes: a disruption budget protects the pod, the pod no longer exists, another pod has this name.
 _PROTECTED = 429
 _GONE = 404
 _OTHER = 409
@@ -166,7 +166,7 @@ class Cluster:
         self._api = core_api(kubeconfig, context)
 
     def pods(self, node):
-        """Return the pods of a node in the form of the API. Raises ClusterError."""
+        """Return a node's pods as in the API. Raises ClusterError."""
         return pods_of(self._api, node)
 
     def daemonsets(self, pods):
@@ -176,7 +176,7 @@ class Cluster:
     def evict(self, pod, options):
         """Evict a pod. Raises EvictionError.
 
-        If a disruption budget protects the pod, return the budget's message, otherwise "".
+        Returns the disruption budget's message if it protects the pod, otherwise "".
         """
         # The UID prevents the eviction of a new pod with the same name.
         preconditions = kubernetes.client.V1Preconditions(uid=pod.uid)

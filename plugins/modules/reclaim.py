@@ -320,7 +320,7 @@ def measure(directory, places, seconds):
 
 
 def bring_about(params, check_mode):
-    """Announce and stop idle holders, and return the module's result."""
+    """Notify owners of idle holders, stop holders, and return the module's result."""
     directory, period = params["state_directory"], params["notice_seconds"]
     nothing = {"noticed": [], "stopped": [], "spared": []}
     recorded = os.path.exists(os.path.join(directory, notices.FOLDER))  # noqa: PTH110, PTH118
@@ -330,7 +330,7 @@ def bring_about(params, check_mode):
         try:
             BoundedSession()
         except DriverAbsentError:
-            # Respawn before this process takes the lock, because the new interpreter takes the lock itself.
+            # Respawn before this process takes the lock, which the new interpreter takes itself.
             respawn_with_pynvml()
             raise
     with contextlib.ExitStack() as stack:

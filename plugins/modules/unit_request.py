@@ -106,7 +106,7 @@ MOST_SHOWN = 300
 
 
 class RequestError(FleetError):
-    """A request without a usable response. `where` is the URL."""
+    """A request has no usable response. `where` is the URL."""
 
 
 def argspec():

@@ -336,10 +336,7 @@ def _mapping(node: Node, option: Mapping[str, Any], variable: known.Variable) ->
 
 
 def _raw(_node: Node, _option: Mapping[str, Any], _variable: Any) -> None:
-    """Do nothing, because other code checks the value.
-
-    This code is a rule of the variable, or the code that uses the variable.
-    """
+    """Do nothing, because the variable's rule or its reader checks the value."""
 
 
 _READERS = {

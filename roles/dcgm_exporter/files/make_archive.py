@@ -4,10 +4,9 @@
 
 usage: make_archive.py FILE MACHINE [WHEELS]
 
-The archive contains the packages of the embedded exporter: only pure Python wheels, and wheels for the stable ABI from
-Python 3.8 on and glibc 2.17 or later. So any host of the architecture can use the archive. Fails if the hash of a wheel
-is not in embedded-requirements.txt. An existing file is kept. If calls are concurrent, the later ones wait for the
-first one.
+The archive has the embedded exporter's packages: only pure Python wheels, and wheels for the stable ABI of Python 3.8
+or later and glibc 2.17 or later. So any host of the architecture can use it. Fails if a wheel's hash is not in
+embedded-requirements.txt. Keeps an existing file. Later concurrent calls wait for the first one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 REQUIREMENTS = Path(__file__).with_name("embedded-requirements.txt")
 PYTHON = "3.8"
 PLATFORM = "manylinux2014_%s"
-#: Architectures that a host may report. The name becomes part of a path and an argument of pip.
+#: Architectures that a host may report. The name becomes part of a path and of pip's arguments.
 ARCHITECTURES = ("x86_64", "aarch64")
 
 

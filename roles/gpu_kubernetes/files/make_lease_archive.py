@@ -4,9 +4,9 @@
 
 usage: make_lease_archive.py FOLDER PYTHON MACHINE [WHEELS]
 
-PYTHON is the version of the host's Python, such as 3.11, and MACHINE its architecture. The archive has the plugin and the
-packages of dra-requirements.txt. Fails if the hash of a wheel is not in this file. Prints the path of the archive, whose
-name has a digest of its sources. An existing archive is kept. If calls are concurrent, the later ones wait for the first one.
+PYTHON is the version of the host's Python, such as 3.11, and MACHINE its architecture. The archive has the plugin and
+the packages in dra-requirements.txt. Fails if a wheel's hash is not in that file. Prints the archive's path, which has
+a digest of its sources. Keeps an existing archive. Later concurrent calls wait for the first one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 FILES = Path(__file__).parent
 REQUIREMENTS = FILES / "dra-requirements.txt"
 PACKAGE = FILES / "openfleet_dra"
-#: The versions for which the requirements have wheels. Version and machine become parts of arguments of pip.
+#: Versions for which the requirements have wheels. Version and machine become parts of pip's arguments.
 PYTHON = re.compile(r"3\.(?:9|1[0-4])")
 MACHINES = ("x86_64", "aarch64")
 _MAIN = "from openfleet_dra.command import main\n\nraise SystemExit(main())\n"
 
 
 def digest(python: str, machine: str) -> str:
-    """Return a digest of the sources of an archive."""
+    """Return a digest of an archive's sources."""
     found = hashlib.sha256(("%s %s\n" % (python, machine)).encode())
     for path in [REQUIREMENTS, *sorted(PACKAGE.glob("*.py"))]:
         found.update(b"%s %d\n" % (path.name.encode(), path.stat().st_size) + path.read_bytes())
@@ -38,7 +38,7 @@ def digest(python: str, machine: str) -> str:
 
 
 def make(archive: Path, python: str, machine: str, wheels: str) -> None:
-    """Write the archive. Exits with a message if a package is missing."""
+    """Write the archive. Exit with a message if a package is missing."""
     source = ["--no-index", "--find-links", wheels] if wheels else []
     with tempfile.TemporaryDirectory(prefix="dra-", dir=str(archive.parent)) as folder:
         packages = Path(folder, "packages")
@@ -60,7 +60,7 @@ def make(archive: Path, python: str, machine: str, wheels: str) -> None:
                     if path.is_file() and "__pycache__" not in path.parts:
                         bundled.write(str(path), prefix + str(path.relative_to(root)))
             bundled.writestr("__main__.py", _MAIN)
-            # Files are extracted in this order, so this one shows that all others are complete.
+            # Files are extracted in this order, so this file shows that all others are complete.
             bundled.writestr("complete", "")
         new.replace(archive)
 

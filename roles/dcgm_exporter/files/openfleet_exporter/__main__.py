@@ -40,7 +40,7 @@ DEFAULTS: Dict[str, Any] = {
     "sample_interval": 10,
     "hostname": "",
 }
-#: The detection of GPU holders recognizes the exporter by this process name (docs/holders.md).
+#: Process name by which the detection of GPU holders recognizes the exporter (docs/holders.md).
 PROCESS_NAME = b"dcgm-exporter"
 _PR_SET_NAME = 15
 
@@ -58,7 +58,7 @@ def folder(path: str) -> Optional[Path]:
 
 
 def leave(reason: str) -> None:
-    """End the process. systemd restarts it, so that it loads the new driver's library."""
+    """End the process. systemd restarts it with the new driver's library."""
     print("NVML is gone, so the exporter exits to be restarted: %s" % reason, flush=True)
     os._exit(1)
 
@@ -84,7 +84,7 @@ def serve(settings: Dict[str, Any]) -> None:
     server = Server(settings["address"], int(settings["port"]), application, context)
     for thread in (xids, gpm):
         thread.start()
-    # Start to count Xid errors before the first scrape is answered.
+    # Count Xid errors before the first scrape is answered.
     xids.ready.wait(10)
     for thread in (xids, gpm):
         threading.Thread(target=end_with, args=(thread,), daemon=True).start()

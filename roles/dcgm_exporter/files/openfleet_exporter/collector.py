@@ -39,7 +39,7 @@ ECC = {
 PREFIX = "openfleet_gpu_"
 #: Maximum size of a job file, because each job becomes a series.
 MOST_JOB_BYTES = 4096
-#: How many seconds a scrape waits for the previous one.
+#: Seconds for which a scrape waits for the previous one.
 PATIENCE = 20
 
 
@@ -133,8 +133,7 @@ class HostCollector(Collector):
     def _in_use(self, families: Families, gpu: Gpu) -> None:
         if self.gpm is None:
             return
-        # These metrics belong to the whole GPU instance, so they are reported once, for its first compute instance.
-        # Memory is too.
+        # Report these metrics, and memory, once per GPU instance, for its first compute instance.
         instances = {mig.gpu_instance: mig.entity for mig in reversed(gpu.mig_devices)}
         places = instances or {None: gpu.entity}
         for instance, entity in places.items():

@@ -13,9 +13,9 @@ import pynvml as nvml
 
 from .gpus import GONE, Entity, Gpus, NvmlGoneError, ask
 
-#: For how many seconds an error counts as recent.
+#: Seconds for which an error counts as recent.
 RECENT = 300.0
-#: NVML's ID if an error belongs to no instance.
+#: NVML's ID for an error without an instance.
 NO_INSTANCE = 0xFFFFFFFF
 _WAIT_MS = 1000
 #: Seconds between two scans for new GPUs.
@@ -37,7 +37,7 @@ class XidErrors(threading.Thread):
         self.totals: Dict[Key, int] = Counter()
         self.recent: Deque[Tuple[float, Key]] = deque()
         self.gone: Optional[str] = None
-        #: Set when the events of all initial GPUs are registered.
+        #: Set when all initial GPUs' events are registered.
         self.ready = threading.Event()
         self._waiting: Set[str] = set()
 
@@ -60,7 +60,7 @@ class XidErrors(threading.Thread):
             time.sleep(_SCAN_INTERVAL)
 
     def _wait_for_all(self) -> None:
-        """Register the events of all GPUs, including GPUs that were lost before."""
+        """Register the events of all GPUs, also of GPUs that were lost before."""
         for gpu in self.gpus.scan():
             uuid = gpu.entity.uuid
             if gpu.lost or uuid in self._waiting:

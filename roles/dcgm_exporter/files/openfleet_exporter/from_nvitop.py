@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Provide the metrics of nvitop-exporter for the current devices."""
+"""Provide nvitop-exporter's metrics for the current devices."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .gpus import Gpu
 
 #: Prefix of the memory metrics of GPUs and instances.
 MEMORY = "gpu_memory_"
-#: Metrics per link. They are omitted by default, but their totals are kept.
+#: Metrics per link. They are omitted by default, except their totals.
 LINKS = ("gpu_nvlink_tx_throughput_MiBps", "gpu_nvlink_rx_throughput_MiBps")
-#: Metric with command lines of processes. Command lines may contain secrets.
+#: Metric with processes' command lines, which may contain secrets.
 COMMANDS = "process_info"
 PROCESSES = "process_"
-#: Prefixes of host metrics. node_exporter provides these.
+#: Prefixes of host metrics, which node_exporter provides.
 OMITTED = ("host_", "nvitop")
 
 
@@ -34,7 +34,7 @@ class FromNvitop:
     def __init__(self, hostname: str, processes: str = "usage", links: bool = False) -> None:
         """Set up the wrapper.
 
-        `processes` selects the metrics of processes: usage, none, or commands (usage and command lines).
+        `processes` selects the metrics about processes: usage, none, or commands (usage and command lines).
         """
         self.hostname, self.processes, self.links = hostname, processes, links
         self.device_uuids: Optional[Tuple[str, ...]] = None
@@ -42,7 +42,7 @@ class FromNvitop:
         self.exporter: Optional[PrometheusExporter] = None
 
     def collect(self, gpus: List[Gpu]) -> Iterator[Metric]:
-        """Return metric families with known values. Devices lost meanwhile are omitted."""
+        """Return metric families with known values, without devices that were just lost."""
         alive = [gpu for gpu in gpus if not gpu.lost]
         uuids = tuple(entity.uuid for gpu in alive for entity, _unused in ((gpu.entity, None), *gpu.devices))
         if uuids != self.device_uuids:
@@ -52,7 +52,7 @@ class FromNvitop:
             try:
                 self.exporter.update_device(device)
             except libnvml.NVMLError:
-                # Discard the exporter, so that it does not serve old values.
+                # Discard the exporter, which would serve old values.
                 self.device_uuids = None
         if self.device_uuids is None:
             return
@@ -67,7 +67,7 @@ class FromNvitop:
         devices = []
         for gpu in gpus:
             devices.append(PhysicalDevice(index=gpu.index))
-            # MIG devices are selected by number, because nvitop's own list ends at the first gap.
+            # Select MIG devices by number, because nvitop's own list ends at the first gap.
             devices.extend(MigDevice(index=(gpu.index, mig.number)) for mig in gpu.mig_devices)
         self.registry = CollectorRegistry()
         self.exporter = PrometheusExporter(devices, hostname=self.hostname, registry=self.registry)

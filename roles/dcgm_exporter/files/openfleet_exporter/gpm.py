@@ -14,7 +14,7 @@ import pynvml as nvml
 from .gpus import Gpu, Gpus, NvmlGoneError, ask
 
 MIB = 1 << 20
-#: Ratios by name, with NVML's number of the percentage.
+#: Ratios by name, with the number of NVML's percentage.
 RATIOS = {
     "graphics_active": nvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
     "sm_active": nvml.NVML_GPM_METRIC_SM_UTIL,
@@ -22,8 +22,8 @@ RATIOS = {
     "memory_bandwidth_active": nvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
     "tensor_active": nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
 }
-#: Rates in bytes per second by name, with NVML's numbers for both directions. NVML reports MiB per second for the whole
-#: GPU.
+#: Rates in bytes per second by name, with NVML's numbers for both directions. NVML reports them in MiB per second, for
+#: the whole GPU.
 RATES = {
     "pcie_bytes_per_second": (nvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, nvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
     "nvlink_bytes_per_second": (
@@ -38,7 +38,7 @@ Place = Tuple[str, Optional[int]]
 
 
 class Gpm(threading.Thread):
-    """Sample continuously, because each metric is computed from two samples."""
+    """Samples continuously, because each metric is computed from two samples."""
 
     def __init__(self, gpus: Gpus, interval: float, clock=time.monotonic) -> None:
         super().__init__(name="gpm", daemon=True)
@@ -59,7 +59,7 @@ class Gpm(threading.Thread):
     def busy_seconds(self, gpu_uuid: str, instance: Optional[int]) -> Optional[float]:
         """Return the total time with kernels, including the time between scrapes.
 
-        None before the second sample.
+        Returns None before the second sample.
         """
         with self.lock:
             return self._busy_seconds.get((gpu_uuid, instance))

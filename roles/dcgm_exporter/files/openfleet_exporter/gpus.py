@@ -12,14 +12,14 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pynvml as nvml
 
-#: Errors that mean that NVML itself does not work: the driver was unloaded, or no longer matches the loaded library. A
-#: new process loads the new library.
+#: Errors of NVML as a whole: the driver was unloaded, or no longer matches the loaded library. A new process loads the
+#: new library.
 GONE = (
     nvml.NVML_ERROR_UNINITIALIZED,
     nvml.NVML_ERROR_DRIVER_NOT_LOADED,
     nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
 )
-#: Errors that affect the whole GPU, whichever call returns them.
+#: Errors of the whole GPU, whichever call returns them.
 FAULTS = (
     nvml.NVML_ERROR_INSUFFICIENT_POWER,
     nvml.NVML_ERROR_IRQ_ISSUE,
@@ -33,7 +33,7 @@ class NvmlGoneError(Exception):
 
 
 def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call NVML, and return None if NVML reports an error. Raises NvmlGoneError."""
+    """Call NVML. Return None if NVML reports an error. Raises NvmlGoneError."""
     try:
         return function(*arguments)
     except nvml.NVMLError as error:
@@ -78,7 +78,7 @@ class MigDevice:
     def shares_memory(self) -> bool:
         """Return whether another compute instance already counts this memory.
 
-        Compute instances of the same GPU instance share its memory.
+        Compute instances of a GPU instance share its memory.
         """
         return self.compute_instance != 0
 
@@ -103,13 +103,13 @@ class Gpu:
 
 
 class Gpus:
-    """Scan for GPUs repeatedly. A file records known GPUs until it is deleted."""
+    """Scans for GPUs repeatedly. A file records known GPUs until it is deleted."""
 
     def __init__(self, record: Optional[Path] = None) -> None:
         self.record = record
         self.lock = threading.Lock()
         self.known: Dict[str, Dict[str, str]] = self._read()
-        #: For each index, the logged reason why the GPU has no handle or UUID.
+        #: The logged reason why a GPU has no handle or UUID, by index.
         self.unreachable: Dict[int, str] = {}
 
     def scan(self) -> List[Gpu]:
@@ -171,7 +171,7 @@ class Gpus:
     def _log(self, index: int, reason: str) -> None:
         """Log once why a GPU cannot be reached.
 
-        A GPU that was never reached has no series that would show this.
+        A GPU that was never reached has no series to show this.
         """
         if self.unreachable.get(index) != reason:
             self.unreachable[index] = reason
@@ -196,9 +196,9 @@ class Gpus:
 
 
 def count() -> int:
-    """Return the number of GPUs. Raises nvml.NVMLError if the number is unknown.
+    """Return the number of GPUs. Raises nvml.NVMLError if it is unknown.
 
-    In this case, no GPU counts as lost.
+    No GPU counts as lost then.
     """
     try:
         return nvml.nvmlDeviceGetCount()
@@ -211,7 +211,7 @@ def count() -> int:
 def is_lost(handle: Any) -> bool:
     """Return whether the GPU is lost, by reading its temperature.
 
-    Names and UUIDs do not show this, because the driver may cache them.
+    The driver may cache names and UUIDs.
     """
     try:
         nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
@@ -230,8 +230,7 @@ def mig_device(gpu: Gpu, number: int) -> Optional[MigDevice]:
     instance, compute = ask(nvml.nvmlDeviceGetGpuInstanceId, handle), ask(nvml.nvmlDeviceGetComputeInstanceId, handle)
     if uuid is None or instance is None or compute is None:
         return None
-    # The name is for example "NVIDIA H100 80GB HBM3 MIG 1g.10gb". Reading the profile from the name needs no
-    # privileges.
+    # Read the profile from the name, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb", which needs no privileges.
     profile = text(ask(nvml.nvmlDeviceGetName, handle) or "").rpartition(" MIG ")[2]
     entity = Entity(
         text(uuid),
@@ -239,7 +238,7 @@ def mig_device(gpu: Gpu, number: int) -> Optional[MigDevice]:
         gpu.entity.gpu_index,
         gpu.entity.model,
         profile,
-        # The second number distinguishes several compute instances of a GPU instance.
+        # The second number distinguishes a GPU instance's compute instances.
         "%d.%d" % (instance, compute) if compute else str(instance),
     )
     return MigDevice(entity, handle, number, instance, compute)

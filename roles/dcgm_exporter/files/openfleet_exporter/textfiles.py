@@ -13,11 +13,11 @@ from typing import Dict, Iterator, List
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-#: Valid names in the text format (https://prometheus.io/docs/instrumenting/exposition_formats). The parser accepts more
-#: names.
+#: Valid names in the text format (https://prometheus.io/docs/instrumenting/exposition_formats), fewer than the parser
+#: accepts.
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__name__$)[a-zA-Z_][a-zA-Z0-9_]*")
-#: Maximum size of a file. This is enough for some ten thousand samples.
+#: Maximum size of a file in bytes, enough for some ten thousand samples.
 _MOST_BYTES = 1 << 22
 #: Maximum timestamp, because Prometheus stores milliseconds in 64 bits.
 _MOST_SECONDS = 2**63 / 1000
@@ -26,7 +26,7 @@ _MOST_SECONDS = 2**63 / 1000
 def families(folder: Path) -> Iterator[Metric]:
     """Return the metric families of all *.prom files.
 
-    Additional families show for each file whether it is readable and when it was written.
+    More families show whether each file is readable, and when it was written.
     """
     merged: Dict[str, Metric] = {}
     read = GaugeMetricFamily(
@@ -60,8 +60,8 @@ def families(folder: Path) -> Iterator[Metric]:
 def content(path: Path, most: int) -> str:
     """Return the text of a file of at most `most` bytes.
 
-    Raises FileNotFoundError, OSError or ValueError. The type is checked after the file is opened, so that a pipe put in
-    its place cannot block the scrape.
+    Raises FileNotFoundError, OSError or ValueError. Checks the type after opening, so that a pipe in place of the file
+    cannot block the scrape.
     """
     descriptor = os.open(str(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -28,7 +28,7 @@ import bcrypt
 
 #: Seconds until an idle connection is closed.
 CLIENT_TIMEOUT = 30
-#: Maximum number of concurrent clients, in total and per address. Each client has a thread.
+#: Maximum number of concurrent clients, in total and per address, because each client has a thread.
 MOST_CLIENTS, MOST_OF_ADDRESS = 64, 8
 KNOWN = {"tls_server_config": {"cert_file", "key_file"}, "basic_auth_users": None}
 
@@ -73,9 +73,9 @@ def tls_context(config: Dict[str, Any]) -> Optional[ssl.SSLContext]:
 
 
 class Passwords:
-    """Check passwords. Keyed hashes of correct passwords are cached in memory.
+    """Checks passwords. Caches keyed hashes of correct passwords in memory.
 
-    The cache is needed, because bcrypt is slow on purpose.
+    The cache is needed because bcrypt is slow on purpose.
     """
 
     def __init__(self, hashes: Dict[str, str], check: Callable[[bytes, bytes], bool] = bcrypt.checkpw) -> None:
@@ -84,14 +84,14 @@ class Passwords:
         self.lock = threading.Lock()
         self._key = secrets.token_bytes(32)
         self._right: Set[bytes] = set()
-        # Used for unknown users, so that their check takes as long as the check of a wrong password.
+        # For unknown users, so that their check takes as long as that of a wrong password.
         self._dummy_hash = next(iter(self.hashes.values()), b"")
 
     def right(self, user: str, password: str) -> bool:
         digest = hmac.new(self._key, ("%d:%s:%s" % (len(user), user, password)).encode(), hashlib.sha256).digest()
         if digest in self._right:
             return True
-        # Checks are serialized, so that guessing passwords cannot use all cores.
+        # Check one password at a time, so that guessing cannot use all cores.
         with self.lock:
             try:
                 right = self.check(password.encode()[:72], self.hashes.get(user, self._dummy_hash))
@@ -104,7 +104,7 @@ class Passwords:
 
 
 def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
-    """Return the application protected by a password check."""
+    """Protect the application with a password check."""
     if passwords is None or not passwords.hashes:
         return application
 
@@ -127,7 +127,7 @@ def guarded(application: Callable, passwords: Optional[Passwords]) -> Callable:
 def metrics_only(application: Callable) -> Callable:
     """Serve only /metrics, in the text format.
 
-    OpenMetrics is not offered, because text files are not always valid OpenMetrics.
+    OpenMetrics is not offered, because text files may be invalid OpenMetrics.
     """
 
     def serve(environ: Dict[str, Any], start_response: Callable) -> Any:
@@ -151,7 +151,7 @@ class Handler(WSGIRequestHandler):
 
 
 class Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Serve each client in a separate thread, so that no client delays another.
+    """Serves each client in a thread, so that no client delays another.
 
     The thread also does the TLS handshake.
     """
@@ -169,13 +169,13 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def server_bind(self) -> None:
-        # Skip the method of the base class, because it looks up the host name, which can take long.
+        # Skip the base class, which looks up the host name and can take long.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]
         self.setup_environ()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Reject clients beyond the limits before a thread is started for them."""
+        """Reject clients beyond the limits before they get a thread."""
         with self._counting:
             if self._clients[client_address[0]] >= MOST_OF_ADDRESS or sum(self._clients.values()) >= MOST_CLIENTS:
                 return False
@@ -186,7 +186,7 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
         try:
             super().process_request(request, client_address)
         except BaseException:
-            # No thread was started, so no thread will release the slot.
+            # No thread was started that would release the slot.
             self._release(client_address)
             raise
 
@@ -217,4 +217,4 @@ class Server(socketserver.ThreadingMixIn, WSGIServer):
             self.shutdown_request(secured)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors caused by clients, such as disconnects."""
+        """Ignore errors that clients cause, such as disconnects."""

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read which claims the kubelet has prepared, from its checkpoint.
 
-The kubelet writes a claim before it calls the plugin, and removes it after the plugin has taken the claim back
-(pkg/kubelet/cm/dra/manager.go). Only root can write the file.
+The kubelet writes a claim into the file before it calls the plugin, and removes it after the plugin has taken the claim
+back (pkg/kubelet/cm/dra/manager.go). Only root can write the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_BYTES = 64 << 20
 def claims(folder: Path) -> Optional[FrozenSet[str]]:
     """Return the UIDs of the claims in the kubelet's checkpoint.
 
-    `folder` is the root folder of the kubelet. Returns None if the file cannot be read. Nothing may be given back then.
+    `folder` is the kubelet's root folder. Returns None if the file cannot be read. Do not give back anything then.
     """
     try:
         with (folder / _NAME).open("rb") as file:

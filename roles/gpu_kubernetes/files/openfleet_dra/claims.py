@@ -21,11 +21,11 @@ _CURE = "Delete the pod and its claim."
 
 
 class ClaimError(Exception):
-    """The claim cannot be prepared. The text goes to the events of the pod."""
+    """The claim cannot be prepared. The text becomes an event of the pod."""
 
 
 class Result(NamedTuple):
-    """A device that the scheduler has allocated for a request of the claim."""
+    """A device that the scheduler has allocated for a claim's request."""
 
     request: str
     device: str
@@ -74,9 +74,9 @@ def quantity(text: Any) -> int:
 def read(claim: Mapping[str, Any], node: str, pool: Mapping[str, Any]) -> Any:
     """Return the Lease or the Tenant that a claim has on this node, or None.
 
-    `pool` is the answer of the lease service. Raises ClaimError if the claim has devices that one container cannot
-    use together, or if a tenant is unknown. The lease service checks the GPUs, because a lease can exist on a GPU that is
-    not offered at the moment.
+    `pool` is the answer of the lease service. Raises ClaimError if one container cannot use the claim's devices
+    together, or if a tenant is unknown. The lease service checks the GPUs, because a lease can be on a GPU that is not
+    offered at the moment.
     """
     allocation = (claim.get("status") or {}).get("allocation") or {}
     results = [
@@ -122,9 +122,9 @@ def pods(claim: Mapping[str, Any]) -> List[Pod]:
 
 
 def _size(result: Mapping[str, Any]) -> Tuple[int, int]:
-    """Return memory in bytes and SM percent of a share.
+    """Return a share's memory in bytes and SM percent.
 
-    The scheduler writes the consumed capacity, which includes defaults and rounding.
+    The scheduler writes the consumed capacity, with defaults and rounding.
     """
     consumed = result.get("consumedCapacity") or {}
     if MEMORY not in consumed or PERCENT not in consumed:
@@ -138,7 +138,7 @@ def _size(result: Mapping[str, Any]) -> Tuple[int, int]:
 def prepared(pool_name: str, found: Any, cdi: Tuple[str, ...]) -> List[Dict[str, Any]]:
     """Return the devices for the kubelet.
 
-    All results belong to one request, so the first one has the CDI devices.
+    The first device has the CDI devices, because all results belong to one request.
     """
     return [
         {

@@ -36,7 +36,7 @@ class ClusterError(Exception):
 
 
 class Cluster:
-    """The API server of a kubeconfig.
+    """A kubeconfig's API server.
 
     The file is read for each request, because the kubelet renews its certificate.
     """
@@ -84,7 +84,7 @@ def _reason(text: bytes) -> str:
 
 
 def _connection(path: Path) -> Any:
-    """Return the URL of the server, the headers and the TLS settings of a kubeconfig."""
+    """Return a kubeconfig's server URL, headers and TLS settings."""
     config = yaml.safe_load(path.read_text())
     context = _named(config["contexts"], config["current-context"])["context"]
     cluster = _named(config["clusters"], context["cluster"])["cluster"]
@@ -96,7 +96,7 @@ def _connection(path: Path) -> Any:
         tls = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
     elif "certificate-authority" in cluster:
         tls = ssl.create_default_context(cafile=str(path.parent / cluster["certificate-authority"]))
-    # From Python 3.13 on, the default refuses certificates without an Authority Key Identifier, which clusters may have.
+    # Since Python 3.13, the default refuses certificates without an Authority Key Identifier, which clusters may have.
     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     if "token" in user or "tokenFile" in user:
@@ -118,7 +118,7 @@ def _named(entries: Any, name: str) -> Any:
 def _file(encoded: str) -> Iterator[str]:
     """Yield the path of a file in memory with the decoded content.
 
-    Python's ssl reads keys only from files.
+    Python's ssl only reads keys from files.
     """
     descriptor = os.memfd_create("key", os.MFD_CLOEXEC)
     try:

@@ -52,5 +52,5 @@ async def _serve_tenants(plugins: DevicePlugins) -> None:
 
 
 def _log(text: str) -> None:
-    """Write a line. Control characters of other programs are escaped."""
+    """Write a line, with other programs' control characters escaped."""
     print("".join(each if each.isprintable() else repr(each)[1:-1] for each in text), flush=True)

@@ -17,7 +17,7 @@ DRIVER = "gpu.openfleet.io"
 #: leases than the limiter supports.
 MEMORY, PERCENT, SEAT = "memory", "smPercent", "seats"
 _MIB = 1 << 20
-#: Maximum number of devices in a slice, if the devices have capacities (types.go of k8s.io/api/resource/v1).
+#: Maximum number of a slice's devices with capacities (types.go of k8s.io/api/resource/v1).
 _MOST_DEVICES = 64
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")
 
@@ -25,30 +25,30 @@ _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,50}[a-z0-9])?")
 def devices(pool: Mapping[str, Any], shared: bool) -> List[Dict[str, Any]]:
     """Return a device for each GPU with leases, and for each tenant of the layout.
 
-    `pool` is the answer of the lease service. If `shared` is false, the cluster lacks the feature DRAConsumableCapacity.
-    A pod would then get a whole GPU, so only the tenants are published.
+    `pool` is the lease service's answer. If `shared` is false, the cluster lacks the feature DRAConsumableCapacity, so
+    that a pod would get a whole GPU. Only tenants are then published.
     """
     gpus = [_gpu(gpu) for gpu in pool["gpus"]] if shared else []
     return [device for device in gpus if device is not None] + [_tenant(tenant) for tenant in pool["tenants"]]
 
 
 def gpu_device(uuid: str) -> str:
-    """Return the device name of a GPU."""
+    """Return a GPU's device name."""
     return uuid.lower()
 
 
 def gpu_uuid(name: str) -> str:
     """Return the UUID of the GPU with this device name.
 
-    Returns an empty text for another device.
+    Returns "" for any other device.
     """
     return "GPU-" + name[len("gpu-") :] if name.startswith("gpu-") else ""
 
 
 def tenant_device(name: str) -> str:
-    """Return the device name of a tenant.
+    """Return a tenant's device name.
 
-    Names of devices have no upper case and no dots.
+    Device names have no upper case and no dots.
     """
     return "tenant-%s" % (name if _LABEL.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest()[:32])
 
@@ -104,7 +104,7 @@ def _tenant(tenant: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def slices(node: str, node_uid: str, published: Sequence[Mapping[str, Any]], generation: int) -> List[Dict[str, Any]]:
-    """Return the ResourceSlices of a node with these devices."""
+    """Return a node's ResourceSlices with these devices."""
     chunks = [published[start : start + _MOST_DEVICES] for start in range(0, len(published), _MOST_DEVICES)] or [[]]
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}
     return [
