@@ -37,11 +37,11 @@ def tenant(name):
 class Kubelet:
     """The kubelet's registration, on a socket.
 
-    `refused` is the reason why it refuses plugins.
+    `refused` is the reason why it refuses plugins, and `refused_name` the only resource that it refuses.
     """
 
     def __init__(self, folder):
-        self.folder, self.refused, self.requests = folder, "", []
+        self.folder, self.refused, self.refused_name, self.requests = folder, "", "", []
         folder.mkdir(exist_ok=True)
         # Like the kubelet, delete the sockets of all plugins.
         for path in folder.iterdir():
@@ -58,7 +58,7 @@ class Kubelet:
         self._server.start()
 
     def _register(self, request, context):
-        if self.refused:
+        if self.refused or request["resource_name"] == self.refused_name:
             context.abort(grpc.StatusCode.UNAVAILABLE, self.refused)
         self.requests.append(request)
         return {}
@@ -201,6 +201,7 @@ def test_refused_registration_is_repeated_and_logged_once(kubelet, plugins, log)
     kubelet.refused = "not yet"
 
     async def steps():
+        await plugins.read_layout()
         await plugins.follow_kubelet()
         kubelet.refused = ""
         await plugins.follow_kubelet()
@@ -208,6 +209,19 @@ def test_refused_registration_is_repeated_and_logged_once(kubelet, plugins, log)
 
     serving(plugins, steps)
     assert [line for line in log if "not yet" in line] == ["the kubelet refused %s: not yet" % SERVING]
+
+
+def test_refused_resource_does_not_block_the_others(kubelet, world, plugins):
+    world.fixed = (tenant("notebook"), tenant("serving"))
+    kubelet.refused_name = NOTEBOOK
+
+    async def steps():
+        for _turn in range(2):
+            await plugins.follow_kubelet()
+        assert [request["resource_name"] for request in kubelet.requests] == [SERVING]
+        assert await other_thread(allocate, kubelet.socket_of(SERVING), ["tenant-serving"])
+
+    serving(plugins, steps)
 
 
 def test_tenants_are_kept_while_a_layout_change_runs(kubelet, world, plugins, monkeypatch):

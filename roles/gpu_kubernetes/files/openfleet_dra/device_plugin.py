@@ -50,7 +50,8 @@ class DevicePlugins:
         self._servers: Dict[str, _Server] = {}
         #: Identity of the kubelet's socket at which the servers have registered.
         self._registered: Any = None
-        self._problem = ""
+        #: The last problem of the lease service, and of each resource.
+        self._problems: Dict[str, str] = {}
 
     async def run(self, ended: asyncio.Event) -> None:
         """Serve the kubelet until `ended` is set."""
@@ -77,9 +78,9 @@ class DevicePlugins:
         try:
             pool = await loop.run_in_executor(None, lambda: self._leases.ask(op="pool"))
         except LeaseError as error:
-            self._report(str(error))
+            self._report("", str(error))
             return
-        self._report("")
+        self._report("", "")
         new = resources(pool)
         if new != self._resources:
             self._log("offers %d tenants: %s" % (len(new), ", ".join(sorted(new))))
@@ -94,17 +95,18 @@ class DevicePlugins:
         if identity != self._registered:
             for name in list(self._servers):
                 await self._servers.pop(name).stop()
+            self._registered = identity
         for name in sorted(self._servers.keys() - self._resources.keys()):
             # Without its server, the kubelet offers the resource no more. Pods keep it.
             await self._servers.pop(name).stop()
         for name, cdi in self._resources.items():
             if name in self._servers:
                 self._servers[name].cdi = cdi
-            elif not await self._start(name, cdi):
-                return
-        self._registered = identity
+            else:
+                # If the kubelet refuses it, the next check tries again.
+                await self._start(name, cdi)
 
-    async def _start(self, name: str, cdi: Tuple[str, ...]) -> bool:
+    async def _start(self, name: str, cdi: Tuple[str, ...]) -> None:
         server = _Server(self._folder, name, cdi)
         await server.start()
         try:
@@ -122,17 +124,17 @@ class DevicePlugins:
                 await register(request, timeout=_REGISTER_SECONDS)
         except grpc.aio.AioRpcError as error:
             await server.stop()
-            self._report("the kubelet refused %s: %s" % (name, error.details()))
-            return False
+            self._report(name, "the kubelet refused %s: %s" % (name, error.details()))
+            return
         self._servers[name] = server
+        self._problems.pop(name, None)
         self._log("the kubelet registered %s" % name)
-        return True
 
-    def _report(self, problem: str) -> None:
+    def _report(self, subject: str, problem: str) -> None:
         """Log a problem once."""
-        if problem and problem != self._problem:
+        if problem and problem != self._problems.get(subject):
             self._log(problem)
-        self._problem = problem
+        self._problems[subject] = problem
 
 
 class _Server:
