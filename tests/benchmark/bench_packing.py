@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Iterable, NamedTuple
 
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing import check, exact
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.case import Case
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.geometry import geometry
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import (
     WHOLE,
@@ -37,7 +38,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.model import
     mig,
 )
 from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.pack import pack
-from tests.benchmark import fgd
+from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.relaxed import least_of_groups
+from tests.benchmark import fgd, group_cases
 from tests.benchmark.amounts import amount
 
 #: Request lists of FGD's published table. The figure is the mean of these seeds.
@@ -45,6 +47,9 @@ FGD_LISTS, FGD_SEEDS = ("default", "gpushare40"), range(42, 52)
 FIGURES = (
     "packing_gap_to_optimum",
     "packing_heuristic_gap_percent",
+    "packing_groups_seconds",
+    "packing_groups_unproven_gpus",
+    "packing_groups_unproven_left_out",
     "packing_seconds",
     "packing_peak_memory",
     "replan_destroyed_over_fresh",
@@ -52,6 +57,8 @@ FIGURES = (
 )
 #: Lists in the folder of PODS that the heuristic and the search pack.
 MOST_LISTS = 100
+#: Random problems with groups and workloads with several GPUs.
+GROUP_SEEDS = range(1, 26)
 #: Part of the GPUs of an optimum, so that a packing has to leave workloads out.
 SHORT = 0.9
 #: The model of all GPUs in the trace, because the trace's models have no MIG or are not named.
@@ -88,6 +95,7 @@ def figures(options):
     else:
         yield "packing_gap_to_optimum", None, "nothing was proven of the optimum"
     yield _heuristic_gap(options["PODS"], hosts, amount(options, MOST_LISTS, 1))
+    yield from _groups(GROUP_SEEDS[: amount(options, len(GROUP_SEEDS), 1)])
     yield from _large(requests, hosts, amount(options, WORKLOADS, 20, "SIZE"), seed)
     yield _replans(parts, fleet, first, seed, amount(options, REPLANS, 2))
     for name in FGD_LISTS:
@@ -272,6 +280,26 @@ def _gap(problem: Problem, what: str) -> tuple[int, float]:
     found, best = checked(problem, "%s, heuristic" % what, "heuristic"), checked(problem, "%s, search" % what)
     pairs = (len(found.unplaced), len(best.unplaced)), (found.score.gpus, best.score.gpus)
     return best.score.gpus, max(100 * (mine - least) / max(least, 1) for mine, least in pairs)
+
+
+def _groups(seeds: Iterable[int]):
+    """Yield the figures for 60 workloads with `near`, `apart` and several GPUs each.
+
+    The seconds are CPU time. The other figures are the largest differences to the proven bounds.
+    """
+    seconds, gpus, left_out = 0.0, 0, 0
+    for seed in seeds:
+        problem = group_cases.groups(seed)
+        start = time.process_time()
+        packing = checked(problem, "groups of seed %d" % seed)
+        seconds = max(seconds, time.process_time() - start)
+        fewest = least_of_groups(Case(problem))
+        left_out = max(left_out, 0 if packing.proven else packing.score.unplaced - fewest.left_out)
+        if packing.score.unplaced == fewest.left_out:
+            gpus = max(gpus, packing.score.gpus - max(fewest.gpus, packing.bound or 0))
+    yield "packing_groups_seconds", seconds, "s"
+    yield "packing_groups_unproven_gpus", gpus, "count"
+    yield "packing_groups_unproven_left_out", left_out, "count"
 
 
 def _online(name: str, options, seeds: Iterable[int]):

@@ -147,8 +147,10 @@ class Case:
         if limited:
             return place + "the search found no result within most_moved and most_destroyed. Raise these limits."
         if ties:
-            return place + "not together with the workloads that it is %s. Loosen this rule, or add GPUs." % (
-                " and ".join(ties)
+            more = "larger hosts" if workload.near else "hosts" if workload.apart_on == "host" else "GPUs"
+            return place + "not together with the workloads that it is %s. Loosen this rule, or add %s." % (
+                " and ".join(ties),
+                more,
             )
         if workload.gpus > 1:
             return place + "no %s has %d of them. Reduce the GPUs, or widen `within`." % (

@@ -43,6 +43,16 @@ class Solution(NamedTuple):
     bound: int | None
 
 
+class Least(NamedTuple):
+    """Lower bounds of a problem.
+
+    `left_out`: weight of the workloads that are left out. `gpus`: GPUs in use if exactly this weight is left out.
+    """
+
+    left_out: int
+    gpus: int
+
+
 class Search:
     """The CP-SAT model of a case.
 
@@ -51,6 +61,9 @@ class Search:
     `takes[kind, shape]`: number of workloads of a kind that get this shape.
     `outs[kind]`: number of workloads of a kind that are left out.
     `puts[workload, gpu, shape]`: 1 if a bound workload gets this shape on this GPU, 0 otherwise.
+    `chosen[workload, domain, shape]`: 1 if a bound workload gets this shape on GPUs of this domain, 0 otherwise.
+    `near_hosts[word, host]`: 1 if the workloads with this value of `near` are on this host, 0 otherwise.
+    `bound_outs[workload]`: 1 if a bound workload is left out, 0 otherwise.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -61,6 +74,9 @@ class Search:
         self.takes: dict[tuple[tuple, Shape], Any] = {}
         self.outs: dict[tuple, Any] = {}
         self.puts: dict[tuple[str, tuple[str, int], Shape], Any] = {}
+        self.chosen: dict[tuple[str, tuple, Shape], Any] = {}
+        self.near_hosts: dict[tuple[str, str], Any] = {}
+        self.bound_outs: dict[str, Any] = {}
         self._room: dict[Shape, list] = defaultdict(list)
         self._out: list = []
         self._near: dict[str, list] = {}
@@ -127,14 +143,14 @@ class Search:
                 able = [gpu for gpu in gpus if case.geometry(gpu).can_hold(shape)]
                 if len(able) < workload.gpus:
                     continue
-                chosen = model.new_bool_var("")
+                chosen = self.chosen[workload.name, place, shape] = model.new_bool_var("")
                 sets.append((place[0], chosen))
                 puts = [model.new_bool_var("") for _unused in able]
                 model.add(sum(puts) == workload.gpus * chosen)
                 for gpu, put in zip(able, puts):
                     self.puts[workload.name, gpu.key, shape] = put
                     self._on_gpu[gpu.key, shape].append(put)
-        out = model.new_bool_var("")
+        out = self.bound_outs[workload.name] = model.new_bool_var("")
         self._add(sum(chosen for _host, chosen in sets) + out == 1)
         self._out.append(workload.counts * out)
         if workload.near is not None:
@@ -146,8 +162,10 @@ class Search:
             self._apart.setdefault(workload.apart, []).append(workload)
 
     def _affinity(self) -> None:
-        for groups in self._near.values():
-            hosts = {host: self.model.new_bool_var("") for sets in groups for host, _chosen in sets}
+        for word, groups in self._near.items():
+            names = dict.fromkeys(host for sets in groups for host, _chosen in sets)
+            hosts = {host: self.model.new_bool_var("") for host in names}
+            self.near_hosts.update({(word, host): variable for host, variable in hosts.items()})
             self.model.add(sum(hosts.values()) <= 1)
             for sets in groups:
                 for host, chosen in sets:
@@ -238,22 +256,44 @@ class Search:
 
     # -- The search ---------------------------------------------------------------------------------------------------
 
-    def solve(self, hint: Mapping[int, int], least_gpus: int = 0) -> Solution | None:
+    def least_left_out(self, seconds: float) -> int:
+        """Return a lower bound of the weight of the workloads that are left out.
+
+        `seconds` limits the search. The bound is 0 if the search does not consider every pattern.
+        """
+        self.model.minimize(self.aims["unplaced"])
+        solver = self._solver(seconds)
+        known = solver.solve(self.model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        return max(0, round(solver.best_objective_bound)) if known and self.cells.complete else 0
+
+    def solve(self, hint: Mapping[int, int], least: Least, seconds: float, whole: bool = False) -> Solution | None:
         """Return the best solution, or None if none was found.
 
         Either no solution is within the limits, or the time was too short. `hint` has the variables' initial values by
-        index. `least_gpus` is a known lower bound for the number of GPUs that hold all workloads, which the search need
-        not prove again.
+        index. The search does not need to prove the bounds in `least` again. `seconds` limits the search. `whole`: whether
+        the hint is a solution that leaves out no more than `least.left_out`.
         """
-        left = self.case.rules.seconds
+        left = seconds
         values: Sequence[int] | None = None
+        solver = None
         proven = dict.fromkeys(self.aims, False)
         bound = None
         self._guess(hint)
-        for number, (name, aim) in enumerate(self.aims.items()):
+        self._add(self.aims["unplaced"] >= least.left_out)
+        aims = dict(self.aims)
+        if whole:
+            proven["unplaced"] = True
+            self._add(aims.pop("unplaced") <= least.left_out)
+            self._add(aims["gpus"] >= least.gpus)
+        for number, (name, aim) in enumerate(aims.items()):
+            if solver is not None and solver.value(aim) == 0:
+                # No aim can be less than 0.
+                proven[name] = True
+                self._add(aim <= 0)
+                continue
             self.model.minimize(aim)
             # Divide the remaining time among the remaining aims, so that no time is lost.
-            solver = self._solver(left / (len(self.aims) - number))
+            solver = self._solver(left / (len(aims) - number))
             status = solver.solve(self.model)
             left -= solver.response_proto.deterministic_time
             proven[name] = status == cp_model.OPTIMAL
@@ -264,8 +304,8 @@ class Search:
             values = list(solver.response_proto.solution)
             # Later aims must not make this aim worse.
             self._add(aim <= round(solver.objective_value))
-            if name == "unplaced" and round(solver.objective_value) == 0:
-                self._add(self.aims["gpus"] >= least_gpus)
+            if name == "unplaced" and round(solver.objective_value) == least.left_out:
+                self._add(self.aims["gpus"] >= least.gpus)
             self._guess(dict(enumerate(values)))
         if values is None:
             return None

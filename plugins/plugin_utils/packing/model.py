@@ -218,7 +218,7 @@ class Packing:
     `by`: "cp-sat" or "heuristic".
     `proven`: true if the number of GPUs (or the cost, or the spread) and all more important goals are proven to be optimal.
     `proven_churn`: true if the moves and destroyed instances are proven to be optimal as well.
-    `bound`: lower bound of the number of GPUs (or of the cost), or None if unknown.
+    `bound`: lower bound of the number of GPUs (or of the cost) if the fewest workloads are left out, or None if unknown.
     """
 
     standing: tuple[Standing, ...]
@@ -236,7 +236,7 @@ class Packing:
         """Say how near the number of GPUs (or the cost) is to the optimum."""
         if self.proven:
             return "proven optimal"
-        if self.bound is None or self.unplaced:
+        if self.bound is None:
             return "not proven optimal"
         amount = self.score.cost or self.score.spread or self.score.gpus
         unit = "" if self.score.cost or self.score.spread else " GPU%s" % ("" if amount - self.bound == 1 else "s")

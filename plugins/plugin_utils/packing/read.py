@@ -161,7 +161,22 @@ def hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> 
         for shape in kind[0]:
             values[search.takes[kind, shape].index] = takes[kind, shape]
         values[search.outs[kind].index] = len(names) - sum(takes[kind, shape] for shape in kind[0])
+    values.update(_bound_hint(search, contents))
     return dict(values)
+
+
+def _bound_hint(search: Search, contents: Mapping[tuple[str, int], Sequence[Part]]) -> dict[int, int]:
+    """Return values of the variables of bound workloads."""
+    case = search.case
+    puts = {(part.workload, key, part.shape) for key, parts in contents.items() for part in parts}
+    chosen = {(name, case.gpus[key].domain(case.workloads[name].within), shape) for name, key, shape in puts}
+    near = {(case.workloads[name].near, place[0]) for name, place, _shape in chosen}
+    placed = {name for name, _place, _shape in chosen}
+    values = {variable.index: int(each in puts) for each, variable in search.puts.items()}
+    values.update({variable.index: int(each in chosen) for each, variable in search.chosen.items()})
+    values.update({variable.index: int(each in near) for each, variable in search.near_hosts.items()})
+    values.update({variable.index: int(name not in placed) for name, variable in search.bound_outs.items()})
+    return values
 
 
 def _nearest(holds: Sequence[tuple[Counter, Counter]], need: Counter, stay: Counter) -> int | None:
