@@ -300,7 +300,7 @@ def argspec():
 
 @contextlib.contextmanager
 def session(directory):
-    """Open NVML briefly, while no run changes the host. Open GPUs delay resets."""
+    """Open NVML only briefly, while no run changes the host: open GPUs delay resets."""
     with looking(directory) as busy:
         if busy is not None:
             raise busy

@@ -7,7 +7,7 @@
  * order. So intercepted names resolve to this library, and all other names resolve to the driver.
  */
 
-/* Path of the driver's file. The front cannot use the name libcuda.so.1 for this, because it has that name itself
+/* Path of the driver's file. The front cannot find it as libcuda.so.1, because that is the front's own name
  * (resolve.c). */
 __attribute__((visibility("default"))) extern const char openfleet_vgpu_driver[];
 const char openfleet_vgpu_driver[] = FRONT_DRIVER;

@@ -32,7 +32,7 @@ struct account {
 	_Atomic bool has_managed;			/* managed memory exists. It counts in full wherever it is, or not at all */
 	_Atomic unsigned learned;			/* bit mask of GPUs, by index, on which NVML was asked for the cost of a context */
 
-	/* Used in nvml.c by one thread at a time. The flag `settling` ensures this. */
+	/* Used in nvml.c, by one thread at a time (flag `settling`). */
 	_Atomic bool settling;
 	bool nvml_started;
 	int64_t nvml_again_ns;

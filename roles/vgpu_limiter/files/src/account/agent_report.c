@@ -75,7 +75,7 @@ static int column_of(const struct nvml_report *report, const struct quota_gpu *g
 	return -1;
 }
 
-/* If a context changed after the report, the report describes another number of contexts. */
+/* If a context changed after the report, the report is for another number of contexts. */
 static bool is_of_these_contexts(const struct tenant *tenant, uint32_t slot, const struct nvml_report *report)
 {
 	return slot < REGION_SLOTS && atomic_load(&tenant->region->slots[slot].contexts_changed_ns) < report->asked_ns;

@@ -14,13 +14,13 @@
 
 #include "account/account.h"
 
-/* Apply the agent's report. False if the agent is missing or has been silent for seconds. Call from one thread at a
- * time (account->settling). */
+/* Apply the agent's report. Return false if the agent is missing or has been silent for seconds. Call from one thread
+ * at a time (account->settling). */
 bool agent_report_settle(struct account *, const struct quota *);
 /* Apply the report for the first time. Call as soon as a quota exists. */
 void agent_report_first(struct account *, const struct quota *);
-/* Call before a second context is created if the cost of a context is unknown. Waits up to 2.5 s for the agent's
- * next report, once per GPU. False if the agent does not report. */
+/* Call before a second context is created if the cost of a context is unknown. Waits up to 2.5 s for the agent's next
+ * report, once per GPU. Returns false if the agent does not report. */
 bool agent_report_learn(struct account *, const struct quota *);
 
 #endif

@@ -22,7 +22,7 @@ bool is_below_waterline(const struct target *target, uint64_t bytes)
 	return used <= most && bytes <= most - used;
 }
 
-/* Before this function reports out of memory, it trims pools with unused memory, as the driver does. */
+/* Trim pools with unused memory before reporting out of memory, as the driver does. */
 bool charge(struct account *account, const struct target *target, uint64_t bytes)
 {
 	if (UNLIKELY(target->gpu == NO_PLACE))

@@ -18,11 +18,11 @@ struct target {
 	int waterline;			/* an offline tenant's percentage of the GPU's memory, 0: no such limit */
 };
 
-/* Return whether the memory in use by all processes stays below the waterline. Also true if it is unknown, because the
- * GPU's context is not current. Memory that is already allocated is never taken back. */
+/* Return whether the memory in use by all processes stays below the waterline. Also returns true if this is unknown,
+ * because the GPU's context is not current. Memory that is already allocated is never taken back. */
 bool is_below_waterline(const struct target *, uint64_t bytes);
-/* Reserve memory. False if out of memory. The check is exact: other processes of the tenant see the reservation at
- * once. */
+/* Reserve memory. Return false if out of memory. The check is exact, because the tenant's other processes see the
+ * reservation at once. */
 bool charge(struct account *, const struct target *, uint64_t bytes);
 void uncharge(struct account *, int gpu, uint64_t bytes);
 

@@ -30,7 +30,7 @@ static inline bool context_changes_are_over(struct account *account)
 	return atomic_load(&account->contexts_ended) == atomic_load(&account->contexts_begun);
 }
 
-/* Return a bit mask of the GPUs on which the process has a context, but has not yet asked NVML for a context's cost. */
+/* Return a bit mask of the GPUs on which the process has a context whose cost was not yet queried from NVML. */
 static inline unsigned context_places_to_learn(struct account *account)
 {
 	unsigned with_contexts = 0;

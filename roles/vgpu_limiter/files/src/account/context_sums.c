@@ -84,7 +84,7 @@ static bool is_process(const struct tenant *tenant, uint32_t slot, uint32_t nonc
 
 void tenant_raise_context(struct tenant *tenant, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes)
 {
-	/* First check without the lock, because the value rarely has to be raised. */
+	/* Check without the lock first, because the value rarely has to be raised. */
 	if (!is_process(tenant, slot, nonce) || atomic_load(&tenant->region->slots[slot].context[gpu]) >= bytes)
 		return;
 	region_lock(tenant);
@@ -95,7 +95,7 @@ void tenant_raise_context(struct tenant *tenant, uint32_t slot, uint32_t nonce, 
 	tenant_note_peak(tenant, gpu);
 }
 
-/* Requires the region's lock. Any earlier content of the slot belongs to a dead process. */
+/* Requires the region's lock. Any content of the slot is from a dead process. */
 static void open_slot(struct region *region, uint32_t slot)
 {
 	struct slot *opened = &region->slots[slot];

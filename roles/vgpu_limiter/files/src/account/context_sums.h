@@ -15,10 +15,9 @@ uint64_t tenant_context_cost(struct tenant *, int gpu);	/* cost of one context i
 void tenant_learn_context(struct tenant *, int gpu, uint64_t bytes);	/* record a cost. The lowest recorded value is kept */
 /* Replace the reservation with the memory that NVML reports for this process beyond its allocations. */
 void tenant_set_context(struct tenant *, int gpu, uint64_t bytes);
-/* Raise the value of another process if that process still owns the slot. At least `bytes` are charged for its
- * contexts. */
+/* Raise another process's value if it still owns the slot, so that at least `bytes` are charged for its contexts. */
 void tenant_raise_context(struct tenant *, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes);
-/* Charge the memory of processes without a slot. The agent holds a slot for this purpose. */
+/* Charge the memory of processes without a slot, for which the agent holds a slot. */
 void tenant_set_others(struct tenant *, uint32_t slot, uint32_t nonce, int gpu, uint64_t bytes);
 
 #endif

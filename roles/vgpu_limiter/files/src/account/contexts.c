@@ -99,7 +99,7 @@ void context_is_gone(struct account *account, CUcontext context)
 	struct entry entry;
 	if (!take_out(&account->tables, T_CONTEXT, (uintptr_t)context, &entry))
 		return;
-	/* The first context was created before its cost was known. Subtract NVML's value for this context too. */
+	/* The first context was created before its cost was known, so subtract NVML's value for it too. */
 	uint64_t cost = tenant_context_cost(&account->tenant, entry.gpu);
 	atomic_fetch_sub(&account->contexts[entry.gpu], 1);
 	give_back(account, entry.gpu, entry.bytes, entry.bytes > cost ? entry.bytes : cost);
@@ -107,7 +107,7 @@ void context_is_gone(struct account *account, CUcontext context)
 
 /* --- limits --- */
 
-/* Add the difference to the context's cost. If it is negative, subtract at most the amount that was added before. */
+/* Add the difference to the context's cost. Subtract at most the amount that was added before. */
 static void change_context(struct account *account, int gpu, uint64_t before, uint64_t after)
 {
 	CUcontext context = NULL;

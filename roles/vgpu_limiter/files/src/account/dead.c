@@ -9,8 +9,8 @@
 #include "account/region_lock.h"
 #include "base/files.h"
 
-/* The sum and the slot are changed one after the other. If a process is killed in between, it leaves the lock held,
- * and the next holder recomputes the sum. */
+/* The sum and the slot change one after the other. A process that is killed in between leaves the lock held, and the
+ * next holder recomputes the sum. */
 void tenant_clear_slot(struct region *region, struct slot *slot)
 {
 	for (int gpu = 0; gpu < REGION_GPUS; gpu++) {
@@ -22,8 +22,8 @@ void tenant_clear_slot(struct region *region, struct slot *slot)
 	atomic_store(&slot->state, SLOT_FREE);
 }
 
-/* Return the slots of dead processes with memory on the GPU (-1 for any GPU). `among` restricts the search (NULL for
- * all slots). The region's lock is optional. Each check is a system call. */
+/* Return the slots of dead processes with memory on the GPU (-1 for any GPU). Only the slots in `among` are searched
+ * (NULL for all). The region's lock is optional. Each check is a system call. */
 struct slots { uint64_t bits[REGION_SLOTS / 64]; };
 
 static bool find_dead(const struct tenant *tenant, int gpu, const struct slots *among, struct slots *dead)
@@ -51,7 +51,7 @@ static bool find_dead(const struct tenant *tenant, int gpu, const struct slots *
 	return any;
 }
 
-/* Requires the lock. Another process may take a slot at the same time, but it waits for the lock before it writes. */
+/* Requires the lock. Another process may take a slot at the same time, but waits for the lock before it writes. */
 static void strike_off(struct tenant *tenant, const struct slots *among)
 {
 	struct slots dead;
@@ -61,8 +61,8 @@ static void strike_off(struct tenant *tenant, const struct slots *among)
 				tenant_clear_slot(tenant->region, &tenant->region->slots[i]);
 }
 
-/* Search without the lock first, because the search may take milliseconds in a tenant with hundreds of processes.
- * Then check only the dead processes again with the lock held, because another process may own the slot by then. */
+/* Search without the lock first, because the search may take milliseconds in a tenant with hundreds of processes. Then
+ * check only the dead processes again with the lock held, because another process may own the slot by then. */
 void tenant_strike_off(struct tenant *tenant, int gpu)
 {
 	struct slots dead;

@@ -11,10 +11,9 @@
 
 /* Remove a slot from the sums and free it. Requires the region's lock. */
 void tenant_clear_slot(struct region *, struct slot *);
-/* Clear the slots of all dead processes. Requires the region's lock, and holds it only briefly if few processes are
- * dead. */
+/* Clear all dead processes' slots. Requires the region's lock, and holds it only briefly if few processes are dead. */
 void tenant_strike_off_all(struct tenant *);
-/* Clear the slots of dead processes that have memory on the GPU (-1 for any GPU). Takes the region's lock. */
+/* Clear dead processes' slots with memory on the GPU (-1 for any GPU). Takes the region's lock. */
 void tenant_strike_off(struct tenant *, int gpu);
 
 #endif

@@ -20,7 +20,7 @@ static bool uuid_of_device(struct account *account, CUdevice device, CUuuid *uui
 		*uuid = account->device_uuid[device];
 		return true;
 	}
-	/* cuDeviceGetUuid_v2 returns the UUID of the MIG device, and cuDeviceGetUuid the UUID of its GPU. */
+	/* cuDeviceGetUuid_v2 returns the MIG device's UUID, and cuDeviceGetUuid its GPU's UUID. */
 	if ((HAVE(cuDeviceGetUuid_v2) ? REAL(cuDeviceGetUuid_v2)(uuid, device) : REAL(cuDeviceGetUuid)(uuid, device)) != CUDA_SUCCESS)
 		return false;
 	mutex_lock(&account->tables.lock);

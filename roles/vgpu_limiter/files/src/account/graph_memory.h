@@ -10,10 +10,10 @@
 #include "account/charge.h"
 
 bool graphs_reserved(CUdevice, uint64_t *bytes);
-/* Set the charge for graphs on the GPU to `bytes`. Requires account->pools. If `bytes` does not fit, returns false
- * and changes nothing. */
+/* Set the charge for graphs on the GPU to `bytes`. Requires account->pools. If `bytes` does not fit, return false and
+ * change nothing. */
 bool graphs_charge_held(struct account *, int gpu, uint64_t bytes, uint64_t limit);
-/* Charge the memory that graphs of the device currently hold, or graphs of all used devices. */
+/* Charge the memory that graphs currently hold on the device, or on all used devices. */
 void graphs_settle(struct account *, const struct quota *, CUdevice);
 void graphs_settle_all(struct account *, const struct quota *);
 

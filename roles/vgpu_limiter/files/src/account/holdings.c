@@ -57,7 +57,7 @@ void forget_allocations_of(struct account *account, CUcontext context)
 	for (int k = 0; k < 3; k++) {
 		struct table *table = &account->tables.table[kinds[k]];
 		mutex_lock(&account->tables.lock);
-		/* Removing an entry may move another entry to its position. */
+		/* A removal may move another entry to this position. */
 		for (uint32_t i = 0; i < table->capacity;) {
 			struct entry entry = table->entries[i];
 			if (!entry.taken || entry.pooled || entry.with != (uintptr_t)context) {

@@ -9,13 +9,14 @@
 
 #include "account/charge.h"
 
-/* Record an allocation made by the driver. False if there is no memory for the entry. */
+/* Record an allocation by the driver. Return false if there is no memory for the entry. */
 bool remember(struct account *, enum table_kind, uint64_t key, const struct entry *);
-/* Record an allocation in the thread's context, charged to the target. False if there is no memory for the entry. */
+/* Record an allocation in the thread's context, charged to the target. Return false if there is no memory for the
+ * entry. */
 bool remember_allocation(struct account *, enum table_kind, uint64_t key, const struct target *, uint64_t bytes);
 
-/* Call freeing_begins before and freeing_ends after the driver function that frees the key. The entry is removed
- * from its table during the driver call. If account is NULL, nothing is recorded. Returns the driver's result. */
+/* Call freeing_begins before and freeing_ends after the driver function that frees the key. During the driver call, the
+ * entry is not in its table. Nothing is recorded if account is NULL. Returns the driver's result. */
 struct freeing {
 	struct account *account;
 	enum table_kind kind;

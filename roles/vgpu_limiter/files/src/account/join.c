@@ -19,13 +19,15 @@
 #include "base/log.h"
 #include "base/shared_file.h"
 
-/* Holding the lock of its byte makes the slot ours. The slot's content is written under the region's lock. */
+/* A process owns a slot while it holds the lock of the slot's byte. The slot's content is written under the region's
+ * lock. */
 static bool take_slot(struct tenant *tenant, int descriptor)
 {
 	struct slot *slots = tenant->region->slots;
 	for (int pass = 0; pass < 2; pass++) {
 		for (int i = 0; i < REGION_SLOTS; i++) {
-			/* Check slots of dead processes last, because most slots marked as used belong to living processes. */
+			/* Check dead processes' slots last, because most slots marked as used belong to living
+			 * processes. */
 			if (pass == 0 && atomic_load(&slots[i].state) == SLOT_USED)
 				continue;
 			if (!vgpu_take_byte(descriptor, LOCK_SLOTS + i))
@@ -61,10 +63,10 @@ static void fill_slot(struct tenant *tenant)
 
 /* --- opening --- */
 
-/* If processes cannot share one count, each would get the whole quota, and the tenant would not be limited. */
+/* Without a common count, each process would get the whole quota, and the tenant would not be limited. */
 #define REFUSED "this process cannot be counted, so its allocations on GPUs with a quota are refused"
 
-/* If several processes find a new file, one of them writes the header and the others wait. */
+/* One of several processes that find a new file writes the header, and the others wait. */
 static bool has_head(struct region *region, int descriptor)
 {
 	if (atomic_load(&region->magic) == 0 && vgpu_wait_for_byte(descriptor, LOCK_INIT)) {
@@ -145,8 +147,8 @@ static int find_gpu(struct region *region, const CUuuid *uuid)
 	return place;
 }
 
-/* Return whether this is the tenant's only process. Requires the lock. Call only in a process that had no quota
- * before, and so has no memory. */
+/* Return whether this is the tenant's only process. Requires the lock. Call only in a process without an earlier quota,
+ * which has no memory. */
 static bool is_alone(struct tenant *tenant)
 {
 	tenant_strike_off_all(tenant);
@@ -156,7 +158,7 @@ static bool is_alone(struct tenant *tenant)
 	return true;
 }
 
-/* Free the entries of GPUs that no living process uses, because a tenant may use many GPUs over time. */
+/* Free the entries of GPUs without a living process, because a tenant may use many GPUs over time. */
 static void clear_gpus(struct region *region)
 {
 	for (int i = 0; i < REGION_GPUS; i++) {

@@ -9,8 +9,8 @@
 
 #include "account/tenant.h"
 
-/* Take a slot in the region if this process has none, and find the index of each GPU. `first` means that the process
- * had no quota before, so it has no memory. Call from one thread at a time. */
+/* Take a slot in the region if this process has none, and find each GPU's index. `first` means that the process had no
+ * quota before, and therefore has no memory. Call from one thread at a time. */
 void tenant_join(struct tenant *, struct quota *, bool first);
 
 #endif

@@ -34,7 +34,7 @@ static bool start(struct account *account)
 	return account->nvml_started;
 }
 
-/* Read the memory that NVML reports for this process on the GPU, as the sum over MIG instances. False if NVML does
+/* Read the memory that NVML reports for this process on the GPU, added over MIG instances. Return false if NVML does
  * not list this process. */
 static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
 {
@@ -57,8 +57,8 @@ static bool bytes_by_nvml(const struct quota_gpu *gpu, uint64_t *bytes)
 	return named;
 }
 
-/* Read the current count, but not while a pool grows or rows are allocated: the driver allocates before all of this
- * memory is charged. */
+/* Read the current count, but not while a pool grows or rows are allocated, when the driver may have allocated memory
+ * that is not charged yet. */
 static uint64_t counted_whole(struct account *account, int gpu)
 {
 	recursive_lock(&account->pools);
@@ -67,8 +67,8 @@ static uint64_t counted_whole(struct account *account, int gpu)
 	return bytes;
 }
 
-/* Loaded modules add to the reported value, so keep the lowest value. If contexts changed during the query, the
- * value belongs to another number of contexts. */
+/* Loaded modules add to the reported value, so keep the lowest value. If contexts changed during the query, the value
+ * is for another number of contexts. */
 static void learn(struct account *account, int gpu, uint64_t beyond, unsigned ended_before)
 {
 	unsigned contexts = atomic_load(&account->contexts[gpu]);
@@ -76,7 +76,7 @@ static void learn(struct account *account, int gpu, uint64_t beyond, unsigned en
 		tenant_learn_context(&account->tenant, gpu, beyond / contexts);
 }
 
-/* The memory that NVML reports for this process on a GPU beyond the accounting. */
+/* Memory of this process on a GPU that NVML reports and that is not in the accounting. */
 struct answer {
 	bool named;	/* NVML lists the process */
 	bool still;	/* no memory changed during the query */
@@ -94,8 +94,8 @@ static struct answer ask(struct account *account, const struct quota_gpu *gpu)
 	return (struct answer){ named, atomic_load(&tenant->moves) == moves, bytes > counted ? bytes - counted : 0 };
 }
 
-/* Memory that is allocated and freed during the query may be in NVML's value but in neither count. Query several
- * times and use the lowest value, which excludes such memory. */
+/* Memory that is allocated and freed during the query may be in NVML's value but in neither count. Query several times
+ * and use the lowest value, which does not include such memory. */
 static struct answer ask_until_still(struct account *account, const struct quota_gpu *gpu)
 {
 	struct answer least = ask(account, gpu);

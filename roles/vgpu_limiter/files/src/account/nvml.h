@@ -14,7 +14,7 @@
 
 /* Call from one thread at a time (account->settling). */
 void nvml_settle(struct account *, const struct quota *);
-/* Query NVML now, unless it was already queried for the GPUs of this process's contexts. */
+/* Query NVML now, unless it was already queried for this process's contexts. */
 void nvml_learn_now(struct account *, const struct quota *);
 
 #endif

@@ -91,8 +91,8 @@ void settle_pools_held(struct account *account, int gpu, bool trim, CUmemoryPool
 	}
 }
 
-/* A thread sets the flag before it tries to take the lock, and the holder reads the flag after it releases the lock.
- * So one of them settles the pools. */
+/* A thread sets the flag before it tries to take the lock, and the holder reads the flag after it releases the lock. So
+ * one of them always settles the pools. */
 static void settle_given_back(struct account *account)
 {
 	atomic_thread_fence(memory_order_seq_cst);

@@ -15,11 +15,11 @@
 #include "base/likely.h"
 
 bool pool_reserved(CUmemoryPool, uint64_t *bytes);
-/* Copy the pool's block to *block. False if the pool is unknown. */
+/* Copy the pool's block to *block. Return false if the pool is unknown. */
 bool pool_block_held(struct account *, CUmemoryPool, struct entry *block);
-/* Add a pool. False if there is no memory for the entry. */
+/* Add a pool. Return false if there is no memory for the entry. */
 bool pool_add_held(struct account *, CUmemoryPool, int gpu, CUdevice);
-/* Set the block's charge to `bytes`. If this does not fit, returns false and changes nothing. */
+/* Set the block's charge to `bytes`. If this does not fit, return false and change nothing. */
 bool pool_charge_held(struct account *, const struct entry *block, uint64_t bytes, uint64_t limit);
 /* Set the pool's charge to its reserved memory. */
 void pool_settle_held(struct account *, CUmemoryPool);
@@ -27,11 +27,11 @@ void pool_trim_held(CUmemoryPool, uint64_t keep);
 /* Mark the pool as destroyed. The pool stays charged until its last pointer is freed. */
 void pool_gone_held(struct account *, CUmemoryPool);
 
-/* Settle all pools of the GPU (-1 for any GPU). The growth of the pool `growing` is not charged yet, because it may
- * not fit. */
+/* Settle all pools of the GPU (-1 for any GPU). The growth of the pool `growing` is not charged yet, because it may not
+ * fit. */
 void settle_pools_held(struct account *, int gpu, bool trim, CUmemoryPool growing);
 void settle_pools(struct account *, int gpu, bool trim);
-/* Release account->pools. Then settle the pools if pools_have_given_back requested this while the lock was held. */
+/* Release account->pools. Then settle the pools if pools_have_given_back requested it while the lock was held. */
 void pools_leave(struct account *);
 void pools_settle_given_back(struct account *);	/* slow path if pools exist */
 /* Settle pools after the driver may have released their unused memory, as it does when the process waits for the GPU.

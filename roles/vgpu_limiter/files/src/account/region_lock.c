@@ -50,7 +50,7 @@ bool region_slot_is_dead(const struct tenant *tenant, int descriptor, uint32_t s
 
 /* --- the lock: requires tenant->memory, so only one thread per process uses it --- */
 
-/* If the lock's word contains our slot, the slot's earlier owner died, because this thread does not hold the lock. */
+/* If the lock's word has our slot, the slot's earlier owner died, because this thread does not hold the lock. */
 static bool holder_is_dead(const struct tenant *tenant, uint32_t word, int64_t held_ns)
 {
 	uint32_t slot = (word & ((1u << SLOT_BITS) - 1)) - 1, nonce = word >> SLOT_BITS & NONCE_MASK;
@@ -59,7 +59,7 @@ static bool holder_is_dead(const struct tenant *tenant, uint32_t word, int64_t h
 	if ((atomic_load(&tenant->region->slots[slot].nonce) & NONCE_MASK) != nonce)
 		return true;
 	int descriptor = region_reopen(tenant);
-	/* The file is not reachable by its name: it was removed, or the process is in a chroot. A living process never
+	/* The file has no path to this process: it was removed, or the process is in a chroot. A living process never
 	 * holds the lock for seconds. */
 	if (descriptor < 0)
 		return held_ns > BLIND_NS;
@@ -79,8 +79,8 @@ static void sum_up(struct region *region)
 	}
 }
 
-/* Measure by the clock when to check the holder, instead of counting timed-out waits. Signals may interrupt each
- * wait, and a sandbox may forbid waiting. */
+/* Use the clock to decide when to check the holder, instead of counting waits that timed out. Signals may interrupt
+ * each wait, and a sandbox may forbid waiting. */
 static __attribute__((noinline)) void wait_for_lock(struct tenant *tenant, uint32_t mine)
 {
 	_Atomic uint32_t *lock = &tenant->region->lock;
@@ -88,7 +88,7 @@ static __attribute__((noinline)) void wait_for_lock(struct tenant *tenant, uint3
 	uint32_t waited_for = 0;	/* a lock value that has not changed since `began`, or 0 for none */
 	for (int64_t began = 0, look_ns = 0;;) {
 		uint32_t word = atomic_load(lock);
-		/* After waiting, this thread does not know whether other threads still wait. */
+		/* After a wait, this thread does not know whether other threads still wait. */
 		if (word == 0) {
 			if (atomic_compare_exchange_strong(lock, &word, mine | WAITED))
 				return;
@@ -107,7 +107,7 @@ static __attribute__((noinline)) void wait_for_lock(struct tenant *tenant, uint3
 			look_ns = now + LOOK_AT_HOLDER_NS;
 		}
 		if (now < look_ns) {
-			/* 0 or EAGAIN: the lock was released in the meantime, even if the same process holds it again. */
+			/* 0 or EAGAIN: the lock was released meanwhile, even if the same process holds it again. */
 			if (syscall(SYS_futex, lock, FUTEX_WAIT, word, &patience, NULL, 0) == 0 || errno == EAGAIN)
 				waited_for = 0;
 			else if (errno != ETIMEDOUT && errno != EINTR)

@@ -14,8 +14,8 @@
 /* Requires tenant->memory, so one thread per process. */
 void region_lock(struct tenant *);
 void region_unlock(struct tenant *);
-/* Return a descriptor of the mapped file. -1 if its path leads to no file or to another one, because the tenant was
- * recreated while this process ran. A lock in the new file does not protect slots of the mapped file. */
+/* Return a descriptor of the mapped file, or -1 if its path leads to no file or to another one, because the tenant was
+ * recreated while this process ran. A lock in the new file does not protect slots in the mapped file. */
 int region_reopen(const struct tenant *);
 bool region_slot_is_dead(const struct tenant *, int descriptor, uint32_t slot);
 

@@ -13,7 +13,7 @@
 
 void account_settle(struct account *account, const struct quota *quota)
 {
-	/* Driver calls in this function may call a hook again. Do not settle recursively. */
+	/* Driver calls below may call a hook. Do not settle recursively. */
 	if (!account->tenant.region || atomic_exchange(&account->settling, true))
 		return;
 	settle_pools(account, -1, false);

@@ -15,15 +15,15 @@ bool tenant_reserve(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);
 bool tenant_has_room(struct tenant *, int gpu, uint64_t bytes, uint64_t limit);	/* checks without reserving */
 uint64_t tenant_used(struct tenant *, int gpu);
 void tenant_give_back(struct tenant *, int gpu, uint64_t bytes);
-/* Raise the peak to the current sum after reserved memory became an allocation. The sum includes concurrent
- * reservations of other processes. */
+/* Raise the peak to the current sum after reserved memory became an allocation. The sum includes other processes'
+ * concurrent reservations. */
 void tenant_note_peak(struct tenant *, int gpu);
 /* Count an allocation that was refused after all attempts. */
 void tenant_refused(struct tenant *, int gpu);
 
 uint64_t tenant_own_used(struct tenant *, int gpu);		/* memory of this process without its contexts */
-/* Return the number of the tenant's living processes, and store their host PIDs. Processes in other PID namespaces
- * are omitted. If this process is in another PID namespace than the host's, all are omitted. */
+/* Return the number of the tenant's living processes, and store their host PIDs, without processes in other PID
+ * namespaces. If this process is not in the host's PID namespace, no PIDs are stored. */
 int tenant_pids(struct tenant *, unsigned pids[REGION_SLOTS]);
 
 

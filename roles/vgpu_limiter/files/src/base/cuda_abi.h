@@ -102,7 +102,7 @@ typedef struct {
 	union { int allowed; char bytes[64]; } value;
 } CUlaunchAttribute;
 static_assert(sizeof(CUlaunchAttribute) == 72, "CUlaunchAttribute");
-/* The launch may begin before the previous launch in its stream has ended. */
+/* The launch may begin before the stream's previous launch has ended. */
 enum { CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 
 typedef struct {
@@ -203,7 +203,7 @@ CUresult cuStreamSynchronize(CUstream);
 CUresult cuStreamSynchronize_ptsz(CUstream);
 CUresult cuEventSynchronize(CUevent);
 
-/* Functions that are called but not intercepted. cuCtxGetDevice has the signature of CUDA 2.0, without a context. */
+/* Functions that are called but not intercepted. cuCtxGetDevice has CUDA 2.0's signature, without a context. */
 CUresult cuCtxGetDevice(CUdevice *);
 CUresult cuCtxGetCurrent(CUcontext *);
 CUresult cuCtxPushCurrent_v2(CUcontext);

@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* After fork, the child starts with its parent's value. It sets its own value before it uses a path. */
+/* After fork, the child starts with its parent's value, and sets its own before it uses a path. */
 static char root[128];
 
 bool files_set_root(const char *path)

@@ -12,10 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Set the prefix of all paths: OPENFLEET_VGPU_ROOT in tests, empty in production. False if too long. */
+/* Set the prefix of all paths: OPENFLEET_VGPU_ROOT in tests, empty in production. Return false if it is too long. */
 bool files_set_root(const char *root);
 const char *files_root(void);
-/* Build a path below the root. False if too long. */
+/* Build a path below the root. Return false if it is too long. */
 bool vgpu_path(char *to, size_t room, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 int vgpu_openat(const char *path, int flags, unsigned mode);
@@ -27,8 +27,8 @@ struct stat;
 /* Read the status of the path, or of the descriptor if the path is "". */
 int file_status(int descriptor, const char *path, struct stat *);
 
-/* Return the number of this process's PID namespace, 0 if unknown. NVML reports host PIDs, so they are valid only in
- * the initial namespace. In another namespace the same PID may belong to an unrelated process. */
+/* Return the number of this process's PID namespace, or 0 if it is unknown. NVML reports host PIDs, which are valid
+ * only in the initial namespace. In another namespace, the same PID may belong to an unrelated process. */
 #define INITIAL_PID_NAMESPACE UINT64_C(0xeffffffc)	/* PROC_PID_INIT_INO of linux/proc_ns.h, the same on every host */
 uint64_t vgpu_pid_namespace(void);
 

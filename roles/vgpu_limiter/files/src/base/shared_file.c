@@ -25,8 +25,8 @@
 #define F_OFD_SETLKW 38
 #endif
 
-/* A tmpfs file has no pages before the first write, and if no memory is free, a write ends the program (SIGBUS). So
- * allocate all pages here, because a failure here is an ordinary error. Not every file system supports this. */
+/* A tmpfs file has no pages before the first write. Without free memory, that write would end the program (SIGBUS). So
+ * allocate all pages here, where a failure is an ordinary error. Not every file system supports this. */
 static bool has_pages(int descriptor, size_t size)
 {
 	long result;
@@ -46,7 +46,7 @@ void *vgpu_open_shared(const char *path, size_t size, int *descriptor)
 	if (file_status(*descriptor, "", &status) == 0) {
 		if (!S_ISREG(status.st_mode))
 			errno = EINVAL;
-		/* Never shrink the file. If several processes get here at once, all set the same length. */
+		/* Never shrink the file. Several processes that get here at once all set the same length. */
 		else if ((status.st_size >= (off_t)size || ftruncate(*descriptor, (off_t)size) == 0) && has_pages(*descriptor, size))
 			memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
 	}

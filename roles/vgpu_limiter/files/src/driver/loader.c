@@ -62,7 +62,7 @@ static bool read_tables(struct tables *t, const void *base)
 	return t->symbols && t->names && t->hash;
 }
 
-/* In every C library, all versions of this symbol are the same function. */
+/* All versions of this symbol are the same function, in every C library. */
 static void *defined_in(const void *base, const char *name)
 {
 	struct tables t;
@@ -85,8 +85,8 @@ static void *defined_in(const void *base, const char *name)
 	return NULL;
 }
 
-/* The functions are in the library that also has dlopen and dladdr: libdl.so.2 before glibc 2.34, libc.so.6 since
- * then. Another library may have replaced either function. */
+/* The functions are in the library with dlopen and dladdr: libdl.so.2 before glibc 2.34, libc.so.6 since then. Another
+ * library may have replaced either function. */
 static void *in_c_library(const char *name)
 {
 	void *const beside[] = { (void *)libc_dladdr, (void *)libc_dlopen };

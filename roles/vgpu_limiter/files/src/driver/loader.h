@@ -24,8 +24,8 @@ extern _Atomic(dlvsym_t *) loader_dlvsym;
 dlsym_t *loader_find_dlsym(void);
 dlvsym_t *loader_find_dlvsym(void);
 
-/* The C library's functions. They read their caller from the return address. Call them by a tail call, because it leaves
- * the program's return address. */
+/* The C library's functions, which read their caller from the return address. Use a tail call, which leaves the
+ * program's return address in place. */
 static inline dlsym_t *real_dlsym(void)
 {
 	dlsym_t *found = atomic_load_explicit(&loader_dlsym, memory_order_acquire);

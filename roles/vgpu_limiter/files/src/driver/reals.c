@@ -31,8 +31,8 @@ static void *driver_handle(void)
 	return behind ? loader_open(behind, RTLD_LAZY | RTLD_NOLOAD) : handle;
 }
 
-/* The library must already be loaded with this soname, from any path. Keep the handle, so that no dlclose unloads
- * the library. If two threads do this at once, both find the same library. */
+/* The library must already be loaded with this soname, from any path. Keep the handle, so that no dlclose unloads the
+ * library. Two threads that do this at once find the same library. */
 static bool resolve(bool nvml)
 {
 	void *handle = nvml ? loader_open("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NOLOAD) : driver_handle();

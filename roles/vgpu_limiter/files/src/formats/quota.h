@@ -33,8 +33,7 @@ struct quota_gpu {
 	char name[48];			/* GPU-..., as in the quota file and in the name of the turnstile */
 };
 
-/* A quota is immutable. If the file changes, a new object is created. The old object stays valid for existing
- * pointers. */
+/* A quota does not change. A changed file gets a new object, and the old object stays valid for existing pointers. */
 struct quota {
 	char tenant[TENANT_NAME];	/* tenant name of this process */
 	char counted_as[TENANT_NAME];	/* the tenant's stable name in region paths, agent paths and seats */
@@ -55,7 +54,7 @@ static inline bool quota_is_unthrottled(const struct quota *quota, int gpu)
 
 /* Called for each unknown key. */
 typedef void quota_unknown(const char *tenant, const char *key);
-/* Parse `text`. The function modifies `text`. Return NULL, or an error text with its line number in *line. */
+/* Parse `text`, which this function modifies. Return NULL, or an error text with its line number in *line. */
 const char *quota_parse(struct quota *, char *text, const char *tenant, int *line, quota_unknown *);
 /* Parse "GPU-..." or "MIG-..." with 32 hexadecimal digits. */
 bool quota_parse_uuid(CUuuid *, const char *);

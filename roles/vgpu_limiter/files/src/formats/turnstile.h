@@ -26,9 +26,9 @@ enum {
 
 enum policy { POLICY_FIXED = 0, POLICY_CONTENDED = 1, POLICY_BURST = 2, POLICY_COLOCATE = 3 };
 
-/* A tenant's seat. `paid_until` alone decides how much the tenant may use: it is the time at which the tenant's
- * share of elapsed time will have paid for its GPU time. If paid_until is in the future, the tenant waits until
- * then. All times are nanoseconds of CLOCK_MONOTONIC (base/clock.h). */
+/* A tenant's seat. `paid_until` alone decides how much the tenant may use: it is the time at which the tenant's share
+ * of elapsed time will have paid for its GPU time. The tenant waits until then if it is in the future. All times are
+ * nanoseconds of CLOCK_MONOTONIC (base/clock.h). */
 struct seat {
 	char tenant[TURNSTILE_TENANT];
 	_Atomic uint32_t percent;
@@ -63,8 +63,8 @@ struct seat_page {
 	_Atomic uint64_t longer[TURNSTILE_BOUNDS]; /* how many of them waited longer than 1, 2, 5, 10 and 50 ms */
 };
 
-/* Format of the file. Earlier releases store the lease in the bytes that are unused here. The seats, and so the
- * credit, are shared with earlier releases. */
+/* Format of the file. Earlier releases store the lease in the bytes that are unused here. They share the seats, and so
+ * the credit, with this release. */
 struct turnstile_file {
 	_Atomic uint64_t magic; /* written last */
 	_Atomic uint32_t version, size;

@@ -60,8 +60,8 @@ static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uin
 	return all / 8 + (all % 8 != 0);
 }
 
-/* Each level halves every dimension, but keeps the layers and faces. The last possible level has a single element.
- * At least one level exists. */
+/* Each level halves every dimension, but keeps the layers and faces. The last possible level has one element. There is
+ * at least one level. */
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *what, unsigned levels)
 {
 	/* The memory is created separately and mapped into the array. */
@@ -90,7 +90,7 @@ static bool is_counted(const struct target *target, const void *array, const voi
 	return target->gpu != NOT_COUNTED && array && described;
 }
 
-/* Reserve the array's memory. False if out of memory. An array of 0 bytes is not counted. */
+/* Reserve the array's memory. Return false if out of memory. An array of 0 bytes is not counted. */
 static bool begins(struct array *a)
 {
 	return a->bytes == 0 || charge(vgpu_account(), &a->target, a->bytes);

@@ -102,7 +102,7 @@ static CUresult destroy_context(CUcontext context, CUresult real(CUcontext))
 CUresult cuCtxDestroy(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy)); }
 CUresult cuCtxDestroy_v2(CUcontext context) { return destroy_context(context, REAL(cuCtxDestroy_v2)); }
 
-/* A primary context ends when its last user releases it. Its handle can only be read by retaining the context. */
+/* A primary context ends when its last user releases it. Its handle can be read only by retaining the context. */
 static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresult release(CUdevice), bool always)
 {
 	struct account *account = vgpu_quota_now() ? vgpu_account() : NULL;
@@ -117,7 +117,7 @@ static CUresult release_primary(CUdevice device, CUresult real(CUdevice), CUresu
 	if (result == CUDA_SUCCESS && primary && (always || !primary_is_active(device))) {
 		throttle_context_gone(primary);
 		forget_context(account, primary);
-		/* The default pool and the graphs of the device may have lost their memory too. */
+		/* The device's default pool and graphs may have lost their memory too. */
 		settle_pools(account, -1, false);
 		graphs_settle_all(account, vgpu_quota_now());
 	}

@@ -41,7 +41,7 @@ static uint64_t mix(uint64_t hash, unsigned a, unsigned b, unsigned c)
 	return (hash ^ c) * UINT64_C(1099511628211);
 }
 
-/* Return a hash of the grid and block sizes. Never returns 0, which means "no shape". */
+/* Return a hash of the grid and block sizes. It is never 0, which means "no shape". */
 static uint64_t shape_of(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz)
 {
 	uint64_t hash = mix(mix(UINT64_C(14695981039346656037), gx, gy, gz), bx, by, bz);
@@ -205,7 +205,7 @@ CUresult cuLaunchGridAsync(CUfunction f, int w, int h, CUstream stream)
 	return slow_cuLaunchGridAsync(f, w, h, stream);
 }
 
-/* This call launches once on each of several devices, each in its own stream. If `count` exceeds the maximum, the
+/* This call launches once on each of several devices, in the device's own stream. If `count` exceeds the maximum, the
  * driver refuses the call. */
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags)
 {

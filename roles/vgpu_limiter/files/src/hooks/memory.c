@@ -10,14 +10,14 @@
 #include "process/state.h"
 #include "process/target.h"
 
-/* False for calls that the driver will refuse and calls whose memory is not charged. They go directly to the driver. */
+/* Return false for calls that the driver will refuse, and for calls whose memory is not charged. They go directly to
+ * the driver. */
 static inline bool is_counted(const struct target *target, const void *pointer, size_t bytes)
 {
 	return target->gpu != NOT_COUNTED && pointer && bytes > 0;
 }
 
-/* Process the driver's result. If the memory was allocated, it is already charged: record it, or free it again if it
- * cannot be recorded. */
+/* Process the driver's result. Allocated memory is already charged: record it, or free it if it cannot be recorded. */
 static CUresult allocated(const struct target *target, CUresult result, const CUdeviceptr *pointer, uint64_t bytes)
 {
 	if (result == CUDA_SUCCESS) {
@@ -52,15 +52,15 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned bytes)
 	return allocated(&target, result, &found, bytes);
 }
 
-/* Return whether managed memory is exempt from this quota. If no accounting is possible, the allocation is refused
- * even if it would be exempt. */
+/* Return whether managed memory is exempt from this quota. Without accounting, the allocation is refused even if it
+ * would be exempt. */
 static bool is_beyond_quota(const struct target *target)
 {
 	return vgpu_quota_now()->managed_oversubscribed && target->gpu >= 0 && target->limit_bytes > 0;
 }
 
-/* Managed memory may be in host memory. It is charged in full to the context's GPU. If the quota exempts
- * managed memory, it is not charged, because the driver evicts it when other memory is needed. */
+/* Managed memory may be in host memory. It is charged in full to the context's GPU, unless the quota exempts it,
+ * because the driver evicts it when other memory is needed. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
 	struct target target = target_of_context();
@@ -113,9 +113,9 @@ static CUresult allocate_rows_held(bool old, struct target *target, uint64_t lea
 	return result;
 }
 
-/* The real pitch is known only after the driver call. It is at least the width. First reserve memory for the width,
- * and afterwards the difference. In between, the driver holds more memory than is charged. The lock prevents
- * nvml_settle from charging the difference as a context. */
+/* Only the driver call shows the real pitch, which is at least the width. Reserve memory for the width first, and the
+ * difference afterwards. In between, the driver holds more memory than is charged. The lock prevents nvml_settle from
+ * charging the difference as a context. */
 static CUresult allocate_rows(bool old, const struct target *counted, CUdeviceptr *pointer, size_t *pitch, size_t width,
                               size_t height, unsigned element)
 {

@@ -16,8 +16,8 @@
 #include "process/state.h"
 #include "process/target.h"
 
-/* Return the target GPU of a pool that the process did not create. Such a pool is a device's default pool or an
- * imported pool. Imported pools are not charged here. */
+/* Return the target GPU of a pool that the process did not create: a device's default pool, or an imported pool, which
+ * is not charged here. */
 static struct target target_of_pool(struct account *account, CUmemoryPool pool)
 {
 	mutex_lock(&account->tables.lock);
@@ -62,7 +62,7 @@ static void hand_back(const struct request *r)
 		REAL(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
-/* Check whether the minimum growth of the pool for `bytes` more fits. Reserves nothing. */
+/* Check whether the pool's minimum growth for `bytes` more fits, without reserving it. */
 static bool find_room(struct account *account, const struct target *target, CUmemoryPool pool, uint64_t bytes)
 {
 	uint64_t used = 0, reserved = 0;
@@ -203,7 +203,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *what)
 	return result;
 }
 
-/* Destroy the pool while the lock is held, because other threads must not query the driver about a destroyed pool. */
+/* Destroy the pool while the lock is held, so that no other thread asks the driver about a destroyed pool. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
 	struct account *account = vgpu_account();

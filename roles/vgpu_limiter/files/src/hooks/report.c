@@ -18,8 +18,8 @@ struct figures { uint64_t total, used, free; };
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* Replace the memory values by the quota's. False if this GPU has no memory limit. The GPU's real free memory is the
- * upper limit of the reported free memory. */
+/* Replace the memory values with the quota's. Return false if this GPU has no memory limit. The reported free memory is
+ * at most the GPU's real free memory. */
 static bool limited(const struct quota_gpu *gpu, uint64_t total, uint64_t free, struct figures *told)
 {
 	if (!gpu || gpu->memory_bytes == 0)
@@ -69,7 +69,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 
 static unsigned in_32_bits(uint64_t bytes) { return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes; }
 
-/* The old form of cuMemGetInfo returns 32-bit values. Convert the values as far as they fit. The driver does not
+/* The old form of cuMemGetInfo returns 32-bit values, so convert the values as far as they fit. The driver does not
  * document its result for 4 GiB and more. */
 CUresult cuMemGetInfo(unsigned *free, unsigned *total)
 {
@@ -118,7 +118,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 	return result;
 }
 
-/* The driver's reserved memory does not belong to the tenant. This version of the structure reports it separately. */
+/* The driver's reserved memory is not the tenant's. This version of the structure reports it separately. */
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
 	nvmlReturn_t result = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);

@@ -37,7 +37,7 @@ static const struct what WHAT[REAL_COUNT] = {
 
 /* --- dlsym and dlvsym --- */
 
-/* Find the hook of a name. All intercepted names begin with cu or nvml. This test rejects almost all other lookups. */
+/* Find a name's hook. All intercepted names begin with cu or nvml, so this test rejects almost all other lookups. */
 static int find_hook(const char *symbol)
 {
 	if (!(symbol[0] == 'c' && symbol[1] == 'u') && strncmp(symbol, "nvml", 4) != 0)
@@ -48,8 +48,8 @@ static int find_hook(const char *symbol)
 	return -1;
 }
 
-/* Look up an intercepted name. Call the real dlsym last, because dlerror describes the last call. A global search
- * finds this library's own function. Without a driver, the lookup must fail as it would without this library. */
+/* Look up an intercepted name. Call the real dlsym last, because dlerror describes the last call. A global search finds
+ * this library's own function. Without a driver, the lookup must fail as it would without this library. */
 static __attribute__((noinline)) void *dlsym_of_hook(void *handle, enum real which)
 {
 	dlsym_t *real = real_dlsym();
@@ -74,9 +74,9 @@ static __attribute__((noinline)) void *dlsym_of_search(void *handle, const char 
 	return own_search(real_dlsym()(handle, symbol));
 }
 
-/* RTLD_NEXT means the next definition after the caller's library. The tail call makes the program the caller instead of
- * this library. So if the caller was loaded before this library, it finds this library's function. If it was loaded
- * later, the search does not reach this library. */
+/* RTLD_NEXT means the next definition after the caller's library. With a tail call, the caller is the program and not
+ * this library. So a caller that was loaded before this library finds its function, and the search from a caller that
+ * was loaded later does not reach it. */
 void *dlsym(void *handle, const char *symbol)
 {
 	if (handle != RTLD_NEXT) {
@@ -114,8 +114,8 @@ void *dlvsym(void *handle, const char *symbol, const char *version)
 
 /* --- cuGetProcAddress --- */
 
-/* Handle an address that does not belong to any exported function of the driver. Choose the hook by name, version
- * and stream mode. For versions of CUDA 13 and later, choose the newest known form. */
+/* Handle an address that is no exported function of the driver. Choose the hook by name, version and stream mode. For
+ * versions of CUDA 13 and later, choose the newest known form. */
 static void *replace_by_name(const char *name, void *found, int version, uint64_t flags)
 {
 	enum { NEWEST = 13999 };

@@ -19,7 +19,7 @@ static struct entry *find_block(struct account *account, uint64_t id)
 	return id ? table_find(&account->tables.table[T_BLOCK], id) : NULL;
 }
 
-/* Remove a block if its memory is free. Return the block's cost, or 0 if the block stays. */
+/* Remove a block if its memory is free. Return its cost, or 0 if it stays. */
 static uint64_t drop_if_free(struct account *account, uint64_t id, int *gpu)
 {
 	struct entry *block = find_block(account, id);
@@ -31,14 +31,14 @@ static uint64_t drop_if_free(struct account *account, uint64_t id, int *gpu)
 	return bytes;
 }
 
-/* Add a handle to the block. False if there is no memory for the entry. */
+/* Add a handle to the block. Return false if there is no memory for the entry. */
 static bool add_handle(struct account *account, CUmemGenericAllocationHandle handle, uint64_t id)
 {
 	struct entry *block = find_block(account, id);
 	struct entry *known = block ? table_add(&account->tables.table[T_HANDLE], handle) : NULL;
 	if (!known)
 		return false;
-	/* If a handle value is reused, replace the earlier handle, which no longer exists. */
+	/* A reused handle value replaces the earlier handle, which no longer exists. */
 	if (known->with != id) {
 		struct entry *before = find_block(account, known->with);
 		if (before)

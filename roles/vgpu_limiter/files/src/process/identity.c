@@ -46,8 +46,8 @@ struct entry_of_folder {
 	char name[];
 };
 
-/* On older kernels, compare the folder's file system with its parent folder's. In a container these differ for a
- * mount, because the container's own files are in an image. */
+/* On older kernels, compare the folder's file system with its parent's. In a container they differ for a mount, because
+ * the container's own files are in an image. */
 static bool is_mount_point(int around, const char *name)
 {
 	struct status_x known = { 0 };
@@ -60,8 +60,7 @@ static bool is_mount_point(int around, const char *name)
 	    && S_ISDIR(inside.st_mode) && inside.st_dev != outside.st_dev;
 }
 
-/* Count the mounted quota folders below the root. *name is set to `wanted` if it is mounted, or else to one of the
- * others. */
+/* Count the mounted quota folders below the root. *name becomes `wanted` if it is mounted, or else one of the others. */
 static int count_mounted(const char *root, const char *wanted, char name[TENANT_NAME])
 {
 	char path[512];

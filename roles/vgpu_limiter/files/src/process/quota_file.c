@@ -34,9 +34,9 @@ static void note(struct quota_file *file, const struct stat *now)
 	file->read.changed_ns = now->st_ctim.tv_sec * NS_PER_SECOND + now->st_ctim.tv_nsec;
 }
 
-/* Return why the file is not trusted, or NULL. Its owner must be root. In a user namespace without root, root
- * appears as the overflow user. Below OPENFLEET_VGPU_ROOT, the file may also belong to the user, who could start
- * programs without the library anyway. */
+/* Return why the file is not trusted, or NULL. Its owner must be root. In a user namespace without root, root appears
+ * as the overflow user. Below OPENFLEET_VGPU_ROOT, the file may also belong to the user, who could start programs
+ * without the library anyway. */
 static const char *distrust(const struct stat *status)
 {
 	if (!S_ISREG(status->st_mode))
@@ -126,8 +126,8 @@ void quota_file_read(struct quota_file *file, struct account *account)
 		return;
 	int descriptor = vgpu_openat(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
 	if (descriptor < 0 || file_status(descriptor, "", &status) != 0) {
-		/* If the file is removed, the quota applies until the process ends. If the file never existed, log this
-		 * once. */
+		/* After the file was removed, the quota applies until the process ends. If the file never existed, log
+		 * this once. */
 		if (file->read.inode != 0 || !file->looked)
 			vgpu_log(LOG_NOTICE, "cannot read %s (%m): %s", path, consequence(file));
 		memset(&file->read, 0, sizeof file->read);

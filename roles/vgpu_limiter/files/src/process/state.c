@@ -40,7 +40,7 @@ static struct state *make_page(void)
 
 struct state *vgpu_state_start(void)
 {
-	/* Most processes that load the library have no tenant. For these processes, this flag is the only cost. */
+	/* True in most processes that load the library, which have no tenant. For them, this flag is the only cost. */
 	static _Atomic bool hopeless;
 	if (atomic_load_explicit(&hopeless, memory_order_relaxed))
 		return NULL;
@@ -72,7 +72,7 @@ struct state *vgpu_state_start(void)
 	return atomic_load_explicit(&state->phase, memory_order_acquire) == PHASE_ON ? state : NULL;
 }
 
-/* Check the quota file. One thread does this, and the other threads use the current values in the meantime. */
+/* Check the quota file in one thread, while other threads use the current values. */
 static __attribute__((noinline)) void look_again(struct state *state, int64_t due, int64_t now)
 {
 	if (!atomic_compare_exchange_strong(&state->look_again_ns, &due, now + LOOK_EVERY_NS))

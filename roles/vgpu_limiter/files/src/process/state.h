@@ -26,7 +26,7 @@ struct state {
 enum { PHASE_NEW, PHASE_OFF, PHASE_ON };
 
 extern _Atomic(struct state *) vgpu_state_page;
-/* Return the process's state, and create it if it does not exist. NULL without a tenant. */
+/* Return the process's state, after creating it if necessary, or NULL without a tenant. */
 struct state *vgpu_state_start(void);
 
 static inline struct state *vgpu_state(void)

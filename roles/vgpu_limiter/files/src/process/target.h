@@ -11,10 +11,10 @@
 
 struct target target_of_context(void);
 struct target target_of_device(CUdevice);
-/* Work in a stream runs in the context and on the GPU of the stream. The thread's current context does not matter. */
+/* Work in a stream runs in the stream's context and on its GPU, whatever the thread's current context is. */
 struct target target_of_stream(CUstream);
 
-/* Return the index in quota->gpus. -1 if the GPU is not in the quota, or if the thread has no context. */
+/* Return the index in quota->gpus, or -1 if the GPU is not in the quota or the thread has no context. */
 int vgpu_gpu_of_device(const struct quota *, CUdevice);
 int vgpu_gpu_of_current_context(const struct quota *);
 

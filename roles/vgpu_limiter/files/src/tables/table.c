@@ -12,7 +12,7 @@
 
 enum { FIRST_CAPACITY = 128 };
 
-/* Pointers and handles are multiples of powers of two, so use the upper bits of the product, which are well mixed. */
+/* Pointers and handles are multiples of powers of two. Use the upper bits of the product, which are well mixed. */
 static uint32_t place(const struct table *table, uint64_t key)
 {
 	return (uint32_t)(key * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (table->capacity - 1);
@@ -73,7 +73,7 @@ struct entry *table_add(struct table *table, uint64_t key)
 	return entry;
 }
 
-/* After the removal, move each following entry into the gap if its hash permits this. */
+/* After a removal, move each following entry into the gap if its hash permits this. */
 void table_remove(struct table *table, struct entry *entry)
 {
 	uint32_t mask = table->capacity - 1, gap = (uint32_t)(entry - table->entries);

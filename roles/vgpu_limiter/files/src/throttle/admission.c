@@ -24,8 +24,7 @@
 
 static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64_t now, bool *borrows)
 {
-	/* Upper limit of the debt: what this process used, plus the most that other processes of the tenant can have
-	 * used. */
+	/* Upper limit of the debt: this process's use, plus the most that the tenant's other processes can have used. */
 	int64_t others = terms_may_borrow_freely(g->terms) ? BORROW_MAX_NS : SIBLING_DEBT_MAX_NS;
 	int64_t most = (g->own_paid > now ? g->own_paid : now) + others;
 	int64_t paid = turnstile_limit_debt(seat_of(g), now, most) - g->lead_ns, resume = turnstile_resume(g->terms.percent);
@@ -40,7 +39,7 @@ static int64_t wait_for_credit(struct throttle_gpu *g, enum policy policy, int64
 	return paid + resume - now + poll_ns(g);
 }
 
-/* Return how much work of this process may be in flight. */
+/* Return how much of this process's work may be in flight. */
 static int64_t most_in_flight(const struct throttle_gpu *g, bool borrows)
 {
 	if (is_offline(g->terms))
@@ -75,8 +74,8 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	if (usage_is_shown(t, g))
 		usage_tell_due(g);
 
-	/* A kernel may wait for a kernel that is launched later, in another stream or on another GPU. In this case,
-	 * start one launch without waiting for earlier work or for a turn, and let its lease expire. */
+	/* A kernel may wait for one that is launched later, in another stream or on another GPU. Then start one launch
+	 * without waiting for earlier work or a turn, and let its lease expire. */
 	bool stuck = !idle && now - g->progress_ns > STUCK_NS + within(in_flight, 0, STUCK_NS);
 
 	if (is_online(g->terms))
@@ -111,8 +110,8 @@ int64_t hold_back(struct throttle *t, int gpu, struct busy *b, const struct work
 	*reason = FOR_THE_GPU;
 	int64_t most = most_in_flight(g, borrows);
 	if (!stuck && (busy_is_full(b) || (!idle && in_flight + estimate > most))) {
-		/* A launch that runs concurrently with another tenant's work still waits for its turn. Otherwise, if each of
-		 * two tenants held the GPU that the other one needs, this state would continue at each step. */
+		/* A launch that runs concurrently with another tenant's work still waits for its turn. Otherwise two
+		 * tenants, each with the GPU that the other one needs, would stay in this state at each step. */
 		if (!holds && g->has_peers)
 			wait_for_turn(g, now, now + in_flight + DRAIN_LEASE_NS);
 		return drain_ns(in_flight);

@@ -68,7 +68,7 @@ static int connect_to(const char *folder)
 	return connection;
 }
 
-/* Copy the next word of a line. Return the rest of the line. NULL if there is no word or if the word is too long. */
+/* Copy a line's next word. Return the rest of the line, or NULL if there is no word or it is too long. */
 static const char *next_word(const char *line, char *word, size_t room)
 {
 	size_t length = strcspn(line, " ");
@@ -117,7 +117,7 @@ static int take(agent_taker *taker, void *context, char *text, const int *descri
 	return taken;
 }
 
-/* Receive one message. The result is below 0 at the end of the data. */
+/* Receive one message. Returns a value below 0 at the end of the data. */
 static int receive(int connection, agent_taker *taker, void *context)
 {
 	char text[AGENT_PARTS * AGENT_LINE + 1];
@@ -149,7 +149,7 @@ bool agent_ask(const char *folder, agent_taker *taker, void *context)
 	if (connection < 0)
 		return false;
 	errno = 0;
-	/* A limit on messages is needed for programs whose signals interrupt every wait. */
+	/* Limit the number of messages too, for programs whose signals interrupt every wait. */
 	for (int i = 0; i < AGENT_MESSAGES && more >= 0; i++) {
 		more = receive(connection, taker, context);
 		taken += more > 0 ? more : 0;

@@ -33,10 +33,10 @@ struct agent_part {
 
 typedef void agent_taker(void *context, const struct agent_part *);
 
-/* Query the socket in `folder`, and call `agent_taker` for each part of the answer. False without an answer, with
- * errno set. */
+/* Query the socket in `folder`, and call `agent_taker` for each part of the answer. Return false without an answer,
+ * with errno set. */
 bool agent_ask(const char *folder, agent_taker *, void *context);
-/* Map a part if it is sealed and has this size. A child of fork does not inherit the mapping. NULL on failure.
+/* Map a part if it is sealed and has this size. A child of fork does not inherit the mapping. Returns NULL on failure.
  * *inode identifies the memory. */
 void *agent_map(const struct agent_part *, size_t size, uint64_t *inode);
 

@@ -19,8 +19,8 @@
 #include "throttle/sampling.h"
 #include "throttle/times.h"
 
-/* The driver reports time as a float in milliseconds. After four seconds, its resolution is a quarter of a
- * microsecond. */
+/* The driver reports time as a float in milliseconds, whose resolution is a quarter of a microsecond after four
+ * seconds. */
 #define ANCHOR_AGE_NS INT64_C(4000000000)
 #define CLOCK_DRIFT 4096	/* maximum relative drift between the clocks of host and GPU: 1 / CLOCK_DRIFT */
 #define BUSY_HOST_NS INT64_C(50000)	/* maximum host time of a launch, except for the first launch of a function */
@@ -30,8 +30,8 @@
 #define ASK_EXPECTED_NS INT64_C(500000)	/* poll interval for an unfinished timed launch that is not due yet */
 
 /* Estimate the remaining time of work in flight. Each launch begins after it was submitted and after the previous
- * launch. If many launches are in flight, only the first can have begun late, for example because other GPUs wait
- * for this one. */
+ * launch. Only the first of many launches in flight can have begun late, for example because other GPUs wait for this
+ * one. */
 static int64_t ahead(const struct busy *b, int64_t now)
 {
 	uint32_t from = b->put - b->done > AHEAD_MOST ? b->put - 1 : b->done;
@@ -100,8 +100,8 @@ void busy_after(struct launch *launch, CUstream stream, bool timed, bool launche
 {
 	int phase = launched ? LAUNCH_UNTIMED : LAUNCH_FAILED;
 	if (launched && timed) {
-		/* If `begin` is unfinished, the stream was busy with a copy or similar work, and the host time is not
-		 * between the events. */
+		/* An unfinished `begin` means that the stream was busy with a copy or similar work, and that the host
+		 * time is not between the events. */
 		if (host_ns > 0 && is_done(launch->begin))
 			launch->host_ns = host_ns;
 		if (record(&launch->end, stream))
@@ -128,17 +128,17 @@ static void move_anchor(struct busy *b, CUevent *event, int64_t ns)
 	*event = old;
 }
 
-/* Return the host time that falls into a measured interval and after the end of earlier work. If a launch returns
- * only after its kernel has ended (for example in a debugger), this looks like a slow first load of the function.
- * Later launches of a function never load it. */
+/* Return the host time within a measured interval and after the end of earlier work. A launch that returns only after
+ * its kernel has ended (for example in a debugger) looks like a slow first load of the function. Later launches of a
+ * function never load it. */
 static int64_t host_time(const struct busy *b, const struct launch *launch)
 {
 	int64_t ns = later(launch->host_ns - launch->ahead_ns, 0);
 	return length_find(b, launch->work.function, 0) && ns > BUSY_HOST_NS ? BUSY_HOST_NS : ns;
 }
 
-/* Convert a GPU time to the host's clock. The result is not later than now. The GPU's clock lags by a constant. Use
- * the smallest lag seen so far, plus the possible drift since then. */
+/* Convert a GPU time to the host's clock, to a time not later than now. The GPU's clock lags by a constant. Use the
+ * smallest lag so far, plus the possible drift since then. */
 static int64_t host_clock(struct busy *b, int64_t to, int64_t now)
 {
 	int64_t offset = now - to, known = b->offset_ns + (now - b->offset_at) / CLOCK_DRIFT;
@@ -147,7 +147,7 @@ static int64_t host_clock(struct busy *b, int64_t to, int64_t now)
 	return to + b->offset_ns;
 }
 
-/* Return the measured time. -1 if the driver cannot measure it. */
+/* Return the measured time, or -1 if the driver cannot measure it. */
 static int64_t measure(struct busy *b, struct launch *launch, int64_t now)
 {
 	int64_t from, to, fresh, slack;
@@ -219,9 +219,9 @@ static bool harvest_timed(struct busy *b, struct launch *launch, struct others o
 		bool known = length_find(b, launch->work.function, launch->work.shape) != NULL;
 		if (measured >= 0 && !(launch->edge && known)) {
 			*busy_ns = own_time(b, launch, others, measured);
-			/* The time that a first launch spent waiting is unknown. If its estimate is too high, the next shorter
-			 * launch corrects it. An estimate that is too low would persist, because longer times are attributed to
-			 * other work. */
+			/* How long a first launch waited is unknown. If its estimate is too high, the next shorter
+			 * launch corrects it. An estimate that is too low would persist, because longer times are
+			 * attributed to other work. */
 			*busy_ns += length_learn(b, launch, known ? *busy_ns : measured);
 		}
 	}

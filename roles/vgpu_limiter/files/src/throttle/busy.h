@@ -23,8 +23,8 @@ void busy_after(struct launch *, CUstream, bool timed, bool launched, int64_t ho
 struct asking { int64_t now_ns; bool begun; int mode; };
 void busy_end_asking(struct asking *);
 
-/* Get the next finished launch. False if there is none. *busy_ns is its GPU time, or the estimate if its time is
- * unknown. If the launch took longer than usual and other work may be the reason, *busy_ns is the usual time. */
+/* Get the next finished launch. Return false if there is none. *busy_ns is its GPU time, or the estimate if its time is
+ * unknown. If other work may have prolonged the launch, *busy_ns is the usual time. */
 bool busy_harvest(struct busy *, struct others, struct asking *, struct launch *done, int64_t *busy_ns);
 
 #endif

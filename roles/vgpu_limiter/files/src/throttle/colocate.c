@@ -28,7 +28,7 @@ void colocate_show_online(struct throttle_gpu *g, int64_t now)
 	turnstile_set_active(seat_of(g), now, now + ONLINE_HOLD_NS);
 }
 
-/* Return until when online tenants have the GPU. The result is in the past if they do not have it. */
+/* Return until when online tenants have the GPU, or a past time if they do not have it. */
 static int64_t online_until(const struct turnstile *t, int own, int64_t now)
 {
 	int64_t until = 0;
@@ -45,7 +45,7 @@ static int64_t online_until(const struct turnstile *t, int own, int64_t now)
 }
 
 /* Update how much GPU time is left below the waterline. A tenant may count its use some time after the work. The
- * counters are not trusted, so use counts at most for the elapsed time, and the rest of it later. */
+ * counters are not trusted, so at most the elapsed time counts as use, and the rest counts later. */
 static int64_t level(struct throttle_gpu *g, int waterline, int64_t now)
 {
 	uint64_t used = 0;
@@ -120,7 +120,7 @@ void colocate_found(struct throttle_gpu *g, int64_t now)
 		g->shared = true;
 		due = later(due, end);
 	}
-	/* The kernels of both run at the same time and take longer than usual. */
+	/* Both kernels run at the same time and take longer than usual. */
 	if (g->shared)
 		atomic_fetch_add(&seat_of(g)->passes, 1);
 	count_wait(g, due - now);

@@ -21,14 +21,14 @@ static inline bool is_offline(struct terms terms) { return is_colocated(terms) &
 
 /* Note which tenants this process does not wait for. */
 void colocate_look(struct throttle_gpu *);
-/* Mark how long offline tenants have to leave the GPU to this tenant. */
+/* Mark how long offline tenants must leave the GPU to this tenant. */
 void colocate_show_online(struct throttle_gpu *, int64_t now);
-/* Return how long an offline launch waits at least for online tenants and for the waterline. */
+/* Return the minimum time that an offline launch waits for online tenants and for the waterline. */
 int64_t colocate_wait(struct throttle_gpu *, int waterline, int64_t in_flight, int64_t now);
-/* Return the GPU time of the online tenants, if this tenant is offline, or of the offline tenants, if it is online. Their
- * work may run at the same time as this process's work, and then makes it take longer. */
+/* Return the GPU time of the online tenants if this tenant is offline, and of the offline tenants if it is online.
+ * Their work may run at the same time as this process's work, and then prolongs it. */
 uint64_t colocate_shared_ns(const struct throttle_gpu *);
-/* Record how long an online launch, without other work in flight, has to wait for the offline kernel that runs now. */
+/* Record how long an online launch without other work in flight must wait for the offline kernel that runs now. */
 void colocate_found(struct throttle_gpu *, int64_t now);
 
 #endif

@@ -45,7 +45,7 @@ void drop_busy(struct throttle_gpu *g, CUcontext context)
 		at = &(*at)->next;
 	if (!at || !*at)
 		return;
-	/* The duration of unfinished work is unknown, so the tenant stays charged with the estimate. */
+	/* The duration of unfinished work is unknown, so the estimate stays charged to the tenant. */
 	struct busy *gone = *at;
 	*at = gone->next;
 	free(gone);

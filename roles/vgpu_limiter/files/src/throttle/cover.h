@@ -10,11 +10,11 @@
 
 #include <stdint.h>
 
-/* The time already counted, on the GPU's clock: the last interval without a gap (`from`, `to`), and the end of the
- * interval before it (`floor`). */
+/* The time that is already counted, on the GPU's clock: the last interval without a gap (`from`, `to`), and the end of
+ * the interval before it (`floor`). */
 struct covered { int64_t floor, from, to; };
 
-/* Return the part of the interval from `from` to `to` that was not counted before. */
+/* Return the part of the interval from `from` to `to` that is not yet counted. */
 int64_t busy_cover(struct covered *, int64_t from, int64_t to);
 
 #endif

@@ -26,13 +26,13 @@ static inline bool terms_may_borrow_freely(struct terms terms)
 
 /* --- arithmetic without a clock --- */
 
-/* Return the new paid_until after `busy` ns of GPU time that was requested at `asked`. The result is at most `most`
- * after now. A negative `busy` corrects an earlier charge that was too high. */
+/* Return the new paid_until after `busy` ns of GPU time that was requested at `asked`. It is at most `most` after now.
+ * A negative `busy` corrects an earlier charge that was too high. */
 int64_t turnstile_charge(int64_t paid_until, int64_t asked, int64_t now, int64_t busy, unsigned percent, int64_t most);
 /* Return the elapsed time in which a share earns this GPU time. */
 int64_t turnstile_wall(int64_t busy, unsigned percent);
-/* Return for how long a tenant without credit waits after its debt is paid. The wait avoids short turns, because
- * each turn has a cost. */
+/* Return how long a tenant without credit waits after its debt is paid. The wait avoids short turns, because each turn
+ * has a cost. */
 int64_t turnstile_resume(unsigned percent);
 
 /* --- in a seat --- */
@@ -41,7 +41,7 @@ int64_t turnstile_resume(unsigned percent);
 int64_t turnstile_paid(const struct seat *s, int64_t now);
 /* Lower paid_until to `most` if it is higher. Return the result. */
 int64_t turnstile_limit_debt(struct seat *s, int64_t now, int64_t most);
-/* Return the maximum debt of a tenant. */
+/* Return a tenant's maximum debt. */
 int64_t turnstile_most_debt(struct terms terms);
 /* Charge GPU time to a seat's share. */
 void turnstile_spend(struct seat *s, struct terms terms, int64_t asked, int64_t now, int64_t busy);

@@ -11,7 +11,8 @@
 
 /* Record that the tenant of `seat`, with the claim `own`, waits for the lease of `other`. */
 void turnstile_waits_for(struct turnstile *t, int seat, int other, struct claim own, int64_t now);
-/* Record that this tenant yields to `other` although no tenant has the GPU. False if it has yielded for long enough. */
+/* Record that this tenant yields to `other` although no tenant has the GPU. Return false if it has yielded for long
+ * enough. */
 bool turnstile_yields_to(struct turnstile *t, int other, int64_t now);
 /* Record that this tenant had a turn. */
 void turnstile_had_turn(struct turnstile *t, int64_t now);

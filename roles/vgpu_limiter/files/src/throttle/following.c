@@ -23,7 +23,7 @@ bool follow_quota(struct throttle *t, const struct quota *quota)
 	memcpy(before, t->gpus, sizeof before);
 	memset(t->gpus, 0, sizeof t->gpus);
 	for (int i = 0; quota && i < quota->gpu_count; i++) {
-		/* If the new quota also lists a GPU, the GPU keeps its state. */
+		/* A GPU that is also in the new quota keeps its state. */
 		for (int j = 0; t->quota && j < t->quota->gpu_count; j++)
 			if (before[j] && memcmp(&quota->gpus[i].uuid, &t->quota->gpus[j].uuid, sizeof(CUuuid)) == 0)
 				t->gpus[i] = before[j];

@@ -12,11 +12,11 @@
 
 /* Apply a changed quota. Return whether it throttles any GPU. */
 bool follow_quota(struct throttle *, const struct quota *);
-/* Use the agent's seats as soon as they exist. If the agent lost its memory, its seats are new ones. */
+/* Use the agent's seats as soon as they exist. If the agent lost its memory, its seats are new. */
 void follow_agent(struct throttle *, const struct quota *, int64_t now);
 /* Return whether a query of the agent is due. */
 bool follow_agent_is_due(const struct throttle *, const struct throttle_gpu *, int64_t now);
-/* Start using a GPU. NULL without memory. */
+/* Start using a GPU. Return NULL without memory. */
 struct throttle_gpu *follow_start(struct throttle *, const struct quota *, int gpu, int64_t now);
 
 #endif

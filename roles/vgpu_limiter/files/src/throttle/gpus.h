@@ -12,7 +12,7 @@
 
 enum { THROTTLE_STREAMS = 64 };	/* number of cached streams. The driver is queried for any others */
 
-/* Another GPU of the tenant. */
+/* Another GPU of this tenant. */
 struct peer {
 	bool looked;			/* the seat was searched for */
 	bool page;			/* `seat` is the agent's memory and has to be unmapped */

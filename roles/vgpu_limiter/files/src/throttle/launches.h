@@ -25,7 +25,7 @@ enum {
 	BUSY_DEPENDENT = 8,
 };
 
-/* Totals of other work that can delay a launch. */
+/* Totals of other work, which can delay a launch. */
 struct others {
 	uint64_t held_ns;	/* delay of the tenant on its other GPUs, because a launch may wait for work there, and GPU time of
 				 * tenants that share the GPU at the same time (colocate_shared_ns) */

@@ -31,7 +31,7 @@ static unsigned lease_process(uint64_t word, int64_t now)
 }
 
 /* Return the half of the lease that identifies the process, because a futex has 32 bits. The upper half changes when
- * another process takes the lease or the holder releases it. The lower half changes also at each renewal. */
+ * another process takes the lease or the holder releases it. The lower half also changes at each renewal. */
 static const void *naming_half(const _Atomic uint64_t *lease)
 {
 	return (const char *)lease + (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 4 : 0);
@@ -118,9 +118,9 @@ int64_t turnstile_watch_ns(const struct turnstile *t, int seat, int64_t now, int
 	return later(1000, earlier(most, lease_end(atomic_load(&t->seats[seat]->lease)) + 1000 - now));
 }
 
-/* The word may be in another tenant's read-only memory. The kernel can wait on such memory too. The other tenant may
- * send no wake-ups, endless wake-ups or wrong values. So no sleep exceeds WATCH_NS, and a woken process checks the
- * lease as usual. After a useless wake-up or a failed sleep, the process sleeps for a short time. */
+/* The word may be in another tenant's read-only memory, on which the kernel can wait too. That tenant may send no
+ * wake-ups, endless wake-ups or wrong values. So no sleep exceeds WATCH_NS, and a woken process checks the lease as
+ * usual. After a useless wake-up or a failed sleep, the process sleeps for a short time. */
 enum watched turnstile_sleep(struct watch watch, int64_t ns)
 {
 	int error = errno;

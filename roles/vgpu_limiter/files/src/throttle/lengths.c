@@ -30,7 +30,7 @@ struct estimate *length_find(const struct busy *b, const void *function, uint64_
 
 bool length_varies(const struct estimate *e) { return e->often >= ODD_OFTEN; }
 
-/* Estimate a launch. A shape that was never measured starts with the kernel's average. */
+/* Estimate a launch. A shape that was never measured starts with its kernel's average. */
 int64_t busy_estimate(const struct busy *b, const struct work *work, bool *known)
 {
 	const struct estimate *e = length_find(b, work->function, work->shape);
@@ -57,7 +57,7 @@ static void average(struct estimate *e, int64_t ns, bool least)
 	e->once = false;
 }
 
-/* Return a value above 0 if the launch took much longer than usual, and below 0 if much shorter. */
+/* Return a value above 0 if the launch took much longer than usual, or below 0 if much shorter. */
 static int odd(const struct estimate *e, int64_t ns)
 {
 	if (e->once || (ns < e->ns + ODD_LEAST_NS && e->ns < ns + ODD_LEAST_NS))
@@ -65,7 +65,7 @@ static int odd(const struct estimate *e, int64_t ns)
 	return ns > e->ns * ODD_TIMES ? 1 : ns * ODD_TIMES < e->ns ? -1 : 0;
 }
 
-/* Set the estimate of launches in flight. Return the time added for those after the last timed one. */
+/* Set the estimate of launches in flight. Return the time added for those after the last timed launch. */
 static int64_t change_estimates(struct busy *b, const struct work *work, int64_t ns)
 {
 	int64_t sum = 0;
@@ -109,8 +109,8 @@ static void is_accounted_for(const struct busy *b, struct estimate *e)
 /* Return by how much the launches exceed their charge if each of them took `ns`. */
 static int64_t beyond(struct sum launches, int64_t ns) { return ns * launches.count - launches.charged_ns; }
 
-/* Handle an unusual launch. A single one does not predict the next launch, because another process's work may have
- * interrupted it. After two in a row, the kernel has a new duration. */
+/* Handle an unusual launch. A single one does not predict the next, because another process's work may have interrupted
+ * it. Two in a row mean that the kernel has a new duration. */
 static int64_t learn_odd(struct busy *b, const struct launch *launch, struct estimate *e, int64_t ns, int sign)
 {
 	int64_t more;

@@ -12,9 +12,9 @@
 #define BUSY_UNKNOWN_NS INT64_C(2000000)	/* assumed duration of a kernel that was never measured */
 #define LENGTH_LEAST_NS INT64_C(1000)	/* minimum time charged for a launch until the next timing */
 
-/* Return the recent duration of a kernel or graph, or an assumed duration before the first measurement. */
+/* Return the recent duration of a kernel or graph, or an assumed one before the first measurement. */
 int64_t busy_estimate(const struct busy *, const struct work *, bool *known);
-/* Return the data of a kernel with this shape (0: any shape). NULL if unknown. */
+/* Return the data of a kernel with this shape (0: any shape), or NULL if it is unknown. */
 struct estimate *length_find(const struct busy *, const void *function, uint64_t shape);
 /* Return whether the kernel has several durations and is charged with its average. */
 bool length_varies(const struct estimate *);

@@ -39,8 +39,8 @@ static void compare_launches(struct peer *peer, uint64_t there, uint64_t here, b
 static bool is_uneven(const struct peer *peer, int64_t now) { return now - peer->usual_ns > UNUSUAL_NS; }
 
 /* Return whether the peer got more launches than this GPU. The counts at the start of a single turn prove little,
- * because the turn may start in the middle of a step. Then this GPU would appear to be behind, and would start its
- * next step in another tenant's turn. */
+ * because the turn may start in the middle of a step. This GPU would then appear to be behind, and would start its next
+ * step in another tenant's turn. */
 static bool is_ahead(const struct peer *peer, int64_t now)
 {
 	int64_t more = peer->ahead - (is_uneven(peer, now) ? peer->begun : peer->usual);
@@ -69,7 +69,7 @@ void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 		if (i == own || quota_is_unthrottled(t->quota, i) || gpu->seat < 0)
 			continue;
 		if (!peer->looked) {
-			/* If the agent is available, it is queried at the next launch. Until then, ignore the peer. */
+			/* If there is an agent, the next launch queries it. Ignore the peer until then. */
 			*peer = (struct peer){ .looked = true, .seat = t->no_agent ? seat_peer(gpu) : NULL };
 			t->ask_agent_ns = t->no_agent ? t->ask_agent_ns : 0;
 		}
@@ -97,9 +97,9 @@ void look_at_peers(struct throttle *t, int own, bool begins, int64_t now)
 		g->late_ns = now;
 	else
 		g->hurry_ns = now;
-	/* The peer may be late because of current work here. In that case, the next launch belongs to the next step. An
-	 * early start would take this GPU from another tenant that has the peer's GPU, and each tenant would continue
-	 * with one GPU. With uneven counts, lateness is the only evidence. */
+	/* The peer may be late because of current work here. The next launch then belongs to the next step. An early
+	 * start would take this GPU from another tenant that has the peer's GPU, and each tenant would continue with
+	 * one GPU. With uneven counts, lateness is the only evidence. */
 	if (!late || (!uneven && has_work(g)))
 		g->idle_hurry_ns = now;
 	g->hurry = g->hurry || now - g->idle_hurry_ns > HURRY_NS;

@@ -28,8 +28,8 @@ static_assert(sizeof(struct seat_page) <= 256, "the agent shows the first 256 by
 /* Take a process number. Its byte stays locked as long as the mapping exists. */
 static unsigned take_number(int descriptor)
 {
-	/* Each process starts its search at a different number, so that hundreds of starting processes do not try the
-	 * same numbers. */
+	/* Start each process's search at a different number, so that hundreds of starting processes do not try the same
+	 * ones. */
 	unsigned first = (unsigned)getpid();
 	for (unsigned i = 0; i < TURNSTILE_PROCESSES; i++) {
 		unsigned process = (first + i) % TURNSTILE_PROCESSES;
@@ -39,17 +39,16 @@ static unsigned take_number(int descriptor)
 	return 0;
 }
 
-/* Choose a process number without a lock if no lock is free. Other processes cannot check whether this process is
- * alive, so they wait until its leases end. Locks in the tenant's region would not help, because other tenants
- * cannot reach them. */
+/* Choose a process number without a lock if no lock is free. Other processes then cannot check whether this process is
+ * alive, and wait until its leases end. Locks in the tenant's region would not help, because other tenants cannot reach
+ * them. */
 static unsigned own_number(void)
 {
 	const struct account *account = vgpu_account();
 	return TURNSTILE_PROCESSES + (account && account->tenant.region ? (unsigned)account->tenant.slot : 0);
 }
 
-/* Map the file and take a process number. Read the mapped memory only if it is used, because the file may be
- * truncated. */
+/* Map the file and take a process number. Read the mapped memory only in use, because the file may be truncated. */
 static void open_file(struct throttle_gpu *g, const char *uuid)
 {
 	int descriptor;
@@ -105,8 +104,8 @@ static void take_part(void *context, const struct agent_part *part)
 	}
 }
 
-/* Return whether all parts of the answer arrived. If the program has too few free descriptors, some parts are
- * missing. This process would then not wait for a tenant whose seat it does not see. */
+/* Return whether all parts of the answer arrived. If the program has too few free descriptors, some are missing, and
+ * this process would not wait for a tenant whose seat it does not see. */
 static bool is_whole(struct seat_pages *pages)
 {
 	if (!pages->terms || !pages->own)
@@ -126,7 +125,7 @@ bool seat_ask(const struct quota *quota, struct seat_answer *answer, bool log)
 	if (!vgpu_path(folder, sizeof folder, "/run/openfleet-gpu/vgpu/agent/%s", quota->counted_as))
 		return false;
 	bool answers = agent_ask(folder, take_part, answer);
-	/* If no agent runs, the socket is missing or stale. Log all other errors. */
+	/* Without an agent, the socket is missing or stale. Log all other errors. */
 	if (!answers && log && errno != ENOENT && errno != ENOTDIR && errno != ECONNREFUSED)
 		vgpu_log(LOG_WARNING, "%s: the agent does not answer (error %d), so neighbours can end this program", folder, errno);
 	for (int i = 0; i < quota->gpu_count; i++) {
@@ -157,7 +156,7 @@ struct seat *seat_peer(const struct quota_gpu *gpu)
 	return turnstile_adopt(t) ? &t->seats[gpu->seat] : NULL;
 }
 
-/* Use the tenant's own memory from the agent for the seat that the quota names. */
+/* Use the tenant's own memory from the agent for the seat in the quota. */
 static void sit(struct throttle_gpu *g, int seat)
 {
 	struct seat_pages *pages = &g->pages;
@@ -238,7 +237,7 @@ void seat_move(struct throttle_gpu *g, const struct quota *quota, const struct q
 		g->seat = same ? seat : -1;
 }
 
-/* Without the agent, the seats are in the file. */
+/* Without an agent, the seats are in the file. */
 static void use_file(struct throttle_gpu *g, struct turnstile_file *file)
 {
 	for (int i = 0; i < TURNSTILE_SEATS; i++)
@@ -268,15 +267,15 @@ struct throttle_gpu *seat_start(const struct quota *quota, const struct quota_gp
 	}
 	g->noise = g->process;
 	if (g->mine) {
-		/* Remove state of a dead process that had this number. */
+		/* Remove the state of a dead process that had this number. */
 		turnstile_give(g->mine, g->pages.own ? g->pages.own_seat : gpu->seat, g->process);
 		seat_take(g, quota, gpu);
 	}
 	return g;
 }
 
-/* Return whether the process is dead. False if unknown, because the file was renamed or removed. Its lease ends
- * anyway. */
+/* Return whether the process is dead. Returns false if this is unknown, because the file was renamed or removed. Its
+ * lease ends anyway. */
 bool seat_holder_is_dead(const struct throttle_gpu *g, unsigned process)
 {
 	struct stat status;

@@ -15,18 +15,18 @@ struct seat_answer {
 	struct seat_pages gpus[QUOTA_GPUS];
 };
 
-/* Open the GPU's turnstile and take the tenant's seat. The seats are from the agent's answer, or else from the file.
- * NULL without memory. */
+/* Open the GPU's turnstile and take the tenant's seat, from the agent's answer or else from the file. Return NULL
+ * without memory. */
 struct throttle_gpu *seat_start(const struct quota *, const struct quota_gpu *, struct seat_pages *);
 /* Switch to the answer's seats, if any. */
 void seat_move(struct throttle_gpu *, const struct quota *, const struct quota_gpu *, struct seat_pages *);
 /* Write the quota's settings into the seat. */
 void seat_take(struct throttle_gpu *, const struct quota *, const struct quota_gpu *);
-/* Stop throttling, because the quota no longer contains a seat. */
+/* Stop throttling, because the quota no longer has a seat. */
 void seat_leave(struct throttle_gpu *);
-/* Open the tenant's seat in another GPU's file for reading. NULL if there is no seat. */
+/* Open the tenant's seat in another GPU's file for reading. Return NULL without a seat. */
 struct seat *seat_peer(const struct quota_gpu *);
-/* Query the agent. False without an answer. `log` enables log lines for operators. */
+/* Query the agent. Return false without an answer. `log` enables log lines for operators. */
 bool seat_ask(const struct quota *, struct seat_answer *, bool log);
 /* Unmap the parts of an answer that were not used. Parts in use are already cleared from the answer. */
 void seat_drop(struct seat_pages *);

@@ -9,7 +9,7 @@
 
 #include "throttle/gpus.h"
 
-/* Return a stream's context. NULL if it is unknown, or if it differs between threads or contexts. */
+/* Return a stream's context, or NULL if it is unknown or differs between threads or contexts. */
 CUcontext stream_context(const struct throttle *, CUstream);
 /* Record a stream's context. A stream keeps its context until the stream is destroyed. */
 void stream_context_is(struct throttle *, CUstream, CUcontext);

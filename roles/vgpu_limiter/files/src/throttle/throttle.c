@@ -29,13 +29,12 @@
 #define NAP_NS (50 * NS_PER_MS)			/* maximum sleep. The quota may change during a sleep */
 #define PEERS_NAP_NS (NS_PER_MS / 2)		/* maximum sleep if another GPU of the tenant may start to wait for this one */
 
-/* The per-thread default streams of all threads have the same handle, so the address of this variable distinguishes
- * them. */
+/* The per-thread default streams of all threads have the same handle. This variable's address distinguishes them. */
 static __thread char own_stream __attribute__((tls_model("initial-exec")));
 
 static CUstream meant_stream(CUstream stream) { return stream == CU_STREAM_PER_THREAD ? (CUstream)&own_stream : stream; }
 
-/* Return the throttle's state. NULL without memory. A child of fork creates its own. */
+/* Return the throttle's state, or NULL without memory. A child of fork creates its own. */
 static struct throttle *throttle_of(struct state *state)
 {
 	struct throttle *t = atomic_load_explicit(&state->throttle, memory_order_acquire), *none = NULL;
@@ -53,7 +52,7 @@ static void follow(struct state *state, struct throttle *t, const struct quota *
 	atomic_store(&state->unthrottled, !follow_quota(t, quota));
 }
 
-/* Sleep. Call without the lock. If sleeping on a watched lease fails, sleep for `poll` instead. */
+/* Sleep. Call without the lock. If a sleep on a watched lease fails, sleep for `poll` instead. */
 static enum watched rest(struct watch watch, int64_t ns, int64_t poll)
 {
 	enum watched watched = watch.half ? turnstile_sleep(watch, ns) : WATCHED_NOT;
@@ -74,7 +73,7 @@ static void nap(struct throttle *t, struct throttle_gpu *g, int64_t ns, enum rea
 	mutex_lock(&t->lock);
 	g->woken = watched == WATCHED_GIVEN;
 	g->sleepers--;
-	/* If several threads sleep at the same time, the time is added once. Waiting for a full queue is not added. */
+	/* Add the time once if several threads sleep at the same time. Do not add a wait for a full queue. */
 	if (first && reason != FOR_THE_GPU && g->seat >= 0)
 		atomic_fetch_add(&seat_of(g)->throttled_ns, (uint64_t)(now_ns() - began));
 }
@@ -87,7 +86,7 @@ struct candidate {
 	bool is_current;	/* the thread's current context is the stream's context */
 };
 
-/* Admit a launch. Requires the lock, which is also held on return. NULL: this launch is not throttled. */
+/* Admit a launch. Requires the lock, which is also held on return. Returns NULL for a launch that is not throttled. */
 static struct launch *admit(struct state *state, struct throttle *t, const struct candidate *c)
 {
 	for (;;) {
@@ -115,7 +114,7 @@ static struct launch *admit(struct state *state, struct throttle *t, const struc
 			struct others before = usage_of_others(g);
 			if (turnstile_last_process(g->mine, g->seat) != g->process)
 				atomic_fetch_add(&seat_of(g)->passes, 1);
-			/* A launch that other GPUs may wait for takes a different time at each run. */
+			/* A launch for which other GPUs may wait takes a different time at each run. */
 			struct launch *launch = busy_reserve(b, &c->work, meant_stream(c->stream), before, g->has_peers, now);
 			if (is_online(g->terms) && launch->ahead_ns == 0)
 				colocate_found(g, now);
@@ -137,7 +136,8 @@ static struct launch *admit(struct state *state, struct throttle *t, const struc
 	}
 }
 
-/* Return whether the launch is captured into a graph. True if unknown, because then the launch itself will fail. */
+/* Return whether the launch is captured into a graph. Returns true if this is unknown, because the launch itself will
+ * then fail. */
 static bool is_captured(CUstream stream)
 {
 	int status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -175,7 +175,7 @@ struct passage throttle_enter(struct work work, CUstream stream)
 	struct state *state = vgpu_state();
 
 	if (!state) {
-		/* A process without a tenant never gets one, so later launches skip this check. */
+		/* A process without a tenant never gets one, so skip this check for later launches. */
 		state = atomic_load_explicit(&vgpu_state_page, memory_order_acquire);
 		if (state)
 			atomic_store(&state->unthrottled, 1);
@@ -219,7 +219,7 @@ void throttle_leave(const struct passage *passage, CUresult result)
 	vgpu_leave_stream(entered);
 }
 
-/* Return the throttle's state. NULL if this process never had a throttled launch. */
+/* Return the throttle's state, or NULL if this process never had a throttled launch. */
 static struct throttle *used_throttle(void)
 {
 	struct state *state = vgpu_state();

@@ -16,7 +16,7 @@
 
 struct launch;
 
-/* A launch in progress. If `launch` is NULL, it is not throttled. */
+/* A launch in progress. It is not throttled if `launch` is NULL. */
 struct passage {
 	struct launch *launch;
 	CUstream stream;
@@ -29,13 +29,14 @@ struct passage {
 struct passage throttle_enter(struct work, CUstream stream);
 void throttle_leave(const struct passage *, CUresult);
 
-/* Account for finished work before a context is destroyed. For unfinished work, the tenant stays charged with the
- * estimated duration. */
+/* Account for finished work before a context is destroyed. For unfinished work, the estimated duration stays charged to
+ * the tenant. */
 void throttle_settle(void);
-/* Call this after the program has waited for the GPU. Offline tenants then see at once that an online tenant is done. */
+/* Call this after the program has waited for the GPU, so that offline tenants see at once that an online tenant is
+ * done. */
 void throttle_waited(void);
 /* Call this before a context is destroyed, or after a primary context was destroyed (the driver then reports it as
- * inactive). The events of the context are no longer valid. */
+ * inactive). The context's events are no longer valid. */
 void throttle_context_gone(CUcontext);
 /* Call this before a stream is destroyed. */
 void throttle_stream_gone(CUstream);

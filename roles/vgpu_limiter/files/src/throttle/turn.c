@@ -24,7 +24,7 @@ int64_t poll_ns(struct throttle_gpu *g)
 	return POLL_NS / 2 + ((POLL_NS * (g->noise >> 16)) >> 16);
 }
 
-/* Return the own claim from the values that other tenants trust, so that all tenants always agree who is first. */
+/* Return the own claim from the values that other tenants trust, so that all tenants agree who is first. */
 static struct claim own_claim(const struct throttle_gpu *g, int64_t now, bool holds)
 {
 	struct terms terms = g->mine->terms ? turnstile_terms(g->mine, g->seat) : g->terms;
@@ -52,7 +52,7 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 		return 0;
 	if (!idle)
 		return drain_ns(in_flight);
-	/* Keep an idle GPU only if the process waits for its peers. The work of peers is sometimes late. */
+	/* Keep an idle GPU only if the process waits for its peers, whose work is sometimes late. */
 	if (overtime && g->together && now - g->late_ns < GANG_NS)
 		return POLL_NS;
 	turnstile_give(t, g->seat, g->process);
@@ -60,7 +60,7 @@ int64_t turn_ends(struct throttle_gpu *g, int64_t now, bool idle, int64_t in_fli
 	return POLL_NS;
 }
 
-/* Return how long to wait for the holder's lease. After a useless wake-up, the time is short. */
+/* Return how long to wait for the holder's lease, which is short after a useless wake-up. */
 static int64_t wait_for_lease(struct throttle_gpu *g, int holder, int64_t now)
 {
 	struct watch watch = turnstile_watch(g->mine, holder);

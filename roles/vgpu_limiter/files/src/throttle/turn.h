@@ -19,8 +19,8 @@ int64_t wait_for_turn(struct throttle_gpu *, int64_t now, int64_t until);
 
 /* Return how long to wait for work in flight. */
 int64_t drain_ns(int64_t in_flight);
-/* Return a random poll interval. With a fixed interval, processes would always get turns in the same order, and the
- * last of three would get almost no turn. */
+/* Return a random poll interval. With a fixed one, processes would always get turns in the same order, and the last of
+ * three would get almost no turn. */
 int64_t poll_ns(struct throttle_gpu *);
 
 #endif

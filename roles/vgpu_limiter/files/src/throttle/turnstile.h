@@ -26,7 +26,7 @@
 
 #include "formats/turnstile.h"
 
-/* Data about another tenant that makes this process wait although its own tenant has credit. */
+/* Data about another tenant for which this process waits although its own tenant has credit. */
 struct doubt {
 	uint64_t dead;     /* the seat's lease if the process that holds it is known to be dead, else 0 */
 	int64_t waited_ns; /* time spent waiting for the seat's lease since this process's last turn */
@@ -46,7 +46,7 @@ struct turnstile {
 	bool gives_way[TURNSTILE_SEATS];     /* an offline tenant, if this process is online (colocate.h) */
 };
 
-/* Return whether the seat belongs to another tenant that this process waits for. */
+/* Return whether the seat belongs to another tenant for which this process waits. */
 static inline bool turnstile_counts(const struct turnstile *t, int seat, int own, int64_t now)
 {
 	return seat != own && t->seats[seat] && !t->gives_way[seat] && now >= t->doubts[seat].until_ns;

@@ -62,8 +62,8 @@ bool usage_is_shown(const struct throttle *t, const struct throttle_gpu *g)
 void usage_tell_due(struct throttle_gpu *g)
 {
 	int64_t due = 0;
-	/* The GPU divides its time between two processes with work. So an offline kernel makes this work take up to twice
-	 * as long. */
+	/* The GPU divides its time between two processes with work, so an offline kernel makes this work take up to
+	 * twice as long. */
 	for (struct busy *b = g->contexts; b; b = b->next)
 		if (!busy_is_idle(b))
 			due = (due ? due : g->done_ns) + b->in_flight_ns * (g->shared ? 2 : 1);

@@ -35,8 +35,8 @@ static bool is_ahead(const _Atomic int64_t *word, int64_t now, int64_t most)
 	return until > now && until <= most + SKEW_NS;
 }
 
-/* Return the latest plausible value of active_until. A tenant in debt announces that it will want the GPU after it
- * has paid. */
+/* Return the latest plausible value of active_until. A tenant in debt announces that it will want the GPU after it has
+ * paid. */
 static int64_t active_at_most(const struct seat *s, int64_t now)
 {
 	return later(now, turnstile_paid(s, now) + RESUME_MOST_NS) + ACTIVE_NS;

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The duration of a kernel depends on its shape (grid and block sizes), so launches are distinguished by shape too. */
+/* A kernel's duration depends on its shape (grid and block sizes), so launches are distinguished by shape too. */
 struct work {
 	const void *function;	/* the function or the graph */
 	uint64_t shape;

@@ -14,13 +14,13 @@
 #define ETC "/etc/openfleet-gpu/vgpu"
 #define RUN "/run/openfleet-gpu/vgpu"
 
-/* Return the memory. If it is NULL, end the program. */
+/* Return the memory, or end the program if it is NULL. */
 void *need(void *memory);
-/* Copy the beginning of a file, because other processes may change it. Returns -1 and sets errno on failure. If
- * `descriptor` is not NULL, the file stays open as *descriptor. */
+/* Copy a file's beginning, because other processes may change it. Returns -1 and sets errno on failure. If `descriptor`
+ * is not NULL, the file stays open as *descriptor. */
 ssize_t read_file(const char *path, void *to, size_t room, int *descriptor);
 
-/* Parse a decimal number. 0 if there is none. The C library is not used for this: newer versions rename their number
+/* Parse a decimal number, or return 0 without one. The C library is not used: newer versions rename their number
  * parsers, and older versions lack the new names. */
 int64_t decimal(const char *text);
 

@@ -40,8 +40,8 @@ static ino_t mapped_inode(const char *line)
 	return (ino_t)decimal(line);
 }
 
-/* Return whether a process of this host maps the region, and read its PID in its own namespace. Both are read
- * through one descriptor of the process's folder, because the PID may be reused in between. */
+/* Return whether a process of this host maps the region, and read its PID in its own namespace. Reads both through one
+ * descriptor of the process's folder, because another process may get the PID in between. */
 static bool maps_region(int64_t pid, ino_t inode, int64_t *own_pid)
 {
 	char path[64], line[8192];
@@ -86,8 +86,8 @@ static void found_pid(struct top_tenant *tenant, int64_t pid, int64_t own_pid)
 		}
 }
 
-/* A process in a container has another PID than on the host. Most processes are not in containers, so check the
- * recorded PIDs first. For the remaining ones, search all processes that this user may read. */
+/* A process in a container has another PID than on the host. Check the recorded PIDs first, because most processes are
+ * not in containers. For the others, search all processes that this user may read. */
 void find_pids(struct top_tenant *tenant, ino_t inode)
 {
 	int64_t own;

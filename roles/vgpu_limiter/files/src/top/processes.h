@@ -13,7 +13,7 @@
 
 /* Return whether a living process has locked the byte. */
 bool is_locked(int descriptor, off_t offset);
-/* Fill in the host PIDs of the tenant's processes. These are the processes that map the region with this inode. */
+/* Fill in the host PIDs of the tenant's processes, which map the region with this inode. */
 void find_pids(struct top_tenant *, ino_t inode);
 
 #endif

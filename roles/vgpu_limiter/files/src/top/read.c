@@ -128,7 +128,8 @@ static void compare(struct top *now, const struct top *before)
 					if (strcmp(tenant->quota.gpus[k].name, old->quota.gpus[l].name) != 0 || !shown->seated)
 						continue;
 					if (shown->as_of_ns == then->as_of_ns)
-						/* The agent has not written since the earlier sample, so keep its percentage. */
+						/* The agent has not written since the earlier sample, so keep its
+						 * percentage. */
 						shown->actual_percent = then->actual_percent;
 					else if (shown->busy_ns >= then->busy_ns && shown->as_of_ns > then->as_of_ns)
 						shown->actual_percent = 100.0 * (double)(shown->busy_ns - then->busy_ns)
@@ -147,7 +148,7 @@ static bool known(const struct top *top, const char *name)
 	return false;
 }
 
-/* Return whether the name is an alias of a tenant. The tenant is shown under its current name. */
+/* Return whether the name is an alias of a tenant, which is shown under its current name. */
 static bool is_alias(const char *root, const char *name)
 {
 	char path[512];
@@ -169,7 +170,7 @@ static void list(struct top *top, const char *root, const char *folder)
 		closedir(directory);
 }
 
-/* Remove folders that belong to a renamed tenant under its old name. They are not separate tenants. */
+/* Remove a renamed tenant's folders under its old name, which are no separate tenants. */
 static void drop_keys(struct top *top)
 {
 	int kept = 0;

@@ -18,8 +18,8 @@
 #include "formats/turnstile.h"
 #include "top/input.h"
 
-/* Public data of all tenants. The agent writes it once a second. The format is defined by agent_client.py in the
- * collection's techniques/vgpu. */
+/* All tenants' public data, which the agent writes once a second. agent_client.py in the collection's techniques/vgpu
+ * defines the format. */
 enum { SHOWN_MOST = 1 << 24 };
 #define SHOWN_FILE RUN "/seats.1"
 #define SHOWN_MAGIC "OFVSEAT1"
@@ -42,7 +42,7 @@ struct shown_seat {
 
 _Static_assert(sizeof(struct shown_header) == 24 && sizeof(struct shown_seat) == 312, "as the agent writes them");
 
-/* Read the agent's seats. There are none without the agent. If the agent is writing, seats may be from two samples. */
+/* Read the agent's seats. Without an agent, there are none. While the agent writes, seats may be from two samples. */
 void read_seats(struct seats *seats, const char *root, int64_t now_ns)
 {
 	char path[512];

@@ -16,7 +16,7 @@ struct seats {
 	struct shown_seat *list;
 };
 
-/* Read the agent's seats. There are none without the agent. */
+/* Read the agent's seats. Without an agent, there are none. */
 void read_seats(struct seats *, const char *root, int64_t now_ns);
 void read_turnstile(struct top_tenant *, int gpu, const char *root, const struct seats *, int64_t now_ns);
 

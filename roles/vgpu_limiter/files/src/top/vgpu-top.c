@@ -92,7 +92,7 @@ static void show(int *from, double interval)
 {
 	struct winsize size = { .ws_row = 24, .ws_col = 80 };
 	ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
-	/* If a terminal does not know its size, it reports 0. */
+	/* A terminal that does not know its size reports 0. */
 	int rows = size.ws_row ? size.ws_row - 1 : 23, columns = size.ws_col ? size.ws_col : 80, lines = 0, row = 0;
 	size_t length = 0;
 	const char *page = printed(&length), *text = page;
@@ -182,7 +182,7 @@ static int once(const char *root, double interval, bool json, bool processes)
 	if (before->tenant_count)
 		nanosleep(&wait, NULL);
 	struct top *now = top_read(root, before);
-	/* The agent's data is up to a second old, so shares are computed from two samples of the agent. */
+	/* The agent's data is up to a second old, so compute shares from two of its samples. */
 	for (int i = 0; i < 20 && now->agent_ns && now->agent_ns == before->agent_ns; i++) {
 		top_free(now);
 		nanosleep(&moment, NULL);
