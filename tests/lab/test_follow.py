@@ -133,7 +133,7 @@ def test_service_that_fails_to_start_is_reported_and_started_by_the_next_run(cli
     clients.host.check_output("touch /run/refuse")
     done = clients.follow("once", "nvidia-dcgm.service")
     assert done.rc == 1
-    assert done.stderr.startswith("nvidia-dcgm.service: it was to be restarted") and "journalctl" in done.stderr
+    assert done.stderr.startswith("nvidia-dcgm.service: its devices have changed") and "journalctl" in done.stderr
     assert "done: nvidia-cdi-refresh.service restarted" in done.stderr
     clients.host.check_output("rm /run/refuse")
     assert "nvidia-dcgm.service restarted" in clients.follow("again", "nvidia-dcgm.service").stdout.splitlines()
@@ -163,7 +163,7 @@ def test_run_updates_services_after_a_failed_update(clients):
     clients.take_gpu_2_apart()
     failed = clients.host.run("gpu-layout apply --json")
     assert failed.rc == 1
-    assert "nvidia-dcgm.service: it was to be restarted" in failed.stderr
+    assert "nvidia-dcgm.service: its devices have changed" in failed.stderr
     assert '"outcome": "new"' in failed.stdout
     assert clients.host.check_output("nvidia-smi -L").count("MIG 1g.10gb ") == 7, "the layout is applied"
     clients.host.check_output("rm /run/refuse")
@@ -182,7 +182,7 @@ def test_boot_unit_does_not_wait_for_dependent_services(clients):
     without_gpu_2(clients)
     clients.host.check_output(f"timeout 300 systemctl restart {BOOT}")
     log = clients.host.check_output(f"journalctl --unit {BOOT} --output=cat --lines=20 --no-pager")
-    assert "nvidia-cdi-refresh.service is to be restarted by systemd" in log
+    assert "restart of nvidia-cdi-refresh.service queued in systemd" in log
     # systemd now carries out the requested restart by itself.
     deadline = time.monotonic() + BOOT_SECONDS
     while clients.lists_gpu_2() != [True, True, True]:

@@ -170,7 +170,7 @@ def look(services: Sequence[str], run: Run, root: Path) -> tuple[Seen, Problem |
     except FileNotFoundError:
         return seen, None
     except systemd.NoAnswerError as error:
-        problem = "which services have to be restarted is not known: %s" % error
+        problem = "cannot tell which services must be restarted: %s" % error
         cure = "Restart services that list MIG devices by hand, or fix systemd and run again."
         return seen, Problem("this host", problem, cure)
     by_name = {unit.name: unit for unit in asked if unit.name not in (BOOT, REFRESH)}
@@ -187,7 +187,7 @@ def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
     if not step.wait:
         systemd.reset_failed(run, [name])
         _text, problem = ask(run, ["systemctl", "--no-block", step.verb, "--", name])
-        return (None, _not_restarted(name, problem)) if problem else ("%s is to be restarted by systemd" % name, None)
+        return (None, _not_restarted(name, problem)) if problem else ("restart of %s queued in systemd" % name, None)
     try:
         now = _units([name], run)[0]
     except systemd.NoAnswerError as error:
@@ -203,7 +203,7 @@ def _restart(step: Restart, run: Run) -> tuple[str | None, Problem | None]:
 def _not_restarted(name: str, problem: str) -> Problem:
     return Problem(
         name,
-        "it was to be restarted, because its devices have changed: %s" % problem,
+        "its devices have changed, but it could not be restarted: %s" % problem,
         "See `journalctl --unit %s`, fix it and run again." % name,
     )
 

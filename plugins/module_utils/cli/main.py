@@ -208,7 +208,7 @@ def _metrics(metrics: argparse.ArgumentParser) -> None:
         "--unlisted",
         choices=["fail", "remove", "keep"],
         default="fail",
-        help="keep: foreign instances without a layout entry are no difference (default: fail)",
+        help="keep: do not count foreign instances without a layout entry as differences (default: fail)",
     )
     _state_directory(metrics)
 
@@ -354,7 +354,7 @@ _COMMANDS = {
     ),
     "slurm-job": (
         ".slurm_job:slurm_job",
-        "take and give back the lease of a job (run by Slurm as Prolog and Epilog)",
+        "start and end the lease of a job (run by Slurm as Prolog and Epilog)",
         _slurm_job,
     ),
     "metrics": (

@@ -240,7 +240,9 @@ class DriverChange(PackageChange):
 
     def _load(self, step: Step) -> None:
         done = self.call(["modprobe", *step.items])
-        cure = "See dmesg. It may belong to a package of more modules for this kernel (linux-modules-extra on Ubuntu)."
+        cure = (
+            "See dmesg. It may be in a package with additional modules for this kernel (linux-modules-extra on Ubuntu)."
+        )
         if step.items == ("nvidia",):
             cure = "See dmesg. With Secure Boot on, the module must be signed with an enrolled key; nouveau must not be loaded."
         what = "the kernel module %s does not load" % step.items[0]

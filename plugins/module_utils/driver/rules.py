@@ -427,10 +427,12 @@ def other_ways(host: Host, source: str, patterns: Sequence[str]) -> tuple[OtherW
         unknown = [version for version in host.dkms if version not in versions]
         for version in unknown:
             cure = "Run: dkms remove -m nvidia -v %s --all" % version
-            found.append(OtherWay("the modules %s of no package, in DKMS" % version, cure))
+            found.append(OtherWay("the DKMS modules %s, which belong to no package" % version, cure))
         if host.installer_log and host.library and host.library not in versions and host.library not in unknown:
             cure = "Run the .run file of %s with --uninstall." % host.library
-            found.append(OtherWay("the driver %s of no package (%s)" % (host.library, host.installer_log), cure))
+            found.append(
+                OtherWay("the driver %s, which belongs to no package (%s)" % (host.library, host.installer_log), cure)
+            )
     if host.driver_container:
         cure = "Remove it in the cluster first (GPU operator: driver.enabled=false)."
         found.append(OtherWay("a driver container (%s)" % host.driver_container, cure))
@@ -443,7 +445,7 @@ def refuse_mixing(host: Host, request: Request, patterns: Sequence[str]) -> tupl
     Raises PlanError if drivers would be mixed.
     """
     ways = other_ways(host, request.source, patterns)
-    problem = "this host has a driver from elsewhere, which must not be mixed with source %s" % request.source
+    problem = "this host has a driver from another source, which must not be mixed with the source %s" % request.source
     _refuse(ways, request, "nvidia_driver_source", problem)
     own = {package.name for package in host.packages if of_the_driver(package, patterns)}
     return tuple(name for way in ways for name in way.names if name != "runfile" and name not in own)
@@ -455,7 +457,9 @@ def refuse_foreign(host: Host, request: Request) -> tuple[str, ...]:
     Raises PlanError if the request does not permit the removal of one of them.
     """
     ways = _foreign_packages(host)
-    problem = "this host has a driver from elsewhere, which state absent does not remove without permission"
+    problem = (
+        "this host has a driver from another source, which nvidia_driver_state: absent removes only with permission"
+    )
     _refuse(ways, request, "nvidia_driver_state", problem)
     return tuple(name for way in ways for name in way.names)
 

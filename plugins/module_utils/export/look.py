@@ -33,7 +33,7 @@ def export_host(directory: str, pin_placements: bool = False, select_by: str = S
         seen = {each.key: each.look(session.private) for each in SERVICE_VIEWS}
         host = session.observe()
     if host.lost and not host.gpus:
-        raise lost_error("this host", host.lost, ". A layout without its GPUs would not be the current one")
+        raise lost_error("this host", host.lost, ". A layout without these GPUs would not be the current layout")
     gpus = [_without_leased(gpu, leased) for gpu in host.gpus]
     export = exported(gpus, pin_placements, select_by, seen, whole=not host.lost)
     return dataclasses.replace(export, left_out=(*export.left_out, *map(str, host.lost)))

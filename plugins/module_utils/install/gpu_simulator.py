@@ -190,7 +190,7 @@ def _lay_out(target: Installation, configuration: str) -> None:
     Predicted changes are known only if the tool is installed.
     """
     if target.check and target.done:
-        target.done.append("lay out the GPUs if they are not as configured")
+        target.done.append("create the configured GPUs again if they differ")
         return
     states = target.path(STATE_DIRECTORY)
     if not target.check:

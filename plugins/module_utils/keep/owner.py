@@ -110,7 +110,7 @@ def _process(pid: int, holders: Sequence[Holder]) -> Target:
     mine = [holder for holder in holders if holder.pid == pid]
     identity = process_identity(mine[0]) if mine else ""
     if not identity:
-        cure = "nvidia-smi lists the pids of your processes on the GPUs. A pid inside a container is a different one."
+        cure = "nvidia-smi lists the pids of your processes on the GPUs. Inside a container, the same process has another pid."
         raise KeepError(where, "no process with this pid holds a GPU on this host", cure)
     with peer.looking_at(pid) as process:
         uids = process.uids if process else set()

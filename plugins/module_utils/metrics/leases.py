@@ -97,7 +97,7 @@ def families(
         Family(
             "openfleet_lease_pool_memory_bytes",
             GAUGE,
-            "GPU memory for leases: what fixed instances and tenants leave.",
+            "GPU memory for leases, without that of fixed instances and tenants.",
             tuple(rooms),
         ),
         *(
@@ -118,13 +118,13 @@ def families(
         Family(
             "openfleet_lease_pool_gpus",
             GAUGE,
-            "Share of the GPU for leases, 0 to 1: what fixed instances and tenants leave.",
+            "Share of the GPU for leases, 0 to 1, without that of fixed instances and tenants.",
             tuple(shares),
         ),
         Family(
             "openfleet_lease_idle_instances",
             GAUGE,
-            "Number of instances that an ended lease left and no lease uses.",
+            "Number of instances of ended leases that no lease uses.",
             tuple(
                 Sample(count, dict(labels_of(uuid, gpus), mig_profile=profile))
                 for (uuid, profile), count in sorted(idle.items())

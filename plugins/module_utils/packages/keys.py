@@ -69,9 +69,10 @@ def verified(owner: Owner, keyring: str, trusted: Sequence[str], given: str, url
     if not set(found) <= set(trusted):
         raise PlanError(
             where,
-            "the key has the fingerprint %s, but the trusted one is %s" % (", ".join(found), ", ".join(trusted)),
-            "If the repository has a new key, set %s_repository_fingerprints; else the connection is intercepted. Nothing was "
-            "changed." % owner.role,
+            "the key has the fingerprint %s, but the trusted fingerprint is %s"
+            % (", ".join(found), ", ".join(trusted)),
+            "If the repository has a new key, set %s_repository_fingerprints. Otherwise someone may have intercepted the "
+            "connection. Nothing was changed." % owner.role,
         )
     return binary(content)
 

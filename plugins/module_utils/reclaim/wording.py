@@ -54,9 +54,9 @@ def stopped(host: str, row: Mapping[str, Any]) -> str:
         )  # fmt: skip
         return what + "\n"
     if row["kind"] == "job":
-        return "%s on %s was cancelled. It held %s and used nothing of it.\n" % (_who(row), host, _gpus(row))
+        return "%s on %s was cancelled. It held %s without any sign of work.\n" % (_who(row), host, _gpus(row))
     back = "systemctl start" if row["kind"] == "unit" else "%s start" % (row.get("runtime") or "docker")
-    return "%s on %s was stopped. It held %s and used nothing of it.\nTo start it again: %s %s\n" % (
+    return "%s on %s was stopped. It held %s without any sign of work.\nTo start it again: %s %s\n" % (
         _who(row), host, _gpus(row), _cut(back), _cut(row["name"]),
     )  # fmt: skip
 

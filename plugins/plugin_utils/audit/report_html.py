@@ -47,8 +47,8 @@ _ROWS_TO_TAKE = 10
 _HEADINGS = {STOP: "Stop", ASK: "Ask about", RESIZE: "Resize to save"}
 _ADVICE = {
     STOP: "Stop: ansible-playbook -i INVENTORY openfleet.gpu.rightsize -e gpu_rightsize_dir=DIRECTORY "
-    "-e gpu_rightsize_reclaim=act notifies the owners, and stops what is still idle after the notice period. "
-    "Without the last option it only lists.",
+    "-e gpu_rightsize_reclaim=act notifies the owners, and stops workloads that are still idle after the "
+    "notice period. Without the last option, the command only lists them.",
     ASK: "Ask: no command stops these workloads.",
     RESIZE: "Resize: ansible-playbook -i INVENTORY openfleet.gpu.rightsize -e gpu_rightsize_dir=DIRECTORY proposes the sizes.",
 }

@@ -114,7 +114,7 @@ class Fetcher:
             raise BundleError(
                 item.origin,
                 "its SHA-256 is %s instead of %s, so it was not kept" % (actual, item.sha256),
-                "Run again: the mirror may be updating. If it recurs, the file is altered on its way.",
+                "Run again: the mirror may be updating. If it recurs, the file is changed in transit.",
             )
         part.chmod(0o644)
         part.replace(target)

@@ -167,7 +167,7 @@ def _packages(
         if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
             raise BundleError(
                 url,
-                "its SHA-256 is not the one in the signed Release, so it was not kept",
+                "its SHA-256 differs from the signed Release, so it was not kept",
                 "Run again: the mirror may be updating. If it recurs, the file was altered.",
             )
         forms[name] = content
@@ -238,7 +238,7 @@ def _record(mirror: Mirror, record: rpm.Record, bundle: Path, fetcher: fetch.Fet
     if hashlib.new(kind, content).hexdigest() != checksum:
         raise BundleError(
             url,
-            "its checksum is not the one in the signed repomd.xml, so it was not kept",
+            "its checksum differs from the signed repomd.xml, so it was not kept",
             "Run again: the mirror may be updating. If it recurs, the file was altered.",
         )
     mirror.index.append(_file(_inside(source, path), "index", content, url, hosts))

@@ -36,8 +36,9 @@ def check_key(content: bytes, source: Source, where: str) -> bytes:
     if not set(actual) <= set(source.fingerprints):
         raise BundleError(
             where,
-            "the key has the fingerprint %s, but trusted is %s" % (", ".join(actual), ", ".join(source.fingerprints)),
-            "If NVIDIA has a new key, set %s_repository_fingerprints. If not, the connection is intercepted. "
+            "the key has the fingerprint %s, but the trusted fingerprint is %s"
+            % (", ".join(actual), ", ".join(source.fingerprints)),
+            "If NVIDIA has a new key, set %s_repository_fingerprints. If not, someone may have intercepted the connection. "
             "The key was not kept." % source.role,
         )
     return binary(content)

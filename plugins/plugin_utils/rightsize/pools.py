@@ -120,7 +120,9 @@ def propose(host: str, entry: str, course: Course, policy: Policy) -> LeasePool:
     need = float(np.quantile(leased + waiting, policy.confidence, method="higher"))
     of_one = float(offered[-1]) / course.gpus
     if of_one <= 0:
-        return dataclasses.replace(pool, reason="Fixed instances and tenants leave nothing for leases.")
+        return dataclasses.replace(
+            pool, reason="Fixed instances and tenants use all GPUs of the entry, so leases get nothing."
+        )
     # Metrics are rounded, so 2.0000001 GPUs means 2.
     proposed = math.ceil(need / of_one - 1e-6)
     return dataclasses.replace(

@@ -183,7 +183,7 @@ _fingerprints = _form(r"[0-9A-Fa-f ]{40,60}", "the fingerprint of a key", "C95B3
 _address = _form(r"(?:https?|file)://[^\s]+", "an address", "https://mirror.example.org/path")
 _mode = _form(r"0?[0-7]{3,4}", "the mode of a directory", '"0750"')
 _account = _form(r"[a-z_][a-z0-9_.-]{0,31}", "the name of an account", "gpu-audit")
-_spans = _form(r"[0-9]+(?:ms|[smhdwy])(?:[0-9]+(?:ms|[smhdwy]))*", "a length of time of Prometheus", "30s, 12h or 15d")
+_spans = _form(r"[0-9]+(?:ms|[smhdwy])(?:[0-9]+(?:ms|[smhdwy]))*", "a Prometheus duration", "30s, 12h or 15d")
 _listen = _form(r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}", "an address and a port", "127.0.0.1:9090")
 
 #: Rules by the name of the variable.

@@ -69,7 +69,7 @@ def cost():
             ),
             rows(
                 "Idle cost by host in the time range",
-                "Cost of each host's idle GPUs and instances, of those that are held, and of memory that is not carved.",
+                "Cost by host: idle GPUs and instances that are held, all idle ones, and memory outside of instances.",
                 MONEY,
                 [
                     q.over_range(f"sum by (host) ({held})"),

@@ -100,7 +100,7 @@ def tenants():
             section("Online and offline tenants"),
             lines(
                 "Online wait",
-                "99th percentile of the time that online work waits for an offline kernel when it begins (policy: colocate).",
+                "99th percentile of the time that an online launch waits for an offline kernel (policy: colocate).",
                 "s",
                 [
                     (
@@ -112,7 +112,7 @@ def tenants():
             ),
             lines(
                 "GPU time",
-                "Share of the GPU's time that each tenant's kernels use, as the tenants count it.",
+                "Share of GPU time that each tenant's kernels use. The tenants' own programs count it.",
                 "percentunit",
                 [
                     (
@@ -152,14 +152,14 @@ def tenants():
             ),
             number(
                 "Idle instances",
-                "Instances that ended leases left. The next lease uses or replaces them.",
+                "Instances of ended leases. The next lease uses or replaces them.",
                 "none",
                 f"sum(max by (host, gpu_uuid, mig_profile) (gpu:lease_idle_instances{{{q.HOST}}}))",
                 span=6,
             ),
             rows(
                 "Current leases",
-                "Who has which part of a GPU until when.",
+                "Account, GPU part and end of each lease.",
                 "none",
                 [
                     "1000 * max by (account, lease, size, host, gpu_index) "

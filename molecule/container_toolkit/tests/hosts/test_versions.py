@@ -47,7 +47,7 @@ REFUSED = [
     (repository("nowhere"), "the repository cannot be used"),
     (
         {"container_toolkit_repository_fingerprints": ["0" * 40]},
-        "the key has the fingerprint .*, but the trusted one is 0000",
+        "the key has the fingerprint .*, but the trusted fingerprint is 0000",
     ),
     # The requested key is not the host's key, and the address of the key does not respond.
     (

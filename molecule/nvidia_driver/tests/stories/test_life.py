@@ -77,7 +77,7 @@ def test_upgrades_by_others_do_not_change_the_driver(lab_host, state_of):
 REFUSED = [
     ({"repository_url": MIRROR + "/unsigned/repos/{directory}/{architecture}"}, "is not signed"),
     ({"repository_url": MIRROR + "/foreign/repos/{directory}/{architecture}"}, "is not signed"),
-    ({"repository_fingerprints": ["EB693B3035CD5710E231E123A4B469963BF863CC"]}, "but the trusted one is"),
+    ({"repository_fingerprints": ["EB693B3035CD5710E231E123A4B469963BF863CC"]}, "but the trusted fingerprint is"),
     ({"repository_url": "http://127.0.0.1:9/nobody/{directory}"}, "cannot be used"),
     ({"version": "580.1.1"}, "Available: 590.48.01, 590.44.01, 580.105.08, 580.95.05"),
     ({"reboot": "never"}, "a reboot is needed"),

@@ -48,7 +48,7 @@ def test_upgrades_by_others_do_not_change_the_driver(lab_host):
 REFUSED = [
     ({"repository_url": MIRROR + "/unsigned/repos/{directory}/{architecture}"}, "cannot be used"),
     ({"repository_url": MIRROR + "/foreign/repos/{directory}/{architecture}"}, "cannot be used"),
-    ({"repository_fingerprints": ["610C7B14E068A878070DA4E99CD0A493D42D0685"]}, "but the trusted one is"),
+    ({"repository_fingerprints": ["610C7B14E068A878070DA4E99CD0A493D42D0685"]}, "but the trusted fingerprint is"),
     ({"version": "580.1.1"}, "Available: 590.48.01, 590.44.02, 590.44.01, 580.105.08, 580.95.05"),
     ({"reboot": "never"}, "a reboot is needed"),
 ]

@@ -158,8 +158,8 @@ def mask(target: Installation, unit: str) -> None:
         return
     if path.exists() or path.is_symlink():
         refuse(
-            "%s is a unit of the site. The role has to mask the package's unit of that name, which listens on all addresses. "
-            "Remove the site's unit first: the role installs its own." % path
+            "%s is a unit that your site installed. The role must mask the package's unit with this name, because it listens "
+            "on all addresses. Remove your unit first. The role installs its own." % path
         )
     if not target.doing("mask %s" % unit):
         target.reload(changed=True)

@@ -155,5 +155,7 @@ def _describe(seen: MpsSeen, host: Host) -> str:
     if seen.problem is not None:
         return "%s  %s" % (line, seen.problem)
     clients = ["pid %d%s" % (c.pid, " (%s)" % short(c.command) if c.command else "") for c in seen.clients]
-    unlimited = "" if seen.pipe_directory_limited is not False else ", pipe directory not limited until it restarts"
+    unlimited = (
+        "" if seen.pipe_directory_limited is not False else ", pipe directory not limited until the daemon restarts"
+    )
     return "%s  %s%s" % (line, ", ".join(clients) or "no clients", unlimited)

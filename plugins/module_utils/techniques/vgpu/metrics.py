@@ -114,7 +114,7 @@ def _throttle_families(
         Family(
             "openfleet_tenant_wait_seconds",
             HISTOGRAM,
-            "Time for which online work waits for an offline kernel when it begins, as its programs estimate it.",
+            "Time that online work waits for an offline kernel before it starts, as the tenant's programs estimate it.",
             tuple(waits),
         ),
     ]

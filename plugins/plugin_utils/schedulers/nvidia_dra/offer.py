@@ -186,7 +186,7 @@ def _notes(node: Sequence[NodeGpu]) -> list[str]:
         )
     if any(isinstance(access, Clients) for each in node for access in each.all_access):
         notes.append(
-            "The DRA driver starts an MPS daemon for each claim. Do not use the layout's daemon of its GPU meanwhile."
+            "The DRA driver starts an MPS daemon for each claim. Do not use the layout's daemon on the same GPU meanwhile."
         )
     if any(each.entry and not each.has_uuid for each in node):
         notes.append("The claims do not select GPUs, because their UUIDs are unknown until the driver responds.")

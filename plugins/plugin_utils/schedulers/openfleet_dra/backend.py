@@ -149,7 +149,7 @@ def device_class(name: str) -> dict[str, Any]:
 def _notes(groups: Sequence[Sequence[NodeGpu]]) -> list[str]:
     if not groups:
         return []
-    notes = ["A container can have one lease. Memory and SM percent are limited as of %s." % _limits(groups)]
+    notes = ["A container can have one lease. Limits for memory and SM percent: %s." % _limits(groups)]
     for group in groups:
         leases: Any = group[0].entry.leases if group[0].entry else None
         notes += ["%s: %s" % (group[0].where, note) for note in online_notes(leases, "pods with the priority class")]

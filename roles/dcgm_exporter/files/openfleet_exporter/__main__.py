@@ -59,7 +59,7 @@ def folder(path: str) -> Optional[Path]:
 
 def leave(reason: str) -> None:
     """End the process. systemd restarts it with the new driver's library."""
-    print("NVML is gone, so the exporter exits to be restarted: %s" % reason, flush=True)
+    print("NVML no longer works, so the exporter exits, and systemd restarts it: %s" % reason, flush=True)
     os._exit(1)
 
 

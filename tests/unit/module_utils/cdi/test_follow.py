@@ -362,7 +362,7 @@ def test_failed_restart_is_named_and_others_are_restarted(root):
 @pytest.mark.parametrize("state", ["initializing", "starting"])
 def test_nothing_is_awaited_while_the_host_boots(root, state):
     systemd = Systemd(unit("a.service"), state=state)
-    assert follow(["a.service"], systemd, root) == ("a.service is to be restarted by systemd",)
+    assert follow(["a.service"], systemd, root) == ("restart of a.service queued in systemd",)
     assert systemd.called == ["--no-block try-restart -- a.service"]
 
 

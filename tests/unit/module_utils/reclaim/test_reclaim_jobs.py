@@ -141,7 +141,7 @@ def test_idle_job_is_announced_and_cancelled_after_the_notice(machine):
     (row,) = machine.run(JOB)["stopped"]
     assert (row["name"], row["user"]) == ("12", "alice")
     assert machine.cancelled == [("12", "openfleet.gpu: cancelled because it used none of its GPUs")]
-    assert machine.told[1] == "Slurm job 12 on ada was cancelled. It held gpu 0 (GPU-0) and used nothing of it.\n"
+    assert machine.told[1] == "Slurm job 12 on ada was cancelled. It held gpu 0 (GPU-0) without any sign of work.\n"
 
 
 def test_job_is_only_announced_without_permission_to_cancel_it(machine):

@@ -81,7 +81,7 @@ def test_finding_is_announced_awaited_and_stopped_with_one_notice_each(machine):
     assert machine.stops.names == ["x.service"] and machine.recorded == {}
     assert [text.splitlines()[0] for _way, text in machine.told] == [
         "Service x.service on ada holds gpu 0 (GPU-0) and uses nothing of it.",
-        "Service x.service on ada was stopped. It held gpu 0 (GPU-0) and used nothing of it.",
+        "Service x.service on ada was stopped. It held gpu 0 (GPU-0) without any sign of work.",
     ]
 
 

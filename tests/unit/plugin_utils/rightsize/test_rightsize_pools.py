@@ -72,4 +72,6 @@ def test_times_before_the_pool_do_not_count():
 
 
 def test_entry_without_room_is_named():
-    assert proposed(offered=0.0).reason == "Fixed instances and tenants leave nothing for leases."
+    assert (
+        proposed(offered=0.0).reason == "Fixed instances and tenants use all GPUs of the entry, so leases get nothing."
+    )
