@@ -22,7 +22,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.model import Gpu, Ho
 ROOT = Path(__file__).resolve().parents[2]
 #: User ids that belong to no account on this machine.
 ALICE, BOB = 61001, 61002
-#: A Python that every user can run. The tests' own Python may be in a private folder.
+#: A Python that every user can run, because the tests' own Python may be in a private folder.
 PYTHON = Path(shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable).resolve()
 #: Opens files, prints `open`, and exits when its standard input ends.
 HOLD = "import sys\nf = [open(n) for n in sys.argv[1:] if n[:1] == '/']\nprint('open', flush=True)\nsys.stdin.read()"
@@ -32,7 +32,7 @@ HOLD = "import sys\nf = [open(n) for n in sys.argv[1:] if n[:1] == '/']\nprint('
 def public_folder() -> Iterator[Path]:
     """Create a folder that every user can read.
 
-    pytest's own folders are readable only for their owner.
+    Only their owner can read pytest's own folders.
     """
     with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
         Path(folder).chmod(0o755)
@@ -68,7 +68,7 @@ def process(*command: object, user: int, says: str = "open", **variables: str) -
 def holding(*files: object, user: int, program: Path = PYTHON, within: Sequence[str] = (), **variables: str):
     """Start a process of a user that has the files open.
 
-    Arguments that are not paths are not opened. They only appear in the command line of the process.
+    Arguments that are not paths are not opened, but appear in the process's command line.
     """
     return process(*within, program, "-c", HOLD, *files, user=user, **variables)
 
@@ -95,7 +95,7 @@ class Window:
 class HostileHost:
     """A host that returns the same text for every module.
 
-    Its tasks change nothing.
+    Tasks on it change nothing.
     """
 
     def __init__(self, folder: Path, answer: object) -> None:
@@ -121,7 +121,7 @@ def play(
     folder: Path, playbook: Path, inventory: dict, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess:
     """Run ansible-playbook from the checkout."""
-    # Imported here because the attacking processes import this file, but cannot read warm_playbook.
+    # Import here, because the attacking processes import this file but cannot read warm_playbook.
     from tests.lab import warm_playbook
 
     (folder / "inventory.json").write_text(json.dumps(inventory))
@@ -141,5 +141,5 @@ def play(
 
 
 def said(done: subprocess.CompletedProcess) -> str:
-    """Return the output as one line, so that line breaks do not matter to the tests."""
+    """Return the output as one line, so that line breaks do not matter."""
     return " ".join((done.stdout + done.stderr).split())

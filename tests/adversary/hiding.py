@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Hide an open device node from the main thread's file descriptors.
 
-The program then waits for the end of its standard input. Usage: hiding.py HOW NODE. HOW is a name from WAYS.
+The program then waits until its standard input ends. Usage: hiding.py HOW NODE. HOW is a name from WAYS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 CLONE_FILES = 0x400
 READ, PRIVATE, SHARED, PAGE = 1, 2, 1, 4096
 EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
-# System call numbers of io_uring(7). They are the same on all architectures.
+# Numbers of io_uring's system calls (io_uring(7)), which are the same on all architectures.
 SETUP, REGISTER = 425, 427
 REGISTER_FILES, REGISTER_RING = 2, 20
 # The offset for mapping a ring's submission queue (linux/io_uring.h, IORING_OFF_SQ_RING).
@@ -56,7 +56,7 @@ def thread(node: str) -> None:
 
 
 def two_threads(node: str) -> None:
-    """Open the node in a thread whose descriptor table another thread shares."""
+    """Open the node in a thread that shares its descriptor table with another thread."""
 
     def work() -> None:
         opened(node)
@@ -181,7 +181,7 @@ def ring_of_thread(node: str) -> None:
 def close_ring(number: int) -> None:
     """Close the descriptor of an io_uring, but keep the ring open.
 
-    The ring is first registered for the thread (IORING_REGISTER_RING_FDS), so the kernel keeps it.
+    First registers the ring for the thread (IORING_REGISTER_RING_FDS), so that the kernel keeps it.
     """
     update = (ctypes.c_uint64 * 2)(0xFFFFFFFF, number)
     if libc.syscall(REGISTER, number, REGISTER_RING, update, 1) != 1:

@@ -114,7 +114,7 @@ class KeepHost:
     def say(self, data: bytes, end: bool = True) -> dict:
         """Send bytes as root, and return the response.
 
-        The result is empty if the service sent no response.
+        Returns an empty result if the service sent no response.
         """
         with self.connected() as made:
             with contextlib.suppress(OSError):

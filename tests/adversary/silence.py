@@ -39,9 +39,9 @@ with locked(sys.argv[1], 0):
 
 
 def fuse_folder():
-    """Create two GPUs and the files that an unresponsive file system needs.
+    """Create two GPUs and the files for an unresponsive file system.
 
-    Fixtures use this generator.
+    For fixtures.
     """
     with public_folder() as made:
         (made / "dev").mkdir()
@@ -49,7 +49,7 @@ def fuse_folder():
             (made / "dev" / name).touch()
         (made / "silent.py").write_text(SILENT.read_text())
         (made / "mnt").mkdir()
-        # If a host lets users mount file systems, every user can open this node.
+        # Every user can open this node on hosts that let users mount file systems.
         os.mknod(made / "fuse", stat.S_IFCHR | 0o600, os.makedev(10, 229))
         (made / "fuse").chmod(0o666)
         yield made
@@ -59,14 +59,14 @@ def fuse_folder():
 def silent(folder, what, *within, user=ALICE):
     """Start a process of a user with an unresponsive file system.
 
-    After the block, wait until no child process is blocked by it.
+    After the block, waits until the file system blocks no more child processes.
     """
     if not Path("/proc/filesystems").read_text().count("\tfuse\n"):
         pytest.skip("this kernel has no FUSE")
     command = [*within, *IN_A_NAMESPACE, PYTHON, folder / "silent.py", folder / "fuse", what, folder / "mnt"]
     with process(*command, user=user) as made:
         yield made
-    # Imported here so that, if the module is missing, the test fails because of the scan.
+    # Import here, so that the test fails because of the scan if the module is missing.
     from ansible_collections.openfleet.gpu.plugins.module_utils.processes import child_process
 
     limit = time.monotonic() + LONG
@@ -89,7 +89,7 @@ def look(folder):
     try:
         told, problem = made.communicate(timeout=LONG)
     except subprocess.TimeoutExpired:
-        # Do not wait for the scan: if it is blocked in the kernel, it ends only with the file system.
+        # Do not wait for the scan: if it is blocked in the kernel, it ends only together with the file system.
         made.kill()
         pytest.fail("the scan does not end")
     assert made.returncode == 0, problem

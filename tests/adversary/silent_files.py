@@ -22,7 +22,7 @@ from pathlib import Path
 libc = ctypes.CDLL(None, use_errno=True)
 NOSUID, NODEV, RDONLY = 2, 4, 1
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, INIT, BATCH_FORGET = 1, 2, 3, 14, 15, 17, 26, 42
-#: The only file name that exists, and the file's size: one page.
+#: The only existing file name, and the file's size: one page.
 FILE, PAGE = b"words", 4096
 
 
@@ -85,7 +85,7 @@ def arguments_address() -> int:
 def start_on_a_page() -> None:
     """Restart this program until its arguments start at the first byte of a page.
 
-    The program's stack is below the arguments at a random distance. A page that contains both cannot be replaced. The
+    The program's stack is below the arguments at a random distance, and a page with both cannot be replaced. The
     environment is above the arguments, so each byte that is added to it moves them down by one.
     """
     above = arguments_address() % PAGE

@@ -112,7 +112,7 @@ def test_owner_name_cannot_forge_report_lines(api):
     pod = found["h"][UID]
     assert missing == [] and is_fit(str(pod), 1000) and is_fit(pod.owner, 400)
     assert all(is_fit(key, 317) and is_fit(value, 63) for key, value in pod.labels.items())
-    # Also check a pod with a hostile name that `pods_of` does not return.
+    # Also check a pod with a hostile name, which `pods_of` does not return.
     assert is_fit(str(audit_pods.pod_of(hostile_pod())), 1000)
 
 
@@ -292,7 +292,7 @@ def test_forged_daemonset_does_not_block_eviction(tmp_path, cluster, chosen):
 def test_forged_daemonset_is_not_awaited_for_paused_labels(tmp_path, cluster):
     """Check that a tenant's DaemonSet cannot delay a drain until its timeout.
 
-    The DaemonSet's node selector has a label that the drain has paused.
+    Its node selector has a label that the drain has paused.
     """
     cluster.add_pod("goes")
     cluster.add_pod("miner", owner="DaemonSet")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Place links, pipes and folders at paths where root writes.
 
-Their targets must stay unchanged. Folders that only root can change do not need this protection, but a site can choose
+The links' targets must not change. Folders that only root can change need no such protection, but a site can choose
 other folders.
 """
 
@@ -104,9 +104,9 @@ def test_link_instead_of_the_file_is_replaced(folder, name):
 
 
 def test_installation_replaces_a_link_to_equal_content(folder):
-    """Replace a link, even if the linked file has the right content.
+    """Replace a link even if the linked file has the right content.
 
-    The owner of the linked file could change the content later.
+    Its owner could change the content later.
     """
     (folder / "theirs").write_text("written")
     (folder / "theirs").chmod(0o644)
@@ -117,9 +117,9 @@ def test_installation_replaces_a_link_to_equal_content(folder):
 
 
 def test_files_of_root_are_never_readable_temporarily(folder, monkeypatch):
-    """Check that files of root are never readable, not even temporarily.
+    """Check that root's files are never readable, not even temporarily.
 
-    A user who opens the file at once could keep it open.
+    A user who opens a file at once could keep it open.
     """
     made = []
     real = os.open
@@ -138,8 +138,8 @@ def test_files_of_root_are_never_readable_temporarily(folder, monkeypatch):
 def test_link_instead_of_a_region_is_not_followed(folder, trap):
     """Check that a link is not followed.
 
-    A region is created again with access for the tenant's processes. If a link were followed, these processes could
-    access the linked file.
+    A region is created again, with access for the tenant's processes. Through a link, they would get access to the
+    linked file.
     """
     victim, region = folder / "shadow", folder / "region.1"
     victim.write_text("root:x:\n")

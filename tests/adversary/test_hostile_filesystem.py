@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test unresponsive file systems of users.
+"""Test users' unresponsive file systems.
 
-Scans of processes and homes must end and must hold no lock. SIGKILL does not end a process that waits for such a file
+Scans of processes and homes must end, and hold no lock. SIGKILL does not end a process that waits for such a file
 system in the kernel. So the tests end the file system's server, which ends the wait.
 """
 
@@ -27,7 +27,7 @@ folder = pytest.fixture(fuse_folder)
 def test_unresponsive_root_folder_blocks_no_scan_and_no_lock(folder):
     """Scan a process whose root folder is unresponsive.
 
-    The kernel shows that the process has no GPU open, so it is not a holder.
+    It is no holder, because the kernel shows that it has no GPU open.
     """
     with silent(folder, "root") as made, holding(folder / "dev/nvidia1", user=BOB) as held:
         assert is_foreign("/proc/%d" % made.pid) and account_of("/proc/%d" % made.pid) == ALICE
@@ -41,7 +41,7 @@ def test_unresponsive_root_folder_blocks_no_scan_and_no_lock(folder):
 def test_unresponsive_arguments_block_no_scan_and_no_lock(folder):
     """Map the arguments from a file of the unresponsive file system.
 
-    The kernel reads the arguments of a process from this memory.
+    The kernel reads a process's arguments from this memory.
     """
     opened = 'exec 9<%s; exec "$@"' % (folder / "dev/nvidia0")
     with silent(folder, "words", "sh", "-c", opened, "sh") as made:
@@ -49,12 +49,12 @@ def test_unresponsive_arguments_block_no_scan_and_no_lock(folder):
         assert [line.split()[:4] for line in found] == [["device_handle", str(made.pid), str(ALICE), "GPU-0"]]
         # The kernel's short name is shown in place of the command line.
         assert "pid %d ([" % made.pid in found[0]
-        # On some kernels, killing the child that waits for the page ends the wait.
+        # On some kernels, killing the child that waits for the page ends its wait.
         assert child_process.stuck() in ({}, {ALICE: 1})
 
 
 def test_subordinate_id_counts_for_its_account(folder, monkeypatch, tmp_path):
-    """Count processes with subordinate ids for the account that owns the ids.
+    """Count processes with subordinate ids for the account that owns these ids.
 
     An account with many user ids may have no more waiting children than an account with one.
     """
@@ -64,7 +64,7 @@ def test_subordinate_id_counts_for_its_account(folder, monkeypatch, tmp_path):
         for within in ([], ["unshare", "--user"]):
             with holding(folder / "dev/nvidia0", user=user, within=within) as made:
                 assert account_of("/proc/%d" % made.pid) == account
-    # If a user id is in the host's account database, it counts as its own account, even if /etc/subuid lists it.
+    # A user id in the host's account database counts as its own account, even if /etc/subuid lists it.
     (tmp_path / "subuid").write_text("%d:0:65536\n" % ALICE)
     assert account_of("/proc/%d" % os.getpid()) == 0
 
@@ -115,9 +115,9 @@ def test_limits_used_by_others_are_distinguished(folder, monkeypatch):
 
 
 def test_account_cannot_use_up_the_questions_of_others(folder):
-    """Check that an account cannot use up the queries of others.
+    """Check that one account cannot use up the queries of others.
 
-    Processes of this account can simulate any number of children that do not end.
+    Its processes can simulate any number of children that do not end.
     """
     (folder / "speaks").write_text("at once")
     worker = file_worker.Worker()

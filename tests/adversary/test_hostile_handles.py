@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test which processes are ended if open nodes change owners or command lines.
 
-The tests check what runs and reclaims do, not the functions that decide it.
+The tests check what runs and reclaims do, not the functions that decide.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ for line in sys.stdin:
 def test_unreadable_file_does_not_prevent_ending_a_process(folder, monkeypatch):
     """End a process although one of its files is unreadable.
 
-    The server of the file system has ended, and the run holds the host's lock.
+    The file system's server has ended, and the run holds the host's lock.
     """
 
     def hangs(path):
@@ -105,12 +105,11 @@ def test_run_stops_if_a_process_cannot_be_ended(folder):
         disturbs = [Disturbance("gpu 0", tuple(found))]
         with pytest.raises(BusyError, match="could not be ended"):
             make_way(lambda: disturbs, lambda _disturbs: False)
-        # A holder without a process does not stop the run here. The step that changes the GPU decides about such
-        # holders.
+        # A holder without a process does not stop the run here. The step that changes the GPU decides about it.
         make_way(lambda: [Disturbance("gpu 0", (replace(found[0], kind="container"),))], lambda _disturbs: False)
 
 
-#: A service that receives messages from users, and keeps the files that they send. It first prints its own address.
+#: A service that receives users' messages and keeps the files in them. It first prints its own address.
 RECEIVES = """
 import os, socket, sys
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
@@ -136,7 +135,7 @@ print("open", flush=True)
 
 @pytest.mark.parametrize("unit", ["rsyslog.service", "vendor.service", None])
 def test_service_with_a_node_from_a_user_is_neither_ended_nor_stopped(folder, unit):
-    """Name a service that received a node in the error, and do not end the service.
+    """Name a service that received a node in the error, and do not end it.
 
     Some services take files from every user, for example syslog's socket.
     """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check that a node outside the main thread's descriptors still holds the GPU.
 
-The node is /dev/zero, which every user can open and map. The host's driver has the same major number.
+The node is /dev/zero, which every user can open and map. The simulated driver has its major number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MEMORY, ZERO = 1, 5
 WITH_WAYS = "import sys\nsys.path.insert(0, sys.argv.pop(1))\nfrom hiding import *\n"
 IN_TABLES = ["thread", "two_threads", "main_ended", "main_ended_and_thread"]
 IN_MAPS = ["mapped", "mapped_low", "main_ended_and_mapped"]
-#: The kernel shows that these files are open, but not which files they are.
+#: The kernel shows that files are open in these ways, but not which files.
 SUSPECTS = {
     "stream": "sent to its Unix socket",
     "datagram": "sent to its Unix socket",
@@ -231,7 +231,7 @@ SERVES = WITH_WAYS + "server = socket.create_server(('127.0.0.1', 0))\nmain_ende
 def test_sockets_count_after_the_main_thread_ended(folder):
     """Count sockets after the main thread has ended.
 
-    The process still serves clients, so reclaim must not treat it as idle.
+    Reclaim must not treat the process as idle, because it still serves clients.
     """
     with process(PYTHON, "-c", SERVES, folder, folder / "dev/nvidia5", user=ALICE) as made:
         wait_for_main_thread(made)
@@ -253,7 +253,7 @@ def test_tenant_process_counts_after_its_main_thread_ended(folder):
 def test_unresponsive_mappings_block_as_unknown_for_one_user(folder, driver, monkeypatch):
     """Check that unreadable mappings affect only one user.
 
-    A page fault waits for that user's file system, so only the processes of that user count as unknown.
+    A page fault waits for this user's file system, so only this user's processes count as unknown.
     """
     real = hidden_files._beginning
     monkeypatch.setattr(file_worker, "_SECONDS", 1.0)

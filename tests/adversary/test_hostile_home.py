@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write a notice into a hostile home.
 
-The notice is written with the user's id or not at all, and root is never blocked.
+The notice is written with the user's id or not at all, and never blocks root.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Homes:
         (folder / "passwd").write_text("\n".join(lines) + "\n")
 
     def tell(self, text="It will be stopped.\n", uid=ALICE, way="home", more="") -> str:
-        """Send a notice, and return what failed, or an empty text."""
+        """Send a notice, and return what failed, or ""."""
         script = f'mount --bind {self.folder}/passwd /etc/passwd{more} && exec "$@"'
         namespace = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "-"]
         done = subprocess.run(
@@ -132,10 +132,7 @@ def test_missing_home_is_reported(homes):
 
 
 def test_full_home_is_reported(homes):
-    """Report a full home.
-
-    The previous file stays complete.
-    """
+    """Report a full home, and keep the previous file."""
     assert homes.tell("before\n") == ""
     homes.as_user("chmod 500 .")
     assert "home: the file cannot be written" in homes.tell("after\n")
@@ -145,7 +142,7 @@ def test_full_home_is_reported(homes):
 def test_stopped_writer_is_not_awaited(homes):
     """Do not wait for a stopped writer.
 
-    The child has the user's id, so the user can stop it. The child is killed at its timeout.
+    The user can stop the child, because it has the user's id. It is killed at its timeout.
     """
     stopper = (
         "while :; do for p in /proc/[0-9]*; do grep -qs reclaim.import.tell $p/cmdline && kill -STOP ${p#/proc/}; "
@@ -165,7 +162,7 @@ def test_stopped_writer_is_not_awaited(homes):
 
 @pytest.mark.skipif(shutil.which("wall") is None, reason="wall is not installed")
 def test_wall_reaches_a_terminal(homes):
-    """Run the real wall program, with a terminal that is in the list of logins."""
+    """Run the real program wall, with a terminal in the list of logins."""
     controller, terminal = pty.openpty()
     line = os.ttyname(terminal).removeprefix("/dev/").encode()
     # An entry of utmp(5) for a logged-in user.

@@ -42,7 +42,7 @@ RESUME = """
 
 def localhost(folder: Path) -> dict[str, dict]:
     """Return an inventory with only this machine."""
-    # This interpreter has loaded the modules that uncordon a node.
+    # An interpreter that has loaded the modules that uncordon a node.
     python = str(interpreter(folder / "python3", also=["kubernetes.dynamic"]))
     return {"localhost": {"ansible_connection": "local", "ansible_python_interpreter": python}}
 
@@ -64,7 +64,7 @@ def resume(tmp_path: Path, **variables) -> subprocess.CompletedProcess:
     ids=["where Kubernetes is not asked for", "where the inventory names another node"],
 )
 def test_record_of_a_host_uncordons_only_its_own_node(tmp_path, variables):
-    # The kubeconfig has no cluster, so any attempt to contact one would fail.
+    # The kubeconfig has no cluster, so any attempt to contact one fails.
     done = resume(tmp_path, gpu_drain_kubernetes_kubeconfig=str(tmp_path / "none"), **variables)
     assert done.returncode != 0
     assert 'its record says that a drain cordoned the Kubernetes node "victim"' in said(done)
@@ -89,7 +89,7 @@ def cluster(tmp_path):
 def test_record_of_a_host_does_not_uncordon_a_node_cordoned_by_an_administrator(tmp_path, cluster):
     """Keep the administrator's cordon.
 
-    The host's record claims that a drain cordoned the node. The cluster does not confirm this.
+    The host's record claims that a drain cordoned the node, but the cluster does not confirm it.
     """
     cluster.unschedulable = True
     node = {"gpu_drain_kubernetes": True, "gpu_drain_kubernetes_node": "n1"}
@@ -104,7 +104,7 @@ def test_record_of_a_host_does_not_uncordon_a_node_cordoned_by_an_administrator(
 def test_node_cordoned_by_a_drain_is_uncordoned_once(tmp_path, cluster):
     """Uncordon a node that a drain has cordoned, but only once.
 
-    The annotation is removed together with the cordon, so a later cordon belongs to an administrator.
+    The annotation is removed with the cordon, so a later cordon is an administrator's.
     """
     cluster.unschedulable, cluster.annotations = True, {ANNOTATION: "localhost", "others": "kept"}
     node = {"gpu_drain_kubernetes": True, "gpu_drain_kubernetes_node": "n1", "recorded": "n1"}
@@ -116,7 +116,7 @@ def test_node_cordoned_by_a_drain_is_uncordoned_once(tmp_path, cluster):
     assert done.returncode == 0 and cluster.unschedulable, said(done)
 
 
-#: Drains only the node with the role, without services of the host.
+#: Drains only the node with the role, and no services on the host.
 DRAIN = (
     RESUME.partition("    - openfleet.gpu.drain:")[0]
     + """
@@ -147,9 +147,9 @@ def drain(tmp_path, cluster):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a drain needs root")
 def test_cordon_between_read_and_patch_stays_the_administrators(cluster, drain):
-    """Keep the cordon of an administrator.
+    """Keep an administrator's cordon.
 
-    An administrator can also keep the drain's cordon, by removing the annotation right before the drain uncordons the
+    An administrator can take over the drain's cordon by removing the annotation right before the drain uncordons the
     node.
     """
     cluster.meanwhile = [{"unschedulable": True}]
@@ -165,7 +165,7 @@ def test_cordon_between_read_and_patch_stays_the_administrators(cluster, drain):
 def test_changing_node_is_cordoned_with_limited_retries(cluster, drain):
     """Limit the retries while other clients keep changing the node.
 
-    The node changes before each patch, so the cluster refuses each patch and the drain must retry.
+    The node changes before each patch, so the cluster refuses each one and the drain must retry.
     """
     cluster.meanwhile = [{"annotations": {"others": "new"}}, {"annotations": {"others": "newer"}}]
     drain("drain")
@@ -226,12 +226,12 @@ def test_numbers_of_a_host_are_numbers_in_the_report(changes):
 
 # --- results of its modules -----------------------------------------------------------------------------------------
 
-#: Text that would act on a terminal, a template, a shell, a page or a path.
+#: A text that would act on a terminal, a template, a shell, a page or a path.
 WORDS = "{{ lookup('pipe', 'touch PWNED') }}$(touch PWNED)`touch PWNED`<script>x</script>\x1b[2J\r\x85\u2028\u202e../../PWNED"
 
 
 def facts(folder: Path) -> dict:
-    """Return facts that have the names of inventory variables.
+    """Return facts with the names of inventory variables.
 
     Roles use these variables to write, read and print on the controller.
     """
@@ -265,7 +265,7 @@ def layout_result(words: str) -> dict:
         "counts": {"create": 0, "destroy": 0, "keep": 0, "gpus_changed": 0},
         "gpus": [row],
         "reboot_required": False,
-        # The result of a command that a role runs on a host.
+        # The result of a role's command on a host.
         "rc": 0,
         "stdout": json.dumps({"changed": False, "done": [words]}),
     }
@@ -290,7 +290,7 @@ def test_facts_of_a_host_set_no_variable_of_the_inventory(tmp_path):
     answer.update(vulnerable=words, notes=[])
     own = {"gpu_report_dir": str(tmp_path / "report"), "gpu_layout_plan_out": str(tmp_path / "plan.json")}
     own["container_toolkit_version"] = "1.19.1"
-    # Use two hosts, because each could set variables that the tasks of the other one use.
+    # Use two hosts, because each could set variables for the other one's tasks.
     bad = [HostileHost(tmp_path / name, answer) for name in ("a", "b")]
     done = site(tmp_path, *bad, settings=own)
     assert done.returncode == 0, said(done)
@@ -302,7 +302,7 @@ def test_facts_of_a_host_set_no_variable_of_the_inventory(tmp_path):
         "plan.json",
         "report",
     ]
-    # The report contains strings from the host, but only escaped.
+    # The report has the host's strings only in escaped form.
     for name in ("report.txt", "report.html", "report.json"):
         text = (tmp_path / "report" / name).read_text()
         assert "lookup" in text
@@ -354,7 +354,7 @@ def test_every_playbook_checks_injected_facts_first(playbook):
     import yaml
 
     plays = yaml.safe_load((ROOT / "playbooks" / (playbook + ".yml")).read_text())
-    # The check of the inventory, which runs before, reads no host.
+    # The check of the inventory, which runs earlier, reads no host.
     imported = [each["import_playbook"] for each in plays if "import_playbook" in each]
     assert set(imported) <= {"plays/some_hosts.yml"}
     plays = [each for each in plays if not each.get("hosts", "{{").startswith("{{")]
@@ -398,8 +398,8 @@ def roles_that_check():
 def test_role_used_alone_checks_injected_facts_first(tmp_path, role):
     """Check for injected facts first in every role.
 
-    A host could return a fact named nvidia_driver_runfile. The role would then copy this file of the controller to the
-    host.
+    Otherwise, a host could return a fact named nvidia_driver_runfile, and the role would copy this file from the
+    controller to the host.
     """
     bad = HostileHost(tmp_path / "a", {**layout_result("x"), "ansible_facts": facts(tmp_path)})
     name, _slash, entry = role.partition("/")
@@ -452,7 +452,7 @@ def test_hostile_host_does_not_remove_others_from_the_audit(tmp_path):
 def test_texts_about_stopped_services_are_one_log_line(tmp_path):
     """Log hostile texts as one line.
 
-    The log is on the controller, so a host must neither choose its path nor fill the disk with it.
+    The log is on the controller, so a host must neither choose its path nor fill the disk.
     """
     answer = state(gpu("bad", 0, "H100-80GB", "idle.service"))
     answer["stopped"] = [{"kind": "unit", "name": WORDS, "gpus": [], "holders": ["x" * 2000] * 1000}] * 10
@@ -488,7 +488,7 @@ def test_texts_about_stopped_services_are_one_log_line(tmp_path):
 
 # --- values that only the controller decides ------------------------------------------------------------------------
 
-#: Values that only the controller may set. Each has a different path.
+#: Values that only the controller may set, each with another path.
 JUDGED = {
     "msg": "all is well",
     "accepted": True,
@@ -537,7 +537,7 @@ def test_layout_result_keeps_only_documented_keys():
     assert host_results.layout_result({"msg": "x" * 10_000_000})["msg"] == "x" * 997 + "..."
 
 
-#: A task whose result the host chooses, and the run's handling of this result.
+#: A task whose result the host chooses, and what the run does with it.
 LAYOUT = """
 - hosts: all
   gather_facts: false
@@ -553,7 +553,7 @@ LAYOUT = """
 def test_layout_result_keeps_warnings_and_host_fault(tmp_path, fault):
     """Keep the warnings and host_fault.
 
-    Operators need the warnings, and host_fault lets a run continue without the host.
+    Operators need the warnings. With host_fault, a run continues without the host.
     """
     failed = {"failed": True, "msg": "gpu 3 is lost", "host_fault": True} if fault else {}
     warning = "the card is hot\x1b[2J"

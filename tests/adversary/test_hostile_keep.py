@@ -25,7 +25,7 @@ from tests.adversary.keep_host import PATIENCE_SECONDS, KeepHost, heard, wait_fo
 from tests.integration.simulated_host import SimulatedHost
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="processes of several users are started as root")
-#: On every machine, this user's primary group has no other members.
+#: A user whose primary group has no other members on any machine.
 DAEMON = 1
 
 
@@ -223,9 +223,9 @@ sys.stdin.read()
 
 
 def test_flood_of_one_user_fails_no_request_of_another(fresh):
-    """Check that no request of another user fails.
+    """Check that no other user's request fails.
 
-    If the queue is full, a client that does not wait is refused at once.
+    With a full queue, a client that does not wait is refused at once.
     """
     with process(PYTHON, "-c", FLOOD, fresh.socket, user=BOB):
         done = [fresh.keep("--list", user=ALICE) for _number in range(5)]
@@ -235,7 +235,7 @@ def test_flood_of_one_user_fails_no_request_of_another(fresh):
 def test_rejected_request_is_sent_again(fresh):
     """Send a rejected request again.
 
-    A script of the same user may send a request at the same time.
+    A script of the same user may be sending a request at the same time.
     """
     with subprocess.Popen(
         [str(PYTHON), "-c", SLOW, str(fresh.socket), "2"], user=ALICE, group=ALICE, extra_groups=[],
@@ -265,9 +265,9 @@ def test_frequent_requests_of_one_user_delay_only_that_user(fresh):
 
 
 def test_request_of_an_ended_process_is_refused(fresh):
-    """Refuse the request of an ended process.
+    """Refuse an ended process's request.
 
-    The connection was passed to another process, and another process may already have the pid.
+    It passed the connection to another process, and yet another process may already have its pid.
     """
     ours, theirs = socket.socketpair()
     child = os.fork()
@@ -307,7 +307,6 @@ def test_file_sent_by_a_user_is_refused(fresh, refused):
 
 
 def test_file_sent_before_the_start_is_not_closed(tmp_path, refused):
-    """Check that the service still responds to other users."""
     path = str(tmp_path / "keep.sock")
     reading, writing = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -346,9 +345,9 @@ print(made.recv(65536).decode().strip(), flush=True)
 
 
 def test_user_namespace_does_not_raise_the_limits_of_a_user(fresh):
-    """Count the user ids of a namespace together.
+    """Count a namespace's user ids together.
 
-    A user has tens of thousands of user ids there. Otherwise each of them would have the full limits.
+    A user has tens of thousands of user ids there, each of which would otherwise have the full limits.
     """
     within = ["unshare", "--user", "--map-root-user"]
     done = subprocess.run(
@@ -366,7 +365,7 @@ SUBORDINATE = 300005
 def test_subordinate_id_outside_of_its_namespace_does_not_raise_limits(library):
     """Count a subordinate id for its account also outside the user namespace.
 
-    Root of the namespace creates a setuid file for such an id, and the user runs this file outside the namespace.
+    The namespace's root creates a setuid file for such an id, and the user runs this file outside the namespace.
     """
     with public_folder() as folder:
         if os.statvfs(folder).f_flag & os.ST_NOSUID:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check that hostile names become short lines of text in every result of a scan.
 
-A folder represents /proc of another host, and tools are functions that return texts. Other files in this folder test
+A folder replaces /proc of another host, and functions that return texts replace tools. Other files in this folder test
 real users, processes and containers.
 """
 
@@ -40,7 +40,7 @@ NAMES = [
 
 
 class Tools:
-    """Simulate a Slurm and a Docker that have jobs and containers with this name."""
+    """Simulate a Slurm and a Docker with jobs and containers of this name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class Tools:
 def there(tmp_path):
     """Return the holders for one process of each kind.
 
-    Kinds are processes of users, units, jobs and containers. Each process has the GPU open or was given it.
+    The kinds are processes of users, units, jobs and containers. Each process has the GPU open or was given it.
     """
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
@@ -104,7 +104,7 @@ def test_names_are_short_lines(there, name):
     for holder in found:
         for text in (holder.who, holder.user, holder.command, holder.unit_or_container, holder.job):
             assert text is None or (text.isprintable() and len(text) <= 4000)
-    # No name can turn another process into a unit or a container of root.
+    # No name can turn another process into a unit or container of root.
     mine = {holder.pid: holder.unit_or_container for holder in found if holder.pid}
     assert mine[23] == "user@1000.service" and mine[24] == "slurmstepd.scope"
     assert (mine[22] or "").startswith("container ")

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that users who open a GPU's node under another name are named as holders.
+"""Check that users who open a GPU's node under another name are holders.
 
-The node is /dev/full, which every user can open. The host's driver has the same major number.
+The node is /dev/full, which every user can open. The simulated driver has its major number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts proc
 #: The major number of memory devices, and the minor number of /dev/full.
 MEMORY, FULL = 1, 7
 OF_ROOT, OF_A_USER = ["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]
-#: Opens the file `$1` and prints `open`. If a second argument is given, it is unmounted first.
+#: Opens the file `$1` and prints `open`, after unmounting a second argument.
 HOLD = """
 import ctypes, sys
 f = open(sys.argv[1])
@@ -119,9 +119,9 @@ def test_node_is_recognized_without_statx(folder, monkeypatch):
 
 
 def test_unreadable_process_is_not_skipped(folder, monkeypatch):
-    """Do not skip a process that cannot be read.
+    """Do not skip a process that cannot be read, for example without free descriptors.
 
-    For example, no file descriptors may be free. A process that was not read may hold a GPU.
+    It may hold a GPU.
     """
     real = os.scandir
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let a user take the port of a stopped service.
+"""Let a user take a stopped service's port.
 
 Root must send no password, token or header to this port.
 """
