@@ -31,9 +31,14 @@ options:
     type: dict
     default: null
   objects:
-    description: Objects on all nodes of the kinds that P(openfleet.gpu.scheduler_backend#filter) lists.
+    description: Objects of the kinds that P(openfleet.gpu.scheduler_backend#filter) lists.
     type: list
     elements: dict
+    default: []
+  removed:
+    description: Names of nodes from which the run has removed the backend. Classes that only these nodes need are deleted.
+    type: list
+    elements: str
     default: []
   policies:
     description:
@@ -73,7 +78,7 @@ _value:
 """
 
 
-def kubernetes_removal(name, nodes, config_map=None, *, backend, objects=(), policies=()):
+def kubernetes_removal(name, nodes, config_map=None, *, backend, **options):
     """See DOCUMENTATION."""
     # ansible-core loads all filters of a collection for every task that uses one of them, so slow imports are local.
     from ..module_utils.model import to_data
@@ -82,9 +87,10 @@ def kubernetes_removal(name, nodes, config_map=None, *, backend, objects=(), pol
     from ..plugin_utils.schedulers.kubernetes.operator import removal_problem
     from ..plugin_utils.schedulers.protocol import Removal
 
-    removal = registry.backend(backend).removal(name, nodes, config_map, objects)
+    removed = frozenset(options.get("removed", ()))
+    removal = registry.backend(backend).removal(name, nodes, config_map, options.get("objects", ()), removed)
     node = next((item for item in nodes if name_of(item) == name), {})
-    problem = removal_problem(node, policies, removal.labels, name)
+    problem = removal_problem(node, options.get("policies", ()), removal.labels, name)
     return to_data(Removal(problems=(problem,)) if problem else removal)
 
 

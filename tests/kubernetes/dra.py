@@ -15,6 +15,7 @@ from typing import Iterator
 
 from tests.kubernetes import cdi
 from tests.kubernetes import cluster as clusters
+from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.go_programs import GoModule
 
 NODE = "node1"
@@ -98,6 +99,17 @@ def role_kubeconfig(cluster: clusters.Cluster) -> Path:
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     cluster.plane.kubectl("apply", "--filename=%s" % RIGHTS)
     return cluster.role_kubeconfig()
+
+
+def permit(plane: ControlPlane) -> None:
+    """Create the driver's namespace, and the rights of the role's account.
+
+    The API server has no controllers.
+    """
+    if plane.find("/api/v1/namespaces/%s" % NAMESPACE) is None:
+        plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        plane.call("POST", "/api/v1/namespaces/%s/serviceaccounts" % NAMESPACE, {"metadata": {"name": "default"}})
+    plane.kubectl("apply", "--filename=%s" % RIGHTS)
 
 
 def claiming(template: str) -> dict:

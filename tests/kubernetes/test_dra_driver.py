@@ -33,10 +33,7 @@ SECOND = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"prof
 def fleet(api_server, library, tmp_path, kubeconfig):
     fleet = NodeFleet(tmp_path, library)
     fleet.host.create(GPUS)
-    api_server.call("POST", "/api/v1/namespaces", {"metadata": {"name": dra.NAMESPACE}})
-    account = "/api/v1/namespaces/%s/serviceaccounts" % dra.NAMESPACE
-    api_server.call("POST", account, {"metadata": {"name": "default"}})
-    api_server.kubectl("apply", "--filename=%s" % dra.RIGHTS)
+    dra.permit(api_server)
     fleet.more["one"] = {
         "gpu_kubernetes_backend": "nvidia_dra",
         "gpu_kubernetes_node": "dra-one",

@@ -228,11 +228,18 @@ class ClusterBackend(Backend, Protocol):
         missing ConfigMap. `objects` has those of `offered_in` and `reads`.
         """
 
-    def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
+    def removal(
+        self,
+        name: str,
+        nodes: Sequence[Any],
+        config_map: Any,
+        objects: Sequence[Any] = (),
+        removed: frozenset[str] = frozenset(),
+    ) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        `nodes` has this node and all nodes with `config_label`. `objects` has those of `offered_in` and `reads` on all
-        nodes.
+        `nodes` contains this node and all nodes that have `config_label`. `objects` are objects of `offered_in` and `reads`.
+        Objects that several nodes share are deleted if they are among `objects`, and only nodes in `removed` need them.
         """
 
     def shared_reads(self, scheduler: tuple[str, str]) -> tuple[Read, ...]:

@@ -130,12 +130,19 @@ class Hami(KubernetesBackend):
         cure = "Run with gpu_kubernetes_backend: hami and gpu_kubernetes_state: absent first."
         return Seen("HAMi", {PLUGIN.number: shares}, cure, frozenset(current))
 
-    def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
+    def removal(
+        self,
+        name: str,
+        nodes: Sequence[Any],
+        config_map: Any,
+        objects: Sequence[Any] = (),
+        removed: frozenset[str] = frozenset(),
+    ) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
         `merged` removes the node's entry from the ConfigMap.
         """
-        removal = super().removal(name, nodes, None, objects)
+        removal = super().removal(name, nodes, None, objects, removed)
         node = next((node for node in nodes if name_of(node) == name), None)
         # With a registration that stays on the node, HAMi's scheduler assigns pods to it although no plugin runs there.
         ends = removal.labels.get("gpu", _LABEL["gpu"]) != _LABEL["gpu"]

@@ -170,8 +170,19 @@ class KubernetesBackend:
             place.node, article + self.component, offer.get("offered", ()), [each for each in others if each]
         )
 
-    def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
-        """Yield problems about other components that offer the same GPUs."""
+    def removal(
+        self,
+        name: str,
+        nodes: Sequence[Any],
+        config_map: Any,
+        objects: Sequence[Any] = (),
+        _removed: frozenset[str] = frozenset(),
+    ) -> Removal:
+        """Return the changes that undo earlier changes of the node `name`.
+
+        `nodes` contains this node and all nodes that have `config_label`. Only labels that are recorded in LABELS_BEFORE are
+        restored. A label that someone else has changed in the meantime is kept.
+        """
         by_name = {name_of(node): node for node in nodes if isinstance(node, Mapping)}
         node = by_name.get(name, {})
         labels, before = labels_of(node), self._before(node)

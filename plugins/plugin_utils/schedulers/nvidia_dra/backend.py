@@ -110,13 +110,20 @@ class Dra(KubernetesBackend):
         cure = "Run with gpu_kubernetes_backend: nvidia_dra and gpu_kubernetes_state: absent first."
         return Seen("the DRA driver", numbers, cure, api.gpus(objects, name_of(node))) if numbers else None
 
-    def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
+    def removal(
+        self,
+        name: str,
+        nodes: Sequence[Any],
+        config_map: Any,
+        objects: Sequence[Any] = (),
+        removed: frozenset[str] = frozenset(),
+    ) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        A DeviceClass stays while another node publishes an instance of its profile. The removal ends the driver on the
-        node, so it is refused while the node's pods have claims.
+        A DeviceClass is kept while a node that is not removed publishes an instance of its profile. The removal ends the driver
+        on the node, so it is refused while pods of the node have claims.
         """
-        removal = super().removal(name, nodes, config_map, objects)
+        removal = super().removal(name, nodes, config_map, objects, removed)
         if removal.problems:
             return removal
         pods = [pod for _uid, pod in _names(api.claiming_pods(objects, name))]
@@ -126,8 +133,8 @@ class Dra(KubernetesBackend):
                 "for or delete these pods, and run again. Nothing was changed."
             )
             return Removal(problems=(problem % (name, ", ".join(sorted(pods))),))
-        published = api.published(objects)
-        used = {resource for node, devices in published.items() if node != name for resource in devices.values()}
+        remaining = [devices for node, devices in api.published(objects).items() if node not in {name, *removed}]
+        used = {resource for devices in remaining for resource in devices.values()}
         classes = {api.class_name(resource.partition("/")[2]) for resource in used if "/" in resource}
         delete = [item for item in of_kind(objects, _TEMPLATE) if api.node_of(item) == name]
         delete += [item for item in of_kind(objects, _CLASS) if is_owned(item) and name_of(item) not in classes]

@@ -103,13 +103,20 @@ class OpenfleetDra(KubernetesBackend):
         cure = "Run with gpu_kubernetes_backend: %s and gpu_kubernetes_state: absent first." % KEY
         return Seen("the plugin for leases", numbers, cure, uuids) if numbers else None
 
-    def removal(self, name: str, nodes: Sequence[Any], config_map: Any, objects: Sequence[Any] = ()) -> Removal:
+    def removal(
+        self,
+        name: str,
+        nodes: Sequence[Any],
+        config_map: Any,
+        objects: Sequence[Any] = (),
+        removed: frozenset[str] = frozenset(),
+    ) -> Removal:
         """Return the changes that undo earlier changes of the node `name`.
 
-        The DeviceClasses stay while another node publishes devices.
+        The DeviceClasses are kept while a node that is not removed publishes devices.
         """
-        removal = super().removal(name, nodes, None, objects)
-        others = {_mapping(item, "spec").get("nodeName") for item in _slices(objects)} - {name}
+        removal = super().removal(name, nodes, None, objects, removed)
+        others = {_mapping(item, "spec").get("nodeName") for item in _slices(objects)} - {name, *removed}
         if removal.problems or others:
             return removal
         classes = [item for item in of_kind(objects, "DeviceClass") if name_of(item) in _TYPES and is_owned(item)]

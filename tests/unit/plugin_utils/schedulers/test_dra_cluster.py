@@ -374,6 +374,15 @@ def test_removal_deletes_the_objects_of_the_node_and_unused_classes():
     ]
 
 
+def test_classes_that_only_removed_nodes_need_are_deleted():
+    _node, objects = follows(mapping(instances=NOW))
+    classes = [each for each in objects if each["kind"] == "DeviceClass"]
+    others = [resource_slice({"MIG-%s" % name: "mig.nvidia.com/1g.10gb"}, name=name) for name in ("n2", "n3")]
+    for removed, names in ((["n2"], []), (["n3"], []), (["n2", "n3"], ["DeviceClass mig-1g.10gb.openfleet.gpu"])):
+        found = kubernetes_removal("n1", [], backend="nvidia_dra", objects=[*classes, *others], removed=removed)
+        assert sorted(named(found["delete"])) == [*names, "DeviceClass mig-3g.40gb.openfleet.gpu"]
+
+
 @pytest.mark.parametrize("phase", ["Pending", "Running"])
 def test_removal_is_refused_while_pods_have_claims(phase):
     # The kubelet asks the driver to release a claim, and keeps the pod until the driver has answered.

@@ -139,13 +139,14 @@ def test_classes_are_removed_with_the_last_node():
     ready = node(LABELS, annotations)
     own, other = resource_slice(*GPUS), resource_slice(*GPUS, node="n2", name="n2-0")
 
-    def removal(*objects):
-        return kubernetes_removal("n1", [ready], backend="openfleet_dra", objects=list(objects))
+    def removal(*objects, removed=()):
+        return kubernetes_removal("n1", [ready], backend="openfleet_dra", objects=list(objects), removed=removed)
 
     found = removal(own, *written)
     assert found["labels"] == dict.fromkeys(LABELS)
     assert [item["metadata"]["name"] for item in found["delete"]] == CLASSES
     assert removal(own, other, *written)["delete"] == []
+    assert removal(own, other, *written, removed=["n2"])["delete"] == found["delete"]
     foreign = [{**item, "metadata": {"name": item["metadata"]["name"]}} for item in written]
     assert removal(own, *foreign)["delete"] == []
 
