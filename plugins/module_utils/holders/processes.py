@@ -141,9 +141,9 @@ class Processes:
         return int(parent) if parent else None
 
     def command(self, pid: int) -> str | None:
-        """Return whether the process was killed but hangs in the kernel.
+        """Return the command line of a process without secrets.
 
-        For example, it may hang in a call to the driver.
+        If the command line is empty, the process name in brackets is returned, as in ps.
         """
         words = self.arguments(pid)
         if words:

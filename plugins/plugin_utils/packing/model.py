@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def is_tenant(self) -> bool:
-        """Return a quota's technique, or None if the shape is no quota."""
+        """Return whether the layout contains the name of a workload with this shape."""
         return self.technique is not None and self.technique.has_tenants
 
 

@@ -97,9 +97,11 @@ class KubernetesBackend:
     def changes(
         self, offer: Mapping[str, Any], node: Any, config_map: Any, place: Place, objects: Sequence[Any] = ()
     ) -> Changes:
-        """Return why resources differ from the plan, and the fix.
+        """Return the changes that make a node of the cluster match an offer.
 
-        Returns "" if the numbers do not show the cause.
+        `offer` is the result of request.answer. `node` and `config_map` are objects of the API, or None. If the ConfigMap does
+        not exist, the changes create it. `objects` are the objects of `offered_in` and `reads`.
+        Labels that another backend has set get their earlier values. If there are problems, `pending` is complete too.
         """
         pending = self.pending_resources(offer, node, objects)
         unchanged = Changes(pending=pending, pending_text=self.pending_text(pending))
@@ -155,15 +157,15 @@ class KubernetesBackend:
         return {} if content == current.get(self.config_key) else {self.config_key: content}, []
 
     def seen(self, _node: Any, _objects: Sequence[Any], _names: re.Pattern[str]) -> Seen | None:
-        """Return the ConfigMap's keys to write, with their content, and the problems."""
+        """Return what the component offers on the node now, or None.
+
+        `_objects` are objects of the node that the run has read. `_names` is the pattern of the resources of the backend that
+        asks: resources with the same name prove nothing.
+        """
         return None
 
     def _other_offers(self, offer: Mapping[str, Any], node: Any, place: Place, objects: Sequence[Any]) -> Iterator[str]:
-        """Return what the component offers on the node now, or None.
-
-        `_objects` has objects of the node that the run has read. `_names` is the pattern of the asking backend's
-        resources, because resources with these names prove nothing.
-        """
+        """Yield problems with other components that offer GPUs of this offer."""
         others = (each.seen(node, objects, self.resource) for each in _backends() if each.key != self.key)
         article = "" if self.component == "HAMi" else "the "
         yield from in_cluster(
@@ -209,16 +211,16 @@ class KubernetesBackend:
     def pending_resources(
         self, offer: Mapping[str, Any], node: Any, _objects: Sequence[Any]
     ) -> dict[str, tuple[int, int]]:
-        """Return the new content of `config_key`, and a problem or ""."""
-        return differing(offer["resources"], allocatable(node, self.resource))
-
-    def shared_reads(self, _scheduler: tuple[str, str]) -> tuple[Read, ...]:
         """Return the resources whose allocatable number differs from the plan.
 
-        The result has (planned, offered) by name. A resource that is not planned must be 0 or absent. After a change of
+        The result maps names to (planned, offered). A resource that is not planned must be 0 or absent. After a change of
         instances, old and new resources can be allocatable at the same time
         (https://github.com/NVIDIA/k8s-device-plugin/issues/240).
         """
+        return differing(offer["resources"], allocatable(node, self.resource))
+
+    def shared_reads(self, _scheduler: tuple[str, str]) -> tuple[Read, ...]:
+        """Return the objects of the cluster that all nodes of the backend share: none."""
         return ()
 
     def shared(
@@ -227,7 +229,7 @@ class KubernetesBackend:
         _nodes: Sequence[Any],
         _objects: Mapping[Read, Sequence[Any] | None],
     ) -> Shared:
-        """Return which cluster objects the backend's nodes share: none."""
+        """Return the changes of these objects: none."""
         return Shared()
 
     def pending_text(self, pending: Mapping[str, Sequence[int]]) -> str:
@@ -239,9 +241,9 @@ class KubernetesBackend:
         return ", ".join(filter(None, [*parts, self.cause(pending)]))
 
     def _before(self, node: Mapping[str, Any]) -> dict[str, str | None] | None:
-        """Return the resources that differ from the plan, as text.
+        """Return the label values that the node's annotation records.
 
-        Includes the cause and the fix if the numbers show the cause.
+        Returns None if the annotation is not readable.
         """
         written = annotations_of(node).get(LABELS_BEFORE)
         if written is None:
@@ -268,9 +270,9 @@ class KubernetesBackend:
 
 
 def label_lines(node: str, desired: Mapping[str, str | None], current: Mapping[str, str] | None = None) -> list[str]:
-    """Return the label values in the node's annotation.
+    """Return a line of the plan for each label, with its purpose.
 
-    Returns None if the annotation is unreadable.
+    A label with the value None is removed. If the labels of the node are known (`current`), the line includes the previous value.
     """
     lines = []
     for name, value in desired.items():
@@ -281,10 +283,7 @@ def label_lines(node: str, desired: Mapping[str, str | None], current: Mapping[s
 
 
 def allocatable(node: Any, resource: re.Pattern[str]) -> dict[str, int]:
-    """Return a line of the plan for each label, with its purpose.
-
-    A label with the value None is removed. If the node's labels (`current`) are known, the line has the previous value.
-    """
+    """Return the allocatable number of each resource whose name matches."""
     status = node.get("status") if isinstance(node, Mapping) else None
     return {
         name: int(number)
@@ -294,16 +293,19 @@ def allocatable(node: Any, resource: re.Pattern[str]) -> dict[str, int]:
 
 
 def differing(planned: Mapping[str, int], offered: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Return the allocatable number of each resource with a matching name."""
+    """Return (planned, offered) of each resource for which the two numbers differ.
+
+    A missing resource counts as 0.
+    """
     names = [*planned, *sorted(set(offered) - set(planned))]
     pairs = {name: (planned.get(name, 0), offered.get(name, 0)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _backends() -> Iterator[KubernetesBackend]:
-    """Return (planned, offered) of each resource whose two numbers differ.
+    """Yield all backends for Kubernetes.
 
-    A missing resource counts as 0.
+    A node may have labels of an earlier backend.
     """
     return (each for each in map(backend, KEYS) if isinstance(each, KubernetesBackend))
 
@@ -313,10 +315,7 @@ def _is_label(name: str) -> bool:
 
 
 def _is_own(label: str, value: str) -> bool:
-    """Yield all backends for Kubernetes.
-
-    A node may have an earlier backend's labels.
-    """
+    """Return whether a backend sets the label to this value."""
     return any(
         OWN_KEY.fullmatch(value)
         if label in (each.config_label, each.digest_label)
