@@ -139,10 +139,15 @@ def follow(page, selector):
 
 
 def parts(page):
-    """Yield the page as opened, with all details unfolded, and at a host."""
+    """Yield the page as opened, unfolded, at each folded section, and at a host."""
     yield ""
     if page.locator("details:not([open])").count():
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         yield "unfolded"
+    # Following a link folds the previous section again.
+    links = page.locator(".fold h2 a, #findings .more a").filter(visible=True)
+    for hash_ in links.evaluate_all("all => all.map((one) => one.hash)"):
+        page.evaluate("hash => { location.hash = hash; }", hash_)
+        yield hash_
     if page.locator(".map a").count():
         yield follow(page, ".map a")

@@ -93,6 +93,33 @@ def test_phone_shows_who_and_how_much_in_the_first_screen(show):
     assert shown(page, ".tile.none") == []
 
 
+def test_phone_shows_headings_of_what_is_not_a_finding(show):
+    wide, page = show(page_fleet.usual()), show(page_fleet.usual(), width=390)
+    headings = shown(wide, ".fold h2")
+    assert headings == ["GPUs by class", "Use by owner", "Verdicts"]
+    assert shown(page, ".fold") and shown(page, ".fold > :not(h2)") == [] and shown(page, ".fold h2") == headings
+    for heading in headings:
+        page.locator(".fold h2 a", has_text=heading).click()
+        section = page.evaluate("location.hash")
+        assert shown(page, section + " > *") == shown(wide, section + " > *")
+    # Nothing is folded on a wide screen, so a link that shows more has no use there.
+    findings, more = "#findings tr[id]", "#findings .more a"
+    assert shown(wide, more) == []
+    assert shown(page, findings) == shown(wide, findings)[:8]
+    (text,) = shown(page, more)
+    assert text == "Show %d more findings" % (len(shown(wide, findings)) - 8)
+    assert follow(page, more) == "#findings"
+    assert shown(page, findings) == shown(wide, findings) and shown(page, more) == []
+
+
+def test_a_link_to_a_finding_shows_it_on_a_phone(show):
+    page = show(page_fleet.usual(), width=390)
+    last = page.locator("#findings tr[id]").last
+    assert not last.is_visible()
+    page.evaluate("hash => { location.hash = hash }", last.get_attribute("id"))
+    last.wait_for(state="visible")
+
+
 def test_names_are_told_in_full_where_there_is_little_room(show):
     page = show(page_fleet.hostile(HOSTILE))
     titles = page.locator("[title]").evaluate_all("all => all.map((one) => one.title).join('|')")

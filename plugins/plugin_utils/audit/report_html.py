@@ -39,6 +39,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 #: Maximum number of rows in the table of findings. The CSV file has all findings.
 _TOP = 100
+# Number of findings that a phone shows at first.
+_FIRST = 8
 #: Maximum number of accounts, users and jobs each on the page. The JSON file has more.
 _ROWS_OF_USE = 50
 #: Maximum number of workloads for each action in the first table, which must be readable in a minute.
@@ -107,6 +109,7 @@ def to_text(audit: Audit) -> str:
             kinds=WORDS,
             uses=_USES,
             top=asking[:_TOP],
+            first=_FIRST,
             asking=len(asking),
             reserved=reserved,
             rest=sum_of(reserved[found.id] for found in asking[_TOP:] if found.id in reserved),
