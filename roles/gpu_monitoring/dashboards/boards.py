@@ -17,7 +17,7 @@ MODELS = Path(__file__).parents[3] / "plugins" / "module_utils" / "models"
 def boards_by_memory():
     """Map memory in MiB to a regular expression of board names.
 
-    The expression accepts an optional prefix NVIDIA.
+    The expression accepts names with and without the prefix NVIDIA.
     """
     names = {}
     for path in sorted(MODELS.glob("*.json")):

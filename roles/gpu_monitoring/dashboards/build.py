@@ -1,11 +1,11 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the dashboards of this directory to roles/gpu_monitoring/files/dashboards.
+"""Write this directory's dashboards to roles/gpu_monitoring/files/dashboards.
 
 usage: python roles/gpu_monitoring/dashboards/build.py [--check]
 
-With --check nothing is written: stale files are listed, and the exit status is 1 if there are any. Needs Grafana's
-grafana-foundation-sdk (pyproject.toml). The role itself needs only the files.
+With --check, the command writes nothing: it lists stale files, and exits with status 1 if it finds any. The command
+needs Grafana's grafana-foundation-sdk (pyproject.toml). The role itself needs only the files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TARGET = Path(__file__).parents[1] / "files" / "dashboards"
 
 
 def contents():
-    """Return the text of each file by its name."""
+    """Return each file's text by the file's name."""
     texts = {}
     for number, function in enumerate(BOARDS):
         board = function()

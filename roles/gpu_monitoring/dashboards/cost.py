@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Dashboard of the fleet's costs and of waste."""
+"""Dashboard: the fleet's costs and waste."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _describe(panel, title, description, unit, span, height):
 def number(
     title, description, unit, expression, colors=((None, BLUE),), span=4, height=4, decimals=None, none="no data"
 ):
-    """Return a panel with one value, and its history as the background."""
+    """Return a panel that shows one value, and the value's history behind it."""
     made = _describe(stat.Panel(), title, description, unit, span, height)
     made.with_target(query(expression)).thresholds(steps(*colors)).no_value(none)
     made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -65,7 +65,10 @@ def number(
 
 
 def total(title, description, unit, expression, colors=((None, BLUE),), span=4, height=4):
-    """Return a panel with one value for the whole time range, from an instant query."""
+    """Return a panel that shows one value for the whole time range.
+
+    The value comes from an instant query.
+    """
     made = _describe(stat.Panel(), title, description, unit, span, height)
     made.with_target(query(expression, now=True)).thresholds(steps(*colors)).no_value("no data")
     made.graph_mode(kinds.BigValueGraphMode.NONE).color_mode(kinds.BigValueColorMode.VALUE)
@@ -94,7 +97,7 @@ def lines(title, description, unit, queries, span=12, height=8, stacked=False, m
 
 
 def bars(title, description, unit, expression, legend, span=12, height=8, most=None, colors=((None, BLUE),)):
-    """Return a panel with a bar for the current value of each series."""
+    """Return a panel with a bar for each series' current value."""
     made = _describe(bargauge.Panel(), title, description, unit, span, height).min(0)
     made.with_target(query(expression, legend, now=True)).thresholds(steps(*colors))
     made.orientation(kinds.VizOrientation.HORIZONTAL).display_mode(kinds.BarGaugeDisplayMode.BASIC)
@@ -115,10 +118,10 @@ def states(title, description, expression, legend, span=24, height=8, words=(("0
 
 
 def rows(title, description, unit, queries, columns, span=24, height=8, none="nothing now", sort=None):
-    """Return a table with the results of `queries`. `columns` are in order.
+    """Return a table of the results of `queries`.
 
-    A column is (field, header, unit) or (field, header, unit, link URL). A field is a label or `Value`. With several
-    queries, the values are `Value #A`, `Value #B` and so on.
+    `columns` are in order. A column is (field, header, unit) or (field, header, unit, link URL). A field is a label or
+    `Value`. With several queries, the values are `Value #A`, `Value #B` and so on.
     """
     made = _describe(table.Panel(), title, description, unit, span, height).no_value(none).filterable(True)
     for letter, expression in zip("ABCDEFGH", queries):
@@ -127,7 +130,7 @@ def rows(title, description, unit, queries, columns, span=24, height=8, none="no
         made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     order = {field: at for at, (field, *_unused) in enumerate(columns)}
     names = {field: header for field, header, *_unused in columns}
-    # Remove other fields, because Grafana adds the time and further labels.
+    # Grafana adds the time and further labels. Keep only the wanted fields.
     keep = {"include": {"names": list(order)}}
     made.with_transformation(models.DataTransformerConfig(id_val="filterFieldsByName", options=keep))
     organize = {"indexByName": order, "renameByName": names, "excludeByName": {}}
@@ -150,7 +153,7 @@ def section(title):
 def _label_query(label, expression):
     """Return a variable's query and pattern for a label of an expression.
 
-    label_values cannot be used, because it accepts only single series.
+    The variable cannot use label_values, which accepts only single series.
     """
     return f"query_result({expression})", f'/\\b{label}="([^"]+)"/'
 

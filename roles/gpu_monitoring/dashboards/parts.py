@@ -1,13 +1,13 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Panels and constants shared by several dashboards."""
+"""Panels and constants that several dashboards share."""
 
 from __future__ import annotations
 
 import queries as q
 from kit import BLUE, GREEN, GREY, ORANGE, RED, lines, rows, states
 
-#: The role replaces this value by the currency in gpu_monitoring_currency.
+#: The role replaces this value with the currency in gpu_monitoring_currency.
 MONEY = "currencyUSD"
 ALARM = ((None, GREEN), (1, RED))
 WARN = ((None, GREEN), (1, ORANGE))
@@ -45,7 +45,7 @@ def alerts(span, where='host=~"$host|"'):
 
 
 def device_lines(where, legend):
-    """Return panels that the dashboards of hosts and of GPUs have in common."""
+    """Return panels that the host dashboard and the GPU dashboard have in common."""
     per_gpu = legend.partition(" {{mig_profile}}")[0]
     return [
         lines(

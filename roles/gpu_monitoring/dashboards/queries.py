@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""PromQL queries of the dashboards.
+"""Build the dashboards' PromQL queries.
 
 The queries read only gpu:* series (docs/monitoring.md), ALERTS and up. A device is a MIG instance, or a GPU without
 instances. Several exporters and pods may report the same device, so every query first reduces the series to one per
@@ -17,28 +17,29 @@ GPU = 'host=~"$host", gpu_index=~"$gpu"'
 KEY = "host, gpu_uuid, mig_instance"
 DEVICE = "host, gpu_uuid, gpu_index, mig_profile, mig_instance"
 WHOLE = "host, gpu_uuid, gpu_index"
-#: Devices below this value count as idle. Background work of drivers and exporters stays below it.
+#: Devices below this value count as idle. Background work by drivers and exporters stays below this value.
 BUSY_FROM = "0.05"
-#: Same rule as in the audit (docs/audit.md): no sign of work for this long, and nine tenths of the samples are present.
+#: The audit uses the same rule (docs/audit.md): no sign of work for this long, and nine tenths of the samples are
+#: present.
 QUIET_FOR = "48h"
 QUIET_SAMPLES = 518
 QUIET_BELOW = "0.01"
 
 
 def device(series, where=HOST, by=DEVICE):
-    """Return one value of a series per device."""
+    """Return a query for one value of a series per device."""
     return f"max by ({by}) ({series}{{{where}}})"
 
 
 def whole(series, where=HOST):
-    """Return one value of a series per GPU, including partitioned GPUs."""
+    """Return a query for one value of a series per GPU, including partitioned GPUs."""
     return device(series, where, WHOLE)
 
 
 def of_workload(series, where=HOST):
-    """Return one value per workload and device.
+    """Return a query for one value per workload and device.
 
-    If workloads share a device, each gets the value of the whole device.
+    If workloads share a device, each gets the whole device's value.
     """
     return f'max by (workload, {KEY}) ({series}{{{where}, workload!=""}})'
 
@@ -48,9 +49,9 @@ def busy(where=HOST):
 
 
 def holders(where=HOST):
-    """Return the query for the number of holders per device (docs/holders.md).
+    """Return a query for the number of holders per device (docs/holders.md).
 
-    The query has no result for devices whose holders are unknown.
+    The query has no result for devices with unknown holders.
     """
     return f'max by ({KEY}) ({{__name__=~"gpu:processes|gpu:held", {where}}})'
 
@@ -72,9 +73,10 @@ def free(where=HOST):
 
 
 def is_quiet(where=HOST):
-    """Return 1 for quiet devices, otherwise 0. Empty if samples are missing.
+    """Return a query that is 1 for quiet devices, and 0 for others.
 
-    A device is quiet if it has shown no sign of work for the audit's grace time.
+    A device is quiet if it has shown no sign of work for the audit's grace time. The query has no result for devices
+    without enough samples.
     """
     activity = f"gpu:activity_ratio:max5m{{{where}}}[{QUIET_FOR}]"
     return (
@@ -88,7 +90,7 @@ def held_quiet(where=HOST):
 
 
 def contradictions(where=HOST):
-    """Count devices whose metrics contradict each other.
+    """Return a query that counts devices whose metrics contradict each other.
 
     Either only utilization shows work, or everything except utilization shows work.
     """
@@ -97,7 +99,10 @@ def contradictions(where=HOST):
 
 
 def unknown(where=HOST):
-    """Return idle devices with unknown holders. They are not necessarily free."""
+    """Return a query for idle devices with unknown holders.
+
+    These devices are not necessarily free.
+    """
     return f"({busy(where)} < {BUSY_FROM}) unless on ({KEY}) {holders(where)}"
 
 
@@ -113,7 +118,7 @@ def memory_ratio(by="", where=HOST):
 
 
 def throttled(reasons, where=HOST):
-    """Return 1 for each GPU that is throttled for one of the reasons."""
+    """Return a query that is 1 for each GPU throttled for one of these reasons."""
     return whole("gpu:throttled", f'{where}, reason=~"{reasons}"')
 
 
@@ -122,9 +127,9 @@ def throttled_by_heat(where=HOST):
 
 
 def throttled_by_power(where=HOST):
-    """Return 1 for each GPU throttled by power, otherwise 0.
+    """Return a query that is 1 for each GPU throttled by power, otherwise 0.
 
-    Like the alerts, this excludes GPUs throttled by heat, because these may also report hw_slowdown.
+    Like the alerts, the query excludes GPUs throttled by heat, because these may also report hw_slowdown.
     """
     power = throttled("sw_power_cap|hw_power_brake|hw_slowdown", where)
     return f"{power} > bool ({throttled_by_heat(where)} or 0 * {power})"
@@ -135,15 +140,15 @@ def gpu_price(where=HOST):
 
 
 def carved(where=HOST):
-    """Return the total memory of all devices of each GPU."""
+    """Return a query for the total memory of each GPU's devices."""
     return f"sum by (host, gpu_uuid) ({device('gpu:memory_total_bytes', where, KEY)})"
 
 
 def size(where=HOST):
-    """Return the memory of each GPU.
+    """Return a query for each GPU's memory.
 
-    This is the total of its devices. If the GPU is partitioned and its board is known and larger, this is the memory of
-    the board.
+    This is the total of the GPU's devices. If the GPU is partitioned and its board is known and larger, this is the
+    board's memory.
     """
     of_boards = " or ".join(
         f'{mib} * 1048576 * group by (host, gpu_uuid, model) (gpu:info{{{where}, mig_instance!="", model=~"{names}"}})'
@@ -153,7 +158,7 @@ def size(where=HOST):
 
 
 def price(where=HOST):
-    """Return the query for the price per hour of each device.
+    """Return a query for each device's price per hour.
 
     This is the device's share of the GPU's price, by memory.
     """
@@ -162,27 +167,31 @@ def price(where=HOST):
 
 
 def not_carved(where=HOST):
-    """Return the price per hour of each GPU's memory that belongs to no device."""
+    """Return a query for the hourly price of each GPU's memory outside of devices."""
     return f"(1 - {carved(where)} / {size(where)}) * {gpu_price(where)}"
 
 
 def lost_money(state, where=HOST):
-    """Return the price per hour of devices whose `state` is 1. For others return 0."""
+    """Return a query for the hourly price of devices whose `state` is 1.
+
+    For others, the query is 0.
+    """
     return f"({price(where)}) * on ({KEY}) group_left () ({state})"
 
 
 def over_range(expression):
-    """Return the money for the time range, from money per hour.
+    """Return a query for the money in the time range, given money per hour.
 
-    The value per hour is sampled every 15 minutes.
+    Prometheus samples the value per hour every 15 minutes.
     """
     return f"sum_over_time(({expression})[$__range:15m]) / 4"
 
 
 FIRING = 'ALERTS{alertname=~"Gpu.+", alertstate="firing", host=~"$host|"}'
-#: Jobs of the role. An existing Prometheus may scrape the same exporters under other job names.
+#: The role's jobs. An existing Prometheus may scrape the same exporters under other job names.
 OURS = 'job=~"gpu_exporter|gpu_host"'
-#: Whether exporters answer. Includes exporters in the role's jobs, and exporters that reported a GPU within a day.
+#: Whether exporters answer. The query covers exporters in the role's jobs, and exporters that reported a GPU within a
+#: day.
 EXPORTERS = (
     f"(up{{{OURS}, {HOST}}} or up and on (job, instance)"
     f' last_over_time(group by (job, instance) (gpu:info{{{HOST}, mig_instance=""}})[1d:15m]))'
@@ -192,7 +201,7 @@ DOWN = f"{EXPORTERS} == bool 0"
 #: sample of a week would be slow.
 _NOW = f'group by (job, instance, host) (gpu:info{{host!="", mig_instance=""}} or up{{{OURS}, host!=""}})'
 _KNOWN = f"({_NOW} or last_over_time({_NOW}[$__range:30m]))"
-#: Values of the dashboard variables. `cluster` is a label of the scrape, and few gpu:* series have it. Hosts without
-#: this label are hidden only if a cluster is selected.
+#: The dashboard variables' values. `cluster` is a label of the scrape, and few gpu:* series have it. The dashboards
+#: hide hosts without this label only if the reader selects a cluster.
 CLUSTERS = f'group by (cluster) (up{{cluster!=""}} and on (job, instance) {_KNOWN})'
 HOSTS = f'group by (host) ({_KNOWN} unless on (job, instance) up{{cluster!~"$cluster"}})'

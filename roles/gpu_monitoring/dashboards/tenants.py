@@ -203,5 +203,5 @@ def tenants():
 
 
 def _of_account(what):
-    """Return one value per account and host."""
+    """Return a query for one value per account and host."""
     return f"max by (host, account) (gpu:lease_{what}{{{q.HOST}}})"

@@ -132,7 +132,7 @@ def keeps_shares(answer: Mapping[str, Any]) -> bool:
 
 
 def same(desired: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the current slices have the desired devices."""
+    """Return whether the current slices have the same devices as the desired ones."""
     by_name = {item["metadata"]["name"]: item for item in current}
     if set(by_name) != {item["metadata"]["name"] for item in desired}:
         return False
@@ -143,5 +143,5 @@ def same(desired: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, An
 
 
 def newest(current: Sequence[Mapping[str, Any]]) -> int:
-    """Return the highest generation of the slices."""
+    """Return the slices' highest generation."""
     return max((int(item["spec"]["pool"]["generation"]) for item in current), default=0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from .wire import Field
 
 REGISTRATION = "pluginregistration.Registration"
-#: The services of DRA plugins, and their names at the registration.
+#: DRA plugins' services, and the services' names at the registration.
 SERVICES = {
     "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
     "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Send requests to the lease service of the host (gpu-layout lease-serve)."""
+"""Send requests to the host's lease service (gpu-layout lease-serve)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from typing import Any, Dict, Mapping
 
 SOCKET = "/run/openfleet-gpu-lease.sock"
-#: Time limit of one request in seconds, and delay before it is sent again if the service is busy.
+#: Time limit of one request in seconds, and delay in seconds before Leases sends it again to a busy service.
 _SECONDS, _DELAY_SECONDS = 60.0, 0.2
 _MOST_BYTES = 1 << 20
 
@@ -20,7 +20,7 @@ class LeaseError(Exception):
 
 
 class Leases:
-    """The lease service of this host."""
+    """This host's lease service."""
 
     def __init__(self, path: str = SOCKET) -> None:
         self._path = path

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Prepare claims with leases, and publish the GPUs of the node.
+"""Prepare claims with leases, and publish the node's GPUs.
 
-Leases that the kubelet does not know are given back.
+The plugin gives back leases that the kubelet does not know.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _CLAIM = "/apis/%s/namespaces/%%s/resourceclaims/%%s" % devices.API
 
 
 class Plugin:
-    """The plugin of a node.
+    """A node's plugin.
 
-    `kubelet` is the root folder of the kubelet. `log` writes one line.
+    `kubelet` is the kubelet's root folder. `log` writes one line.
     """
 
     def __init__(self, node: str, cluster: Cluster, leases: Leases, kubelet: Path, log: Callable[[str], None]) -> None:
@@ -37,11 +37,14 @@ class Plugin:
     # -- Calls of the kubelet ----------------------------------------------------------------------------------------
 
     def prepare(self, request: Mapping[str, Any]) -> Dict[str, Any]:
-        """Take a lease for each claim. A claim that fails has an error in its answer."""
+        """Take a lease for each claim.
+
+        If a claim fails, the answer has an error for this claim.
+        """
         return {"claims": {claim["uid"]: self._attempt(self._prepare, claim) for claim in request["claims"]}}
 
     def unprepare(self, request: Mapping[str, Any]) -> Dict[str, Any]:
-        """Give back the lease of each claim."""
+        """Give back each claim's lease."""
         return {"claims": {claim["uid"]: self._attempt(self._unprepare, claim) for claim in request["claims"]}}
 
     def _attempt(self, call: Callable[[Mapping[str, Any]], Dict[str, Any]], claim: Mapping[str, Any]) -> Dict[str, Any]:
@@ -99,7 +102,7 @@ class Plugin:
     def tick(self) -> None:
         """Publish the devices, and give back stale leases.
 
-        Problems are logged once.
+        Log each problem only once.
         """
         problems = []
         for call in (self.publish, self.give_back_stale):
@@ -113,7 +116,7 @@ class Plugin:
         self._problem = problem
 
     def publish(self) -> None:
-        """Make the ResourceSlices of the node match the layout."""
+        """Make the node's ResourceSlices match the layout."""
         pool = self._leases.ask(op="pool")
         node = self._cluster.send("GET", "/api/v1/nodes/%s" % urllib.parse.quote(self._node, safe=""))
         uid = node["metadata"]["uid"]
@@ -133,7 +136,7 @@ class Plugin:
     def _keeps_shares(self, item: Mapping[str, Any], current: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether the cluster has the feature DRAConsumableCapacity.
 
-        Nothing is written.
+        The request is a dry run, so the API server stores nothing.
         """
         if not devices.keeps_shares(item):
             return True
@@ -157,15 +160,15 @@ class Plugin:
         known = next((each for each in current if each["metadata"]["name"] == name), None)
         if known is None:
             return self._cluster.send("POST", _SLICES + options, item)
-        # The API server refuses a change of an object that has changed since it was read.
+        # The API server refuses a change if the object has changed since the plugin read it.
         metadata = {**item["metadata"], "resourceVersion": known["metadata"]["resourceVersion"]}
         return self._cluster.send("PUT", "%s/%s%s" % (_SLICES, name, options), {**item, "metadata": metadata})
 
     def give_back_stale(self) -> None:
         """Give back leases whose claims the kubelet does not know, in two checks in a row.
 
-        The kubelet normally gives them back itself. It cannot if its state was lost, for example because the node was
-        installed again.
+        The kubelet normally gives leases back itself. The kubelet cannot do so if it lost its state, for example
+        because an administrator installed the node again.
         """
         known = checkpoint.claims(self._kubelet)
         if known is None:

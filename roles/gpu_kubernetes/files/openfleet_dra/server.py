@@ -21,7 +21,7 @@ _WORKERS = 4
 
 @contextlib.contextmanager
 def serving(plugin: Any, kubelet: Path, log: Callable[[str], None]) -> Iterator[None]:
-    """Serve the kubelet with this root folder until the end of the block."""
+    """Serve the kubelet with this root folder until the block ends."""
     endpoint = kubelet / "plugins" / DRIVER / "dra.sock"
     registration = kubelet / "plugins_registry" / ("%s-reg.sock" % DRIVER)
 

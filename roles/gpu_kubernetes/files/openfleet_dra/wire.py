@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Tuple, Union
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-#: Maximum size of a message in bytes, and depth of messages in messages.
+#: A message's maximum size in bytes, and how deeply messages may contain messages.
 _MOST_BYTES, _MOST_DEPTH = 4 << 20, 8
 
 
@@ -20,9 +20,9 @@ class WireError(ValueError):
 
 
 class Field(NamedTuple):
-    """A field of a message.
+    """A message's field.
 
-    `kind` is "text", "flag" or the definition of a message. A list has `many`, and a map from text to messages has `keyed`.
+    `kind` is "text", "flag" or a message's definition. A list has `many`, and a map from text to messages has `keyed`.
     """
 
     name: str
@@ -31,12 +31,15 @@ class Field(NamedTuple):
     keyed: bool = False
 
 
-#: The fields of a message by number.
+#: A message's fields by number.
 Definition = Mapping[int, Field]
 
 
 def encode(definition: Definition, values: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a message. Fields without a value are left out."""
+    """Return the bytes of a message.
+
+    Leave out fields without a value.
+    """
     parts = []
     for number, field in definition.items():
         value = values.get(field.name)
@@ -45,7 +48,7 @@ def encode(definition: Definition, values: Mapping[str, Any]) -> bytes:
         if field.keyed:
             entry = {1: Field("key", "text"), 2: Field("value", field.kind)}
             rows = [{"key": key, "value": each} for key, each in value.items()]
-            # A map is a list of messages with key and value. An empty value is still present.
+            # A map is a list of messages with key and value. An empty value still has its field.
             parts += [_bytes(number, encode(entry, row) + (b"" if row["value"] else _bytes(2, b""))) for row in rows]
         else:
             parts += [_one(number, field, each) for each in (value if field.many else [value])]
@@ -53,7 +56,10 @@ def encode(definition: Definition, values: Mapping[str, Any]) -> bytes:
 
 
 def decode(definition: Definition, data: bytes, depth: int = 0) -> Dict[str, Any]:
-    """Return the fields of a message. Unknown fields are ignored. Raises WireError."""
+    """Return the fields of a message.
+
+    Ignore unknown fields. Raise WireError if the bytes are not a message.
+    """
     if len(data) > _MOST_BYTES or depth > _MOST_DEPTH:
         raise WireError("the message is too large")
     values: Dict[str, Any] = {field.name: _empty(field) for field in definition.values()}
@@ -122,7 +128,7 @@ def _varint(value: int) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[Tuple[int, Union[int, bytes]]]:
-    """Yield number and content of each field."""
+    """Yield each field's number and content."""
     place = 0
     while place < len(data):
         tag, place = _read_varint(data, place)

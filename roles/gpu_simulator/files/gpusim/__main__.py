@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Entry point of the installed archive and of `python3 -m gpusim`."""
+"""Start gpusim from the installed archive or with `python3 -m gpusim`."""
 
 import sys
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command line of gpusim."""
+"""Parse and run gpusim's command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .errors import FleetError
 
 MODELS_DIRECTORY = "/usr/local/share/gpusim/models"
 
-# Faults that are not return codes. gpusim.h describes them.
+# Faults other than return codes. gpusim.h describes them.
 SIGNALS = ("kill", "kill-inside", "kill-after", "stop")
 
 SWITCHES = {"on": "1", "off": "0"}

@@ -5,8 +5,8 @@
     {"host": "gpu-17", "driver_version": "580.105.08", "cuda_version": "13.0",
      "gpus": [{"model": "H100-80GB", "count": 8}]}
 
-Only `gpus` is required. UUIDs and serial numbers are derived from `host` and the GPU's index, so they are stable across
-installations and different between hosts.
+Only `gpus` is required. The module derives UUIDs and serial numbers from `host` and the GPU's index. They therefore
+stay the same across installations, and differ between hosts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .model_readings import CORES
 
 DEFAULT_DRIVER_VERSION = "580.105.08"
 
-# CUDA version of each driver branch, as nvidia-smi prints it.
+# Each driver branch's CUDA version, as nvidia-smi prints it.
 CUDA_VERSIONS = {470: "11.4", 525: "12.0", 535: "12.2", 550: "12.4", 570: "12.8", 580: "13.0", 595: "13.2"}
 
 # nvml.h: nvmlBrandType_t and NVML_DEVICE_ARCH_*.
@@ -38,7 +38,7 @@ GPUS_PER_PCI_DOMAIN = 16
 FIRST_PCI_BUS, PCI_BUS_STEP = 0x1A, 0x0E
 NVIDIA_PCI_VENDOR = 0x10DE
 
-# Number of modules on one board. They are numbered from 1.
+# Number of modules on one board. Their numbers start at 1.
 MODULES_PER_BOARD = 8
 
 # From this branch on, cards without a module report 1 (nvidia-smi -q of A10, L4 and T4). Branches 470 and 515 report 0.
@@ -55,11 +55,11 @@ _IDENTITY = uuid.UUID("6e5bb0c2-3f5e-4d0c-9a35-6f1f0e6f2a11")
 
 
 class ConfigurationError(FleetError):
-    """The configuration is malformed."""
+    """A configuration that is malformed."""
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the checked content of the configuration file. `-` is standard input."""
+    """Return the configuration file's checked content. `-` is standard input."""
     name = "standard input" if path == "-" else path
     try:
         data = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def read(path: str) -> dict[str, Any]:
 def check(data: Any, where: str) -> dict[str, Any]:
     """Return the configuration, completed with default values.
 
-    Raises ConfigurationError, which names the wrong field.
+    Raise ConfigurationError, which names the wrong field.
     """
 
     def fail(field: str, problem: str, cure: str) -> None:
@@ -157,7 +157,7 @@ def _gpus(configuration: dict[str, Any], models: dict[str, Model]) -> Iterator[s
 def _module_id(model: Model, position: int, branch: int) -> int:
     """Return the number of a GPU's module.
 
-    The real order on a board differs from NVML's order, and between boards.
+    On real boards the order differs from NVML's order, and between boards.
     """
     if model.on_module:
         return position % MODULES_PER_BOARD + 1
@@ -187,7 +187,7 @@ def _model(model: Model) -> Iterator[str]:
             "memory_bus_width_bits": model.memory_bus_width_bits,
             "row_remapper_banks": model.row_remapper_banks,
             "power_default_mw": power["default"],
-            # The library needs a range. models/README.md explains why the minimum is half of the default.
+            # The library needs a range. models/README.md explains why the minimum is half of the default power.
             "power_min_mw": power["default"] // 2 if power["min"] is None else power["min"],
             "power_max_mw": power["max"],
             "power_idle_mw": power["idle"],
@@ -274,10 +274,10 @@ def _profile(model: Model, profile: Profile) -> Iterator[str]:
 
 
 def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
-    """Return the links of a GPU.
+    """Return a GPU's links.
 
-    With few GPUs, the links are divided evenly between the other GPUs of the same model. Otherwise all links lead to
-    switches.
+    With few GPUs, the function divides the links evenly between the other GPUs of the same model. Otherwise all links
+    lead to switches.
     """
     peers = [i for i in siblings if i != index]
     links = {
@@ -297,9 +297,9 @@ def _nvlink(model: Model, index: int, siblings: list[int]) -> dict[str, Any]:
 
 
 def _pairs(values: dict[str, Any]) -> Iterable[str]:
-    """Return lines `key value`.
+    """Yield lines `key value`.
 
-    Keys with None are omitted, so the library treats their values as unknown.
+    The function omits keys with None, so the library treats their values as unknown.
     """
     return [f"{key} {value}" for key, value in values.items() if value is not None]
 

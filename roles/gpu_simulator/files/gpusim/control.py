@@ -16,7 +16,7 @@ from .errors import FleetError
 
 LIBRARY_PATH = "/usr/local/lib/gpusim/libnvidia-ml.so.1"
 
-# Return codes of the control interface, with their names from nvml.h.
+# The control interface's return codes, with their names from nvml.h.
 CODE_NAMES = {
     2: "INVALID_ARGUMENT",
     3: "NOT_SUPPORTED",
@@ -39,7 +39,7 @@ WHOLE = -1
 
 
 class ControlError(FleetError):
-    """A control call failed. `code` is NVML's return code."""
+    """A failed control call. `code` is NVML's return code."""
 
     def __init__(self, where: str, problem: str, cure: str, code: int) -> None:
         super().__init__(where, problem, cure)
@@ -47,7 +47,10 @@ class ControlError(FleetError):
 
 
 class Control:
-    """Control calls of one simulated library. Units and codes are defined in gpusim.h."""
+    """Control calls to one simulated library.
+
+    gpusim.h defines units and codes.
+    """
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path or os.environ.get("GPUSIM_LIBRARY") or LIBRARY_PATH
@@ -69,11 +72,11 @@ class Control:
         self._call("gpusimCreate", configuration.encode())
 
     def dump(self) -> dict[str, Any]:
-        """Return the whole state, as documented at gpusimDump."""
+        """Return the whole state, in the format that gpusimDump documents."""
         size = ctypes.c_size_t(0)
         while True:
             buffer = ctypes.create_string_buffer(size.value)
-            # Other processes may have enlarged the state after the size was read.
+            # Other processes may have enlarged the state after this function read its size.
             code = self._library.gpusimDump(buffer, ctypes.byref(size))
             if code == 0:
                 return json.loads(buffer.value.decode())

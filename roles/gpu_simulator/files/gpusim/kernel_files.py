@@ -4,14 +4,12 @@
 
 Programs that do not use NVML read these files, for example static programs and Go programs.
 
-/proc/driver/nvidia/version, /proc/driver/nvidia/gpus/ADDRESS/information
-/proc/driver/nvidia/capabilities/…, /proc/driver/nvidia-caps/mig-minors
-/proc/devices, /proc/modules
-/sys/bus/pci/devices/ADDRESS/…
+/proc/driver/nvidia/version, /proc/driver/nvidia/gpus/ADDRESS/information /proc/driver/nvidia/capabilities/…,
+/proc/driver/nvidia-caps/mig-minors /proc/devices, /proc/modules /sys/bus/pci/devices/ADDRESS/…
 
 Sources of the formats: the chapter "Using the /proc File System Interface" of the driver's README, "Device Nodes and
-Capabilities" in the MIG User Guide, proc(5), and Documentation/ABI/testing/sysfs-bus-pci of Linux. Interrupts and
-memory addresses, which simulated GPUs lack, are omitted or 0.
+Capabilities" in the MIG User Guide, proc(5), and Documentation/ABI/testing/sysfs-bus-pci of Linux. Simulated GPUs have
+no interrupts and memory addresses, so the files omit them or contain 0.
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ import os
 import struct
 from typing import Any
 
-# MIG User Guide: minor numbers of the capabilities. They depend on the maximum numbers of GPUs, GPU instances and
+# The capabilities' minor numbers (MIG User Guide). They depend on the maximum numbers of GPUs, GPU instances and
 # compute instances.
 CONFIG_MINOR, MONITOR_MINOR, FIRST_INSTANCE_MINOR = 1, 2, 3
 GPUS, GPU_INSTANCES, COMPUTE_INSTANCES = 32, 15, 8
 MINORS_PER_INSTANCE = 1 + COMPUTE_INSTANCES
 MINORS_PER_GPU = GPU_INSTANCES * MINORS_PER_INSTANCE
 
-# Modes of capability nodes (MIG User Guide): only root may configure, and all users may use instances.
+# The capability nodes' modes (MIG User Guide): only root may configure, and all users may use instances.
 ROOT_READS, ALL_READ = 0o400, 0o444
 
 # The driver uses any free major number for capabilities. Numbers 240 to 254 are for local use
 # (Documentation/admin-guide/devices.txt of Linux).
 LOCAL_MAJORS = range(240, 255)
-# Major number of the GPUs (same document).
+# The GPUs' major number (same document).
 NVIDIA_MAJOR = 195
 CAPS = "nvidia-caps"
 
@@ -52,7 +50,10 @@ def instance_minor(gpu_minor: int, gpu_instance: int, compute_instance: int | No
 
 @functools.lru_cache(maxsize=None)
 def mig_minors() -> str:
-    """Return the text of mig-minors. It lists missing instances too."""
+    """Return the text of mig-minors.
+
+    The file lists missing instances too.
+    """
     lines = [f"config {CONFIG_MINOR}", f"monitor {MONITOR_MINOR}"]
     for gpu in range(GPUS):
         for instance in range(GPU_INSTANCES):
@@ -87,7 +88,10 @@ def proc_files(state: dict[str, Any]) -> dict[str, str]:
 
 
 def pci_address(gpu: dict[str, Any]) -> str:
-    """Return a GPU's address in the kernel's format: four-digit domain, lower case."""
+    """Return a GPU's address in the kernel's format.
+
+    The domain has four digits, and letters are lower case.
+    """
     return gpu["pci_address"][-12:].lower()
 
 
@@ -151,7 +155,7 @@ def modules(kernels: str) -> str:
 
 
 def pci_files(gpu: dict[str, Any]) -> dict[str, bytes]:
-    """Return the files of a GPU's folder in sysfs."""
+    """Return a GPU's files in sysfs."""
     vendor, device = _halves(gpu["pci_device_id"])
     subsystem_vendor, subsystem_device = _halves(gpu["pci_subsystem_id"] or 0)
     pci_class = VGA if gpu["display"] else CONTROLLER_3D
@@ -175,7 +179,7 @@ def pci_files(gpu: dict[str, Any]) -> dict[str, bytes]:
     if speed:
         texts["max_link_speed"] = f"{speed} GT/s PCIe"
     files = {name: f"{text}\n".encode() for name, text in texts.items()}
-    # Header of the configuration space (PCI Local Bus Specification 3.0, figure 6-1). Contains only identifiers and
+    # The configuration space's header (PCI Local Bus Specification 3.0, figure 6-1). It contains only identifiers and
     # class.
     files["config"] = struct.pack(
         "<HHHHBBBB32xHH16x", vendor, device, 0, 0, 0, 0, pci_class >> 8 & 0xFF, pci_class >> 16,
@@ -185,5 +189,5 @@ def pci_files(gpu: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _halves(both: int) -> tuple[int, int]:
-    """Return the vendor and the device from NVML's combined number."""
+    """Split NVML's combined number into the vendor and the device."""
     return both & 0xFFFF, both >> 16

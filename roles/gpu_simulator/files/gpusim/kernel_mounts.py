@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the files of the kernel and the driver to their usual places.
+"""Write the kernel's and the driver's files to their usual places.
 
-The files follow changes of the state. Nothing can be added to /proc and /sys, so tmpfs mounts cover /proc/driver and
-/sys/bus/pci/devices. Bind mounts of single files cover /proc/devices and /proc/modules. These two must exist.
+`follow` updates the files after each change of the state. /proc and /sys accept no new files, so tmpfs mounts cover
+/proc/driver and /sys/bus/pci/devices. Bind mounts of single files cover /proc/devices and /proc/modules. These two must
+exist.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from . import kernel_files
 from .control import Control
 from .errors import FleetError
 
-# Name of the mounts' source in /proc/mounts, by which `remove` recognizes them.
+# The mounts' source in /proc/mounts, by which `remove` recognizes them.
 MOUNT_SOURCE = "gpusim"
-# Poll interval. It matters only for changes by processes that were killed before they could announce their change.
+# Poll interval. It matters only for changes by processes that died before they could announce their change.
 LOOK_EVERY_SECONDS = 10
 READ_BY_ALL = 0o444
 
@@ -28,8 +29,8 @@ READ_BY_ALL = 0o444
 def write(state: dict[str, Any], root: Path) -> list[str]:
     """Write a host's files below `root`, and remove files of former instances.
 
-    Return what was omitted, with reasons. `state` is the output of `gpusim show --json`. Requires root. Raises
-    FleetError.
+    Return the omitted files with reasons. `state` is the output of `gpusim show --json`. The caller must be root. Raise
+    FleetError on a host with a real driver, and if a mount fails.
     """
     proc = root / "proc" / "driver"
     if not _is_ours(proc):
@@ -45,10 +46,13 @@ def write(state: dict[str, Any], root: Path) -> list[str]:
 
 
 def follow(control: Control, root: Path) -> None:
-    """Write the files at each change of the state. Never returns."""
+    """Write the files after each change of the state.
+
+    This function never returns.
+    """
     written = None
     while True:
-        # The counter is read before the state, so that the next round detects a change in between.
+        # Read the counter before the state, so that the next round detects a change in between.
         seen = control.changes()
         state = control.dump()
         desired = (kernel_files.proc_files(state), [kernel_files.pci_files(gpu) for gpu in state["gpus"]])
@@ -75,7 +79,7 @@ def remove(root: Path) -> None:
 
 
 def _write_devices(root: Path, proc: Path, left_out: list[str]) -> int:
-    """Write /proc/devices. Return the major number of the capabilities."""
+    """Write /proc/devices, and return the capabilities' major number."""
     path = root / "proc" / "devices"
     text, major = kernel_files.devices(path.read_text(encoding="utf-8"))
     _cover(path, text, proc, left_out)
@@ -93,7 +97,7 @@ def _write_modules(root: Path, proc: Path, left_out: list[str]) -> None:
 def _cover(path: Path, text: str, proc: Path, left_out: list[str]) -> None:
     """Mount a file over another one.
 
-    Use this only for content that does not depend on instances, because the mounted file never changes.
+    The mounted file never changes, so use this function only for content that does not depend on instances.
     """
     if _is_ours(path):
         return
@@ -105,12 +109,15 @@ def _cover(path: Path, text: str, proc: Path, left_out: list[str]) -> None:
     except FleetError as error:
         left_out.append(f"{path}: {error}")
     finally:
-        # A mounted file needs no path, so the path is removed.
+        # A mounted file needs no path, so remove the path.
         new.unlink(missing_ok=True)
 
 
 def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
-    """Write the GPUs' folders in sysfs, next to links to the kernel's own devices."""
+    """Write the GPUs' folders in sysfs.
+
+    Links to the kernel's own devices are next to them.
+    """
     folder = root / "sys" / "bus" / "pci" / "devices"
     if not folder.is_dir():
         left_out.append(f"{folder}: this kernel shows no PCI devices")
@@ -127,8 +134,8 @@ def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
         for name, content in kernel_files.pci_files(gpu).items():
             _write(device / name, content)
         if not (device / "driver").is_symlink():
-            # The kernel does not have this driver, so the link leads to an existing folder. Programs read the last part
-            # of the path, and some check that it exists.
+            # The kernel does not have this driver, so the link leads to an existing folder. Programs read the path's
+            # last part, and some check that the path exists.
             (device / "driver").symlink_to("../../../../../proc/driver/nvidia")
     gpus = {kernel_files.pci_address(gpu) for gpu in state["gpus"]}
     for device in folder.iterdir():
@@ -138,7 +145,10 @@ def _write_pci(state: dict[str, Any], root: Path, left_out: list[str]) -> None:
 
 
 def _write_tree(top: Path, files: dict[str, bytes]) -> None:
-    """Write files to a folder, and remove all others. The keys are relative paths."""
+    """Write files to a folder, and remove all others.
+
+    The keys are relative paths.
+    """
     for path, content in files.items():
         _write(top / path, content)
     for path in sorted(top.rglob("*"), reverse=True):
@@ -164,7 +174,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a changed file atomically."""
+    """Replace the file atomically if the content has changed."""
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,9 +185,9 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _nodes(state: dict[str, Any], root: Path, major: int) -> list[str]:
-    """Create the nodes of existing capabilities. Return omitted nodes with reasons.
+    """Create the existing capabilities' nodes. Return omitted nodes with reasons.
 
-    Opening a node fails, because no driver has its number.
+    Programs cannot open a node, because no driver has its number.
     """
     folder = root / "dev" / "nvidia-caps"
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Convert load patterns to the text for gpusimLoad.
 
-The patterns are from a command line or from a recorded CSV.
+The patterns come from a command line or from a recorded CSV.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PATTERNS = ("constant", "square", "sine")
 # Columns of a recorded load. Only the first one is required.
 UTILIZATION, MEMORY, POWER = "utilization_percent", "memory_mib", "power_watts"
 
-# Value in gpusim.h which means that the power of this sample follows its utilization.
+# gpusim.h uses this value for a sample whose power follows its utilization.
 POWER_FOLLOWS = -1
 
 
 class LoadError(FleetError):
-    """A load cannot be read."""
+    """A load that this tool cannot read."""
 
 
 def pattern_text(
@@ -54,7 +54,7 @@ def pattern_text(
 
 
 def shares_text(sm: int | None, occupancy: int | None, tensor: int | None, bandwidth: int | None) -> str:
-    """Return the GPM values of a load, in percent of its utilization.
+    """Return the load's GPM values, in percent of its utilization.
 
     None selects the library's default.
     """
@@ -75,7 +75,7 @@ def samples_text(path: str, interval: float) -> str:
 
 
 def _samples(path: str) -> Iterator[tuple[int | float, int, int]]:
-    """Yield (percent, MiB, milliwatts) of each line."""
+    """Yield each line's (percent, MiB, milliwatts)."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

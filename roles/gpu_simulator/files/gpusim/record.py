@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create a model file from the readings of a card (gpu-check.json).
+"""Create a model file from a card's readings (gpu-check.json).
 
 Model files are in plugins/module_utils/models.
 """
@@ -27,7 +27,7 @@ _MAPPINGS = {
     "pcie": ("generation", "width"),
     "inforom": ("image", "oem", "ecc", "power"),
 }
-# Fields in the order of a model file. Their values are written as they were read.
+# Fields in a model file's order. record writes their values as the card reported them.
 _FIELDS = (
     "pci_subsystem_id", "brand", "architecture", "compute_capability", "multiprocessors", "memory_total_mib",
     "memory_reserved_mib", "bar1_total_mib", "memory_bus_width_bits", "row_remapper_banks", "power_watts", "memory_power_watts",
@@ -37,7 +37,7 @@ _FIELDS = (
     "board_part_number", "gpu_part_number", "inforom", "on_module", "mig_capable", "mig_needs_reset",
     "compute_slices", "placement_units", "max_gpu_instances",
 )  # fmt: skip
-# Lines of a profile in a model file.
+# A profile's lines in a model file.
 _PROFILE_LINES = (
     ("nvml_profile", "profile_id", "compute_slices", "memory_mib", "multiprocessors"),
     ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines"),
@@ -46,9 +46,9 @@ _PROFILE_LINES = (
 
 
 def read_report(path: str, gpu: int) -> tuple[Readings, str]:
-    """Return one GPU's readings from a gpu-check.json, and a text with their source.
+    """Return one GPU's readings from a gpu-check.json, and their source as text.
 
-    Raises FleetError.
+    Raise FleetError if it cannot read them.
     """
     cure = "Use a gpu-check.json of make check-gpu"
     try:
@@ -65,7 +65,7 @@ def read_report(path: str, gpu: int) -> tuple[Readings, str]:
             for one in reading["nvidia_smi"].get("gpus") or ()
             if one["uuid"] == Readings(calls).value("nvmlDeviceGetUUID")
         ]
-        # A report may contain placeholders instead of UUIDs. They are unique too.
+        # A report may contain placeholders instead of UUIDs. These are unique too.
         for one in shown[:1]:
             number = one.get("gpu_part_number") or "N/A"
             calls.append({"call": "nvidia-smi", "of": "gpu_part_number", "value": None if "N/A" in number else number})
@@ -81,9 +81,9 @@ def read_report(path: str, gpu: int) -> tuple[Readings, str]:
 
 
 def model_text(key: str, readings: Readings, source: str, models: dict[str, Model]) -> str:
-    """Return the text of the model file.
+    """Return the model file's text.
 
-    Raises FleetError if the catalogue cannot read the file.
+    Raise FleetError if the catalogue cannot read the file.
     """
     fields = fields_of(readings)
     unconfirmed: dict[str, str] = {}
@@ -116,7 +116,7 @@ def model_text(key: str, readings: Readings, source: str, models: dict[str, Mode
         "sources": [source],
     }
     text = _to_text(data)
-    # Parse the text, so that the error lists missing required fields by name.
+    # Parse the text, so that the error names missing required fields.
     parse_model(text, key.lower() + ".json")
     return text
 
@@ -152,7 +152,7 @@ def _profiles(fields: dict[str, Field]) -> list[dict[str, Any]]:
 def _compute_instance_profiles(
     profiles: list[dict[str, Any]], models: dict[str, Model], unconfirmed: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return compute instance profiles of the catalogue, by a GPU instance's slices.
+    """Return the catalogue's compute instance profiles, by a GPU instance's slices.
 
     NVML reports compute instance profiles only inside an instance.
     """
@@ -189,7 +189,7 @@ def _compute_instance_profiles(
 
 
 def _to_text(data: dict[str, Any]) -> str:
-    """Return JSON in the format of the model files, with one line per field."""
+    """Return JSON in the model files' format, with one line per field."""
     lines = []
     for name, value in data.items():
         lines.append(f"  {json.dumps(name)}: {_field_text(name, value)}")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Format the state of the simulated GPUs as text."""
+"""Format the simulated GPUs' state as text."""
 
 from __future__ import annotations
 

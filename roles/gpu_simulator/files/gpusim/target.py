@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the GPU, GPU instance or compute instance given on a command line."""
+"""Find the GPU, GPU instance or compute instance that a command line names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ _PCI_ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([
 
 
 class TargetError(FleetError):
-    """No GPU or instance of this host has the given name."""
+    """This host has no GPU or instance with the given name."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """NVML IDs of a target. The ID of a level that the name does not have is WHOLE."""
+    """A target's NVML IDs.
+
+    If the name lacks a level, that level's ID is WHOLE.
+    """
 
     gpu: int
     gpu_instance: int = WHOLE
@@ -28,9 +31,9 @@ class Target:
 
 
 def find(state: dict[str, Any], text: str) -> Target:
-    """Return the target in a state of Control.dump.
+    """Return the target in a state from Control.dump.
 
-    The text is GPU, GPU/GI or the UUID of a MIG device.
+    The text is GPU, GPU/GI or a MIG device's UUID.
     """
     if text.startswith("MIG-"):
         for gpu in state["gpus"]:
