@@ -37,7 +37,7 @@ def test_a_host_s_page_shows_when_its_link_is_followed_and_alone(show):
     assert shown(page, ".host") == [] and len(shown(page, "#fleet")) == 1
     assert follow(page, ".map a:nth-child(2)") == "#host-1"
     assert shown(page, ".host h2") == ["gpu-0001.example.org"]
-    assert shown(page, "#fleet, header, .tiles, #findings") == []
+    assert shown(page, "#fleet, header, #take, .tiles, #findings") == []
     assert len(shown(page, ".host .gpu")) == page_fleet.gpus_of_a_host()
     assert follow(page, "#host-1 a") == "#fleet"
     assert shown(page, ".host") == [] and len(shown(page, "#findings")) == 1
@@ -50,30 +50,32 @@ def test_a_finding_leads_to_its_host(show):
     assert shown(page, ".host h2") == [place.split()[0]]
 
 
-def test_headlines_say_what_to_take_back_from_whom(show):
+def test_headlines_say_what_to_take_back(show):
     page = show(page_fleet.usual())
     # On each of three hosts, the container of bob has no process on one GPU. Alice's unit works elsewhere on the host.
-    stop, ask, resize, free = (" ".join(text.split()) for text in shown(page, ".headlines .tile"))
-    assert stop.startswith("Stop 3 GPUs") and stop.endswith("bob 3")
-    assert ask.startswith("Ask about ") and "alice" in ask and "bob" not in ask
-    assert resize.startswith("Resize to save ") and free.endswith("EUR/month")
-    assert shown(page, "h2")[0] == "Take back first"
+    stop, ask, resize, free = (" ".join(text.split()) for text in shown(page, ".sum"))
+    assert stop == "Stop now: 3 of 24 GPUs, 5,259 of 42,072 EUR per month"
+    assert ask.startswith("Ask about ") and resize.startswith("Resize to free up to ") and free.endswith(" EUR).")
 
 
 def test_first_table_has_what_a_message_to_an_owner_needs(show):
     page = show(page_fleet.usual())
-    rows = page.locator("#take tbody").first.locator("tr:not(.action)")
+    rows = page.locator("#take tbody").first.locator("tr:not(.action, .advice)")
     assert [" ".join(text.split()) for text in rows.all_inner_texts()] == [
-        "bob team notebooks · #notebooks container jupyter-bob gpu-%04d gpu 1 no process for 14 days 1 GPU 1,753 EUR"
-        % number
+        "bob team notebooks · #notebooks container jupyter-bob gpu-%04d gpu 1 "
+        "no process, no work for at least 14 days (limit 5.5 days) 1 GPU 1,753 EUR" % number
         for number in range(3)
     ]
     reasons = dict(zip(shown(page, "#take td.why"), shown(page, "#take td.owner")))
     # Alice's unit works on other GPUs of its host, so a stop would end its work.
-    (spared,) = {
-        text for text, owner in reasons.items() if owner == "alice" and text.startswith("it works on other GPUs")
-    }
-    assert " of its " in spared
+    (spared,) = {text for text, owner in reasons.items() if owner == "alice" and "it works on other GPUs" in text}
+    assert "ending it frees all " in spared
+
+
+def test_findings_name_owners_in_the_order_of_the_first_table(show):
+    page = show(page_fleet.usual())
+    owners = shown(page, "#findings td[data-name='held by'] b")
+    assert owners[:3] == ["bob"] * 3 and {"alice", "llm"} <= set(owners)
 
 
 def test_gpus_of_the_map_have_numbers(show):
@@ -82,26 +84,29 @@ def test_gpus_of_the_map_have_numbers(show):
     assert shown(page, ".map a:first-child .gpus small") == numbers
 
 
-def test_phone_shows_who_and_how_much_in_the_first_screen(show):
+def test_phone_shows_every_stop_with_its_reason_in_the_first_screen(show):
     page = show(page_fleet.usual(), width=390)
-    first = page.locator("#take td.owner").first.bounding_box()
-    assert first["y"] + first["height"] < 800
+    reasons = page.locator("#take tbody").first.locator("td.why")
+    boxes = [reason.bounding_box() for reason in reasons.all()]
+    assert len(boxes) == 3 and all(box["y"] + box["height"] < 800 for box in boxes)
     # A row has its owner, GPUs and cost on one line.
-    cells = [page.locator("#take td.%s" % name).first.bounding_box() for name in ("owner", "number", "money")]
+    cells = [page.locator("#take td.%s" % name).nth(1).bounding_box() for name in ("number", "money")]
+    cells.append(page.locator("#take td.owner").first.bounding_box())
     assert len({round(cell["y"] + cell["height"] / 2) for cell in cells}) == 1
-    # Verdicts without a part take no space.
-    assert shown(page, ".tile.none") == []
 
 
 def test_phone_shows_headings_of_what_is_not_a_finding(show):
     wide, page = show(page_fleet.usual()), show(page_fleet.usual(), width=390)
     headings = shown(wide, ".fold h2")
-    assert headings == ["GPUs by class", "Use by owner", "Verdicts"]
+    assert headings == ["Findings by verdict", "GPUs by class", "Use by owner", "Verdicts"]
     assert shown(page, ".fold") and shown(page, ".fold > :not(h2)") == [] and shown(page, ".fold h2") == headings
     for heading in headings:
         page.locator(".fold h2 a", has_text=heading).click()
         section = page.evaluate("location.hash")
         assert shown(page, section + " > *") == shown(wide, section + " > *")
+    # Verdicts without a part take no space.
+    follow(page, "#verdicts h2 a")
+    assert shown(page, ".tile.none") == []
     # Nothing is folded on a wide screen, so a link that shows more has no use there.
     findings, more = "#findings tr[id]", "#findings .more a"
     assert shown(wide, more) == []

@@ -25,7 +25,7 @@ HEADLINES = {"reserved and unused": RESERVED_UNUSED, "not assigned": NOT_ASSIGNE
 #: The classes' explanations in the legends of reports.
 CLASS_MEANINGS = {
     IN_USE: "A workload uses it.",
-    RESIZABLE: "The part that a workload holds but never needed.",
+    RESIZABLE: "The part beyond a workload's peak memory and its compute of 99 % of the time.",
     IDLE: "A workload or tenant holds it without a sign of work.",
     STANDBY: "Its workload waits for clients.",
     STALLED: "Its workload is busy without progress.",

@@ -9,13 +9,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 
-from ...module_utils.catalogue import load_models
 from ...module_utils.errors import FleetError
 from ..counted import counted
 from ..idle.rhythm import Span
 from .asking import Asking
 from .colocation import colocation
 from .compare import Former, findings, gone
+from .fitting import models_by_name
 from .history import History
 from .holdings import HostState, Price, holdings
 from .job_devices import Finder, held_now, hosts_by_node
@@ -230,7 +230,7 @@ def _jobs(order: Order, window: Window, subjects: Sequence[Subject], say: Callab
     except PrometheusError as error:
         notes.append("The use by jobs is unknown. %s" % error)
     shown = {subject.place: str(subject) for subject in parts}
-    boards = {board.name: model for model in load_models().values() for board in model.boards}
+    boards = models_by_name()
     models = {str(one): boards[one.model] for one in parts if one.kind == "gpu" and one.model in boards}
     usage = joined.usage(start, use, lambda device: shown.get(device, " ".join(filter(None, device))), models)
     return KnownJobs(jobs.jobs, joined.ended(start), usage, tuple(dict.fromkeys(notes)))

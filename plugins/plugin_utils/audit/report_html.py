@@ -13,25 +13,29 @@ import datetime
 import itertools
 import math
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Sequence
 
 import jinja2
 
 from ..counted import counted
+from .fitting import models_by_name, sufficient_profiles
 from .ledger import CLASS_OF
 from .ledger_model import (
     CLASS_MEANINGS,
     HEADLINES,
     NOT_ASSIGNED,
     RESERVED_UNUSED,
+    UNASSIGNED,
     Ledger,
     Row,
     Sum,
     sum_of,
 )
-from .model import ASKING, MEANINGS, WORDS, Audit, Day, Finding, Stat
+from .model import ASKING, MEANINGS, WORDS, Audit, Day, Finding, Holding, Stat
 from .report_json import summary, sums
-from .take_back import ASK, RESIZE, STOP, actions, total_of
+from .resting import duration
+from .take_back import ASK, RESIZE, STOP, Action, actions, total_of
+from .verdict import held_by
 from .workload_model import OwnerTotal, OwnerTotals, Workload
 from .write_line import gpus, line, money, part
 
@@ -46,19 +50,17 @@ _ROWS_OF_USE = 50
 #: Maximum number of workloads for each action in the first table, which must be readable in a minute.
 _ROWS_TO_TAKE = 10
 #: Headings of the actions, and how to do them.
-_HEADINGS = {STOP: "Stop", ASK: "Ask about", RESIZE: "Resize to save"}
+_HEADINGS = {STOP: "Stop now", ASK: "Ask about", RESIZE: "Resize to free up to"}
 _ADVICE = {
-    STOP: "Stop: ansible-playbook -i INVENTORY openfleet.gpu.rightsize -e gpu_rightsize_dir=DIRECTORY "
-    "-e gpu_rightsize_reclaim=act notifies the owners, and stops workloads that are still idle after the "
-    "notice period. Without the last option, the command only lists them.",
-    ASK: "Ask: no command stops these workloads.",
-    RESIZE: "Resize: ansible-playbook -i INVENTORY openfleet.gpu.rightsize -e gpu_rightsize_dir=DIRECTORY proposes the sizes.",
+    STOP: "ansible-playbook -i INVENTORY openfleet.gpu.rightsize -e gpu_rightsize_dir=DIRECTORY -e gpu_rightsize_reclaim=act "
+    "notifies each owner, and its next run after gpu_rightsize_reclaim_notice (default 24h) stops workloads that are still idle.",
+    ASK: "No command stops these workloads.",
+    RESIZE: "The same command without its last option proposes sizes, and stops nothing. A workload needs its peak memory with a "
+    "margin, or its compute of 99 % of the time if this is more.",
 }
 #: Verdicts whose reason mentions the kind of use. The reasons of other verdicts could contradict a sentence about
 #: kernels.
 _USES = ("saturated", "oversized_memory", "oversized_compute", "right")
-#: Maximum number of users in a headline.
-_USERS = 5
 #: Maximum number of teams, users and workloads each on the page. The CSV file has all workloads.
 _ROWS_OF_OWNERS = 20
 #: Maximum number of hosts in the table of unassigned GPUs.
@@ -97,7 +99,9 @@ def to_text(audit: Audit) -> str:
     """
     reserved = _reserved(audit.ledger)
     asking = [found for found in audit.findings if found.verdict.word in ASKING or found.id in reserved]
-    asking.sort(key=lambda found: _dearest(found, reserved))
+    take = actions(audit.ledger, audit.findings, sufficient_profiles(audit.findings, models_by_name()))
+    places = _places(take)
+    asking.sort(key=lambda found: (places.get(found.id, len(places)), WORDS.index(found.verdict.word)))
     hosts = _hosts(audit.findings, audit.ledger)
     return (
         environment()
@@ -118,12 +122,15 @@ def to_text(audit: Audit) -> str:
             not_assigned=(by_host := _not_assigned(audit.ledger)),
             more_free=_more_free(by_host[_HOSTS_OF_FREE:]),
             owners=_owners(audit.owners),
-            take=actions(audit.ledger, audit.findings),
+            take=take,
             total_of=total_of,
+            who=_holding_owners(audit.ledger),
+            held_by=held_by,
+            held_for=lambda holding: _held_for(holding, audit.made_at_seconds),
+            headline_of={word: title for title, words in HEADLINES.items() for word in words},
             headings=_HEADINGS,
             advice=_ADVICE,
             most_rows=_ROWS_TO_TAKE,
-            most_users=_USERS,
             owner_sum=_owner_sum,
             gpus=gpus,
             most_hosts=_HOSTS_OF_FREE,
@@ -191,10 +198,30 @@ def _owner_sum(rows: Sequence[OwnerTotal]) -> OwnerTotal:
     )
 
 
-def _dearest(found: Finding, reserved: Mapping[str, Sum]) -> tuple[float, float, int]:
-    row = reserved.get(found.id)
-    cost, part = (row.cost_per_month or 0.0, row.gpus) if row else (0.0, 0.0)
-    return (-cost, -part, WORDS.index(found.verdict.word))
+def _places(take: Sequence[Action]) -> dict[str, int]:
+    """Return the position of each finding in the first table."""
+    ids = (name for action in take for item in action.items for name in item.findings)
+    return {name: number for number, name in enumerate(dict.fromkeys(ids))}
+
+
+def _holding_owners(book: Ledger) -> dict[str, str]:
+    """Return the current users of each finding's part, by ID of the finding."""
+    found: dict[str, dict[str, None]] = {}
+    for row in book.rows:
+        if row.owner and row.owner.owner and row.gpus:
+            found.setdefault(row.finding, {})[row.owner.owner] = None
+    return {name: ", ".join(users) for name, users in found.items()}
+
+
+def _held_for(holding: Holding, now: float) -> str:
+    """Return since when the GPU is held, as text.
+
+    The start of the oldest holder counts if it is known.
+    """
+    starts = [one.since_seconds for one in holding.holders or () if one.since_seconds is not None]
+    if starts:
+        return "started %s ago" % duration(max(0.0, now - min(starts)))
+    return "held for at least %s" % duration(holding.held_seconds) if holding.held_seconds else ""
 
 
 def _not_assigned(book: Ledger) -> list[tuple[str, Sum, Sum]]:
@@ -225,6 +252,10 @@ def _hosts(findings: Iterable[Finding], book: Ledger) -> list[dict[str, Any]]:
     for row in book.rows:
         if row.word in (*RESERVED_UNUSED, *NOT_ASSIGNED):
             wasted.setdefault(row.host, []).append(row)
+    unassigned: dict[tuple[str, str], list[Row]] = {}
+    for row in book.rows:
+        if row.word == UNASSIGNED:
+            unassigned.setdefault((row.host, row.gpu_uuid), []).append(row)
     ordered = sorted(findings, key=lambda found: found.holding.subject.rack_order)
     for number, (name, of_host) in enumerate(itertools.groupby(ordered, key=lambda found: found.holding.subject.host)):
         gpus = []
@@ -237,6 +268,7 @@ def _hosts(findings: Iterable[Finding], book: Ledger) -> list[dict[str, Any]]:
                     "model": next((row.holding.subject.model for row in rows if row.holding.subject.model), ""),
                     "rows": rows,
                     "cells": [row for row in rows if row.holding.subject.kind in ("gpu", "mig_instance")],
+                    "unassigned": sum(row.gpus for row in unassigned.get((name, uuid), ())),
                 }
             )
         hosts.append({

@@ -9,10 +9,12 @@ Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Sequence
 
-from ..idle.rule import HOUR_SECONDS, Policy, threshold_seconds
+from ..idle.rule import GRACE, HOUR_SECONDS, NEW, RARE, RHYTHM, WEEKEND, Policy, limits_seconds, stop_seconds
 from ..idle.signals import CLIENTS, missing_groups
-from .model import Holding
+from .holdings import is_notebook, runs_processes
+from .model import Holding, Quiet
 
 #: Tolerance when quiet times are compared, which have a resolution of one hour.
 HOUR_OFF = 1.5 * HOUR_SECONDS
@@ -53,12 +55,14 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
     if any(holder.clients is not None for holder in holding.holders or ()):
         known.append(CLIENTS.name)
     missing = missing_groups(known)
-    after = threshold_seconds(
+    limits = limits_seconds(
         policy,
         longest_seconds=quiet.longest_seconds,
         history_seconds=min(held or 0.0, held or 0.0 if newest is None else newest),
         missing_signals=len(missing),
     )
+    rule = max(limits, key=lambda name: limits[name])
+    after = limits[rule]
     since = newest if held is None else held
     blamed = quiet.seconds if since is None else min(quiet.seconds, since)
     never_worked = quiet.whole_window or (since is not None and since <= quiet.seconds + HOUR_OFF)
@@ -69,16 +73,46 @@ def resting(holding: Holding, policy: Policy) -> Resting | None:
             duration(blamed),
             duration(after),
         )
-    pause = "its longest earlier pause was %s" % duration(quiet.longest_seconds)
-    why = "No sign of work for %s. Its limit is %s, because %s. Signals: %s." % (
-        duration(quiet.seconds),
+    why = "No sign of work for %s. Its limit is %s: %s. Signals: %s." % (
+        quiet_time(quiet),
         duration(after),
-        pause if quiet.longest_seconds else "no earlier pause is known",
+        _reason(rule, policy, quiet.longest_seconds, missing),
         ", ".join(known) or "none",
     )
     if missing:
         why += " Not measured: %s." % ", ".join(missing)
     return Resting(quiet.seconds, after, is_idle, why, early)
+
+
+def _reason(rule: str, policy: Policy, longest_seconds: float, missing: Sequence[str]) -> str:
+    """Return why the limit with this name applies."""
+    pause = duration(longest_seconds)
+    extended = ", longer because of signals that are not measured" if missing else ""
+    return {
+        GRACE: "the grace period%s" % extended,
+        WEEKEND: "a weekend, because it paused for %s before" % pause,
+        RHYTHM: "%g times its longest earlier pause of %s" % (policy.rhythm_factor, pause),
+        NEW: "a week and more, because its history is shorter than %s" % duration(policy.new_seconds),
+        RARE: "two weeks and more, because it paused for %s before" % pause,
+    }[rule]
+
+
+def least_stop_seconds(holding: Holding) -> float:
+    """Return the quiet time in seconds before which a holder is not stopped."""
+    quiet = holding.quiet
+    if quiet is None or runs_processes(holding) is False:
+        return 0.0
+    held = holding.held_seconds
+    never_worked = quiet.whole_window or (held is not None and held <= quiet.seconds + HOUR_OFF)
+    # A notebook is no job that runs at the end of a quarter.
+    return stop_seconds(
+        Policy(), longest_seconds=quiet.longest_seconds, never_worked=never_worked and not is_notebook(holding)
+    )
+
+
+def quiet_time(quiet: Quiet) -> str:
+    """Return a quiet time as text. It may have begun before the first sample."""
+    return ("at least " if quiet.whole_window else "") + duration(quiet.seconds)
 
 
 def duration(seconds: float) -> str:

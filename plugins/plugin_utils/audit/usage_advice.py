@@ -10,13 +10,11 @@ from typing import Mapping, Sequence
 
 from ...module_utils.catalogue import Model
 from ..counted import counted
+from .fitting import smallest_profile
 from .usage_model import JobUse
 
-#: Headroom above the peaks of memory and compute, as for other workloads (docs/sizing.md).
-_MEMORY_HEADROOM, _COMPUTE_HEADROOM = 1.15, 1.2
 #: Minimum number of jobs, of measured GPU hours, and minimum share of the held hours that must be measured.
 _LEAST_JOBS, _LEAST_SECONDS, _LEAST_RATIO = 5, 24 * 3600, 0.8
-_MIB = 1 << 20
 #: Maximum number of sentences.
 _MOST = 20
 
@@ -50,7 +48,7 @@ def _advice(account: str, kind: str, jobs: Sequence[JobUse], models: Mapping[str
     model = models[next(iter(devices))]
     memory = max(job.memory_max_bytes or 0.0 for job in known)
     compute = max(job.compute_max_ratio or 0.0 for job in known)
-    profile = _smallest(model, memory * _MEMORY_HEADROOM, compute * _COMPUTE_HEADROOM)
+    profile = smallest_profile(model, memory, compute)
     if not profile:
         return ""
     return (
@@ -58,21 +56,3 @@ def _advice(account: str, kind: str, jobs: Sequence[JobUse], models: Mapping[str
         "MIG instances of the profile %s would have been enough."
         % (account, counted(len(known), "job"), kind, memory / (1 << 30), 100 * compute, profile)
     )
-
-
-def _smallest(model: Model, memory_bytes: float, compute_ratio: float) -> str:
-    """Return the smallest profile with at least this memory and compute.
-
-    Returns "" if only the whole GPU has enough.
-    """
-    whole = max((profile.compute_slices for profile in model.profiles), default=0)
-    fitting = [
-        (profile.placement_size, profile.compute_slices, profile.name)
-        for profile in model.profiles
-        # Skip profiles with a suffix, which are for media and graphics.
-        if profile.compute_slices < whole
-        and profile.name.endswith("gb")
-        and model.profile_memory_mib(profile) * _MIB >= memory_bytes
-        and profile.compute_slices >= compute_ratio * whole
-    ]
-    return min(fitting)[2] if fitting else ""

@@ -132,7 +132,7 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
         return "broken_metrics", contradiction, 0.0
     stalled = _stalled(holding)
     if stalled and held is not False:
-        return "stalled", "%s %s" % (_held_by(holding), stalled), 1.0
+        return "stalled", "%s %s" % (held_by(holding), stalled), 1.0
     rest = resting(holding, limits.idle_policy)
     if rest and held is False:
         return "free", "No holder. No sign of work for %s." % duration(rest.seconds), 1.0
@@ -140,9 +140,9 @@ def _judge(holding: Holding, limits: Thresholds, seconds: float | None) -> tuple
         return _judge_idle(holding, rest)
     waits = _polls_for_clients(holding, limits) or _hardly_works(holding)
     if waits:
-        return "standby", "%s %s" % (_held_by(holding), waits), 1.0
+        return "standby", "%s %s" % (held_by(holding), waits), 1.0
     if rest and rest.too_early:
-        return "no_data", "%s %s" % (_held_by(holding), rest.too_early), 0.0
+        return "no_data", "%s %s" % (held_by(holding), rest.too_early), 0.0
     if held is False and _never_used(holding, limits):
         return "free", "No holder, and no process for %s." % duration(holding.processes.seconds), 1.0
     short = _too_little(holding, limits, seconds)
@@ -194,24 +194,29 @@ def _never_used(holding: Holding, limits: Thresholds) -> bool:
 def _judge_idle(holding: Holding, rest: Resting) -> tuple[str, str, float]:
     """Return the verdict held_without_process, standby or idle, with the reason."""
     if runs_processes(holding) is False and is_held(holding) and holding.held_seconds is not None:
-        return "held_without_process", "%s No process runs on it. %s" % (_held_by(holding), rest.why), 1.0
+        return "held_without_process", "%s No process runs on it. %s" % (held_by(holding), rest.why), 1.0
     waits = _works_elsewhere(holding) or _waits_for_clients(holding)
     if waits:
-        return "standby", "%s %s %s" % (_held_by(holding), waits, rest.why), 1.0
+        return "standby", "%s %s %s" % (held_by(holding), waits, rest.why), 1.0
     doubt = _cannot_tell(holding)
     if doubt:
-        return "no_data", "%s Cannot tell whether it works: %s %s" % (_held_by(holding), doubt, rest.why), 0.0
-    return "idle", "%s %s" % (_held_by(holding), rest.why), 1.0
+        return "no_data", "%s Cannot tell whether it works: %s %s" % (held_by(holding), doubt, rest.why), 0.0
+    return "idle", "%s %s" % (held_by(holding), rest.why), 1.0
 
 
-def _held_by(holding: Holding) -> str:
+def held_by(holding: Holding) -> str:
+    """Return the holders as the first sentence of a reason."""
     who = "; ".join(dict.fromkeys(map(str, holding.holders or ())))
     if not who and not is_held(holding):
         return "Its holder is unknown."
     return "Held%s%s." % (
         " by %s" % who if who else "",
-        ", start unknown" if holding.held_seconds is None else "",
+        ", start unknown" if holding.held_seconds is None and not _has_start(holding) else "",
     )
+
+
+def _has_start(holding: Holding) -> bool:
+    return any(holder.since_seconds is not None for holder in holding.holders or ())
 
 
 def _works_elsewhere(holding: Holding) -> str:
@@ -354,14 +359,14 @@ def _too_little(holding: Holding, limits: Thresholds, seconds: float | None) -> 
     """Return why there is not enough data to judge the use, or ""."""
     known = [stat for stat in (holding.memory, holding.compute or holding.busy) if stat is not None]
     if not known:
-        return "No history."
+        return "Neither its activity nor its memory was measured."
     least = min(stat.seconds for stat in known)
     if least < limits.least_history_hours * 3600:
         return "Only %s of history. A verdict needs %g h." % (duration(least), limits.least_history_hours)
     if seconds is not None and _gaps(known, limits):
         return "Samples are missing for %.0f %% of the window." % (100 * (1 - min(s.coverage_ratio for s in known)))
     if holding.memory is None and holding.compute is None and holding.busy is None:
-        return "No history."
+        return "Neither its activity nor its memory was measured."
     return ""
 
 

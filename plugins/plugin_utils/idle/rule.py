@@ -44,6 +44,31 @@ class Policy:
     quarter_seconds: float = 100 * DAY_SECONDS
 
 
+#: Names of the limits that apply to a holder.
+GRACE, WEEKEND, RHYTHM, NEW, RARE = "grace", "weekend", "rhythm", "new", "rare"
+
+
+def limits_seconds(
+    policy: Policy,
+    *,
+    longest_seconds: float,
+    history_seconds: float,
+    missing_signals: int = 0,
+) -> dict[str, float]:
+    """Return each limit of a holder in seconds.
+
+    A holder is idle after the longest limit. A limit that does not apply is 0.
+
+    `longest_seconds` is the holder's longest earlier quiet time. `history_seconds` is the length of the holder's history.
+    `missing_signals` is the number of groups of signals that are not measured.
+    """
+    grace = policy.grace_seconds * (1 + policy.missing_signal_ratio * missing_signals)
+    new = policy.new_threshold_seconds if history_seconds < policy.new_seconds else 0.0
+    weekend = policy.weekend_ratio * policy.grace_seconds if longest_seconds >= policy.night_seconds else 0.0
+    rare = policy.rare_threshold_seconds if longest_seconds >= policy.rare_seconds else 0.0
+    return {GRACE: grace, WEEKEND: weekend, RHYTHM: policy.rhythm_factor * longest_seconds, NEW: new, RARE: rare}
+
+
 def threshold_seconds(
     policy: Policy,
     *,
@@ -53,14 +78,15 @@ def threshold_seconds(
 ) -> float:
     """Return the quiet time in seconds after which a holder is idle.
 
-    `longest_seconds` is its longest earlier quiet time, `history_seconds` the length of its history, and
-    `missing_signals` the number of groups of signals that are not measured.
+    The arguments are those of `limits_seconds`.
     """
-    grace = policy.grace_seconds * (1 + policy.missing_signal_ratio * missing_signals)
-    new = policy.new_threshold_seconds if history_seconds < policy.new_seconds else 0.0
-    weekend = policy.weekend_ratio * policy.grace_seconds if longest_seconds >= policy.night_seconds else 0.0
-    rare = policy.rare_threshold_seconds if longest_seconds >= policy.rare_seconds else 0.0
-    return max(grace, weekend, policy.rhythm_factor * longest_seconds, new, rare)
+    limits = limits_seconds(
+        policy,
+        longest_seconds=longest_seconds,
+        history_seconds=history_seconds,
+        missing_signals=missing_signals,
+    )
+    return max(limits.values())
 
 
 def stop_seconds(policy: Policy, *, longest_seconds: float, never_worked: bool = False) -> float:

@@ -17,14 +17,13 @@ from typing import Any, Mapping, Sequence
 
 from ...module_utils.holders.essential_units import is_essential
 from ...module_utils.leases.names import is_lease_unit
-from ..audit.holdings import is_notebook, runs_processes, using
+from ..audit.holdings import using
 from ..audit.ledger_model import Ledger
 from ..audit.model import Audit, Finding
 from ..audit.owner_totals import common
-from ..audit.resting import HOUR_OFF
+from ..audit.resting import least_stop_seconds
 from ..audit.workload_model import Workload
 from ..host_values import is_a
-from ..idle.rule import Policy, stop_seconds
 from .model import Reclaimable
 
 _WORDS = ("idle", "held_without_process")
@@ -173,7 +172,11 @@ def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_second
         tuple(sorted({str(row.get("who")) for row in holders})),
         sum(wasted.values()) if wasted else None,
         idle_after_seconds=max((one.verdict.idle_after_seconds or 0.0 for one in findings if one), default=0.0),
-        stop_quiet_seconds=max(map(_stop_seconds, findings), default=0.0) if bounds.grace_seconds is None else 0.0,
+        stop_quiet_seconds=(
+            max((least_stop_seconds(one.holding) for one in findings if one), default=0.0)
+            if bounds.grace_seconds is None
+            else 0.0
+        ),
         stop=not job or bounds.jobs == "cancel",
         rest_watts=_rest_watts([one for one in findings if one]),
     )
@@ -181,19 +184,6 @@ def _one(host: str, name: str, rows: Sequence[tuple], bounds: Bounds, now_second
     began = max(starts, default=None)
     age = None if began is None else now_seconds - began
     return dataclasses.replace(found, spared=_spared(found, findings, holders, bounds, age))
-
-
-def _stop_seconds(finding: Finding | None) -> float:
-    """Return the minimum quiet time before the holder may be stopped."""
-    if finding is None or finding.holding.quiet is None or runs_processes(finding.holding) is False:
-        return 0.0
-    holding, quiet = finding.holding, finding.holding.quiet
-    held = holding.held_seconds
-    never_worked = quiet.whole_window or (held is not None and held <= quiet.seconds + HOUR_OFF)
-    # A notebook is not a job that runs at the end of a quarter.
-    return stop_seconds(
-        Policy(), longest_seconds=quiet.longest_seconds, never_worked=never_worked and not is_notebook(holding)
-    )
 
 
 def _rest_watts(findings: Sequence[Finding]) -> dict[str, float]:

@@ -229,7 +229,7 @@ def test_each_verdict_has_a_case():
 
 def test_every_verdict_has_a_reason_and_a_waste():
     idle = judge(holding(**IDLE), seconds=TWO_WEEKS)
-    assert "pid 4711" in idle.reason and "No sign of work for 14 days. Its limit is " in idle.reason
+    assert "pid 4711" in idle.reason and "No sign of work for at least 14 days. Its limit is " in idle.reason
     assert (
         "Signals: none. Not measured: kernels, profiling, transfers, video engines, power, CPU time, client connections."
         in idle.reason
@@ -415,3 +415,33 @@ def test_used_gpu_in_a_long_pause_names_the_pause_and_the_limit():
         in verdict.reason
     )
     assert "quiet" not in judge(holding(), seconds=TWO_WEEKS).reason
+
+
+@pytest.mark.parametrize(
+    ("held", "longest", "text"),
+    [
+        (30, 0, "2 days: the grace period."),
+        (30, 20, "2.7 days: a weekend, because it paused for 20 h before."),
+        (30, 48, "4 days: 2 times its longest earlier pause of 2 days."),
+        (30, 100, "15 days: two weeks and more, because it paused for 4.2 days before."),
+        (13, 20, "7.7 days: a week and more, because its history is shorter than 14 days."),
+    ],
+)
+def test_reason_names_the_rule_that_sets_the_limit(held, longest, text):
+    # One signal of each group is measured, and the host counted clients.
+    signals = ("kernels", "SM activity", "PCIe traffic", "video engines", "power", "CPU time")
+    quiet = Quiet(20 * 86400.0, longest_seconds=longest * 3600.0, signals=signals)
+    changes = {**IDLE, "quiet": quiet, "held_seconds": held * 86400.0, "holders": WATCHED}
+    verdict = judge(holding(**changes), seconds=TWO_WEEKS)
+    assert "No sign of work for 20 days. Its limit is %s Signals: kernels" % text in verdict.reason
+    fewer = replace(quiet, longest_seconds=0.0, signals=signals[1:])
+    reason = judge(holding(**{**changes, "quiet": fewer, "held_seconds": 30 * 86400.0}), seconds=TWO_WEEKS).reason
+    assert "2.5 days: the grace period, longer because of signals that are not measured." in reason
+
+
+def test_start_is_unknown_only_if_neither_server_nor_host_knows_it():
+    def reason(**more):
+        return judge(holding(**{**IDLE, "held_seconds": None, **more}), seconds=TWO_WEEKS).reason
+
+    assert "start unknown" in reason()
+    assert "start unknown" not in reason(holders=(Holder("process", "pid 1 (x)", since_seconds=1.0),))
