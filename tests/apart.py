@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run pytest in its own PID namespace if tests use simulated GPUs.
 
-Modules search for GPU holders among all processes of the machine. A container of another project or checkout that has a
-GPU would count as a holder of the simulated GPUs too.
+Modules search for GPU holders among all processes of the machine. If a container from another project or checkout has a
+GPU, it would count as a holder of the simulated GPUs too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WITH_LAB_HOSTS = (
         for name in ("cdi", "dra", "kueue", "mig_manager", "nodes", "openfleet_dra", "site", "volcano")
     ),
 )
-#: Set in the namespace. Users can set it to run pytest without a namespace.
+#: enter_namespace sets this variable. Users can set it to run pytest without a namespace.
 VARIABLE = "OPENFLEET_APART"
 #: The first process of the namespace must reap the others.
 COMMAND = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", '"$@"; exit $?', "--")
@@ -55,7 +55,7 @@ def can_make_namespace() -> bool:
 def enter_namespace(paths: Iterable[Path]) -> None:
     """Restart this command in a PID namespace.
 
-    Does nothing if the paths need no namespace or root has no permission to make one.
+    The function does nothing if the paths need no namespace, or if root has no permission to make one.
     """
     if not needs_namespace(paths) or not can_make_namespace():
         return

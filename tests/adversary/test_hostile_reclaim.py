@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test forged announcements from a host.
+"""Forge announcements on a host, and check how Ansible handles them.
 
-Mail must be sent only to the site's domain, and the log must stay readable.
+Ansible must send mail only to the site's domain, and the log must stay readable.
 """
 
 from __future__ import annotations

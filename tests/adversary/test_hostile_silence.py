@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test runs with unresponsive file systems of users.
+"""Test runs with users' unresponsive file systems.
 
-The scan must end, and the lock must be released. test_hostile_filesystem tests the blocked children, and how they are
-counted.
+The scan must end and release the lock. test_hostile_filesystem tests the blocked children, and how the scan counts
+them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ print("free")
 
 
 def test_unresponsive_home_holds_no_lock(folder):
-    """Hold no lock while a child is blocked by an unresponsive home.
+    """Hold no lock while an unresponsive home blocks a child.
 
     The blocked child has no file open, and the next notice starts no other child.
     """

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that a /dev arranged by tenants or users holds no GPU.
+"""Check that a /dev that tenants or users arrange holds no GPU.
 
-It must not pose as another container either. The namespaces and device nodes are real. A folder shows the host's /proc
-with a driver.
+The container must not pose as another container either. The namespaces and device nodes are real. A folder shows the
+host's /proc with a driver.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_file_with_the_name_of_a_node_holds_nothing(folder, node, arrange):
 def test_dev_that_is_a_link_is_not_followed(folder, node, leads_to):
     """Do not follow a link in the container.
 
-    Root would follow it from the host's root: to another tenant's devices, to a hanging share, or to itself.
+    Root would follow the link from the host's root: to another tenant's devices, to a hanging share, or to itself.
     """
     node.chmod(0o666)
     with container("mount -nt tmpfs none /dev\nmknod /dev/nvidia0 c 195 0") as other:
@@ -181,7 +181,7 @@ def test_monitor_of_a_user_names_no_container_of_root(folder):
 
 @pytest.fixture
 def delegated():
-    """Create a service's cgroup, of which a part is delegated to its user.
+    """Create a service's cgroup, and delegate a part of it to the service's user.
 
     The cgroups are next to the cgroups of this machine's systemd.
     """
@@ -210,7 +210,8 @@ def test_service_with_a_cgroup_named_postgresql_keeps_its_name(folder, delegated
 def test_process_with_unresponsive_memory_does_not_block(folder, monkeypatch):
     """Do not wait for the arguments of a process.
 
-    They may be in the process's own unresponsive file system. Here, a pipe without a writer represents them in /proc.
+    The arguments may be in the process's own unresponsive file system. Here, a pipe without a writer represents them in
+    /proc.
     """
     monkeypatch.setattr(file_worker, "_SECONDS", 0.5)
     proc = folder / "proc"

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that results of a compromised host cannot control the operator's terminal."""
+"""Check that a compromised host's results cannot control the operator's terminal."""
 
 from __future__ import annotations
 

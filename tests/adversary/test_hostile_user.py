@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that names, texts and open files of users cannot make root affect others.
+"""Check that users' names, texts and open files cannot make root affect others.
 
-Real processes of two unprivileged users run on the real /proc. Device nodes are files in a folder. On a host without a
+Two unprivileged users' real processes run on the real /proc. Device nodes are files in a folder. On a host without a
 driver, the scan recognizes them by name.
 """
 
@@ -152,7 +152,7 @@ def test_any_process_name_is_one_line_of_text(folder):
         assert holder.pid == held.pid
         for text in (holder.who, holder.command, holder.user):
             assert text.isprintable() and len(text) <= 4000
-        # The process is compared with the text that was shown, and then ended.
+        # end_holders compares the process with the text that the operator saw, and then ends it.
         (ended,) = end_holders([Disturbance("gpu 0", (holder,))], grace_seconds=60)
         assert ended == holder.who and held.wait() == -signal.SIGTERM
 
@@ -184,9 +184,9 @@ CROWD = "import os\nfor _ in range(200): os.dup(0)\n"
 
 @as_root
 def test_process_with_very_many_files_hides_and_blocks_no_other(folder, monkeypatch):
-    """Check that other processes are read.
+    """Check that the scan reads other processes.
 
-    Further files of a process with very many files are read after all other processes.
+    If a process has very many files, the scan reads most of them after all other processes.
     """
     monkeypatch.setattr(holders_proc, "_FEW_FILES", 100)
     crowded = process(PYTHON, "-c", CROWD + HOLD, folder / "dev/nvidia0", user=ALICE)
@@ -261,7 +261,7 @@ def start_as(pid: int, command: list[str], user: int) -> int:
 
 
 def began(pid: object) -> int:
-    """Return the start time of the process in the kernel's hundredths of a second."""
+    """Return the process's start time in the kernel's hundredths of a second."""
     return int(Path("/proc/%s/stat" % pid).read_text().rpartition(")")[2].split()[19])
 
 
@@ -279,7 +279,7 @@ def test_reused_pid_gets_no_signal(folder):
         before = began(held.pid)
     while newest() == before:
         pass
-    # The command line is the same, but the user is another one.
+    # The command line is the same, but the user differs.
     victim = start_as(held.pid, command, BOB)
     try:
         assert victim == held.pid
@@ -312,7 +312,7 @@ def test_process_that_released_the_gpu_gets_no_signal(folder):
              {"unit_or_container": "docker container web"}, {"unit_or_container": None, "user": "of a person"}]
 )  # fmt: skip
 def test_users_of_the_gpu_and_user_processes_are_ended(folder, told):
-    """End processes that NVML lists, and other processes that are no system services."""
+    """End processes that NVML lists, and other processes except system services."""
     with holding(folder / "dev/nvidia0", user=ALICE) as held:
         (holder,) = look(folder)
         assert not may_be_handed(replace(holder, **{"unit_or_container": "train.service", **told}))
@@ -336,7 +336,7 @@ def test_mapped_node_is_recognized_by_its_number(monkeypatch, tmp_path):
 
 
 def test_unresponsive_mapped_file_blocks_only_a_child(monkeypatch, tmp_path):
-    """Block only a child process on an unresponsive mapped file, not the scan.
+    """Let an unresponsive mapped file block only a child process, not the scan.
 
     The kernel may block root as long as the user likes, while the host's lock is held.
     """
@@ -481,7 +481,7 @@ def test_cgroup_name_cannot_add_a_line(tmp_path, end, posed):
         texts = [proc_files.read(str(tmp_path / "cgroup")), peer.Process(1, folder).cgroup]
     finally:
         os.close(folder)
-    # The container is attributed to the user.
+    # The parser attributes the container to the user.
     users = (
         Origin("docker@61001 container " + "d" * 12, CONTAINER_ID)
         if "docker" in posed
@@ -491,7 +491,7 @@ def test_cgroup_name_cannot_add_a_line(tmp_path, end, posed):
 
 
 def test_container_of_the_host_is_removed_from_a_path_once():
-    """Remove only the outer path of the container.
+    """Remove only the container's outer path.
 
     A cgroup with the same name below it belongs to a user.
     """

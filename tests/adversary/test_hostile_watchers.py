@@ -27,7 +27,10 @@ PROGRAMS = ["dcgm-exporter", "nv-hostengine", "nvidia-smi"]
 
 @pytest.fixture
 def roots(monkeypatch):
-    """Return a directory that only root can change, like all directories above it."""
+    """Return a directory that only root can change.
+
+    Only root can change the directories above it too.
+    """
     with tempfile.TemporaryDirectory(prefix="openfleet-", dir="/var/lib") as folder:
         Path(folder).chmod(0o755)
         monkeypatch.setattr(holders_watchers, "DIRECTORIES", (folder,))
@@ -36,7 +39,7 @@ def roots(monkeypatch):
 
 @pytest.fixture
 def users():
-    """Return a directory of a user that other users can read."""
+    """Return a user's directory that other users can read."""
     with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
         os.chown(folder, 65534, 65534)
         Path(folder).chmod(0o755)
@@ -119,7 +122,7 @@ def test_program_mounted_over_the_hosts_is_a_holder(found, roots, users):
     program = named(users, "train")
     os.chown(program, 65534, 65534)
     assert not found(there, *bound(program, there))
-    # Also mount a file of root over a file of the user.
+    # Also mount root's file over the user's file.
     mine = users / "nvidia-smi"
     mine.touch()
     assert not found(mine, *bound(Path(sys.executable).resolve(), mine))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check that a reader's account can run only the reader of GPU holders as root.
 
-The account uses sudo. A mount namespace has the command, the rule, simulated GPUs and a sudoers file in place of this
-machine's own.
+The account uses sudo. The test runs in a mount namespace with the command, the rule, simulated GPUs and a sudoers file
+in place of this machine's own.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("sudo") is None, reason="sudo is not installed"),
 ]
 
-#: An account without permissions that exists on every machine.
+#: An account without permissions. Every machine has it.
 ACCOUNT = "nobody"
 COMMAND = "/usr/local/bin/gpu-layout"
 ASK = [COMMAND, "holders", "--json"]
-#: Settings of a site that apply to all commands. The rule must not inherit them.
+#: A site's settings for all commands. The rule must not inherit them.
 SITE = 'Defaults env_keep += "PYTHONPATH PYTHONSTARTUP GPUSIM_STATE"\nDefaults setenv\n'
 LAYOUT = [{"gpus": "all", "sharing": "shared"}]
 
@@ -43,7 +43,7 @@ LAYOUT = [{"gpus": "all", "sharing": "shared"}]
 class Machine:
     """This machine with the command and its rule, as the role installs them.
 
-    They are installed only in a mount namespace, so the machine itself is not changed.
+    The test installs both only in a mount namespace, so the machine itself does not change.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class Machine:
         self.install([ACCOUNT])
         sudoers = self.root / "etc/sudoers"
         sudoers.write_text(f"Defaults env_reset\n{SITE}root ALL=(ALL) ALL\n@includedir /etc/sudoers.d\n")
-        # sudo removes variables that name libraries, so the simulated library is registered with the loader.
+        # sudo removes variables that name libraries, so register the simulated library with the loader.
         paths = folder / "ld.so.conf"
         paths.write_text(f"{self.host.library}\ninclude /etc/ld.so.conf.d/*.conf\n")
         subprocess.run(["ldconfig", "-X", "-f", str(paths), "-C", str(self.root / "etc/ld.so.cache")], check=True)
@@ -92,7 +92,7 @@ class Machine:
         assert not done.get("failed"), done
 
     def run(self, *command: str, user: str = ACCOUNT, **options) -> subprocess.CompletedProcess:
-        """Run the command as a user in the namespace with the installation."""
+        """Run the command as a user in the namespace that has the installation."""
         entry = pwd.getpwnam(user)
         become = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups"]
         options.setdefault("stdin", subprocess.DEVNULL)
@@ -106,7 +106,7 @@ class Machine:
         return self.run("sudo", "-n", *words, **options)
 
     def state(self):
-        """Return the part of root's own result that an audit uses."""
+        """Return the part of root's own result that an audit reads."""
         return used(self.host.module("gpu_info", sockets=True))
 
 
@@ -124,7 +124,7 @@ def told(done: subprocess.CompletedProcess):
 
 
 def used(result):
-    """Return the audit's findings for a result: id, verdict and facts of each GPU."""
+    """Return the audit's findings for a result: each GPU's id, verdict and facts."""
     order = Order(3600.0, hosts=hosts_of({"a": gpu_info("a", result)}))
     return [(found.id, found.verdict, found.holding) for found in make(order, 1.7e9).findings]
 
@@ -138,7 +138,7 @@ def test_account_may_run_only_the_reader(machine):
 
 
 def test_verdict_equals_that_of_the_module(machine):
-    """Compare the facts and verdicts of each GPU while a process holds one of them."""
+    """Compare each GPU's facts and verdict while a process holds one of the GPUs."""
     host = machine.host
     holder = host.popen(
         [str(host.bin / "gpusim"), "run", "--gpu", "0", "--", "sh", "-c", "echo on; exec cat"],
@@ -197,7 +197,7 @@ def test_other_words_and_other_commands_are_refused(machine, words):
 def test_two_words_in_one_argument_are_refused(machine):
     """Refuse the argument in the command itself.
 
-    sudo does not refuse it, because sudo matches words joined by blanks.
+    sudo does not refuse it, because sudo matches words that blanks join.
     """
     done = machine.sudo(COMMAND, "holders --json")
     assert done.returncode == 2 and done.stdout == "" and "invalid choice" in done.stderr
@@ -258,7 +258,7 @@ def test_environment_has_no_effect(machine):
 
 
 def test_standard_input_and_ignored_signals_have_no_effect(machine):
-    """Ignore standard input and signal settings of the caller.
+    """Ignore the caller's standard input and signal settings.
 
     The command reads no input, and a caller that ignores SIGCHLD cannot make tools seem to succeed.
     """

@@ -31,9 +31,9 @@ _FLAGS = (
 
 
 def program() -> str | None:
-    """Return the browser's path, or None if it is not installed.
+    """Return the browser's path, or None if the browser is missing.
 
-    A browser from a snap is ignored, because it cannot read the files of the tests.
+    The function ignores a browser from a snap, which cannot read the tests' files.
     """
     found = [path for path in map(shutil.which, _NAMES) if path and not path.startswith("/snap/")]
     return found[0] if found else None
@@ -42,14 +42,17 @@ def program() -> str | None:
 def is_to_be_there() -> bool:
     """Return whether `make setup-test` installs the browser.
 
-    It does so on Debian. Ubuntu's package only fetches a snap.
+    make installs it on Debian. Ubuntu's package only fetches a snap.
     """
     return platform.freedesktop_os_release().get("ID") == "debian"
 
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """Run a browser until the end of the block. Its own files are stored in `folder`."""
+    """Run a browser until the block ends.
+
+    The browser stores its own files in `folder`.
+    """
     homes = {name: str(folder) for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")}
     with sync_playwright() as driver:
         # Without executable_path, Playwright uses only a browser that it downloaded itself.

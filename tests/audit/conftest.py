@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: a browser for the tests of pages."""
+"""Provide a browser for tests of pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.audit import browser
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
-    """Return one browser for all tests of a process."""
+    """Return one browser for all of a process's tests."""
     if browser.program() is None:
         if browser.is_to_be_there():
             pytest.fail(

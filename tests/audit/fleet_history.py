@@ -24,7 +24,7 @@ STEP = 300
 #: Length of a Prometheus block in seconds.
 BLOCK = 7200
 GIB = float(1 << 30)
-#: DCGM's blank value: https://docs.nvidia.com/datacenter/dcgm/latest/dcgm-api/dcgm-api-field-types.html
+#: DCGM's value for "unknown": https://docs.nvidia.com/datacenter/dcgm/latest/dcgm-api/dcgm-api-field-types.html
 SENTINEL = 9223372036854775794.0
 
 #: Maps an hour of the window to a value, or to None if there is no sample.
@@ -50,9 +50,9 @@ def wave(low: float, high: float) -> Course:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU or an instance, and the course (values over time) of each of its series.
+    """A GPU or an instance, and the course (values over time) of each series.
 
-    All other series have the values of a GPU that works well.
+    All other series have a healthy GPU's values.
     """
 
     host: str
@@ -64,9 +64,9 @@ class Device:
     labelled: Mapping[tuple[str, str, str], Course] = field(default_factory=dict)
     #: Names of the jobs that report the device. Two exporters on one host have two jobs.
     jobs: tuple[str, ...] = ("gpu_exporter",)
-    #: The course of gpu:info. The device has samples only while it has a value.
+    #: The course of gpu:info. The device has samples only while this course has a value.
     info: Course = lambda hour: 1
-    #: (name, labels, course) of series of the whole host.
+    #: The whole host's series: (name, labels, course).
     of_host: tuple[tuple[str, Mapping[str, str], Course], ...] = ()
     #: The UUID that a host reports, or empty for a GPU without a host.
     known_uuid: str = ""
@@ -94,7 +94,7 @@ WELL: Mapping[str, Course] = {
     "gpu:processes": steady(1),
     "gpu:processes:max5m": steady(1),
     "gpu:held:avg5m": steady(1),
-    # These series only show that the signs of work are measured. Rules combine their values into
+    # These series only show that the exporter measures the signs of work. Rules combine their values into
     # gpu:activity_ratio:max5m.
     "gpu:sm_active_ratio": steady(0.5),
     "gpu:pcie_bytes_per_second": steady(0),
@@ -107,14 +107,14 @@ AT_REST: Mapping[str, Course] = {
     "gpu:memory_used_bytes:max5m": steady(20 * GIB),
 }
 
-#: Values for a GPU that a process holds, and for a GPU that is known to be free.
+#: Values for a GPU that a process holds, and for a GPU without a holder.
 HELD = {("gpu:held", "kind", "process"): steady(1)}
 NOBODY = {**AT_REST, "gpu:processes": steady(0), "gpu:processes:max5m": steady(0), "gpu:held:avg5m": steady(0)}
 CLEAR = dict.fromkeys(HELD, steady(0))
 
 
 def use(memory_gib, compute, total_gib=80):
-    """Return the series of a steady workload."""
+    """Return a steady workload's series."""
     return {
         "gpu:memory_used_bytes:max5m": steady(memory_gib * GIB),
         "gpu:memory_total_bytes": steady(total_gib * GIB),
@@ -135,7 +135,7 @@ def device(host, index, series=None, instance="", profile=""):
 def text(devices: list[Device], start: int, first: int, last: int) -> Iterator[str]:
     """Yield OpenMetrics lines of the samples from `first` to `last`.
 
-    Lines are grouped by metric name, and then by series. Courses count hours from `start`.
+    The function groups lines by metric name, and then by series. Courses count hours from `start`.
     """
     rows: dict[str, list[tuple[dict[str, str], Course]]] = {}
     for device in devices:
@@ -170,11 +170,11 @@ def serve(
 ) -> Iterator[str]:
     """Serve any OpenMetrics text from a real Prometheus, and yield its address.
 
-    `history` is called with the start of the history, and the times of the first and the last sample, in seconds since
-    1970. `block` is the length of a Prometheus block in seconds: two hours, or two hours times 3, 9 and so on.
+    The function calls `history` with the history's start, and the times of the first and the last sample, in seconds
+    since 1970. `block` is the length of a Prometheus block in seconds: two hours, or two hours times 3, 9 and so on.
     """
-    # The history must not reach into the future. It must end less than 15 minutes ago, because states are valid only
-    # for that time.
+    # The history must not reach into the future. The history must end less than 15 minutes ago, because states are
+    # valid only for that time.
     end = int(time.time()) // STEP * STEP
     make_blocks(history, end - int(hours * 3600), end, folder, block)
     with serve_blocks(folder) as url:

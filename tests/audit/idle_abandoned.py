@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Patterns of GPUs that are held but will never be used again.
+"""Define patterns of GPUs whose holders will never use them again.
 
-The audit must report each of them as idle by its deadline.
+The audit must report each of these GPUs as idle by its deadline.
 """
 
 from __future__ import annotations

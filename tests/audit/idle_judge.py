@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Audit usage patterns in a real Prometheus, and compare verdicts with the truth.
 
-The truth is whether the holder of a GPU works, or has left it for good.
+The truth is whether a GPU's holder works, or has left for good.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.audit.idle_samples import state, text
 from tests.audit.past_rules import record
 from tests.monitoring.rule_files import FILES
 
-#: Verdicts that are wrong for a holder who works. The verdict `free` would offer a GPU that is held.
+#: Wrong verdicts on a holder who works. The verdict `free` would offer this holder's GPU to others.
 BLAME = ("idle", "held_without_process", "free", "stalled")
 FLAGS = ("idle", "held_without_process", "stalled")
-#: Length of a block of the history in seconds. Few long blocks make promtool read its input less often.
+#: Length of a history block in seconds. With few long blocks, promtool reads its input less often.
 BLOCK = 7200 * 81
 
 #: Minutes that a missing group of signals adds to the grace period.
@@ -66,7 +66,7 @@ class Wrong:
 
 @dataclass
 class Outcome:
-    """The results of audits: their numbers and the wrong verdicts.
+    """The audits' results: the counts and the wrong verdicts.
 
     `due` counts audits that had to report idle. `untold` lists the audits whose history cannot show whether the holder
     works.
@@ -98,7 +98,7 @@ def total(outcomes: Sequence[Outcome]) -> Outcome:
 def serve(patterns: Sequence[Pattern], folder: Path) -> Iterator[str]:
     """Serve the patterns' samples from a Prometheus, and yield its address.
 
-    It also has the series that the shipped rules record from the samples.
+    The Prometheus also has the series that the shipped rules record from the samples.
     """
 
     def history(start: int, first: int, last: int) -> Iterator[str]:
@@ -140,7 +140,7 @@ def judge(url: str, patterns: Sequence[Pattern], audits: Sequence[tuple[int, int
 
 
 def states_of(patterns: Sequence[Pattern], minute: int) -> dict[str, dict]:
-    """Return the results of gpu_info at this minute, by host."""
+    """Return gpu_info's results at this minute, by host."""
     states: dict[str, dict] = defaultdict(lambda: {"gpus": [], "vgpu_tenants": []})
     for pattern in patterns:
         states[pattern.host]["gpus"] += state(pattern, minute)["gpus"]
@@ -155,8 +155,7 @@ def seen_with(patterns: Sequence[Pattern], clients: int | None) -> list[Pattern]
     """
     seen = []
     for pattern in patterns:
-        # A holder who waits for clients is identified only by its socket. If a signal is missing, the grace period is
-        # longer.
+        # Only a socket identifies a holder who waits for clients. If a signal is missing, the grace period is longer.
         if pattern.waits or (pattern.holder.listens and pattern.abandoned is not None):
             continue
         unseen = UNSEEN if clients is None and pattern.holder.clients is not None else 0
@@ -166,7 +165,7 @@ def seen_with(patterns: Sequence[Pattern], clients: int | None) -> list[Pattern]
 
 
 def stopped(audit: Audit, states: dict[str, dict]) -> dict[str, str]:
-    """Return the workload that may be stopped on each host."""
+    """Return each host's workload that may be stopped."""
     found = reclaimable(audit, states, Bounds())
     return {
         one.host: "%s %s may be stopped" % (one.kind, one.name)

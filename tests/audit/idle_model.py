@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define usage patterns: a GPU's activity by minute, and whether its holder works.
 
-Minutes count from START. The truth and the samples come from the same schedule, so they cannot disagree.
+Minutes count from START. The truth and the samples come from the same schedule, so they cannot contradict each other.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ HOUR, DAY, WEEK = 60, 24 * 60, 7 * 24 * 60
 #: The end is Wednesday 2026-04-08 06:00 UTC, and a few samples more.
 MINUTES = 30 * DAY + 6 * HOUR + 5
 
-#: Minimum quiet time of an idle GPU. If the holder's history is shorter than two weeks, a weekend counts as a usual
+#: An idle GPU's minimum quiet time. If the holder's history is shorter than two weeks, a weekend counts as a usual
 #: pause.
 GRACE = 48 * HOUR
 WEEKEND = 64 * HOUR
-#: Half of the quiet time, without the grace, after which a holder with a shorter history counts as idle: 184 hours.
+#: Half of the quiet time, without the grace period, after which a holder with a shorter history counts as idle: 184
+#: hours.
 NEW = 68 * HOUR
 #: A GPU is idle only after a pause that is this many times longer than the holder's longest earlier pause.
 FACTOR = 2
@@ -41,7 +42,7 @@ BUSY_SECONDS = "gpu:busy_seconds_total"
 
 
 class Use(NamedTuple):
-    """The activity of a GPU in one minute.
+    """A GPU's activity in one minute.
 
     The fields from busy to bandwidth, and codec, are ratios from 0 to 1. power is in watts. pcie and nvlink are in
     bytes per second. cpu is in cores, and memory in bytes. processes and held are counts.
@@ -63,15 +64,15 @@ class Use(NamedTuple):
     counted: float = 0.0
 
 
-#: The activity while a process waits and keeps its memory on the GPU. WARM_REST is the same with high clocks.
+#: The activity while a process waits and keeps its memory on the GPU. WARM_REST is the same activity with high clocks.
 REST = Use(0, 0, 0, 0, 75, 2e4, 0, 0.002)
 WARM_REST = REST._replace(power=130)
 TRAIN = Use(0.97, 0.8, 0.35, 0.5, 620, 2e9, 3e10, 6)
 NOTEBOOK = Use(0.6, 0.4, 0.1, 0.3, 380, 2e8, 0, 1)
 SERVE = Use(0.4, 0.2, 0.1, 0.25, 310, 3e7, 0, 0.8)
-#: The activity while one request is processed.
+#: The activity while the GPU processes one request.
 REQUEST = Use(1, 0.5, 0.2, 0.4, 420, 5e7, 0, 1)
-#: Work without a kernel: the CPU prepares data, data is copied over PCIe or NVLink, or the video engines decode.
+#: Work without a kernel: the CPU prepares data, the GPU copies data over PCIe or NVLink, or the video engines decode.
 CPU_ONLY = REST._replace(cpu=12)
 COPIES = REST._replace(pcie=2e9, power=95, cpu=0.5)
 PEER_COPIES = REST._replace(nvlink=4e9, power=110, cpu=0.05)
@@ -79,7 +80,7 @@ VIDEO = REST._replace(pcie=6e7, power=100, cpu=0.4)
 #: Only the video engines work. Compressed streams are small, and the driver waits for the engines.
 TRANSCODE = REST._replace(codec=0.3, pcie=2e6, power=95, cpu=0.05)
 
-#: Maps a minute to its activity, and to whether the holder works.
+#: Maps a minute to the activity, and to whether the holder works.
 Schedule = Callable[[int], "tuple[Use, bool]"]
 
 
@@ -90,7 +91,7 @@ def blend(use: Use, share: float, rest: Use = REST) -> Use:
 
 @dataclass(frozen=True)
 class Holder:
-    """The holder of a GPU: kind and name as in gpu_info.
+    """A GPU's holder: kind and name as in gpu_info.
 
     `process` is true if the holder has a process on the GPU. `ahead_seconds` is the time by which the host's clock is
     ahead.
@@ -134,8 +135,8 @@ class Pattern:
     waits: bool = False
     memory_gib: float = 30
     instance: str = ""
-    #: The constant activity of a second instance of the GPU. If it is set, all power and traffic of the GPU come from
-    #: this instance.
+    #: The constant activity of the GPU's second instance. If this field has a value, all of the GPU's power and traffic
+    #: come from this instance.
     neighbour: Use | None = None
     dcgm: bool = False
     sampled: Callable[[str, int, float], float | None] | None = None
@@ -155,13 +156,13 @@ class Pattern:
     process_ends: int = MINUTES
     #: Whether the exporter counts the time with kernels, and reports the total.
     counts: bool = False
-    #: Whether the owner must be asked before a stop, even if the GPU looks abandoned.
+    #: Whether someone must ask the owner before a stop, even if the GPU looks abandoned.
     asked: bool = False
-    #: Whether kernels that are no work of the holder end each pause. The verdict may then be standby.
+    #: Whether each pause ends with kernels that are not the holder's work. The verdict may then be standby.
     discounted: bool = False
     #: Whether a metric or a pause is within a factor of three of its threshold.
     near: bool = False
-    #: False if each span belongs to another holder. Pods of one user that come and go are the same holder.
+    #: Whether all spans belong to one holder. If one user's pods come and go, they are the same holder.
     same_user: bool = True
 
     def __repr__(self) -> str:
@@ -193,7 +194,7 @@ class Pattern:
 
     @cached_property
     def moments(self) -> tuple[list[Use], list[int]]:
-        """Return the activity in each minute from `came` on, and the minutes of work."""
+        """Return each minute's activity from `came` on, and the minutes of work."""
         held = bytearray(MINUTES)
         for first, last in self.held:
             held[first:last] = b"\1" * (last - first)
@@ -202,7 +203,7 @@ class Pattern:
         uses, works, made = [], [], {}
         for minute in range(self.came, MINUTES):
             use, work = self.schedule(minute)
-            # A schedule uses few activities. Keep them alive, so that their ids stay unique.
+            # A schedule has few activities. Keep them alive, so that their ids stay unique.
             key = (id(use), held[minute], minute < process)
             if key not in made:
                 made[key] = use, self._with_holder(use, bool(held[minute]), minute < process)
@@ -246,7 +247,7 @@ class Pattern:
         return max(0, minute - max(last, self.since(minute)))
 
     def since(self, minute: int) -> int:
-        """Return the minute at which the history of this holder starts.
+        """Return the minute at which this holder's history starts.
 
         Earlier samples belong to another holder.
         """
@@ -272,7 +273,8 @@ class Pattern:
     def usual(self, first: int, last: int) -> int:
         """Return the usual pause, with which the audit compares a quiet time.
 
-        With less than two weeks of history, it is at least half of a week and 16 hours, because the holder may run once a week.
+        With less than two weeks of history, the pause is at least half of a week and 16 hours, because the holder may
+        run once a week.
         """
         longest = self.longest(first, last)
         return max(longest, NEW) if last - max(first, self.since(last)) < 2 * WEEK else longest
@@ -287,7 +289,7 @@ class Pattern:
     def cannot_be_told(self, minute: int, window: int) -> bool:
         """Return whether this working holder looks like a holder who left for good.
 
-        `window` is in minutes. Days off that the inventory lists do not count as quiet.
+        `window` is in minutes. The inventory's days off do not count as quiet.
         """
         if self.waits or self.abandoned is not None or self.span(minute) is None:
             return False

@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Patterns near the thresholds.
+"""Define patterns near the thresholds.
 
-They are little or rare work, small servers, long rhythms, hung workloads, and servers that are only probed.
+The workloads are little or rare work, small servers, long rhythms, hung workloads, and servers that receive only
+probes.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ SIMULATION = REST._replace(busy=1, sm=0.9, bandwidth=0.004, power=380, cpu=1)
 
 
 def kernels(seconds: float, cpu: float = 0.004) -> Use:
-    """Return the activity of a minute with some seconds of kernels."""
+    """Return a minute's activity with some seconds of kernels."""
     share = seconds / 60
     return REST._replace(busy=share, sm=share / 2, bandwidth=share / 4, cpu=cpu, counted=share)
 
 
 def unseen(use: Use) -> Use:
-    """Return the activity that an exporter sees that samples between the kernels."""
+    """Return the activity as an exporter sees it that samples between the kernels."""
     return use._replace(busy=0, sm=0, tensor=0, bandwidth=0)
 
 
@@ -74,7 +75,7 @@ def steady(use: Use) -> Schedule:
 def on_days(*days: tuple[int, int], length: int) -> When:
     """Return whether a minute is in one of several runs.
 
-    A run starts at one of these (day, minute), and has `length` minutes.
+    A run starts at one of these (day, minute), and takes `length` minutes.
     """
     starts = [day * DAY + minute for day, minute in days]
     return lambda minute: any(start <= minute < start + length for start in starts)
@@ -119,7 +120,7 @@ def working() -> list[Pattern]:
         Pattern("5s-daily-counted", work(bursts(always, 1, DAY), unseen(kernels(5))), holder=queue, counts=True),
         Pattern("2s-hourly-counted", work(bursts(always, 1, HOUR), unseen(kernels(2))), holder=queue, counts=True,
                 without=NO_PROFILING),
-        # The holder of a short nightly job may not be taken for a diagnostic.
+        # The audit must not mistake the holder of a short nightly job for a diagnostic.
         Pattern("nightly-job-of-3-minutes", work(bursts(always, 3, DAY), TRAIN), holder=queue),
         # --- Small servers
         *(Pattern("standby-%sGiB" % size, work(never), holder=SERVER, waits=True, memory_gib=size, near=size >= 3)

@@ -14,7 +14,7 @@ _TIMES = [" %d\n" % (START + 60 * minute) for minute in range(MINUTES)]
 
 
 class Series(NamedTuple):
-    """A series of a GPU or instance: name, value for an activity, and more labels."""
+    """A GPU's or an instance's series: name, value for an activity, and more labels."""
 
     name: str
     value: Callable[[Use], float]
@@ -44,7 +44,7 @@ WHOLE = (
     Series("gpu:nvlink_bytes_per_second", _field("nvlink")),
     Series("gpu:codec_busy_ratio", _field("codec")),
 )
-#: The same series, but without video-engine utilization: NVML does not report it for a GPU with instances.
+#: The same series without video-engine utilization, which NVML does not report for a GPU with instances.
 WHOLE_OF_INSTANCES = WHOLE[:-1]
 #: The same series with the names of NVIDIA's exporter. The rules in dcgm.yml convert them to gpu:*.
 DCGM = (
@@ -115,7 +115,7 @@ def _of(
 ) -> Iterator[str]:
     """Yield the samples of some series.
 
-    If `use` is given, it replaces the activity at all times.
+    If `use` has a value, it replaces the activity at all times.
     """
     minutes = _minutes(pattern, first, last)
     if not minutes:
@@ -137,7 +137,7 @@ def _of(
 
 
 def _changed(pattern: Pattern, name: str, prefix: str, minutes: list[int], values: list[float]) -> str:
-    """Return the samples of a series after the pattern's changes."""
+    """Return a series' samples after the pattern's changes."""
     if pattern.sampled is not None:
         values = [pattern.sampled(name, minute, value) for minute, value in zip(minutes, values)]
     return "".join(

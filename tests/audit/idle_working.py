@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Patterns of holders who work, and of model servers that wait for requests.
+"""Define patterns of holders who work, and of servers that wait for requests.
 
 The audit must never report any of them as idle or stop them.
 """
@@ -64,7 +64,7 @@ TRAFFIC = frozenset(("gpu:pcie_bytes_per_second", "gpu:nvlink_bytes_per_second",
 def hours(start: float, end: float, days: Sequence[int] = range(7), zone=BERLIN, off: Sequence[int] = ()) -> When:
     """Return whether a minute is between two local hours on these weekdays.
 
-    0 is Monday. The days `off` (since START) are excluded. If `end` is before `start`, it is on the next day.
+    0 is Monday. The days `off` (since START) do not count. If `end` is before `start`, `end` is on the next day.
     """
     span = (end - start) % 24 or 24
 
@@ -191,7 +191,10 @@ LATER = 3 * DAY + 5 * HOUR + 37
 
 
 def later(one: Pattern, by: int) -> Pattern:
-    """Return the pattern `by` minutes later, with its days off and its faulty samples."""
+    """Return the pattern `by` minutes later.
+
+    Its days off and its faulty samples are later too.
+    """
     sampled = one.sampled and (lambda name, minute, value: one.sampled(name, minute - by, value))
     return replace(one, name=one.name + "-later", schedule=lambda minute: one.schedule(minute - by), sampled=sampled)
 
@@ -199,7 +202,7 @@ def later(one: Pattern, by: int) -> Pattern:
 def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
     """Return the patterns that the project names.
 
-    The holder came at the minute `came`, which is `weeks` before the end. `by` delays the patterns by minutes.
+    The holder came at the minute `came`, `weeks` before the end. The function delays the patterns by `by` minutes.
     """
     made = (
         Pattern("office-hours", office()),
@@ -207,7 +210,7 @@ def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
         Pattern("office-bridge", office((GOOD_FRIDAY - 1, GOOD_FRIDAY)), holder=UNIT("notebook.service")),
         Pattern("weekly-8h", work(hours(22, 6, (1,)), TRAIN)),
         Pattern("weekly-2h", work(hours(3, 5, (5,)), TRAIN), holder=UNIT("weekly.service")),
-        # A small model. Its clients keep no connection open between requests.
+        # A small model. The clients keep no connection open between requests.
         Pattern("request-0.4s-minute", requests("a", 0.4, 1, False), holder=SMALL_SERVER, memory_gib=2),
         Pattern("request-0.4s-minute-instant", requests("b", 0.4, 1, True), holder=SMALL_SERVER, memory_gib=2),
         Pattern("request-5ms-second", requests("e", 0.3, 1, False), holder=SMALL_SERVER, memory_gib=2),
@@ -223,11 +226,11 @@ def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
                 sampled=stuck("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_DRAM_ACTIVE")),
         Pattern("mig-zero-at-350w", work(hours(7, 22), SERVE._replace(power=350), WARM_REST), instance="3g.40gb",
                 sampled=stuck(*ACTIVITY)),
-        # No kernel runs. Frames are decoded and stay on the GPU.
+        # No kernel runs. The video engines decode frames, which stay on the GPU.
         Pattern("transcoder", work(bursts(hours(7, 23), 20, 60), TRANSCODE), holder=UNIT("transcode.service")),
         Pattern("transcoder-dcgm", work(bursts(hours(7, 23), 20, 60), TRANSCODE), dcgm=True, holder=UNIT("transcode.service")),
-        # The utilization is stuck at 100 %. One GPU has profiling metrics and a holder who works. On the other GPU,
-        # which DCGM reports, nothing ever runs.
+        # The utilization is stuck at 100 %. One GPU has profiling metrics and a holder who works. The other GPU, which
+        # DCGM reports, never runs anything.
         Pattern("busy-stuck-office", office(), sampled=stuck_busy("gpu:busy_ratio"), contradicts=came),
         Pattern("busy-stuck-dcgm", work(never), dcgm=True, sampled=stuck_busy("DCGM_FI_DEV_GPU_UTIL"), contradicts=came,
                 holder=UNIT("predict.service")),
@@ -237,9 +240,9 @@ def named(came: int, weeks: int, by: int = 0) -> list[Pattern]:
 
 
 def in_turn(name: str, gpus: int, turn: int) -> list[Pattern]:
-    """Return patterns of one process that uses several GPUs in turn.
+    """Return patterns of one process that takes turns on several GPUs.
 
-    The process works all the time. Each GPU is used for `turn` minutes.
+    The process works all the time. It uses each GPU for `turn` minutes.
     """
 
     def schedule(number: int) -> Schedule:
@@ -265,7 +268,7 @@ HANDED_OVER = 18 * DAY + 17 * HOUR
 
 
 def one_after_another(first: int, second: int) -> Schedule:
-    """Return a schedule of two holders.
+    """Return two holders' schedule.
 
     The first one trains until a minute. From a later minute on, the second one works during office hours.
     """
@@ -280,14 +283,17 @@ def one_after_another(first: int, second: int) -> Schedule:
 
 
 def standby() -> list[Pattern]:
-    """Return model servers that wait for requests, which may never come."""
+    """Return model servers that wait for requests.
+
+    The requests may never come.
+    """
     probed = blend(REQUEST, 0.05 / 30)
     return [
         Pattern("standby", work(never), holder=SERVER, waits=True, memory_gib=60),
         Pattern("standby-unit", work(never, rest=WARM_REST), holder=UNIT("vllm.service", listens=True, clients=0),
                 waits=True, memory_gib=70),
         Pattern("standby-weekly-request", requests("weekly", 3, WEEK, False), holder=SERVER, waits=True, memory_gib=60),
-        # A server without requests that uses one CPU core to poll for them.
+        # A server without requests. It uses one CPU core to poll for them.
         Pattern("polling-server", work(never, rest=REST._replace(cpu=1)), holder=SERVER, waits=True, memory_gib=60),
         Pattern("standby-health-checks", lambda minute: (probed, False), holder=SERVER, waits=True),
     ]  # fmt: skip
@@ -326,14 +332,14 @@ def others() -> list[Pattern]:
         Pattern("peer-copies-only", work(bursts(always, 10, 60), PEER_COPIES)),
         Pattern("video-decoding", work(hours(8, 22), VIDEO)),
         *standby(),
-        # --- Several GPUs of one process
+        # --- One process on several GPUs
         *in_turn("eight-in-turn-of-days", 8, 3 * DAY),
         *in_turn("two-in-turn-of-hours", 2, 5 * HOUR),
         # --- Trouble with samples
         Pattern("mig-zero-at-350w-power-only", work(always, SERVE._replace(power=350)), instance="3g.40gb",
                 sampled=stuck(*ACTIVITY), without=TRAFFIC),
-        # This instance only copies data. Its neighbour also causes power use and traffic on PCIe and NVLink, so these
-        # values of the GPU show nothing about this instance.
+        # This instance only copies data. Its neighbour also causes power use and traffic on PCIe and NVLink, so the
+        # GPU's totals show nothing about this instance.
         Pattern("mig-two-instances", lambda minute: (TRAIN if minute < 26 * DAY else hidden, True),
                 instance="3g.40gb", neighbour=TRAIN),
         Pattern("exporter-restarts", office(), sampled=gaps(days_apart(17, 8 * HOUR, 10))),
@@ -354,7 +360,7 @@ def others() -> list[Pattern]:
                 holder=Holder("containerd container pods", kind="kubelet", job="pods")),
         Pattern("new-holder", work(lambda minute: minute < 10 * DAY, TRAIN), same_user=False,
                 spans=((0, 10 * DAY), (27 * DAY, MINUTES))),
-        # The GPU is handed over without a pause. Only the host knows that the process of the second holder is new.
+        # The second holder takes the GPU without a pause. Only the host knows that the second holder's process is new.
         Pattern("back-to-back", one_after_another(HANDED_OVER, HANDED_OVER), same_user=False,
                 spans=((0, HANDED_OVER), (HANDED_OVER, MINUTES)), holder=UNIT("notebook.service")),
         Pattern("dcgm-only-new-holder", one_after_another(9 * DAY, 20 * DAY), same_user=False,

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a real mail server that keeps its mails."""
+"""Run a real mail server that keeps the mails it receives."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class Server(Controller):
 
 @pytest.fixture
 def mailbox():
-    """Return the mailbox of a running server. Its `server` is the address."""
+    """Return a running server's mailbox.
+
+    Its `server` is the address.
+    """
     box = Mailbox()
     server = Server(box, hostname="127.0.0.1", port=0, ready_timeout=120)
     server.start()

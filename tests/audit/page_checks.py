@@ -93,9 +93,9 @@ _ACTIVE = """
 
 
 def contrasts(page):
-    """Return the contrast of every visible text with its background, lowest first.
+    """Return each visible text's contrast with its background, lowest first.
 
-    The contrast is calculated as in WCAG 2.1.
+    The contrast is as defined in WCAG 2.1.
     """
     return page.evaluate(_CONTRASTS)
 
@@ -103,7 +103,7 @@ def contrasts(page):
 def outside(page):
     """Return texts and boxes that extend beyond the screen's left or right edge.
 
-    Content that a surrounding element clips is ignored.
+    The function ignores content that a surrounding element clips.
     """
     return page.evaluate(_OUTSIDE)
 
@@ -133,7 +133,7 @@ def shown(page, selector):
 
 
 def follow(page, selector):
-    """Click on the first visible match, and return the part that it links to."""
+    """Click on the first visible match, and return the part that the link leads to."""
     page.locator(selector).filter(visible=True).first.click()
     return page.evaluate("location.hash")
 

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create audits of a made-up fleet with every verdict, decided by the real rules.
+"""Audit a made-up fleet with every verdict, which the real rules decide.
 
 Functions return HTML for the cases of test_page.py.
 """
@@ -35,7 +35,10 @@ SECONDS = 14 * 86400.0
 
 
 def stat(p50, p95, p99, most):
-    """Return statistics of values that are equal up to the median, and linear above."""
+    """Return statistics of values.
+
+    The values are equal up to the median, and grow linearly above it.
+    """
     mean = 0.5 * p50 + 0.45 * (p50 + p95) / 2 + 0.04 * (p95 + p99) / 2 + 0.01 * (p99 + most) / 2
     return Stat(SECONDS, 1.0, p50, p95, p99, most, mean)
 
@@ -123,12 +126,15 @@ def gpus(host):
 
 
 def gpus_of_a_host():
-    """Return the number of GPUs of a host."""
+    """Return a host's number of GPUs."""
     return len({holding.subject.gpu_index for holding in gpus("")})
 
 
 def devices_of_a_host():
-    """Return the number of devices of a host: instances, and GPUs without instances."""
+    """Return a host's number of devices.
+
+    Devices are instances, and GPUs without instances.
+    """
     return sum(holding.subject.kind != "tenant" for holding in gpus(""))
 
 
@@ -172,7 +178,7 @@ def usual():
 
 
 def stretched(long):
-    """Return an audit with very long words in the row of the first host."""
+    """Return an audit with very long words in the first host's row."""
     name = "%04d-" + long
     holder = (Holder("process", "pid 1 (" + "python3-with-a-long-name-and-no-space" * 5 + ")"),)
     subject = Subject("tenant", name % 0, "GPU-" + "0" * 36, "0", "NVIDIA " + "X" * 60, name="t" * 63)
@@ -198,7 +204,7 @@ def hostile(texts):
 
 
 def large():
-    """Return the page of a thousand hosts."""
+    """Return a page about a thousand hosts."""
     return report_html.to_text(audit(1000))
 
 

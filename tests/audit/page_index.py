@@ -56,13 +56,13 @@ def stretched(long):
 def hostile(texts):
     return report_index.to_text(
         [entry(day, name=text, line=text, currency=text, made_at_seconds=1.7e9 + day) for day, text in enumerate(texts)]
-        # The page shows the summary line of the last report.
+        # The page shows the last report's summary line.
         + [entry(len(texts) + 20, line="".join(texts))]
     )
 
 
 def large():
-    """Return the page of three years with one report a day."""
+    """Return a page with three years of daily reports."""
     return report_index.to_text([entry(day) for day in range(1000)])
 
 

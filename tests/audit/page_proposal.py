@@ -25,7 +25,8 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.rightsize.wishes imp
 from tests.audit.fleet_history import AT_REST, CLEAR, NOBODY, Device, device, prometheus, use
 from tests.audit.rightsize_hosts import gpu, state
 
-#: A verdict needs a day of history. The history is not longer, because promtool needs time for each two hours of it.
+#: A verdict needs a day of history. The history is not longer, because promtool takes time for every two hours of
+#: history.
 HOURS = 30
 
 #: The workloads are: some that move, one that gets another part of its GPU, one that works, idle ones that may or may
@@ -74,7 +75,7 @@ WISHES = {"batch-01": [{"match": "batch-*", "isolation": "none", "latency": "bat
 
 @functools.lru_cache
 def proposal() -> Proposal:
-    """Return a real proposal for three hosts, and one that did not respond."""
+    """Return a real proposal for three hosts and one host that did not respond."""
     hosts = {name: HostState(found["gpus"], (), LAYOUTS.get(name, ())) for name, found in STATES.items()}
     with tempfile.TemporaryDirectory() as folder, prometheus(HISTORY, HOURS, Path(folder)) as url:
         order = Order(
@@ -105,7 +106,7 @@ def hostile(texts):
 
 
 def large():
-    """Return the page of more than a thousand hosts."""
+    """Return a page about more than a thousand hosts."""
     made = [_renamed(proposal(), lambda name, number=number: "%s-%03d" % (name, number), "") for number in range(334)]
     return report_html.to_text(_together(made))
 
@@ -115,7 +116,7 @@ def empty():
 
 
 def _renamed(made, called, text):
-    """Return the proposal with other names of hosts and workloads.
+    """Return the proposal with other host and workload names.
 
     If `text` is not empty, it replaces all free texts.
     """
@@ -161,7 +162,10 @@ def _renamed(made, called, text):
 
 
 def _together(made):
-    """Combine several proposals. The sums belong to the first one."""
+    """Combine several proposals.
+
+    The sums come from the first one.
+    """
     return replace(
         made[0],
         hosts=tuple(one for each in made for one in each.hosts),

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Evaluate the shipped recording rules over an existing history with promtool.
 
-promtool reads from a Prometheus, but writes its results to new blocks that this Prometheus has not loaded. So rules are
-evaluated in passes. Each pass has the rules whose input exists after the earlier passes.
+promtool reads from a Prometheus, but writes its results to new blocks that this Prometheus has not loaded. So this
+module evaluates rules in passes. Each pass has the rules whose input exists after the earlier passes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-zA-Z_:][\w:]*")
 
 
 def passes(files: Iterable[Path]) -> list[list[dict]]:
-    """Return the rules of the files as groups, in an order that can be evaluated.
+    """Return the files' rules as groups, in an order that promtool can evaluate.
 
     A rule may read its own series.
     """
@@ -54,7 +54,7 @@ def passes(files: Iterable[Path]) -> list[list[dict]]:
 def record(files: Sequence[Path], folder: Path, start: int, end: int, block: int) -> None:
     """Evaluate the rules from `start` to `end`, and add the results to folder/data.
 
-    fleet_history.make_blocks() created the folder. `block` is the length of a block in seconds.
+    fleet_history.make_blocks() created the folder. `block` is a block's length in seconds.
     """
     for number, groups in enumerate(passes(files)):
         rules, new = folder / ("rules-%d.yml" % number), folder / "new"

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Create fleets for right-sizing without a server.
 
-The input is the state of hosts, an audit, and the current placement of workloads.
+The input is the hosts' state, an audit, and the workloads' current placement.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create results of gpu_info for hosts that do not exist, and their history."""
+"""Create gpu_info's results for hosts that do not exist, and these hosts' history."""
 
 from __future__ import annotations
 

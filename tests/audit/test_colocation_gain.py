@@ -17,7 +17,7 @@ HOURS = 30
 
 
 def tenant(name, latency, ratio, **labels):
-    """Return the series of a tenant that uses this share of the GPU's time."""
+    """Return the series of a tenant with this share of the GPU's time."""
     own = {"tenant": name, "latency": latency, "gpu_uuid": "u9", **labels}
     return "gpu:tenant_gpu_seconds_total", own, lambda hour: 3600 * hour * ratio
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Audit days of a fleet with problems in a real Prometheus.
 
-Each GPU must get a clear verdict, and never a wrong one.
+The audit must give each GPU a clear verdict, and never a wrong one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NOTHING = {name: steady(math.nan) for name in WELL if name != "gpu:memory_total_
 
 
 def gaps(course, every=4):
-    """Return the course with only one of `every` samples."""
+    """Return the course with only one sample out of `every`."""
     return lambda hour: course(hour) if round(hour * 12) % every == 0 else None
 
 
 def activity(course):
-    """Return the course as the value of every sign of work."""
+    """Return the course for every sign of work."""
     return {"gpu:activity_ratio:max5m": course}
 
 
@@ -78,7 +78,7 @@ FLEET = [
     ),
     # The GPU is idle all the time, but a holder took it only two hours ago.
     Device("d", 0, series={**AT_REST, **NOBODY, "gpu:held:avg5m": lambda hour: float(hour > HOURS - 2)}, labelled=HELD),
-    # The GPU worked within the last hour, at any time of the audit in the 15 minutes after the last sample.
+    # The GPU worked within the last hour, whenever the audit runs in the 15 minutes after the last sample.
     Device(
         "a", 7, labelled=HELD,
         series={name: (lambda hour: 0.7 if 0.4 < HOURS - hour < 0.6 else 0.0) for name in AT_REST if "ratio" in name},
@@ -110,12 +110,12 @@ FLEET = [
     # Little memory, and no activity metrics: an instance on a GPU before Hopper.
     Device("e", 5, labelled=HELD,
            series={**memory(9 * GIB, 80 * GIB), **dict.fromkeys((n for n in AT_REST if "ratio" in n), never)}),
-    # A kernel has waited for another GPU since three hours. It computed before.
+    # For three hours, a kernel has waited for another GPU. It computed before.
     Device("e", 6, labelled=HELD, series={
         "gpu:tensor_active_ratio:avg5m": lambda hour: 0.0 if hour > HOURS - 3.5 else 0.3,
         "gpu:stalled_ratio:avg5m": since(HOURS - 3.5, steady(1)),
     }),
-    # The same GPU, but it computes again.
+    # The same GPU, but the kernel computes again.
     Device("e", 7, labelled=HELD, series={
         "gpu:tensor_active_ratio:avg5m": steady(0.3),
         "gpu:stalled_ratio:avg5m": until(HOURS - 0.5, since(HOURS - 9, steady(1))),
@@ -129,7 +129,7 @@ FLEET = [
         **HELD,
         ("gpu:tenant_memory_limit_bytes", "tenant", "notebook"): steady(16 * GIB),
         ("gpu:tenant_memory_used_bytes:max5m", "tenant", "notebook"): steady(15 * GIB),
-        # The counter of refusals restarts at 0 with the tenant. It counts 5 refusals before the restart, and 2 after
+        # The counter of refusals restarts at 0 with the tenant. The counter reaches 5 before the restart, and 2 after
         # it.
         ("gpu:tenant_denied_total", "tenant", "notebook"): (lambda hour: 5 if 20 < hour < 50 else 2 if hour >= 60 else 0),
         ("gpu:tenant_memory_limit_bytes", "tenant", "batch"): steady(32 * GIB),
@@ -151,8 +151,8 @@ WORDS = {
     "a gpu 6": "idle",
     "a gpu 7": "oversized_compute",
     "b gpu 0": "no_data",
-    # Impossible values are dropped. One GPU keeps its compute values, the other only its memory values, which are not
-    # sufficient.
+    # The audit drops impossible values. One GPU keeps its compute values, the other only its memory values, which are
+    # not sufficient.
     "b gpu 1": "right",
     "b gpu 2": "no_data",
     "b gpu 3": "right",
@@ -275,7 +275,7 @@ def test_a_day_that_the_window_cuts_short_has_its_figures_too(server):
 
 
 def test_a_past_time_is_audited_as_it_was_then(server):
-    # This GPU worked a day and a half ago. The server has the same clock as this machine.
+    # This GPU worked a day and a half ago. The server's clock is also this machine's clock.
     ago = time.time() - 40 * 3600
     order = Order(48 * 3600.0, Access(server), end_seconds=ago)
     audit = make(order, ago)

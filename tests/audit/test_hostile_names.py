@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that hostile names of a host cannot select other series.
+"""Check that a host's hostile names cannot select other series.
 
 In a real Prometheus, each name must find only its own series.
 """
@@ -47,9 +47,9 @@ NAMES = [*HOSTILE, "victim"]
 
 
 def history(_start, first, last):
-    """Yield OpenMetrics lines: a host for each name, with one GPU of the same name.
+    """Yield OpenMetrics lines.
 
-    Each GPU uses as many GiB as the position of its name in NAMES.
+    Each name has a host with one GPU of the same name. Each GPU uses as many GiB as its name's position in NAMES.
     """
     for name in ("gpu:memory_used_bytes:max5m", "gpu:info"):
         yield "# TYPE %s gauge\n" % name
@@ -67,7 +67,7 @@ def server(tmp_path_factory):
 
 
 class OnlyHosts:
-    """Simulate a server that cannot answer queries over the whole fleet."""
+    """A server that cannot answer queries over the whole fleet."""
 
     def __init__(self, server):
         self.server, self.name = server, server.name

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test usage patterns in a real Prometheus with the shipped rules.
 
-Holders who work must not be reported as idle, and holders who left must be. `make bench BENCH=idle` has more patterns
-and more audits.
+The audit must not report holders who work as idle, but must report holders who left. `make bench BENCH=idle` has more
+patterns and more audits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LATER = [
     *idle_working.named(0, 4, idle_working.LATER),
     *idle_working.named(2 * WEEK, 2, idle_working.LATER),
 ]
-#: Patterns for `make test`: the hardest of each kind with two weeks of history, which take half the time of four weeks.
+#: Patterns for `make test`: the hardest of each kind with two weeks of history, which take half as long as four weeks.
 #: They are the rhythms with the longest pauses, requests that an exporter sees by chance, the transcoder that DCGM
 #: reports, and a delayed weekly job.
 USUAL = {
@@ -115,7 +115,7 @@ def test_quiet_times_are_those_between_work():
     pattern = days(0, 1, 4)
     assert pattern.quiet(2 * DAY) == 7 * HOUR and pattern.quiet(10 * HOUR) == 0
     assert pattern.longest(0, 2 * DAY) == 16 * HOUR and pattern.longest(0, 5 * DAY) == 2 * DAY + 16 * HOUR
-    # A pause that has not ended is not a usual pause. With two weeks of history, the weekend is no longer assumed.
+    # A pause that has not ended is not a usual pause. With two weeks of history, the rule no longer assumes a weekend.
     assert pattern.usual(0, 13 * DAY) == NEW
     assert days(*range(20)).usual(0, 20 * DAY) == 16 * HOUR
 
@@ -163,7 +163,7 @@ def test_an_abandoned_gpu_is_due_after_grace_and_twice_the_usual():
 def test_what_no_history_tells_is_not_judged():
     pattern = days(0, 1)
     assert not pattern.cannot_be_told(9 * DAY, 14 * DAY) and pattern.cannot_be_told(10 * DAY, 14 * DAY)
-    # The history of all other patterns is sufficient for a verdict.
+    # All other patterns have enough history for a verdict.
     for pattern in [*idle_working.named(0, 4), *LATER, *idle_working.others()]:
         if pattern.contradicts is not None:
             continue
@@ -204,7 +204,7 @@ def test_outcomes_are_added_up():
 
 
 def said(pattern, word, stop=None, day=20):
-    """Return the errors if the audit of this day has this verdict."""
+    """Return the errors if this day's audit gives this verdict."""
     outcome = Outcome()
     subject = Subject("gpu", pattern.name, pattern.uuid)
     finding = Finding("x", Verdict(word, "a reason"), Holding(subject))

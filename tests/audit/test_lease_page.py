@@ -60,7 +60,7 @@ def audit(tmp_path_factory):
 
 
 def rows(page, name):
-    """Return the texts of the cells of each row of a section."""
+    """Return the texts of each row's cells in a section."""
     section = re.search(r'<section class="card" id="%s">(.*?)</section>' % name, page, re.S).group(1)
     body = re.search(r"<tbody>(.*?)</tbody>", section, re.S).group(1)
     cells = (re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.split("</tr>") if "<td" in row)

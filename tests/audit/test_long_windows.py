@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that windows of several days are read from 15-minute roll-ups.
+"""Check that audits read windows of several days from 15-minute roll-ups.
 
-These are used only if they reach as far back as the five-minute roll-ups.
+Audits use these only if they reach as far back as the five-minute roll-ups.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def stats(url, hours):
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """Serve a history that has both roll-ups for the whole time."""
+    """Serve a history with both roll-ups for the whole time."""
     with prometheus([Device("a", 0, series={**FIVE, **FIFTEEN})], HOURS, tmp_path_factory.mktemp("both")) as url:
         yield url
 
@@ -72,7 +72,7 @@ def late(tmp_path_factory):
 
 def test_days_are_read_from_the_longer_ones(both):
     compute = stats(both, HOURS - 1)["compute"]
-    # The average is 1/3 in one of four quarters. The peak is kept for statistics that ask for the maximum.
+    # The average is 1/3 in one of four quarters. The roll-up keeps the peak for statistics that ask for the maximum.
     assert (compute.p50, compute.p95) == (0.0, pytest.approx(1 / 3))
     assert (compute.p99, compute.max) == (1.0, 1.0)
     assert compute.mean == pytest.approx(1 / 12, rel=0.05)

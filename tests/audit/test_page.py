@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test every page in a headless Chromium.
 
-Pages are shown on a phone and on paper, in light and dark, with hostile names, and for a large fleet. The fixture
+The tests show pages on a phone and on paper, in light and dark, with hostile names, and for a large fleet. The fixture
 `show` checks that a page requests nothing else and writes nothing to the console.
 """
 
@@ -76,7 +76,7 @@ def test_hostile_names_are_text(show, made):
 
 def test_a_large_fleet_opens(show, made):
     html = made.large()
-    # The page is small enough to be mailed.
+    # The page is small enough for a mail.
     assert len(html.encode()) < 12e6
     page = show(html)
     assert len(shown(page, "h1")) == 1 and active(page) == []

@@ -52,7 +52,7 @@ def test_a_finding_leads_to_its_host(show):
 
 def test_headlines_say_what_to_take_back(show):
     page = show(page_fleet.usual())
-    # On each of three hosts, the container of bob has no process on one GPU. Alice's unit works elsewhere on the host.
+    # On each of three hosts, bob's container has no process on one GPU. Alice's unit works elsewhere on the host.
     stop, ask, resize, free = (" ".join(text.split()) for text in shown(page, ".sum"))
     assert stop == "Stop now: 3 of 24 GPUs, 5,259 of 42,072 EUR per month"
     assert ask.startswith("Ask about ") and resize.startswith("Resize to free up to ") and free.endswith(" EUR).")
@@ -89,7 +89,7 @@ def test_phone_shows_every_stop_with_its_reason_in_the_first_screen(show):
     reasons = page.locator("#take tbody").first.locator("td.why")
     boxes = [reason.bounding_box() for reason in reasons.all()]
     assert len(boxes) == 3 and all(box["y"] + box["height"] < 800 for box in boxes)
-    # A row has its owner, GPUs and cost on one line.
+    # A row shows its owner, GPUs and cost on one line.
     cells = [page.locator("#take td.%s" % name).nth(1).bounding_box() for name in ("number", "money")]
     cells.append(page.locator("#take td.owner").first.bounding_box())
     assert len({round(cell["y"] + cell["height"] / 2) for cell in cells}) == 1

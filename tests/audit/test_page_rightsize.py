@@ -31,7 +31,7 @@ def test_each_host_is_shown_before_and_after(show):
         "gpu 0": [["chat"], ["free"]],
         "gpu 1": [["search"], ["free"]],
         "gpu 5": [["free"], ["chat", "search"]],
-        # Folded, because they do not change.
+        # The page folds these rows, because they do not change.
         "gpu 2": [["train"]],
         "gpu 3": [["jupyter"]],
         "gpu 4": [["train-01-gpu4"]],

@@ -160,7 +160,7 @@ def states(rows):
 
 @contextlib.contextmanager
 def client_on(host, gpu):
-    """Run a process with a context on a GPU of the host until the end of the block."""
+    """Run a process with a context on the host's GPU until the block ends."""
     process = host.popen(
         [str(host.bin / "gpusim"), "run", "--gpu", str(gpu), "--", "sh", "-c", "echo on; exec cat"],
         stdin=subprocess.PIPE,
@@ -180,7 +180,7 @@ def client_on(host, gpu):
 def twice(play, server, host, folder):
     """Run two audits into one directory, and return both runs with their data.
 
-    A process that holds a GPU ends between the two audits.
+    Between the two audits, a process that holds a GPU ends.
     """
     out = folder / "twice"
     settings = {"prometheus": {"url": server}, "dir": str(out)}
@@ -198,7 +198,7 @@ def test_hosts_and_history_together_though_one_host_cannot_be_reached(twice):
     assert words(data) == {"here 0": "idle", "here 1": "free", "far 0": "held_without_process", "far 1": "right"}
     assert data["sources"]["hosts_asked"] == ["far", "here"] and data["sources"]["hosts_answered"] == ["here"]
     assert any("1 of 2 hosts did not answer (far)" in text for text in data["sources"]["missing"])
-    # The host names the holder of its GPU. For the other GPU, the server only knows the number of processes.
+    # The host names its GPU's holder. For the other GPU, the server only knows the number of processes.
     holders = {found["holding"]["subject"]["host"]: found["holding"]["holders"] for found in data["findings"]}
     assert [one["who"] for one in holders["far"]] == ["1"]
     (process,) = next(f for f in data["findings"] if f["verdict"]["word"] == "idle")["holding"]["holders"]
@@ -246,7 +246,7 @@ def test_all_files_are_there_and_nothing_else(twice, folder):
 def test_without_a_server_the_hosts_are_reported_and_nobody_is_blamed(play, folder):
     """Report the hosts without a server, and blame no holder.
 
-    Only hosts that were queried are reported as missing.
+    The report lists only hosts as missing that the audit asked.
     """
     done = play(dir=str(folder / "one"), hosts="here")
     assert done.returncode == 0, said(done)
@@ -262,7 +262,7 @@ def test_a_server_that_is_down_leaves_the_hosts_and_is_said(play, folder):
     assert done.returncode == 0, said(done)
     assert words(read(folder / "down")) == {"here 0": "no_data", "here 1": "no_data"}
     assert "http://127.0.0.1:9: it could not be reached" in said(done)
-    # The password is not printed, not even with the highest verbosity of Ansible.
+    # Ansible does not print the password, not even with its highest verbosity.
     for text in (said(done), *(path.read_text() for path in (folder / "down").iterdir())):
         assert SECRET not in text
 
@@ -295,7 +295,7 @@ def hook():
 
 @pytest.fixture(scope="module")
 def alone(play, server, folder):
-    """Run an audit with only the server and an empty inventory, and return its data.
+    """Audit with only the server and an empty inventory, and return the report's data.
 
     The report is the first one in `kept`.
     """
@@ -313,9 +313,9 @@ def test_the_server_alone_and_an_inventory_with_nothing(alone):
 
 
 def test_it_fails_for_a_verdict_when_all_is_kept_and_told(play, alone, folder, hook):
-    """Fail because of a verdict only after all reports are stored and sent.
+    """Fail because of a verdict only after all reports are complete.
 
-    Reports are in adjacent directories.
+    The audit stores and sends all reports first. Reports are in adjacent directories.
     """
     settings, _data = alone
     before = (folder / "kept" / "latest").readlink()
@@ -352,7 +352,7 @@ def test_a_dry_run_writes_and_tells_nothing(play, server, folder, hook):
     url = "http://127.0.0.1:%d/secret" % hook.server_address[1]
     settings = {"dir": str(folder / "dry"), "prometheus": {"url": server}, "notify": [{"url": url}]}
     done = play("--check", **settings, fail_on=["unanswered", "unhealthy"])
-    # The unreachable host is reported as a real one would be.
+    # The audit reports the unreachable host like a real one.
     assert done.returncode == 2 and "Failed because of fail_on: 1 unanswered." in said(done), said(done)
     assert "1 finding: 1 held without process; " in said(done)
     assert not (folder / "dry").exists() and hook.seen == []
@@ -420,7 +420,7 @@ echo
 
 
 def test_accounts_of_slurm_are_in_the_report(play, server, host, inventory, folder):
-    """Read the jobs once for the cluster, and say why another cluster is missing."""
+    """Read the cluster's jobs once, and say why another cluster is missing."""
     end = int(time.time()) - 20 * 3600
     (host.bin / "sacct").write_text(SACCT.replace("START", str(end - 10 * 3600)).replace("END", str(end)))
     (host.bin / "sacct").chmod(0o755)

@@ -35,7 +35,8 @@ def of_leases(name, course, **labels):
     return "gpu:lease_" + name, {**ENTRY, **labels}, course
 
 
-#: Both GPUs of a host are for leases. Two exporters report alice's. Her leases end after two days, and bob's stay.
+#: Both GPUs of a host are for leases. Two exporters report alice's instance. Her leases end after two days, and bob's
+#: stay.
 LEASES = (
     *(of_leases("pool_gpus", steady(1), gpu_uuid="GPU-leases-%d" % number) for number in (0, 1)),
     *(of_leases("gpus", until(48, steady(1.5)), account="alice", job=job) for job in ("a", "b")),
@@ -45,24 +46,24 @@ LEASES = (
 HISTORY = [
     device("leases", 0, NOBODY),
     Device("leases", 1, series=NOBODY, labelled=CLEAR, of_host=LEASES),
-    # A host with two small services, an idle notebook server, a training that uses its GPU, and a free GPU.
+    # This host has two small services, an idle notebook server, a training that uses its GPU, and a free GPU.
     device("h100", 0, use(8, 0.05)),
     device("h100", 1, use(15, 0.2)),
     device("h100", 2),
     device("h100", 3, AT_REST),
     Device("h100", 4, series=NOBODY, labelled=CLEAR),
-    # A host whose cards have no MIG. Some services are marked as trusting each other, and one service is not.
+    # A host whose cards have no MIG. The inventory marks some services as trusting each other, and one service as not.
     device("l40s", 0, use(8, 0.05, 48)),
     device("l40s", 1, use(8, 0.3, 48)),
     device("l40s", 2, use(8, 0.05, 48)),
-    # Instances that are too large, each on a separate GPU, and a GPU without a history.
+    # Too large instances, each on a separate GPU, and a GPU without a history.
     Device("mig", 0, series=NOBODY, labelled=CLEAR),
     device("mig", 0, use(6, 0.1, 40), "1", "3g.40gb"),
     Device("mig", 1, series=NOBODY, labelled=CLEAR),
     device("mig", 1, use(6, 0.1, 40), "1", "4g.40gb"),
 ]
 STATES = {
-    # The instance of a lease is not drift.
+    # A lease's instance is not drift.
     "leases": state(
         gpu("leases", 0, "H100-80GB", instances=[(1, "3g.40gb", 4, "bob.service")]), gpu("leases", 1, "H100-80GB")
     ),
@@ -139,7 +140,10 @@ def inventory(folder):
 
 @pytest.fixture(scope="module")
 def played(folder, inventory):
-    """Return the output of the playbook. Its files are in DIRECTORY/out."""
+    """Return the playbook's output.
+
+    Its files are in DIRECTORY/out.
+    """
     with prometheus(HISTORY, HOURS, folder) as url:
         settings = {
             "gpu_rightsize_hosts": "none",
@@ -188,7 +192,7 @@ def test_small_services_go_onto_the_gpu_that_nobody_has(workloads, layouts):
     # An idle workload does not show what it needs when it works.
     assert workloads["jupyter"]["change"] == "stays"
     assert workloads["jupyter"]["reason"] == "too little work seen: 0 cycles of work, fewer than 20"
-    # The inventory's settings for the other GPUs are kept.
+    # The proposal keeps the inventory's settings for the other GPUs.
     shared = next(entry for entry in layouts["h100"] if entry["sharing"] == "shared")
     assert shared["gpus"] == [0, 1, 2, 3]
 
@@ -236,7 +240,7 @@ def test_each_layout_is_one_and_the_planner_takes_it(layouts):
         gpus = host_of(host, STATES[host]).gpus
         parsed = parse_layout(layout)
         plan = planner.plan(gpus, targets(parsed, gpus))
-        # If a host has a free GPU, the new layout disturbs no workload of the host. Each workload can move later.
+        # If a host has a free GPU, the new layout disturbs none of the host's workloads. Each workload can move later.
         if host == "h100":
             assert plan.changes and not plan.disturbs
 
@@ -254,7 +258,7 @@ def test_what_is_saved(proposal, played):
     sums = proposal["summary"]
     # One of two GPUs with small services becomes free, and so does one of two L40S and one of two GPUs with instances.
     assert (sums["gpus_used_today"], sums["gpus_used_then"]) == (11, 8)
-    # The monthly cost of a GPU is a whole number, as in the ledger.
+    # A GPU's monthly cost is a whole number, as in the ledger.
     assert sums["saved_per_month"] == sum(round(price * 730.5) for price in (2.0, 1.0, 2.0))
     assert "8 GPUs instead of 11" in played
 

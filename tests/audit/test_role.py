@@ -28,7 +28,7 @@ from tests.lab import warm_playbook
 ROOT = Path(__file__).parents[2]
 VENV = Path(sys.executable).parents[1]
 PASSWORD = "the vault's own"
-#: Characters that a shell or systemd would interpret if they were not quoted.
+#: A shell or systemd would interpret these characters without quotes.
 CURRENCY = r'US$ ${HOME} 5% %h "x" \n'
 UNITS = ["gpu-audit.service", "gpu-audit.timer"]
 
@@ -51,7 +51,10 @@ def said(done):
 
 
 class Host:
-    """A folder that represents a control host: a project and the role's files."""
+    """A folder that represents a control host.
+
+    It contains a project and the role's files.
+    """
 
     def __init__(self, folder, name="control"):
         self.folder, self.name = folder, name
@@ -68,7 +71,10 @@ class Host:
         (self.project / "hosts.yml").write_text("all: {hosts: {a: {}}}\n")
 
     def know(self, url):
-        """Set a server in the project, with a password from a vault."""
+        """Set a server in the project.
+
+        The password comes from a vault.
+        """
         tool = [VENV / "bin" / "ansible-vault", "encrypt_string", "--vault-password-file", self.key, "--name"]
         secret = run([*tool, "secret", "of-the-server"], self.folder)
         assert secret.returncode == 0, said(secret)
@@ -78,7 +84,7 @@ class Host:
         )
 
     def variables(self, more):
-        """Return the inventory variables of this host."""
+        """Return this host's inventory variables."""
         return {
             "ansible_connection": "local",
             "ansible_become": False,
@@ -113,14 +119,14 @@ class Host:
 
 
 def apply(hosts, *options, playbook=""):
-    """Run the role or a playbook on hosts, each with its own variables."""
+    """Run the role or a playbook on hosts. Each host has its own variables."""
     folder = next(iter(hosts)).folder
     play = [{"hosts": "gpu_audit", "gather_facts": False, "roles": ["openfleet.gpu.gpu_audit"]}]
     (folder / "play.yml").write_text(yaml.safe_dump(play))
     named = {host.name: host.variables(variables) for host, variables in hosts.items()}
     (folder / "inventory.yml").write_text(yaml.safe_dump({"gpu_audit": {"hosts": named}, "gpu_hosts": {}}))
     command = [*warm_playbook.COMMAND, "-i", folder / "inventory.yml", *options]
-    # Use one directory for all runs, so that they are forks of one process.
+    # Use one directory for all runs, which are forks of one process.
     home = {"ANSIBLE_HOME": os.environ.get("ANSIBLE_HOME", str(folder / "home"))}
     return run([*command, ROOT / playbook if playbook else folder / "play.yml"], folder, cwd=ROOT, environment=home)
 
@@ -259,7 +265,7 @@ def test_another_time_changes_the_timer_alone(hosts, again):
 def test_absent_takes_the_units_away_and_leaves_the_reports(hosts, again):
     host, (_done, _before, stamp) = hosts["left"], again
     assert list(host.units.iterdir()) == [] and (host.reports / "index.html").read_text() == "mine"
-    # If the stamp existed, the timer would run at once when it is installed again.
+    # If the stamp existed, the timer would run at once after the next installation.
     assert not stamp.exists()
     done = host.apply(gpu_audit_state="absent")
     assert done.returncode == 0 and changed(done, host) == 0, said(done)
@@ -267,7 +273,7 @@ def test_absent_takes_the_units_away_and_leaves_the_reports(hosts, again):
 
 def test_the_fleets_playbooks_bring_it_and_take_it_away(tmp_path):
     host = Host(tmp_path)
-    # This works in an inventory without a GPU host too.
+    # An inventory without a GPU host must work too.
     done = host.apply(playbook="playbooks/site.yml")
     assert done.returncode == 0, said(done)
     assert sorted(path.name for path in host.units.iterdir()) == UNITS

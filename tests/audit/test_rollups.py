@@ -25,7 +25,7 @@ CASES = {
     "gpu:processes:max5m": ("gpu:processes", "0 0 3 0 0 0", 3),
     "gpu:power_watts:avg5m": ("gpu:power_watts", "200 100 200 300 200 200", 200),
 }
-#: Roll-ups of several series. Each has its own test.
+#: Roll-ups from several series. Each has its own test.
 MADE_OF_SEVERAL = {
     "gpu:tenant_memory_used_bytes:max5m",
     "gpu:held:avg5m",
@@ -67,7 +67,7 @@ def test_an_hour_is_an_average_of_what_was_told(tmp_path):
         ("gpu:power_watts{%s}" % GPU, "_x30 100x15 200x15"),
         ('gpu:power_watts{host="a",gpu_uuid="GPU-2"}', "0x60"),
     ]
-    # Averages over five minutes, calculated every minute. A GPU that reports 0 W has no valid value.
+    # Averages over five minutes, which the rule calculates every minute. A GPU that reports 0 W has no valid value.
     check(
         tmp_path,
         given,
@@ -154,7 +154,7 @@ def test_a_quarter_of_an_hour_keeps_average_and_peak(tmp_path):
     series = {source: values for source, values, _value in LONG_CASES.values()}
     test = {
         "interval": "5m",
-        # Minute 0 has no value, because some releases of Prometheus would count it.
+        # Minute 0 has no value, because some releases of Prometheus would count this minute.
         "input_series": [
             {"series": "%s{%s}" % (name, GPU), "values": "_ " + values} for name, values in series.items()
         ],

@@ -41,14 +41,14 @@ SIGNS = {
         ({"gpu:compute_active_ratio": "0.002x6"}, 0.01, None),
         ({"gpu:tensor_active_ratio": "0.002x6"}, 0.01, None),
         ({"gpu:memory_bandwidth_active_ratio": "0.002x6"}, 0.002, None),
-        # The busy ratio is stuck at 0 and hides work.
+        # The exporter's busy ratio is stuck at 0 and hides work.
         ({"gpu:compute_active_ratio": "0.4x6"}, 1, 0.4),
         ({"gpu:tensor_active_ratio": "0.15x6"}, 0.75, 0.15),
         ({"gpu:power_watts": "650x6"}, 650 / 700, 650 / 700),
         # Copies need no kernel.
         ({"gpu:memory_bandwidth_active_ratio": "0.1x6"}, 0.1, None),
-        # Weights are loaded, or two GPUs exchange data. 10 MB/s (PCIe) and 1 MB/s (NVLink) are work. Lower rates are
-        # monitoring or waiting.
+        # The process loads weights, or two GPUs exchange data. 10 MB/s (PCIe) and 1 MB/s (NVLink) are work. Lower rates
+        # are monitoring or waiting.
         ({"gpu:pcie_bytes_per_second": "0 0 2e10 0 0 0"}, 1, None),
         ({"gpu:pcie_bytes_per_second": "1e7x6"}, 0.01, None),
         ({"gpu:pcie_bytes_per_second": "9.9e6x6"}, 0.0099, None),
@@ -57,12 +57,12 @@ SIGNS = {
         # Only the video engines work, without a kernel. 1 % is the lowest value that NVML reports.
         ({"gpu:codec_busy_ratio": "0.3x6"}, 0.3, None),
         ({"gpu:codec_busy_ratio": "0 0 0.01 0 0 0"}, 0.01, None),
-        # Half a core prepares the next step. The second case is the CPU time of a waiting process.
+        # Half a core prepares the next step. The second case is a waiting process's CPU time.
         ({"gpu:process_cpu_seconds_total": "5000+30x6"}, 0.05, None),
         ({"gpu:process_cpu_seconds_total": "5000+3x6"}, 0.005, None),
         ({"gpu:process_cpu_seconds_total": "5000+6000x6"}, 1, None),
-        # The memory is filled and the process waits. In the second case, the power is close to 45 % of the limit, as on
-        # a card of 70 W.
+        # The process has filled the memory and waits. In the second case, the power is close to 45 % of the limit, as
+        # on a card of 70 W.
         ({"gpu:power_watts": "130x6"}, 130000 / 1e9, None),
         ({"gpu:power_watts": "36x6", "gpu:power_limit_watts": "70x6"}, 130000 / 1e9, None),
         ({"gpu:busy_ratio": "0.9x6", "gpu:compute_active_ratio": "0.4x6"}, 1, None),
@@ -83,7 +83,7 @@ SIGNS = {
             0,
             None,
         ),
-        # An unknown metric of the whole GPU does not hide the others.
+        # If a metric of the whole GPU is unknown, the other metrics still count.
         ({"gpu:pcie_bytes_per_second": NANS, "gpu:nvlink_bytes_per_second": "5e6x6"}, 0.05, None),
         ({"gpu:power_limit_watts": "_x6", "gpu:power_watts": "650x6"}, 130000 / 1e9, None),
     ],
@@ -111,7 +111,7 @@ def test_cpu_time_is_no_sign_that_the_device_works(tmp_path, changes, activity):
     check(tmp_path, given, {series.DEVICE_ACTIVITY: expected})
 
 
-#: Two instances of a GPU that has no metrics of the whole.
+#: Two instances of a GPU that has no metrics for the whole GPU.
 OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_bandwidth_active_ratio": "0x6"}
 
 
@@ -133,7 +133,7 @@ OWN = {"gpu:busy_ratio": "0x6", "gpu:compute_active_ratio": "0x6", "gpu:memory_b
             (None, None),
         ),
         ({"gpu:compute_active_ratio": "0.1x6"}, {"gpu:power_watts": "630x6"}, (0.5, 0), (0.1, None)),
-        # CPU time of a process does not explain power.
+        # A process's CPU time does not explain power.
         (
             {"gpu:process_cpu_seconds_total": "70+60x6"},
             {"gpu:power_watts": "630x6"},
@@ -172,17 +172,17 @@ def test_what_the_whole_gpu_does_is_a_sign_of_instances_that_show_none(tmp_path,
 @pytest.mark.parametrize(
     ("before", "now", "limit", "told", "unreported"),
     [
-        # The utilization of an instance is reported as 0, although the GPU uses half of its power limit and was idle
-        # before: https://github.com/NVIDIA/dcgm-exporter/issues/216
+        # The exporter reports an instance's utilization as 0, although the GPU uses half of its power limit and was
+        # idle before: https://github.com/NVIDIA/dcgm-exporter/issues/216
         (80, 350, 700, 0.5, 0.5),
-        # The same fault on a GPU that is never idle.
+        # The same fault on a GPU that always works.
         (350, 350, 700, 0.5, 0.5),
-        # 43 % of the limit, and more than 1.5 times the power of the lowest hour: a sign of work, but not enough to
+        # 43 % of the limit, and more than 1.5 times the lowest hour's power. This is a sign of work, but not enough to
         # call a metric broken.
         (80, 300, 700, 300 / 700, None),
         (80, 200, 700, None, None),
         (250, 300, 700, None, None),
-        # A smaller card: the first value is below 45 %, the second is below 1.5 times its minimum, and 60 % is
+        # On a smaller card, the first value is below 45 %, the second is below 1.5 times its minimum, and 60 % is
         # sufficient by itself.
         (30, 66, 150, None, None),
         (30, 70, 150, 70 / 150, 70 / 150),
@@ -214,7 +214,7 @@ def test_power_counts_against_the_lowest_hour_too(tmp_path, before, now, limit, 
     check(tmp_path, given, expected, "72m")
 
 
-#: The utilization is stuck, and all other metrics are idle.
+#: Only the utilization is stuck. All other metrics are idle.
 STUCK = {**SIGNS, "gpu:busy_ratio": "1x6", "gpu:sm_active_ratio": "0x6", "gpu:processes": "1x6"}
 WITHOUT_SM = {**STUCK, "gpu:sm_active_ratio": "_x6", "gpu:compute_active_ratio": "1x6"}
 
@@ -230,7 +230,7 @@ WITHOUT_SM = {**STUCK, "gpu:sm_active_ratio": "_x6", "gpu:compute_active_ratio":
         # A kernel waits on one of 160 SMs.
         (STUCK, {"gpu:sm_active_ratio": "0.006x6"}, False),
         (STUCK, {"gpu:sm_active_ratio": "0 0 0.002 0 0 0"}, False),
-        # Idle SM activity is sufficient if the other metrics are idle or missing, and CPU time does not contradict.
+        # Idle SM activity is sufficient if the other metrics are idle or missing, and CPU time does not contradict it.
         (STUCK, {"gpu:power_watts": "_x6", "gpu:process_cpu_seconds_total": "_x6", "gpu:processes": "_x6"}, True),
         (STUCK, {"gpu:process_cpu_seconds_total": "5000+600x6"}, True),
         # One of the other metrics shows work.
@@ -268,7 +268,7 @@ def test_utilisation_of_an_instance_is_held_against_its_own_sms(tmp_path):
     given += [('%s{%s,mig_instance="2"}' % (name, GPU), "1x6") for name in own]
     stuck = '%s{gpu_uuid="GPU-1",host="a",mig_instance="1"}' % series.UNEXPLAINED_BUSY
     check(tmp_path, given, {series.UNEXPLAINED_BUSY: [(stuck, 1)]})
-    # The neighbour's power is not a sign that the metrics are right, because it may belong to this instance.
+    # The neighbour's power is no sign that the metrics are right, because the power may belong to this instance.
     given += [("gpu:power_watts{%s}" % GPU, "600x6"), ("gpu:power_limit_watts{%s}" % GPU, "700x6")]
     check(tmp_path, given, {series.UNEXPLAINED_BUSY: []})
 

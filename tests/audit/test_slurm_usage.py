@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Calculate use by Slurm jobs, users and accounts with a real Prometheus.
 
-The exporter labelled the devices of some jobs, as with dcgm_exporter_hpc_job_mapping_dir.
+The exporter labelled some jobs' devices, as with dcgm_exporter_hpc_job_mapping_dir.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def test_jobs_get_the_use_of_their_devices(server, begin):
     assert found["7"].efficiency_ratio == pytest.approx(0.1, abs=0.02)
     assert found["8"].efficiency_ratio == pytest.approx(0.9, abs=0.02)
     assert found["10"].efficiency_ratio == pytest.approx(0.25, abs=0.01)
-    # A roll-up of five minutes reaches into the next job, so the memory is compared for jobs with no successor.
+    # A five-minute roll-up reaches into the next job, so the test compares the memory for jobs without a successor.
     assert (found["8"].memory_max_bytes, found["10"].memory_max_bytes) == (70 * GIB, 2 * GIB)
     assert found["9"].used_gpu_seconds is None
-    # The first and last interval of a job may contain another job.
+    # A job's first and last interval may contain another job.
     assert found["7"].measured_gpu_seconds == pytest.approx(10 * HOUR, abs=2 * 900)
     totals = {total.name: total for total in audit.usage.accounts}
     assert totals["team-b"].held_gpu_seconds == 30 * HOUR

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Choose how much a benchmark group measures.
 
-This is the usual amount, or a small one that only proves that the group works.
+The group measures the usual amount, or a small one that only proves that the group works.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure audits over two weeks, with fleets of three sizes in a real Prometheus.
 
-The results for 10,000 GPUs come from a straight line through the three sizes, which keeps the fixed cost of an audit
+The results for 10,000 GPUs come from a straight line through the three sizes, which keeps an audit's fixed cost
 separate. SIZE is the largest fleet (1,800 GPUs). The other fleets have a third and a ninth of its GPUs.
 """
 
@@ -27,11 +27,11 @@ DAYS = 14
 STEP = 300
 TARGET = 10_000
 RUNS = 3
-#: Number of different utilization curves. The GPUs of a fleet use them in turn.
+#: Number of different utilization curves. The fleet's GPUs use them in turn.
 _VARIANTS = 32
 _PER_HOST = 8
-#: Length of a history block in seconds. Prometheus compacts its two-hour blocks to this length with a retention of 15
-#: days.
+#: Length of a history block in seconds. With a retention of 15 days, Prometheus compacts its two-hour blocks to this
+#: length.
 _BLOCK = 18 * 3600
 _GAUGES = {
     "gpu:memory_used_bytes:max5m": lambda n, i: int((10 + 60 * _wave(n, i)) * GIB),
@@ -78,7 +78,7 @@ def figures(options):
     yield FIGURES[0], seconds, "s"
     yield FIGURES[1], received / 2**20, "MiB"
     yield FIGURES[2], memory / 2**20, "MiB"
-    # The exponent of growth between the two largest fleets, without the fixed cost. 1 is linear.
+    # The growth's exponent between the two largest fleets, without the fixed cost. 1 is linear.
     grown = [max(1e-9, value - lines[0][0]) for value in columns[0][-2:]]
     yield FIGURES[3], math.log(grown[1] / grown[0]) / math.log(sizes[-1] / sizes[-2]), "ratio"
 

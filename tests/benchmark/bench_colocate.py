@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure online and offline tenants on the stub GPU, in simulated time.
+"""Measure online and offline tenants on the stub GPU. Time is simulated.
 
-Each of LOADS (percent of the GPU's time that online requests need) runs with offline kernels of each of KERNELS_NS. A request is
-20 ms of GPU time, and requests arrive at random times (SEED). tests/limiter/colocation.py has the details.
+Each of LOADS (percent of the GPU's time that online requests need) runs with offline kernels of each of KERNELS_NS. A
+request is 20 ms of GPU time, and requests arrive at random times (SEED). tests/limiter/colocation.py has the details.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIGURES = (
 )
 LOADS = (10, 30, 50, 70, 90)
 KERNELS_NS = (MS // 50, MS // 5, MS, 5 * MS, 50 * MS)
-#: Simulated seconds of each run.
+#: Each run's simulated seconds.
 SECONDS = 40
 #: Offline kernels up to this length may delay a request by this time. Longer kernels may delay it by their own length.
 SHORT_NS = MS
@@ -69,7 +69,7 @@ def _run(folder: Path, built: Built, load: int, kernel_ns: int | None, seconds: 
 
 
 def _over_bound(alone: Colocated, shared: Colocated, bound_ns: int) -> int:
-    """Return how many requests ended later than alone by more than the bound."""
+    """Count requests that ended later than alone by more than the bound."""
     pairs = zip(alone.online[0].requests, shared.online[0].requests)
     return sum(after[2] - before[2] > bound_ns for before, after in pairs)
 

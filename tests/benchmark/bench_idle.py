@@ -33,9 +33,9 @@ HOSTS_A_PART = 24
 
 @dataclass(frozen=True)
 class Part:
-    """The result of a part of the patterns, without the patterns themselves.
+    """The result for a part of the patterns, without the patterns themselves.
 
-    `wrong` has the kind and the text of each error, and `untold` the name of the pattern of each audit without a verdict.
+    `wrong` has each error's kind and text, and `untold` has the pattern's name for each audit without a verdict.
     """
 
     judged: int
@@ -76,7 +76,7 @@ def figures(options):
 
 def patterns_of(small: bool) -> list[Pattern]:
     """Return all patterns, or two of them."""
-    # Holders of named patterns started four and two weeks before the end, each at two times of the day and week.
+    # The named patterns' holders started four and two weeks before the end, each at two times of the day and week.
     patterns = [
         *idle_working.named(0, 4),
         *idle_working.named(2 * WEEK, 2),
@@ -104,7 +104,7 @@ def parts_of(patterns: list[Pattern]) -> list[list[Pattern]]:
 
 
 def judge_part(number: int, small: bool) -> Part:
-    """Serve a part of the patterns, and run all audits of them."""
+    """Serve a part of the patterns, and run all of the part's audits."""
     patterns = parts_of(patterns_of(small))[number]
     audits, clients = [*idle_judge.GROWING, *idle_judge.LAST, *idle_judge.HOLIDAYS], (None, 0, 2)
     if small:

@@ -50,10 +50,10 @@ FIGURES = (*ON_CLUSTER, "kubernetes_pods_disturbed_needlessly_planned", *WITH_DR
 NODE = "node1"
 GPUS = ["H100-80GB"] * 4
 TRANSITIONS = 10
-# Delays in seconds for a small run. The kubelet of a test node sees a new key within 5 s.
+# A small run's delays in seconds. A test node's kubelet sees a new key within 5 s.
 QUICK_DELAYS = {"gpu_kubernetes_config_delay": 10, "gpu_kubernetes_poll": 1}
 PLANNED_TRANSITIONS = 1_000
-#: Instances of the second GPU in successive layouts, in addition to one that stays.
+#: The second GPU's instances in successive layouts, in addition to one that stays.
 RESTS = (
     [{"profile": "2g.20gb"}],
     [{"profile": "1g.10gb", "count": 2}],
@@ -99,7 +99,10 @@ def figures(options):
 
 
 def why_no_cluster() -> str:
-    """Return why no cluster can be started here. Empty if one can."""
+    """Say why this machine can start no cluster.
+
+    Return `""` if it can start one.
+    """
     if os.environ.get("KUBERNETES") == "skip":
         return "KUBERNETES=skip"
     if not shutil.which("go"):
@@ -113,7 +116,7 @@ def why_no_cluster() -> str:
 def planned_evictions(seed: int, count: int) -> tuple[int, int, int]:
     """Return the pods evicted without need, all evicted pods, and the remaining pods.
 
-    Each instance in use has one pod. A pod must be evicted if the plan destroys its instance, and left alone otherwise.
+    Each instance in use has one pod. A controller must evict a pod if and only if the plan destroys its instance.
     """
     needless = evicted = left = 0
     for number, case in enumerate(random_cases(seed, count)):
@@ -149,7 +152,7 @@ def uid_of(number: int, instance: int) -> str:
 
 
 def as_pod(uid: str) -> dict:
-    """Return a pod in the format of the API."""
+    """Return a pod in the API's format."""
     owners = [{"kind": "ReplicaSet", "name": "app"}]
     metadata = {"namespace": "default", "name": "app-%s" % uid[-12:], "uid": uid, "ownerReferences": owners}
     return {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}}
@@ -204,8 +207,8 @@ def on_cluster(cluster, clusters, transitions, delays):
 def with_dra(dra, seed, transitions):
     """Change the layout of a node with the DRA driver several times.
 
-    Yields the figures of WITH_DRA. A pod runs on each GPU and on each instance. A transition that creates or removes no device
-    has no time until its slices.
+    Yields the figures of WITH_DRA. A pod runs on each GPU and on each instance. If a transition creates or removes no
+    device, there is no time until its slices.
     """
     os.environ["LAB_RELEASE"] = "trixie"
     build = HERE.parent / "lab" / "image" / "build"
@@ -248,7 +251,7 @@ def dra_transitions(dra, cluster, moves):
                 else:
                     kept[name] = pod
             elif same:
-                # The kind of sharing has changed. The pod still holds the GPU, so new pods could not start on it.
+                # The way of sharing changed. The pod still holds the GPU, so new pods could not start on it.
                 delete(cluster, name)
         needless += len(disturbed)
         print(
@@ -269,9 +272,9 @@ def dra_transitions(dra, cluster, moves):
 
 
 class Claiming(NamedTuple):
-    """A pod with a claim, and the number of its GPU.
+    """A pod with a claim, and its GPU's number.
 
-    `uuid` is its device's UUID.
+    `uuid` is the device's UUID.
     """
 
     gpu: int
