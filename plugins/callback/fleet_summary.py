@@ -159,7 +159,7 @@ class Summary:
         if self.from_catalogue:
             text += " (no driver yet, planned from the model catalogue: %s)" % ", ".join(sorted(self.from_catalogue))
         if self.unknown:
-            text += " (not counted, as no driver answers and the GPU models are not known: %s)" % (
+            text += " (not counted, because no driver answers and the GPU models are unknown: %s)" % (
                 ", ".join(sorted(self.unknown))
             )
         return text

@@ -48,7 +48,7 @@ options:
     type: dict
     default: {}
   variant:
-    description: V(headless) installs what computing needs, V(full) also graphics.
+    description: V(headless) installs the packages for computing. V(full) also installs the packages for graphics.
     type: str
     choices: [headless, full]
     default: headless

@@ -81,7 +81,7 @@ def _ask_once(path: str, line: bytes, deadline: float) -> Mapping[str, Any]:
     Raises KeepError if there is no answer.
     """
     cure = "Ask an administrator to keep it, or to set gpu_layout_keep: true for this host."
-    absent = KeepError("this host", "nothing can be kept here: %s is not served" % path, cure)
+    absent = KeepError("this host", "nothing can be kept on this host: no service listens on %s" % path, cure)
     with socket.socket(socket.AF_UNIX) as connection:
         connect(connection, path, deadline, _SECONDS, absent)
         connection.settimeout(max(0.1, deadline - time.monotonic()))

@@ -57,7 +57,7 @@ def lease(options: Namespace) -> int:
     if options.program is not None:
         options.exit_error = EXIT_REFUSED
         if words or not options.program:
-            raise LeaseError(COMMAND, "the program is missing, or words are in front of it", _USAGE)
+            raise LeaseError(COMMAND, "the program is missing, or other words precede it", _USAGE)
         return _run(options)
     if words == ["list"]:
         answer = ask(options.socket, {"op": "list"})
@@ -210,7 +210,7 @@ class _Exchange:
     def _send(self, path: str, line: bytes, deadline: float) -> Mapping[str, Any] | None:
         """Return the first answer, or None if the service has ended."""
         cure = "Ask an administrator to add `leases` to an entry of gpu_layout."
-        absent = RetryLaterError("this host", "it has no leases: %s is not served" % path, cure)
+        absent = RetryLaterError("this host", "it offers no leases: no service listens on %s" % path, cure)
         # A child process would inherit the socket. A program that this process executes does not (PEP 446).
         self._socket = socket.socket(socket.AF_UNIX)
         connect(self._socket, path, deadline, _SECONDS, absent)

@@ -73,7 +73,7 @@ def _entry(gpu: Gpu, seen: Seen, left_out: list[str]) -> Entry | None:
     parts = export_parts(FORMS, gpu, seen)
     if sharing is None or any(form.compute_mode != mode for form, _part in parts):
         words = [mode or "not told", *(form.describe(part) for form, part in parts)]
-        left_out.append("%s is left out: no sharing means its compute mode (%s)" % (gpu.label, ", ".join(words)))
+        left_out.append("%s is omitted: no kind of sharing has its compute mode (%s)" % (gpu.label, ", ".join(words)))
         return None
     if parts:
         form, part = parts[-1]

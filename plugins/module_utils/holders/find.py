@@ -181,7 +181,9 @@ def _compared(devices: Devices, processes: Processes, before: str, after: str) -
 def _hidden(host: Host, references: int) -> list[Holder]:
     if not references:
         return []
-    problem = "the driver has %d more references than open files (/proc/modules): something hidden uses it"
+    problem = (
+        "the driver has %d more references than open files (/proc/modules): something that the scan cannot see uses it"
+    )
     cure = "End processes that may hide a GPU (docs/holders-detection.md, Hidden files), or reboot the host."
     return unknown(host.gpus, problem % references, cure)
 

@@ -102,7 +102,7 @@ def test_a_host_of_unknown_gpus_without_a_driver_is_named_as_not_counted():
     summary.ran("old", result(1, 0, 0), check_mode=True)
     assert summary.line() == (
         "Plan: 1 to create, 0 to destroy, 0 kept; 1 GPU to change on 1 of 2 hosts "
-        "(not counted, as no driver answers and the GPU models are not known: new)"
+        "(not counted, because no driver answers and the GPU models are unknown: new)"
     )
 
 

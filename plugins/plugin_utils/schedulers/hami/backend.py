@@ -165,8 +165,8 @@ class Hami(KubernetesBackend):
         """Return why resources differ from the plan, and the fix."""
         if set(pending) == {cordon.HANDSHAKE}:
             return (
-                "HAMi's scheduler has not read the node: the value of %s does not contain Requesting. Check its pods and the "
-                "node labels of its option --node-label-selector" % cordon.HANDSHAKE
+                "HAMi's scheduler has not read the node: the value of %s does not contain Requesting. Check the scheduler's "
+                "pods, and the node labels in its option --node-label-selector" % cordon.HANDSHAKE
             )
         if any(name.startswith("registered ") and numbers[1] == 0 for name, numbers in pending.items()):
             return "%s lacks GPUs: check the logs of the device plugin" % registration.REGISTER
