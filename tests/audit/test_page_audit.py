@@ -62,7 +62,7 @@ def test_first_table_has_what_a_message_to_an_owner_needs(show):
     page = show(page_fleet.usual())
     rows = page.locator("#take tbody").first.locator("tr:not(.action, .advice)")
     assert [" ".join(text.split()) for text in rows.all_inner_texts()] == [
-        "bob team notebooks · #notebooks container jupyter-bob gpu-%04d gpu 1 "
+        "bob team notebooks #notebooks container jupyter-bob gpu-%04d gpu 1 "
         "no process, no work for at least 14 days (limit 5.5 days) 1 GPU 1,753 EUR" % number
         for number in range(3)
     ]
