@@ -302,11 +302,23 @@ class VgpuHost(Tenants):
         After an interrupted removal of a tenant, they may still exist.
         """
         tenants = self.tenants()
+        self._forget_folders({tenant.key for tenant in tenants})
         self._forget_turnstiles(tenants)
         if tenants:
             self._write(self._shared(tenants))
         elif any((self._root / path).exists() for path in self._shared(())):
             self._forget_shared()
+
+    def _forget_folders(self, keys: set[str]) -> None:
+        """Remove the folders of tenants without a spec.
+
+        An interrupted removal leaves them. A boot after it creates some of them again (TMPFILES_PATH).
+        """
+        folders = ((TENANTS, _remove_folder), (vgpu_files.AGENT, _remove_folder), (SETTINGS, _remove_empty))
+        for parent, remove in folders:
+            for path in list((self._root / parent).glob("*")):
+                if path.name not in keys:
+                    remove(path)
 
     def _forget_shared(self) -> None:
         durable.remove(self._root / vgpu_files.TMPFILES_PATH)

@@ -277,6 +277,22 @@ def test_the_last_tenant_leaves_nothing(host, tmp_path):
     host.forget("a")
 
 
+@pytest.mark.parametrize("others", [(), (B,)], ids=["last", "other"])
+def test_folders_of_a_removed_tenant_that_a_boot_created_again_are_removed(host, tmp_path, others):
+    """Interrupt a removal after the spec is gone.
+
+    At boot, systemd-tmpfiles creates the folders in /run again.
+    """
+    for each in (A, *others):
+        host.write(each)
+    (tmp_path / vgpu_files.spec_path("a")).unlink()
+    for path in (tmp_path / vgpu_files.folder("a")).iterdir():
+        path.unlink()
+    host.update_shared()
+    assert not [path for path in tmp_path.rglob("a") if path.is_dir()]
+    assert [each.tenant.name for each in host.observe()] == [each.name for each in others]
+
+
 def test_files_of_others_stay(host, tmp_path):
     (tmp_path / "etc/openfleet-gpu").mkdir(parents=True)
     (tmp_path / "etc/openfleet-gpu/layout.json").touch()
