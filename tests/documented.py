@@ -43,9 +43,9 @@ def _blocks(name: str) -> dict[str, Any]:
 
 @functools.cache
 def _returned(name: str) -> frozenset[str]:
-    """Return the documented return keys of a module.
+    """Return a module's documented return keys.
 
-    Sources are its own block, the notes of its fragments, and Ansible's common keys.
+    Sources are its own block, its fragments' notes, and Ansible's common keys.
     """
     blocks = _blocks(name)
     known = COMMON | FOR_ACTION | set(blocks["RETURN"] or {})

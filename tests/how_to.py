@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the commands and files of a how-to page."""
+"""Read a how-to page's commands and files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ PAGES = Path(__file__).resolve().parents[1] / "docs" / "how-to"
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return the code blocks of a page in this language."""
+    """Return a page's code blocks in this language."""
     text = (PAGES / page).read_text()
     return [textwrap.dedent(each) for each in re.findall(r"^ *```%s\n(.*?)^ *```" % language, text, re.M | re.S)]
 
 
 def commands(page: str, prompt: str) -> list[str]:
-    """Return the commands of a page with this prompt ("$" or "#"), without it."""
+    """Return a page's commands with this prompt ("$" or "#"), without the prompt."""
     return prompted("".join(blocks(page, "console")), prompt)
 
 
 def prompted(text: str, prompt: str) -> list[str]:
-    """Return the commands of a console block with this prompt, without it.
+    """Return a console block's commands with this prompt, without the prompt.
 
     A line that ends with a backslash continues in the next line.
     """
@@ -37,7 +37,7 @@ def prompted(text: str, prompt: str) -> list[str]:
 
 
 def expected(page: str, command: str) -> str:
-    """Return the expected output of a command as a regular expression.
+    """Return a command's expected output as a regular expression.
 
     Numbers and times can differ.
     """
@@ -46,5 +46,5 @@ def expected(page: str, command: str) -> str:
     assert output, f"{page} has no output of {command}"
     pattern = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "TIME", output)
     pattern = re.escape(pattern).replace("TIME", r"\d{4}-\d\d-\d\d \d\d:\d\d")
-    # The number of the lease, and the width of its column.
+    # The lease's number, and its column's width.
     return re.sub(r"(?m)(lease\\ |^)\d+(\\ )+", r"\1\\d+ +", pattern)

@@ -284,10 +284,10 @@ class Claiming(NamedTuple):
 
 
 def random_moves(seed, count):
-    """Return count + 1 layouts of one node, each as a list with the entry of each GPU.
+    """Return one node's count + 1 layouts, each as a list with each GPU's entry.
 
-    Each layout has MIG, MPS, time slices and a whole GPU. A move exchanges two GPUs, or changes the instances, the limits or the
-    time slice. The same seed returns the same layouts.
+    Each layout has MIG, MPS, time slices and a whole GPU. A move exchanges two GPUs, or changes the instances, the
+    limits or the time slice. The same seed returns the same layouts.
     """
     rng = random.Random(seed)
     entries = [_entry(kind, rng) for kind in KINDS]
@@ -318,7 +318,10 @@ def _entry(kind, rng):
 
 
 def mixed(entries):
-    """Return the layout of these entries, one for each GPU."""
+    """Return the layout with these entries.
+
+    Each entry is for one GPU.
+    """
     return [{"gpus": [number], **entry} for number, entry in enumerate(entries)]
 
 
@@ -346,7 +349,7 @@ def with_claims(dra, cluster, entries, kept):
 def uuid_of(dra, cluster, name):
     """Return the UUID of the pod's device.
 
-    None if the pod does not exist, or the device is not published.
+    Return None if the pod does not exist, or if the node does not publish the device.
     """
     pod = cluster.pod(name)
     try:
@@ -356,14 +359,14 @@ def uuid_of(dra, cluster, name):
 
 
 def delete(cluster, name) -> None:
-    """Delete a pod if it exists, and wait until it is gone."""
+    """Delete a pod if it exists, and wait until it no longer exists."""
     if cluster.pod(name):
         cluster.plane.call("DELETE", "/api/v1/namespaces/default/pods/%s?gracePeriodSeconds=0" % name)
         cluster.plane.wait(lambda: cluster.pod(name) is None, "no pod %s" % name)
 
 
 def claiming(dra, name, template):
-    """Return a pod with a claim of the node's template."""
+    """Return a pod with a claim from the node's template."""
     metadata = {"name": name, "namespace": "default", "labels": {"app": name}}
     spec = dra.claiming("%s-%s" % (NODE, template))
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -384,7 +387,7 @@ def layout_with(rest):
 def run_site(cluster, variables, layout) -> float:
     """Apply the layout with site.yml and return a time in seconds.
 
-    The time is from the change of the GPUs until the node offers the new resources.
+    The time starts when the GPUs change, and ends when the node offers the new resources.
     """
     ends = ends_of(site(cluster, variables, layout))
     planned = kubernetes_mapping(layout, "nvidia_device_plugin", expected_gpus=GPUS, node=NODE)["resources"]
@@ -395,7 +398,7 @@ def run_site(cluster, variables, layout) -> float:
 
 
 def ends_of(told) -> dict[str, datetime]:
-    """Return when each task of a run ended on the node."""
+    """Return when each of a run's tasks ended on the node."""
     ends = {}
     for play in told["plays"]:
         for task in play["tasks"]:
@@ -405,12 +408,12 @@ def ends_of(told) -> dict[str, datetime]:
 
 
 def site(cluster, variables, layout) -> dict:
-    """Run site.yml on the node. Return the output of the callback `json`."""
+    """Run site.yml on the node, and return the output of the callback `json`."""
     given = {
         "gpu_layout": layout,
         "gpu_layout_on_busy": "drain",
         "gpu_drain_kubernetes": True,
-        # The pods of this benchmark have no owner, so a drain must be forced.
+        # This benchmark's pods have no owner, so the drain must force their eviction.
         "gpu_drain_kubernetes_delete_options": {"ignore_daemonsets": True, "force": True},
         **variables,
     }
@@ -420,7 +423,10 @@ def site(cluster, variables, layout) -> dict:
 
 
 def calls_of_run_without_changes(cluster, variables, layout) -> list[tuple[str, str]]:
-    """Return (verb, path) of the role's API requests in a run without changes."""
+    """Return the role's API requests in a run without changes.
+
+    Each is a pair (verb, path).
+    """
     before = len(cluster.plane.requests_of_role())
     told = site(cluster, variables, layout)
     if told["stats"][NODE]["changed"]:
@@ -433,9 +439,9 @@ def create(cluster, pod) -> None:
 
 
 def state(pod) -> tuple | None:
-    """Return the UID and the restart count of a pod.
+    """Return a pod's UID and restart count.
 
-    Both stay the same if the pod is left alone.
+    Both stay the same if nothing disturbs the pod.
     """
     if pod is None:
         return None

@@ -2,20 +2,20 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure leases on eight GPUs against the best fixed MIG layout.
 
-PODS=FILE has requests in the format of Alibaba's cluster-trace-gpu-v2023 (CSV, may be gzipped). Without it, the requests
-are generated. SIZE is the number of requests (1,000). SEED selects the sample.
+PODS=FILE has requests in the format of Alibaba's cluster-trace-gpu-v2023 (CSV, may be gzipped). Without a file, the
+benchmark generates requests. SIZE is the number of requests (1,000). SEED selects the sample.
 
-The rule: a sample of the pods with a part of one GPU, in the order of their arrival. A quota is gpu_milli, rounded up to a
-percent. An instance has the smallest profile with this part of the compute slices. Gaps between arrivals are scaled so that
-the requests would keep all GPUs busy (LOAD). Durations are scaled to a mean of MEAN_HOURS, with at least a minute and at most
-LIMIT_HOURS. Each request declares its duration in the file, rounded up to whole hours, as users of batch jobs do with --for.
-lease_half_declared_* repeats the run with requests of which half declare no duration. For these, LIMIT_HOURS counts as the
-end.
+The rule: a sample of the pods with a part of one GPU, in the order of their arrival. A quota is gpu_milli, rounded up
+to a percent. An instance has the smallest profile with this part of the compute slices. Gaps between arrivals are
+scaled so that the requests would keep all GPUs busy (LOAD). Durations are scaled to a mean of MEAN_HOURS, with at least
+a minute and at most LIMIT_HOURS. Each request declares its duration in the file, rounded up to whole hours, as users of
+batch jobs do with --for. lease_half_declared_* repeats the run with requests of which half declare no duration. For
+these, LIMIT_HOURS counts as the end.
 
-The fixed layout has the same requests. A request gets the smallest free instance that is large enough. The layout is the best
-that a search over the layouts of each GPU finds for this trace. Leases are compared with the better one of two runs of the
-fixed layout: with the queue of leases, and with requests that may pass each other without limits. Allocated is the sum of
-gpu_milli over time until the last arrival.
+The fixed layout has the same requests. A request gets the smallest free instance that is large enough. The layout is
+the best that a search over the layouts of each GPU finds for this trace. Leases are compared with the better one of two
+runs of the fixed layout: with the queue of leases, and with requests that may pass each other without limits. Allocated
+is the sum of gpu_milli over time until the last arrival.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ FIGURES = (
     "lease_seconds_p95",
     "lease_vgpu_seconds_p95",
 )
-#: Number of leases of each kind that are taken and given back on a simulated host.
+#: Number of leases of each kind that a simulated host takes and gives back.
 TIMED = 40
-#: The gpu_milli of a GPU.
+#: A GPU's gpu_milli.
 WHOLE = 1000
 #: Number of searches for fixed layouts.
 LAYOUTS = 3
@@ -84,7 +84,7 @@ class Pod(NamedTuple):
 
     @property
     def slices(self):
-        """Return the compute slices of the smallest profile."""
+        """Return the smallest profile's compute slices."""
         return next(n for n in PROFILES if n * WHOLE >= self.milli * SLICES or n == SLICES)
 
 
@@ -150,7 +150,7 @@ def read_pods(path, choose):
                 row for row in csv.DictReader(lines) if int(row["num_gpu"]) == 1 and 0 < int(row["gpu_milli"]) < WHOLE
             ]
     if not rows or "deletion_time" not in rows[0]:
-        # The shares and the spread of durations are like in clusters for development and inference.
+        # The shares, and the spread of durations, are as in clusters for development and inference.
         milli = [int(row["gpu_milli"]) for row in rows] or [100, 140, 140, 280, 280, 320, 460, 460, 470, 810]
         at = 0.0
         for _number in range(4 * REQUESTS):
@@ -163,12 +163,15 @@ def read_pods(path, choose):
 
 
 def half_declared(pods, choose):
-    """Return the requests of which half declare no duration."""
+    """Return the requests, half of them without a declared duration."""
     return [pod if choose.random() < 0.5 else pod._replace(declared=LIMIT_HOURS * HOUR) for pod in pods]
 
 
 def scaled(rows, size, choose):
-    """Return the sample of the requests. The head of this file has the rule."""
+    """Return a sample of the requests.
+
+    This file's docstring has the rule.
+    """
     rows = list(rows)
     rows = [rows[number] for number in sorted(choose.sample(range(len(rows)), min(size, len(rows))))]
     mean = sum(seconds for _at, seconds, _milli in rows) / len(rows)
@@ -183,7 +186,10 @@ def scaled(rows, size, choose):
 
 
 def rounded_up(seconds):
-    """Return a declared duration: whole hours, within the limit."""
+    """Return a declared duration.
+
+    The duration is in whole hours, within the limit.
+    """
     return min(-(-seconds // HOUR), LIMIT_HOURS) * HOUR
 
 
@@ -252,10 +258,10 @@ class Host:
         self.disturbed += sum(after.get(number) != booking for number, booking in before.items())
 
     def _create(self, booking):
-        """Create the parts of a lease."""
+        """Create a lease's parts."""
 
     def _release(self, number):
-        """Give back the parts of a lease."""
+        """Give back a lease's parts."""
 
     def leaked(self):
         """Return the number of bookings without a holder."""
@@ -263,7 +269,7 @@ class Host:
 
 
 class QuotaHost(Host):
-    """A host with leases of quotas."""
+    """A host that leases quotas."""
 
     def _offer(self):
         return self._offered(
@@ -276,10 +282,10 @@ class QuotaHost(Host):
 
 
 class MigHost(Host):
-    """A host with leases of instances, which it creates and removes."""
+    """A host that leases instances, which it creates and removes."""
 
     def __init__(self, pods):
-        #: The existing instances: {(gpu UUID, start): (profile, number of the lease or None)}.
+        #: The existing instances: {(gpu UUID, start): (profile, lease number or None)}.
         self._instances = {}
         super().__init__(pods)
 
@@ -334,7 +340,10 @@ class MigHost(Host):
 
 
 def configurations():
-    """Return all sets of instances that leave no room, as compute slices."""
+    """Return all sets of instances that leave no room.
+
+    Each instance is its number of compute slices.
+    """
     capacity = Capacity(assumed_gpus([MODEL])[0].mig.profiles)
     sets = {
         chosen
@@ -351,11 +360,11 @@ class FixedCard:
     """A GPU with fixed instances. `leases.model.Card` documents the members."""
 
     uuid: str
-    #: The compute slices of each instance.
+    #: Each instance's compute slices.
     sizes: tuple
 
     def supports(self, shape):
-        """Return why the GPU never has room for the shape, or None."""
+        """Return why the GPU never has room for the shape, or None if it has."""
         return None if max(self.sizes) >= shape.sm_percent else "%d slices are too many" % shape.sm_percent
 
     def find(self, shape, uses, start=None):
@@ -369,7 +378,7 @@ class FixedCard:
         return min(found, default=None)
 
     def free(self, uses):
-        """Return an empty text, because this benchmark shows no messages."""
+        """Return `""`, because this benchmark shows no messages."""
         return ""
 
 
@@ -388,7 +397,7 @@ class FixedHost(Host):
 
 
 def best_fixed(pods, layout, horizon, part):
-    """Return the allocated gpu_milli seconds of a fixed layout.
+    """Return a fixed layout's allocated gpu_milli seconds.
 
     The better one of its two runs counts.
     """
@@ -403,7 +412,7 @@ def best_fixed(pods, layout, horizon, part):
 
 
 def best_layouts(pods, horizon):
-    """Return the best layouts of a search that changes one GPU at a time."""
+    """Search for the best layouts, changing one GPU at a time."""
     options = configurations()
     seen = {}
 
@@ -430,7 +439,7 @@ def best_layouts(pods, horizon):
 
 
 def fixed_starts(pods, layout):
-    """Return the start of each request on fixed instances."""
+    """Return each request's start on fixed instances."""
     free = {slices: sum(each.count(slices) for each in layout) for slices in PROFILES}
     queues = {slices: [] for slices in PROFILES}
     starts, running, number = {}, [], 0
@@ -463,7 +472,7 @@ def fixed_starts(pods, layout):
 def optimum(pods, horizon):
     """Return an upper bound of the gpu_milli seconds of any schedule.
 
-    At each arrival, it is the work of the requests so far, plus all GPUs in full use until the horizon.
+    At each arrival, the bound is the work of the requests so far, plus all GPUs in full use until the horizon.
     """
     bounds = []
     for instant in [pod.arrival for pod in pods]:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure the vGPU limiter on a stub driver: call overhead, quotas and shares.
 
-The overhead is measured on an empty stub, by running the same program with and without the library in turn. Shares are
-measured on a simulated clock. SEED selects the quotas for limiter_quota_error.
+To measure the overhead, the benchmark runs the same program with and without the library in turn, on an empty stub. To
+measure shares, the benchmark uses a simulated clock. SEED selects the quotas for limiter_quota_error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIGURES = (
     "limiter_gang_worst_ratio",
 )
 PROCESSES = 300
-#: Number of runs with and without the library. The median difference of the pairs is printed.
+#: Number of runs with and without the library. The figure is the pairs' median difference.
 RUNS = 9
 #: Number of quotas that three processes fill to the last byte.
 QUOTAS = 20
@@ -98,7 +98,7 @@ def _start(folder: Path, built: Built, processes: int) -> float:
 def _quota_error(folder: Path, built: Built, generator: random.Random, quotas: int) -> int:
     """Return the largest deviation of the card's memory from a filled quota.
 
-    The deviation of the peak is included. `quotas` is the number of random quotas.
+    This includes the peak's deviation. `quotas` is the number of random quotas.
     """
     worst = 0
     for number in range(quotas):
@@ -130,14 +130,15 @@ def _shares(folder: Path, built: Built, small: bool):
 
     for name, error in sm.sm_errors(folder / "shares", built, 1 if small else 10).items():
         yield name, error, "percentage points"
-    # A figure without a target: the added cost of a launch for a throttled tenant. A real driver adds the cost of two
-    # events and of reading them.
+    # A figure without a target: a launch's added cost for a throttled tenant. A real driver adds the cost of two events
+    # and of reading them.
     bare = sm.launch_ns(folder / "bare", built, None)
     yield "limiter_throttled_launch_added", sm.launch_ns(folder / "held", built, 50) - bare, "ns"
-    # Averages: kernels of known length are only sampled. If several streams have work, a series of launches is timed.
+    # Averages: the limiter only samples kernels of known length. If several streams have work, the limiter measures a
+    # series of launches.
     yield "limiter_throttled_driver_calls", sm.driver_calls(folder / "one-stream", built, 1), "count"
     yield "limiter_throttled_driver_calls_4_streams", sm.driver_calls(folder / "four-streams", built, 4), "count"
-    # Tenants with several processes on one GPU each that wait for each other: wall time divided by the time at their
-    # share.
+    # Tenants with several processes that wait for each other, each process on its own GPU. The figure is wall time
+    # divided by the time at their share.
     runs, gang_cells = (1, gangs.BENCH[-1:]) if small else (gangs.BENCH_RUNS, gangs.BENCH)
     yield "limiter_gang_worst_ratio", gangs.worst_ratio(folder / "gangs", built, runs, gang_cells), "ratio"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure the MIG planner, the module and the command on simulated GPUs.
 
-SEED selects the random transitions. SIZE is the number of GPUs in the fleet that is planned at once. CASES=FILE reads
-transitions from a file and prints each result to standard error. FAULTS is the number of transitions in the fault
+SEED selects the random transitions. SIZE is the number of GPUs in the fleet that the planner plans at once. CASES=FILE
+reads transitions from a file and prints each result to standard error. FAULTS is the number of transitions in the fault
 sweep, each with a fault in every call and with a failing GPU.
 """
 
@@ -39,8 +39,8 @@ FIGURES = (
     "mig_fault_cases",
     "mig_fault_bad_endings",
 )
-#: Number of transitions in the fault sweep. Every NVML call fails once and crashes once, which takes half a minute per
-#: transition on one core.
+#: Number of transitions in the fault sweep. Every NVML call fails once and crashes once, which takes one core half a
+#: minute per transition.
 FAULT_TRANSITIONS = 10
 #: Number of cases per transition in which one GPU of three fails. Each takes a third of a second.
 SICK_CASES = 40
@@ -50,7 +50,7 @@ RELAYOUTS = (
     [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb", "count": 2}]}],
     [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}],
 )
-#: Number of runs of a whole process. The median is printed.
+#: Number of a whole process's runs. The figure is the median.
 RUNS = 7
 
 
@@ -86,8 +86,8 @@ def _transitions(cases, verbose):
     yield "mig_transitions", len(outcomes), "count"
     yield "mig_destroyed_over_optimum", *_ratio(destroyed, least)
     yield "mig_destroyed_over_recreate_all", *_ratio(destroyed, recreated)
-    # Busy instances that the plan destroys although an arrangement exists that spares them. This must be 0. Plans that
-    # must destroy busy instances are refused before they start.
+    # Busy instances that the plan destroys although another arrangement spares them. This number must be 0. The module
+    # refuses plans that must destroy busy instances before they start.
     yield "mig_busy_destroyed", sum(found.busy_destroyed - found.least_busy_destroyed for found in outcomes), "count"
 
 
@@ -147,9 +147,10 @@ def _faults(seed, count, most):
 
 
 def _sweep(folder, library, transition, most):
-    """Run a transition with faults. Return the number of runs, and the bad endings.
+    """Run a transition with faults.
 
-    There are `most` faults of each kind. If `most` is 0, there are all faults, and SICK_CASES runs with a failing GPU.
+    Return the number of runs, and the bad endings. `most` is the number of faults of each kind. If `most` is 0, there
+    are all faults, and SICK_CASES runs with a failing GPU.
     """
     from tests.integration.fault_sweep import Sweep
 
@@ -198,7 +199,7 @@ def _command(runs):
         host = CommandHost(simulated, build_command(Path(folder) / "gpu-layout"))
         files = [host.layout(layout, f"{number}.json") for number, layout in enumerate(RELAYOUTS)]
         apply, noop = [], []
-        # The first run is not counted, because it enables MIG mode.
+        # The first run does not count, because it enables MIG mode.
         for run in range(runs + 1):
             for seconds, changed in ((apply, True), (noop, False)):
                 start = time.perf_counter()

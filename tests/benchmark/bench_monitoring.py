@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure monitoring of 1,000 simulated GPUs in a real Prometheus.
 
-All rules and alerts are loaded. One small HTTP server provides the metrics of 125 hosts with 8 GPUs each. Half of the
-hosts have the format of the embedded exporter, and half have the format of dcgm-exporter. One GPU in eight has seven
-MIG instances. Each host also has the metrics of `gpu-layout metrics`. Values change with every scrape. SIZE is the
-number of GPUs.
+Prometheus loads all rules and alerts. One small HTTP server provides the metrics of 125 hosts with 8 GPUs each. Half of
+the hosts have the format of the embedded exporter, and half have the format of dcgm-exporter. One GPU in eight has
+seven MIG instances. Each host also has the metrics of `gpu-layout metrics`. Values change with every scrape. SIZE is
+the number of GPUs.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ INTERVAL = 10
 ROUNDS = 6
 #: Number of rounds to skip. In the first rounds, Prometheus creates all series.
 WARM_UP = 2
-#: Seconds after which Prometheus is considered broken.
+#: Seconds after which the benchmark considers Prometheus broken.
 DEADLINE = 600
 MODEL = "NVIDIA H100 80GB HBM3"
 DRIVER = "580.105.08"
-#: Further metrics of nvitop. Rules only read the utilization of encoders and decoders, and throughputs if GPM has none.
+#: nvitop's further metrics. Rules only read the encoders' and decoders' utilization, and throughputs if GPM has none.
 UNREAD = (
     "gpu_memory_utilization_Percentage",
     "gpu_encoder_utilization_Percentage",
@@ -118,20 +118,23 @@ def figures(options):
 
 
 class BenchError(Exception):
-    """Raised with the reason why the figures cannot be measured."""
+    """The reason why the benchmark cannot measure the figures."""
 
 
 # --- The fleet ------------------------------------------------------------------------------------------------------
 
 
 class Fleet:
-    """The exporter text of each host. Values change in each scrape."""
+    """Each host's exporter text.
+
+    Values change in each scrape.
+    """
 
     def __init__(self, hosts: int) -> None:
         self.hosts, self.gpus = hosts, hosts * GPUS_PER_HOST
         self.random = random.Random(1)
 
-        # Two texts per host are created in advance, so that their creation does not affect the measurement.
+        # Create two texts per host in advance, so that creating them does not affect the measurement.
         self.texts = [[self.text(host).encode() for _ in range(2)] for host in range(hosts)]
         self.turn = [0] * hosts
 
@@ -248,7 +251,7 @@ def dcgm_values(value):
 
 
 class Server:
-    """Serves each host's text at the path of its number."""
+    """Serve each host's text at the path of its number."""
 
     def __init__(self, fleet: Fleet) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -285,8 +288,8 @@ class Server:
 def measure(directory: Path, port: int, fleet: Fleet, interval: int) -> tuple[float, float, float, float]:
     """Run Prometheus with all rules and return the worst values of the last rounds.
 
-    Returns the number of series, the seconds of all groups in sequence, the seconds of the slowest group, and the peak
-    memory in MiB.
+    The values are the number of series, the seconds of all groups in sequence, the seconds of the slowest group, and
+    the peak memory in MiB.
     """
     rules = sorted((*(FILES / "rules").glob("*.yml"), *(FILES / "alerts").glob("*.yml")))
     targets = [
@@ -380,7 +383,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def seconds_of_groups(url: str) -> list[float]:
-    """Return the duration of each group's last evaluation in seconds."""
+    """Return how many seconds each group's last evaluation took."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return [

@@ -3,9 +3,9 @@
 """Measure packing: the gap to the optimum, a large fleet, and changes.
 
 See docs/packing.md. PODS=FILE has requests and NODES=FILE has hosts, in the format of Alibaba's cluster-trace-gpu-v2023
-(CSV, may be gzipped). Lists of FGD's table are read from the folder of PODS. SEED selects the samples. SIZE is the number
-of workloads of the large fleet (10,000, with 6 GPUs for every 10 workloads). Every layout is checked against its problem
-and accepted by the MIG planner. Otherwise, the benchmark aborts.
+(CSV, may be gzipped). The benchmark reads the lists of FGD's table from the folder of PODS. SEED selects the samples.
+SIZE is the number of workloads of the large fleet (10,000, with 6 GPUs for every 10 workloads). Every layout must solve
+its problem, and the MIG planner must accept it. Otherwise, the benchmark aborts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.relaxed impo
 from tests.benchmark import fgd, group_cases
 from tests.benchmark.amounts import amount
 
-#: Request lists of FGD's published table. The figure is the mean of these seeds.
+#: Request lists from FGD's published table. The figure is the mean of these seeds.
 FGD_LISTS, FGD_SEEDS = ("default", "gpushare40"), range(42, 52)
 FIGURES = (
     "packing_gap_to_optimum",
@@ -59,9 +59,9 @@ FIGURES = (
 MOST_LISTS = 100
 #: Random problems with groups and workloads with several GPUs.
 GROUP_SEEDS = range(1, 26)
-#: Part of the GPUs of an optimum, so that a packing has to leave workloads out.
+#: Part of an optimum's GPUs, so that a packing has to leave workloads out.
 SHORT = 0.9
-#: The model of all GPUs in the trace, because the trace's models have no MIG or are not named.
+#: All GPUs have this model, because the trace's models have no MIG or no name.
 MODEL = "A100-40GB"
 WORKLOADS, GPUS_PER_WORKLOAD = 10_000, 0.6
 REPLANS, CHANGED = 10, 0.05
@@ -143,7 +143,7 @@ def read_hosts(path: str) -> list[tuple[str, int]]:
 def nearest(thousandths: int) -> Shape:
     """Return the plain MIG profile with the nearest share of compute slices.
 
-    If two are equally near, the profile with less memory is returned.
+    If two are equally near, return the profile with less memory.
     """
     capacity = geometry(MODEL).capacity
     plain = [profile for profile in capacity.profiles.values() if profile.name.endswith("gb")]
@@ -161,9 +161,9 @@ def as_workloads(requests: list[Request]) -> tuple[Workload, ...]:
 
 
 def fleet_of(hosts: list[tuple[str, int]], most: int) -> tuple[FleetGpu, ...]:
-    """Return the first GPUs of the hosts.
+    """Return the hosts' first GPUs.
 
-    If there are too few, the hosts are repeated with other names.
+    If there are too few, repeat the hosts with other names.
     """
     if not any(count for _name, count in hosts):
         raise SystemExit("bench: the hosts have no GPUs")
@@ -178,7 +178,10 @@ def fleet_of(hosts: list[tuple[str, int]], most: int) -> tuple[FleetGpu, ...]:
 
 
 def sample(requests: list[Request], count: int, rng: random.Random) -> list[Request]:
-    """Return a sample of requests. If there are too few, requests are repeated."""
+    """Return a sample of requests.
+
+    If there are too few, repeat some.
+    """
     chosen = rng.sample(requests, count) if len(requests) >= count else rng.choices(requests, k=count)
     return [request._replace(name="w%05d" % n) for n, request in enumerate(chosen)]
 
@@ -217,7 +220,7 @@ def _say(what: str, packing: Packing, more: str = "") -> None:
 def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, seed: int):
     """Pack two sets of requests on a large fleet.
 
-    One set has the mix of the file and exceeds the fleet. The other set has no requests for one whole GPU.
+    One set has the file's mix of requests and exceeds the fleet. The other set has no requests for one whole GPU.
     """
     rng = random.Random(seed)
     several = [request for request in requests if request.gpus > 1]
@@ -231,7 +234,7 @@ def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, see
     seconds, peaks = [], []
     for name, mix in mixes.items():
         problem = Problem(fleet, as_workloads(mix))
-        # Each packing runs in its own process, so that the peak memory of that process belongs to one packing alone.
+        # Each packing runs in its own process, so that the process's peak memory belongs to one packing alone.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             packing, took, peak = pool.submit(timed, problem).result()
         wrong = check.problems(problem, packing)
@@ -246,18 +249,18 @@ def _large(requests: list[Request], hosts: list[tuple[str, int]], size: int, see
 
 
 def timed(problem: Problem) -> tuple[Packing, float, float]:
-    """Return (packing, seconds, peak memory of the process in MiB)."""
+    """Return (packing, seconds, the process's peak memory in MiB)."""
     start = time.perf_counter()
     packing = pack(problem)
     return packing, time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _heuristic_gap(path: str, hosts: list[tuple[str, int]], most: int) -> tuple[str, float, str]:
-    """Return the figure for the largest gap of the heuristic to the search.
+    """Return the figure for the heuristic's largest gap to the search.
 
-    Each list in the folder of the file is packed three times: its requests for parts of GPUs on enough GPUs and on too few,
-    and all requests on the hosts. The gap is how many more GPUs the heuristic uses, or how many more workloads it leaves
-    out, in percent of the search's number.
+    The function packs each list in the file's folder three times: its requests for parts of GPUs on enough GPUs and on
+    too few, and all requests on the hosts. The gap is how many more GPUs the heuristic uses, or how many more workloads
+    it leaves out, in percent of the search's number.
     """
     whole = fleet_of(hosts, sum(count for _host, count in hosts))
     largest = 0.0
@@ -303,7 +306,7 @@ def _groups(seeds: Iterable[int]):
 
 
 def _online(name: str, options, seeds: Iterable[int]):
-    """Yield the allocated share of all GPUs for a list, and its bound."""
+    """Yield the allocated share of all GPUs for a list, and the share's bound."""
     figure, bound = ("packing_fgd_%s_%s" % (name, end) for end in ("percent", "bound_percent"))
     path = next(Path(options["PODS"]).parent.glob("*pod-list-%s.csv*" % name), None)
     if path is None:
@@ -324,7 +327,7 @@ def _replans(parts: list[Request], fleet: tuple[FleetGpu, ...], first: Packing, 
     """Return the figure for instances that replans destroy.
 
     The number is divided by the number for packing from scratch. Before each replan, 5 % of the workloads change. A
-    changed workload gets the request of a random workload of the file.
+    changed workload gets the request of a random workload from the file.
     """
     today = tuple(Standing(s.host, s.index, s.shape, s.start, s.workload) for s in first.standing)
     mine = fresh = 0

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure sizing on a real trace (docs/sizing.md).
 
-One part of a day is used for the plan, and the other part for scoring the plan.
+The benchmark plans with one part of a day, and scores the plan on the other part.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from tests.benchmark import sizing_paths
 from tests.benchmark import sizing_trace as trace
 from tests.benchmark.amounts import amount
 
-#: Card sizes in GiB: the card that each container of the trace has, and the cards to share.
+#: Card sizes in GiB: the card of each container in the trace, and the cards to share.
 HELD, CARDS = 48, (80, 141)
-#: Containers with fewer duty samples are excluded from sharing.
+#: Containers with fewer duty samples share no card.
 LEAST_SAMPLES = 1300
 CELLS = [(reverse, card) for reverse in (False, True) for card in CARDS]
-#: Idle flags are false if duty reaches this percentage within this time after the first flag. Flags too close to the
-#: end do not count. INJECTED is the number of idle containers that are added.
+#: An idle flag is false if duty reaches this percentage within this time after the first flag. Flags too close to the
+#: end do not count. INJECTED is the number of idle containers that the benchmark adds.
 WORK_PERCENT, AHEAD_SECONDS, INJECTED = 10, 6 * 3600, 20
 #: The audit's idle rule with hours instead of days, because the trace is one day long. Duty of 1 % is work, and ten
 #: minutes without samples are a gap.
 IDLE = IdlePolicy(grace_seconds=2 * 3600, new_seconds=86400, new_threshold_seconds=6.4 * 3600)
 WORKING_PERCENT, GAP_SECONDS = 1, 600
-#: Size of random subsets of the containers.
+#: The share of containers in a random subset.
 SUBSET_SHARE = 0.7
 #: Number of subsets for plans with shared GPUs, the splits of the trace in turn, and the confidences of the curve. With fewer
 #: rounds than by default, a plan needs a few GPUs more.
 SUBSETS, SPLITS, CURVE, ROUNDS = 100, (0.5, 0.6, 0.7), (0.95, 0.97, 0.99, 0.995), 60
-#: The confidence at which shared GPUs are planned as before 2026-11-29, and the default.
+#: The confidence for planning shared GPUs before 2026-11-29, and the default.
 PAST, DEFAULT = 0.97, 0.99
-#: Random subsets for the sizes of single workloads (sizing_paths.py).
+#: Random subsets for single workloads' sizes (sizing_paths.py).
 SIZE_SUBSETS = 25
 
 SIZE_NAMES = tuple(
@@ -62,7 +62,7 @@ def cell(reverse, card):
 
 
 def all_names():
-    """Yield the names of all figures in the order in which they are printed."""
+    """Yield all figures' names in the order of printing."""
     for what in ("gpus", "over_memory", "saturated"):
         yield from (f"rightsize_{what}_{cell(*which)}" for which in CELLS)
     yield "rightsize_gpus_total"
@@ -104,7 +104,7 @@ def planned(fleet, card_bytes, policy):
 
 
 def at(confidence, **settings):
-    """Return the rule of plans with this confidence."""
+    """Return the rule that plans with this confidence."""
     return functools.partial(planned, policy=Policy(confidence=confidence, **settings))
 
 
@@ -137,7 +137,7 @@ def sharing_figures(fleet):
 
 
 def size_figures(fleet, subsets, seed):
-    """Score the sizes of single workloads, by current and by past rules."""
+    """Score single workloads' sizes, by current and by past rules."""
     if not subsets:
         for name in SIZE_NAMES:
             yield name, None, "no subsets asked for"
@@ -153,9 +153,9 @@ def size_figures(fleet, subsets, seed):
 
 
 def subset_figures(fleet, subsets, seed):
-    """Count plans for random subsets that do not meet the limits, as a curve.
+    """Count plans for random subsets that miss the limits, as a curve.
 
-    Each subset is planned for the four cells of one split.
+    The benchmark plans each subset for the four cells of one split.
     """
     size = round(SUBSET_SHARE * len(fleet.names))
     if not subsets or not size:

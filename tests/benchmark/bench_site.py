@@ -38,7 +38,7 @@ def figures(options):
 
 
 def demo_times():
-    """Yield the times recorded by the last cold and the last warm `make demo`.
+    """Yield the times that the last cold and the last warm `make demo` recorded.
 
     The loop is the part that audits, reclaims, resizes and audits again.
     """
@@ -71,7 +71,7 @@ def run_without_changes(hosts):
             counted = play_and_read(
                 "site.yml", "bench-counted.json", *inventory, "-e", f"ansible_podman_executable={counter.path}"
             )
-            # Timed in a separate run, because counting takes time.
+            # Time a separate run, because counting takes time.
             timed = play_and_read("site.yml", "bench-timed.json", *inventory)
         finally:
             play_quietly("tests/lab/destroy.yml", "bench-destroy.log", *inventory)
@@ -90,9 +90,9 @@ def run_without_changes(hosts):
 
 
 def what_is_wrong(first: Run, *later: Run) -> str:
-    """Return why the figures would be invalid. Empty if they are valid.
+    """Say why the figures would be invalid.
 
-    They are invalid if a role was disabled, or if a later run changed something.
+    Return `""` if they are valid. They are invalid if a role was disabled, or if a later run changed something.
     """
     brought = {(change.host, role) for change in first.changes for role in ROLES if change.task.startswith(role)}
     missing = sorted(f"{role} on {host}" for host in first.hosts for role in ROLES if (host, role) not in brought)
@@ -123,10 +123,13 @@ esac
         path.chmod(0o755)
 
     def bytes_sent(self) -> int:
-        """Return the bytes sent to all hosts: the modules and their arguments."""
+        """Return how many bytes all hosts received.
+
+        These are the modules and their arguments.
+        """
         return self.sent.stat().st_size if self.sent.exists() else 0
 
     def module_executions(self) -> int:
-        """Return how many modules ran on all hosts since the counter was created."""
+        """Return how many modules ran on all hosts since the counter exists."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return sum("exec " in line and "python3" in line for line in lines)

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure changes of MIG instances on a Slurm node with running jobs.
 
-The node is a lab host with Debian 13, whose Slurm 24.11 is real, and with simulated GPUs. GPUs 0 and 1 change between random
-layouts, and random jobs run on all four GPUs. slurmctld refuses requests for GPUs without a type. Each change is a run of the
-roles gpu_slurm and gpu_layout in the order of site.yml, with `gpu_layout_on_busy: drain`. While the run waits for jobs, the
-benchmark ends them one by one in random order. SEED selects the transitions, and CASES sets their number.
-Results of different seeds add up, so a long measurement can be split. The log has the time of each transition.
+The node is a lab host with Debian 13, whose Slurm 24.11 is real, and with simulated GPUs. GPUs 0 and 1 change between
+random layouts, and random jobs run on all four GPUs. slurmctld refuses requests for GPUs without a type. Each change is
+a run of the roles gpu_slurm and gpu_layout in the order of site.yml, with `gpu_layout_on_busy: drain`. While the run
+waits for jobs, the benchmark ends them one by one in random order. SEED selects the transitions, and CASES sets their
+number. Different seeds' results add up, so several runs can share a long measurement. The log has each transition's
+time.
 
-A job is lost if it does not run on the same devices after the change, although the run did not wait for it. A job waits without
-need if the run waits for it, although its devices stay and the jobs of all staying devices can keep their numbers. The time to
-the first job is that from the start of the run, so it includes the waiting.
+A job is lost if it does not run on the same devices after the change, although the run did not wait for it. A job waits
+without need if the run waits for it, although its devices stay and the jobs of all staying devices can keep their
+numbers. The time to the first job is that from the start of the run, so it includes the waiting.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def lab_host():
 def measured(host, rng, transitions):
     """Return the lost jobs, the needless waits and the times to the first job.
 
-    There is a time in seconds for each transition.
+    Each transition has a time in seconds.
     """
     from slurm_host import layout
 
@@ -128,7 +129,7 @@ def measured(host, rng, transitions):
 def change(host, rng, wanted, planned, jobs):
     """Run the roles, and end the jobs that the run waits for.
 
-    Removes the ended jobs from `jobs`. Returns the number of needless waits.
+    Remove the ended jobs from `jobs`, and return the number of needless waits.
     """
     from slurm_host import INVENTORY, NODE, PLANNED_STEPS, follow
 
@@ -169,7 +170,7 @@ def free_type(host, rng):
 
 
 def start_jobs(host, rng, jobs, devices):
-    """Start random jobs, and add the UUIDs of their devices to `jobs`."""
+    """Start random jobs, and add their devices' UUIDs to `jobs`."""
     # One free core and one free device are for the first job after the change.
     for _job in range(rng.randint(1, MOST_JOBS) - len(jobs)):
         if len(free_types(host)) < 2:
@@ -187,7 +188,7 @@ def end_jobs(host, jobs, ended):
 
 
 def uuids_of(environment, devices):
-    """Return the UUIDs of the devices of a job by number."""
+    """Return the UUIDs of a job's devices by number."""
     return {int(number): devices[int(number)] for number in environment["CUDA_VISIBLE_DEVICES"].split(",")}
 
 

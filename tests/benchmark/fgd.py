@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Repeat the experiment of FGD's published table with online placement.
 
-Source: Weng et al., USENIX ATC 2023. Requests arrive one by one. Each gets a place at once or fails for good, and nothing
-moves. The list is shuffled, and random requests of the list are appended. The result is the allocated share of all GPUs
-when the arrived requests together ask for as many GPUs as the fleet has.
+Source: Weng et al., USENIX ATC 2023. Requests arrive one by one. Each gets a place at once or fails for good, and
+nothing moves. The experiment shuffles the list, and appends random requests from it. The result is the allocated share
+of all GPUs when the arrived requests together ask for as many GPUs as the fleet has.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.online impor
 try:
     from ortools.linear_solver import pywraplp
 except ImportError:
-    # The figures are then n/a, and `run` is not called.
+    # The figures are then n/a, and the benchmark does not call `run`.
     pywraplp = None
 
-#: Arrivals are drawn until they ask for this multiple of the fleet's GPUs.
+#: The experiment draws arrivals until they ask for this multiple of the fleet's GPUs.
 ARRIVALS = 1.3
 
 
 class Outcome(NamedTuple):
-    """Allocated share of all GPUs, and an upper bound of it, both in percent."""
+    """The allocated share of all GPUs, and its upper bound, both in percent."""
 
     allocated: float
     bound: float
 
 
 def demand_of(row: dict[str, str]) -> Demand:
-    """Return the demand of a row of a pod list."""
+    """Return the demand in a pod list's row."""
     cpu, memory, gpus = (int(float(row[column] or 0)) for column in ("cpu_milli", "memory_mib", "num_gpu"))
     share = int(float(row["gpu_milli"] or 0)) if gpus else 0
     models = tuple(sorted(set(filter(None, (row.get("gpu_spec") or "").split("|")))))
@@ -48,7 +48,7 @@ def hosts_of(rows: Iterable[dict[str, str]]) -> list[Host]:
 
 
 def run(hosts: list[Host], demands: list[Demand], seed: int) -> Outcome:
-    """Place the arrivals of a seed."""
+    """Place a seed's arrivals."""
     capacity = sum(map(len, (host.gpus for host in hosts))) * WHOLE
     online, arrived, allocated = Online(hosts, Counter(demands)), 0, 0
     came: Counter[Demand] = Counter()
@@ -76,7 +76,7 @@ def _arrivals(demands: list[Demand], capacity: int, seed: int) -> list[Demand]:
 def _most(hosts: list[Host], demands: Counter[Demand]) -> float:
     """Return an upper bound of the allocated GPU share, in thousandths.
 
-    Hosts of a type are one large host in it, and a request may be split.
+    The bound treats hosts of a type as one large host, and may split a request.
     """
     types = Counter((host.model, host.cpu_milli, host.memory_mib, len(host.gpus)) for host in hosts)
     solver = pywraplp.Solver.CreateSolver("GLOP")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Random transitions of one GPU between layouts, or transitions from a file."""
+"""Create one GPU's random transitions between layouts, or read them from a file."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Numbers of destroyed instances: planned, minimum, and if all are recreated.
+    """How many instances are destroyed: planned, minimum, and with full recreation.
 
-    Busy instances are also counted separately.
+    Busy instances also have their own counts.
     """
 
     destroyed: int

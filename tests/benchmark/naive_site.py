@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Count module executions of a run without changes with one task per object.
+"""Count module executions in a run without changes with one task per object.
 
 The table lists the tasks of a role of ansible.builtin modules that gives the same result as all roles of this
 collection, with the executions per host. Where there is a choice, the count is low. A copy or template counts once,

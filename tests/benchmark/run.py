@@ -7,12 +7,12 @@ Other output goes to standard error.
 
 usage: run.py [GROUP]      every group if none is named
 
-A figure that cannot be measured is printed as `name n/a reason`.
+If it cannot measure a figure, it prints `name n/a reason`.
 
-A group is a module bench_GROUP.py in this folder. Its FIGURES lists the names of its figures, and figures(options) yields (name,
-value, unit) or (name, None, reason). The environment variables SEED, SIZE, CASES, FAULTS, TRACE, PODS and NODES set the
-options. SMALL=1 measures as little as possible. This proves that each figure can be measured, but the values mean
-nothing.
+A group is a module bench_GROUP.py in this folder. Its FIGURES lists the names of its figures, and figures(options)
+yields (name, value, unit) or (name, None, reason). The environment variables SEED, SIZE, CASES, FAULTS, TRACE, PODS and
+NODES set the options. SMALL=1 measures as little as possible. This proves that each figure can be measured, but the
+values mean nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Iterator
 
 HERE = Path(__file__).resolve().parent
-#: Groups with lab hosts. podman can only manage containers from the PID namespace in which they were started.
+#: Groups with lab hosts. podman can only manage containers from the PID namespace that it started them in.
 ON_LAB_HOSTS = ("kubernetes", "site", "slurm")
 OPTIONS = ("SEED", "SIZE", "CASES", "FAULTS", "TRACE", "PODS", "NODES", "SMALL")
 
@@ -36,12 +36,12 @@ from tests import apart
 
 
 def groups() -> list[str]:
-    """Return the names of the groups."""
+    """Return the groups' names."""
     return sorted(path.stem.replace("bench_", "", 1) for path in HERE.glob("bench_*.py"))
 
 
 def as_line(name: str, value: float | int | None, unit: str) -> str:
-    """Return the output line of a figure.
+    """Return a figure's output line.
 
     Without a value, the unit is the reason.
     """
@@ -71,9 +71,9 @@ def main(arguments: list[str]) -> int:
 
 
 def figures(group: str, options: dict[str, str]) -> Iterator[tuple]:
-    """Yield the figures of a group.
+    """Yield a group's figures.
 
-    If the group fails, each figure that was not measured has no value, and the error as the reason.
+    If the group fails, each missing figure has no value, and the error as the reason.
     """
     module = importlib.import_module(f"tests.benchmark.bench_{group}")
     missing = list(module.FIGURES)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Measure the sizes that right-sizing proposes for single workloads.
 
-Random subsets of the containers are sized for other cards. The plan uses one part of the trace and is scored on the other part.
-The same curves also run five times slower. The history gate (`least_history_hours`) is off.
+The rules size random subsets of the containers for other cards. The plan uses one part of the trace, and the benchmark
+scores the plan on the other part. The same curves also run five times slower. The history gate (`least_history_hours`)
+is off.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ from tests.benchmark import sizing_trace as trace
 MODELS = ("H100-80GB", "H200-141GB")
 SPLITS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 STRETCHES = (1, 5)
-#: The default settings of a workload, and the settings with which it gets a quota.
+#: A workload's default settings, and the settings with which it gets a quota.
 MIG, QUOTA = Wish(), Wish(isolation="quota", latency="batch")
 PATHS = (("default", MIG), ("quota", QUOTA))
 
 
 @dataclass
 class Score:
-    """Counts of workloads in all plans. `gpus` are the GPUs in the plans."""
+    """How many workloads all plans have.
+
+    `gpus` are the plans' GPUs.
+    """
 
     gpus: int = 0
     shrunk: int = 0
@@ -55,7 +59,7 @@ def stretched(fleet: Fleet, times: int) -> Fleet:
 
 
 def plans(fleet: Fleet, subsets: int, share: float, seed: int):
-    """Yield (part for the plan, part for scoring) of random subsets."""
+    """Yield each random subset's (part for the plan, part for scoring)."""
     chance = random.Random(seed)
     for _subset in range(subsets):
         rows = sorted(chance.sample(range(len(fleet.names)), max(1, round(share * len(fleet.names)))))
@@ -67,7 +71,10 @@ def plans(fleet: Fleet, subsets: int, share: float, seed: int):
 
 
 def shipped(seen: Fleet) -> list[Need | None]:
-    """Return the needs by the rules of this version. None keeps the whole GPU."""
+    """Return the needs by this version's rules.
+
+    None keeps the whole GPU.
+    """
     return [
         Need(min(found.memory_bytes, float(seen.card[row])), found.compute_percent, 1.0, "")
         if found.evidence.enough
@@ -102,7 +109,10 @@ def past(seen: Fleet) -> list[Need | None]:
 
 @lru_cache(maxsize=None)
 def gpus_for(model: str, shapes: tuple[tuple[Shape, int], ...]) -> int:
-    """Return how many GPUs of a model these shapes need. `shapes` has (shape, count)."""
+    """Return how many of a model's GPUs these shapes need.
+
+    `shapes` has (shape, count).
+    """
     every = [shape for shape, count in shapes for _each in range(count)]
     workloads = tuple(Workload("w%d" % number, (shape,)) for number, shape in enumerate(every))
     gpus = tuple(FleetGpu("host", index, model) for index in range(len(every)))
@@ -125,7 +135,7 @@ def capacity(shape: Shape, model: str) -> tuple[float, float]:
 
 
 def scores(fleet: Fleet, rule, subsets: int, share: float, seed: int) -> dict[str, Score]:
-    """Score a rule of sizing over all plans and models, for each of PATHS."""
+    """Score a sizing rule over all plans and models, for each of PATHS."""
     total = {name: Score() for name, _wish in PATHS}
     for seen, later in plans(fleet, subsets, share, seed):
         needs = rule(seen)

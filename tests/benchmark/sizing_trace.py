@@ -19,16 +19,19 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.sizing.model import 
 
 GIB = 2**30
 COLUMNS = ("timestamp", "container", "duty_percent", "memory_used_bytes")
-#: The first part of the times. `forward` plans on this part, and `reverse` plans on the rest.
+#: The first part of the trace's times. `forward` plans on this part, and `reverse` plans on the rest.
 SPLIT = 0.6
 
 
 class TraceError(Exception):
-    """Raised with the reason why the trace cannot be read."""
+    """The reason why the benchmark cannot read the trace."""
 
 
 def read(path: str, card_bytes: float) -> Fleet:
-    """Return all containers at the times of the trace. Raises TraceError."""
+    """Return all containers at the trace's times.
+
+    Raise TraceError if the trace is unreadable.
+    """
     file = Path(path)
     try:
         with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
@@ -70,7 +73,7 @@ def halves(fleet: Fleet, reverse: bool, split: float = SPLIT) -> tuple[Fleet, Fl
 
 @dataclass(frozen=True)
 class Verdict:
-    """The score of a plan.
+    """A plan's score.
 
     Fields: number of GPUs, GPUs whose memory was exceeded, and samples above 100 % duty in percent.
     """
@@ -85,9 +88,10 @@ class Verdict:
 
 
 def judge(groups, fleet: Fleet, card_bytes: float) -> Verdict:
-    """Score a plan. `groups` has one group of container names per GPU.
+    """Score a plan.
 
-    Raises ValueError if a container of the fleet is in no group or in two.
+    `groups` has one group of container names per GPU. Raise ValueError if one of the fleet's containers is in no group
+    or in two.
     """
     row = {name: place for place, name in enumerate(fleet.names)}
     groups = [[row[name] for name in group] for group in groups]

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Take leases on this host, and print the seconds of each as JSON.
 
-Usage: time_leases.py FOLDER COUNT. The layout in FOLDER is applied first. Each lease has another size than the one before it,
-so that every lease creates and removes instances. bench_lease.py runs this file in the environment of a simulated host.
+Usage: time_leases.py FOLDER COUNT. The program first applies the layout in FOLDER. Each lease has another size than the
+one before it, so that every lease creates and removes instances. bench_lease.py runs this file in the environment of a
+simulated host.
 """
 
 from __future__ import annotations

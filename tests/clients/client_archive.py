@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Download clients of NVML from Debian's archive and PyPI into .cache/clients.
+"""Download NVML clients from Debian's archive and PyPI into .cache/clients.
 
-Nothing is installed on the machine. apt uses its own package lists and cache there, so the machine's own files do not
-change. The mirror is LAB_MIRROR or the machine's mirror.
+The module installs nothing on the machine. apt uses its own package lists and cache there, so the machine's own files
+do not change. The mirror is LAB_MIRROR or the machine's mirror.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class NotOffered(Exception):
 def unpack(packages: list[dict]) -> Path:
     """Return a folder with the unpacked Debian packages.
 
-    Each package is {package, version, suite, component}. Raises NotOffered with the package and version, or with the
-    program that this machine lacks. Raises CalledProcessError if the archive cannot be reached.
+    Each package is {package, version, suite, component}. Raise NotOffered with the package and version, or with the
+    program that this machine lacks. Raise CalledProcessError if the archive does not respond.
     """
     name = "_".join(f"{wanted['package']}-{wanted['version']}" for wanted in packages[:1])
     with _made_once(name) as (folder, complete):
@@ -89,9 +89,9 @@ def _download(wanted: dict, into: Path) -> Path:
 
 
 def _apt(folder: Path, suite: str, component: str) -> list[str]:
-    """Return apt options for one component of one suite.
+    """Return apt options for one suite's component.
 
-    apt then ignores all settings of this machine.
+    apt then ignores all of this machine's settings.
     """
     for name in ("lists/partial", "archives/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)

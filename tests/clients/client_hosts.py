@@ -26,7 +26,10 @@ class ClientHost(SimulatedHost):
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """Return the environment of a client, which finds only its own modules."""
+        """Return a client's environment.
+
+        In it, the client finds only its own modules.
+        """
         return {key: value for key, value in self.environment.items() if key != "PYTHONPATH"}
 
     def state(self) -> dict:
@@ -34,7 +37,7 @@ class ClientHost(SimulatedHost):
 
 
 def hosts_of(build: SimulatedHost, model: Model, client: Client) -> ClientHost:
-    """Create three GPUs of a model under the driver that the client belongs to.
+    """Create a model's three GPUs under the driver that the client belongs to.
 
     The third GPU is in MIG mode if the model supports MIG.
     """

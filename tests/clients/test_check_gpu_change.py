@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run check-gpu --change with NVIDIA's nvidia-smi of the lab's hosts."""
+"""Run check-gpu --change with NVIDIA's nvidia-smi on the lab's hosts."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run real clients on simulated GPUs of every model.
 
-Everything that is missing must be accepted in accepted.yml.
+accepted.yml must accept everything that is missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NVML's setters need r
 #: Boards with and without NVLink and MIG, from four architectures.
 USUAL_MODELS = ["H100-80GB", "A30-24GB", "L40S-48GB", "T4-16GB"]
 
-#: Titles of table entries that were needed, and clients that the archive no longer has.
+#: Titles of table entries that the tests needed, and clients that the archive no longer has.
 needed: set[str] = set()
 left_out: list[str] = []
 

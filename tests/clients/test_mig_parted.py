@@ -66,13 +66,13 @@ class Parted:
 
 @pytest.fixture(params=LAYOUTS)
 def case(request, program, build, tmp_path):
-    """Return mig-parted on a host with two GPUs, and the profiles of a layout."""
+    """Return mig-parted on a host with two GPUs, and a layout's profiles."""
     host = SimulatedHost(tmp_path / "host", build.library).create([{"model": request.param, "count": 2}], host="parted")
     return Parted(program, host, tmp_path), LAYOUTS[request.param]
 
 
 def seen_by_gpu_info(host: SimulatedHost) -> list[tuple[bool, dict[str, int]]]:
-    """Return for each GPU the MIG mode, and the number of instances by profile."""
+    """Return each GPU's MIG mode and its number of instances by profile."""
     found = []
     for gpu in host.module("gpu_info")["gpus"]:
         names = [instance["profile"] for instance in gpu["mig"]["instances"]]

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Follow the README from a release's tarball in a clean environment, on lab hosts.
+"""Follow a release's README from its tarball in a clean environment on lab hosts.
 
-A new virtual environment gets only ansible-core, the tarball and what the README installs. The tests run in order: the README
-plans and applies a layout, and how-to pages undo a change of it and uninstall the collection.
+A new virtual environment gets only ansible-core, the tarball and what the README installs. The tests run in order: the
+README plans and applies a layout, and how-to pages undo one of its changes and uninstall the collection.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ROOT = Path(__file__).parents[2]
 VERSION = "0.9.0"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LAB = f"release-{os.environ.get('OPENFLEET_CHECKOUT') or 'local'}"
-#: Variables that only lab hosts need: the hosts of a reader have an address, a driver and GPUs.
+#: Variables that only lab hosts need. A reader's hosts have an address, a driver and GPUs.
 HOSTS = {
     "ansible_connection": "lab",
     "ansible_host": f"openfleet-{LAB}-{{{{ inventory_hostname }}}}",
     "ansible_podman_executable": str(ROOT / ".lab" / "bin" / "podman"),
     "ansible_python_interpreter": "/usr/bin/python3",
     "ansible_become": False,
-    # Its image has the MPS control daemon.
+    # This variant's image has the MPS control daemon.
     "lab_variant": "sharing",
     "lab_privileged": True,
     "lab_tmpfs": {"/var/lib/containers": "rw,size=1g"},
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.thorough
 
 
 def readme(language):
-    """Return the code blocks of the README in a language."""
+    """Return the README's code blocks in a language."""
     text = README.partition("## Use it")[2].partition("\n## ")[0]
     found = re.findall(rf"^ *```{language}\n(.*?)^ *```", text, re.M | re.S)
     return [re.sub(r"^   ", "", each, flags=re.M) for each in found]
@@ -99,7 +99,7 @@ def test_links_of_its_readme_are_absolute(tarball):
 
 
 def lab_collections(folder):
-    """Write a directory with the collection of the lab's connection, and return it."""
+    """Write and return a directory with the collection of the lab's connection."""
     collections = folder / "ansible_collections"
     collections.mkdir(parents=True)
     (collections / "containers").symlink_to(Path(sysconfig.get_path("purelib"), "ansible_collections", "containers"))
@@ -107,7 +107,7 @@ def lab_collections(folder):
 
 
 class Desk:
-    """A reader's directory, home and shell, and the lab hosts of the inventory."""
+    """A reader's directory, home and shell, and the inventory's lab hosts."""
 
     def __init__(self, folder, tarball):
         self.folder, self.tarball = folder / "desk", tarball
@@ -120,7 +120,8 @@ class Desk:
         self.environment.update(
             HOME=str(home),
             NO_COLOR="1",
-            # How lab hosts are reached. The connection needs a collection of this checkout's environment.
+            # Ansible reaches lab hosts through this connection. The connection needs a collection from this checkout's
+            # environment.
             ANSIBLE_CONNECTION_PLUGINS=str(ROOT / "tests" / "lab" / "connection"),
             ANSIBLE_COLLECTIONS_PATH=f"{home}/.ansible/collections:{lab_collections(folder / 'lab')}",
             GIT_CONFIG_COUNT="2",
@@ -131,13 +132,13 @@ class Desk:
         )
 
     def type(self, command):
-        """Run a command in the shell of the reader. Return its output in one line."""
-        # The package index of this machine may be a mirror.
+        """Run a command in the reader's shell, and return its output in one line."""
+        # This machine's package index may be a mirror.
         command = command.replace("git+https://git.example.org/openfleet.gpu.git", shlex.quote(str(self.tarball)))
         return run(f"[ ! -d venv ] || . venv/bin/activate; {command}", self.folder, self.environment)
 
     def lab(self, playbook):
-        """Start or remove the lab hosts, with the tools of this checkout."""
+        """Start or remove the lab hosts with this checkout's tools."""
         environment = dict(os.environ, OPENFLEET_LAB=LAB, ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"))
         program = Path(sys.executable).with_name("ansible-playbook")
         command = [str(program), "-i", str(self.folder / "hosts.yml"), f"tests/lab/{playbook}.yml"]
@@ -148,7 +149,7 @@ class Desk:
         return run([podman, "exec", f"openfleet-{LAB}-{name}", "sh", "-c", command], ROOT, dict(os.environ))
 
     def instances(self):
-        """Return the number of MIG instances of each host, from the simulator."""
+        """Return each host's number of MIG instances, from the simulator."""
         names = yaml.safe_load(readme("yaml")[0])["gpu_hosts"]["hosts"]
         return {name.partition(".")[0]: self.on_host(name, "gpusim show --json").count('"MIG-') for name in names}
 
@@ -166,7 +167,7 @@ def desk(tarball, tmp_path_factory):
     (made.folder / "group_vars" / "all.yml").write_text(yaml.safe_dump(HOSTS))
     try:
         made.lab("create")
-        # The hosts of a reader have GPUs.
+        # A reader's hosts have GPUs.
         made.type("ansible-playbook -i hosts.yml openfleet.gpu.site --tags gpu_simulator")
         made.type("git init --quiet && git add hosts.yml group_vars && git commit --quiet --message 'layout'")
         yield made

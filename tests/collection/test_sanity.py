@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Virtual environments, separated by spaces.
 ENVIRONMENTS = os.environ.get("OPENFLEET_CORES", sys.prefix).split()
-#: ansible-test loads this script from a server of Ansible's CI if its cache lacks it. The script installs pip into the
-#: virtual environments of the tests. This one takes pip from the package index, like all other requirements.
+#: If its cache lacks this script, ansible-test loads it from a server of Ansible's CI. The script installs pip into the
+#: tests' virtual environments. This one takes pip from the package index, like all other requirements.
 BOOTSTRAP = """
 import runpy, sys
 wheel = {wheel!r}
@@ -60,7 +60,7 @@ def test_sanity_tests_find_nothing(environment, tmp_path):
     python = output(
         str(programs / "python"), "-c", "import sys; print('%d.%d' % sys.version_info[:2])", folder=tmp_path
     ).strip()
-    # No variable of this checkout, such as ANSIBLE_CONFIG, may change the result.
+    # None of this checkout's variables, such as ANSIBLE_CONFIG, may change the result.
     for name in [name for name in os.environ if name.startswith("ANSIBLE_")]:
         os.environ.pop(name)
     home = {"HOME": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}", "NO_COLOR": "1"}

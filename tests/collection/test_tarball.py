@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Files that users of the collection get. All other files are only for a checkout.
+#: Files that the collection's users get. All other files are only for a checkout.
 SHIPPED = {
     "CHANGELOG.md", "COPYING", "FILES.json", "LICENSES", "MANIFEST.json", "README.md", "SECURITY.md", "changelogs", "docs",
     "galaxy.yml", "inventories", "meta", "playbooks", "plugins", "requirements-bundle.txt", "requirements-rightsize.txt", "roles",
@@ -22,7 +22,10 @@ SHIPPED = {
 
 
 def run(program: str, *arguments: str, folder: Path, **environment: str) -> str:
-    """Run a program of the tests' own Python, and return its output. It must succeed."""
+    """Run a program from the tests' own Python, and return its output.
+
+    The program must succeed.
+    """
     programs = Path(sys.executable).parent
     done = subprocess.run(
         [str(programs / program), *arguments],
@@ -96,7 +99,7 @@ def test_galaxy_takes_it_without_a_warning(tarball, tmp_path):
 def test_execution_environments_get_its_requirements(collection, tmp_path):
     """Run ansible-builder's own reader of requirements.
 
-    No image is built, because the base images need a registry.
+    The test builds no image, because the base images need a registry.
     """
     python, system = tmp_path / "python.txt", tmp_path / "system.txt"
     run(
@@ -117,7 +120,7 @@ def test_execution_environments_get_its_requirements(collection, tmp_path):
 def test_its_documentation_has_no_broken_reference(collection):
     """Run antsibull-docs.
 
-    It checks markup, and references between options, modules and roles.
+    This checks markup, and references between options, modules and roles.
     """
     run(
         "antsibull-docs",
@@ -133,7 +136,7 @@ def test_its_documentation_has_no_broken_reference(collection):
 def test_each_page_of_its_documentation_can_be_built(collection, tmp_path):
     """Run antsibull-docs as for a documentation site.
 
-    It writes an error page if it cannot read a plugin or a role.
+    antsibull-docs writes an error page if it cannot read a plugin or a role.
     """
     run(
         "antsibull-docs",

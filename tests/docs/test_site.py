@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the documentation site, and open its pages in Chromium.
 
-The build itself fails on warnings of Sphinx, such as a broken reference, and on links of a page that lead nowhere.
+The build itself fails on Sphinx's warnings, such as a broken reference, and on a page's links that lead nowhere.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def made(*parts: str) -> Iterator[Path]:
     """Create a cgroup with this path, and remove it after the block.
 
     The path starts at the top of the hierarchy. The processes in the cgroup must have ended by the end of the block.
-    Directories of the path that existed before are kept. Raises OSError if this machine does not allow new cgroups.
+    The function keeps directories that existed before. Raise OSError if this machine does not allow new cgroups.
     """
     path = next(iter(hierarchies()), Path("/nowhere"))
     new = []

@@ -53,8 +53,8 @@ class AptHost:
 
 
 def names(entries) -> list:
-    """Return the names of the packages that the bundle needs from the distribution.
+    """Return which packages the bundle needs from the distribution.
 
-    An entry of the manifest may have alternatives. The first alternative is returned, without its version.
+    A manifest entry may have alternatives. The function returns the first alternative, without its version.
     """
     return sorted({re.split(r"[ |(]", entry["name"])[0] for entry in entries})

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: a site, stand-ins for NVIDIA's repositories, and bundle.yml."""
+"""Provide a site, stand-ins for NVIDIA's repositories, and bundle.yml."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Site:
             "container_toolkit_repository_url": vendor.url + "/toolkit/{family}/{architecture}",
             "container_toolkit_repository_key_url": vendor.url + "/toolkit/gpgkey",
             "container_toolkit_repository_fingerprints": [vendor.fingerprint],
-            # Python packages and the collection are left out because they have their own tests.
+            # Leave out Python packages and the collection, which have their own tests.
             "gpu_bundle_parts": ["driver", "container_toolkit", "nvml"],
         }
 
@@ -50,8 +50,7 @@ class Site:
         """Run the playbook, and return its output."""
         hosts = {name: {"ansible_host": name + ".invalid", **values} for name, values in self.hosts.items()}
         self.inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": self.variables}}))
-        # A host finds an installed collection at its installation path, so the settings of the checkout must have no
-        # effect.
+        # A host finds an installed collection at its installation path, so the checkout's settings must have no effect.
         home = playbook.parents[4] if playbook.is_relative_to(self.folder) else REPOSITORY / "collections"
         directory = json.dumps({"gpu_bundle_dir": str(self.bundle)})
         done = subprocess.run(
@@ -75,7 +74,7 @@ class Site:
         return json.loads((self.bundle / "manifest.json").read_text())
 
     def files(self):
-        """Return the modification time of each file of the bundle except its lock file."""
+        """Return each file's modification time in the bundle, except its lock file."""
         return {
             path.relative_to(self.bundle).as_posix(): path.stat().st_mtime_ns
             for path in self.bundle.rglob("*")

@@ -11,7 +11,7 @@ import createrepo_c as cr
 from ansible_collections.openfleet.gpu.plugins.module_utils.toolkit.rules import PACKAGES
 
 EXACT = ("3", "580.105.08", "1.el9")
-#: Names and requirements of the packages. Each package exists in the requested version and in an older one.
+#: The packages' names and requirements. Each package exists in the requested version and in an older one.
 DRIVER = {
     "nvidia-driver-cuda": ["nvidia-driver-libs", "dkms"],
     "nvidia-driver-libs": [],
@@ -55,7 +55,7 @@ def write(folder, packages):
 def build(root, vendor):
     """Build the folders driver/rhel9/x86_64 and toolkit/rpm/x86_64 below `root`.
 
-    The repositories are signed with the vendor's key.
+    The vendor's key signs the repositories.
     """
     older = ("3", "580.95.05", "1.el9")
     driver, toolkit = root / "driver" / "rhel9" / "x86_64", root / "toolkit" / "rpm" / "x86_64"

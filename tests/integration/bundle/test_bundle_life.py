@@ -21,7 +21,7 @@ from tests.integration.bundle.apt_host import AptHost, names
 DRIVER = "repositories/driver/debian12/x86_64/"
 TOOLKIT = "repositories/container-toolkit/deb/amd64/"
 PINNED = ["*nvidia*", "libcuda1", "nvlsm"]
-#: The role's packages on debian-12 and all their dependencies for which there are stand-ins.
+#: The role's packages on debian-12, and all their dependencies that have stand-ins.
 PACKAGES = {
     "nvidia-driver-cuda", "libcuda1", "libnvidia-ml1", "nvidia-persistenced", "nvidia-kernel-open-dkms",
     "nvidia-kernel-support", "firmware-nvidia-gsp",
@@ -58,7 +58,7 @@ def debs(bundle, folder):
 
 
 def other_side(site, url):
-    """Return the variables that the bundle provides to the air-gapped inventory."""
+    """Return the variables that the bundle gives to the air-gapped inventory."""
     values = yaml.safe_load((site.bundle / "gpu_bundle.yml").read_text())
     return {name: str(value).replace("{{ gpu_bundle_url }}", url) for name, value in values.items()}
 

@@ -68,7 +68,8 @@ def test_controller_packages_include_dependencies(site, index, tmp_path):
     (tmp_path / "requirements.txt").write_text("# the controller's\nfleet-tool==2.0\n")
     site.variables["gpu_bundle_parts"] = ["controller"]
     site.variables["gpu_bundle_requirements"] = str(tmp_path / "requirements.txt")
-    # If the request has no hashes, the index's files are trusted. Their hashes are recorded for the air-gapped side.
+    # If the request has no hashes, bundle.yml trusts the index's files, and records their hashes for the air-gapped
+    # side.
     assert "without hashes" in site.make()
     names = {path.name for path in (site.bundle / "python").iterdir()}
     assert names == {"fleet_tool-2.0-py3-none-any.whl", "fleet_helper-1.5-py3-none-any.whl", "requirements.txt"}
@@ -81,7 +82,7 @@ def test_controller_packages_include_dependencies(site, index, tmp_path):
         [sys.executable, "-m", *command.split(), "--quiet", "--target", str(target)], cwd=str(site.bundle), check=True
     )
     assert {path.name for path in target.glob("*.py")} == {"fleet_tool.py", "fleet_helper.py"}
-    # Modify a wheel and its line in SHA256SUMS, like an attacker who changes the bundle on its way.
+    # Modify a wheel and its line in SHA256SUMS, like an attacker who changes the bundle in transit.
     helper = site.bundle / "python" / "fleet_helper-1.5-py3-none-any.whl"
     kept = helper.read_bytes()
     wheel(helper.parent, "fleet_helper", "1.5", code="import os")
@@ -95,7 +96,7 @@ def test_controller_packages_include_dependencies(site, index, tmp_path):
     assert done.returncode != 0 and "DO NOT MATCH THE HASHES" in done.stderr
     assert not (tmp_path / "altered").exists()
     helper.write_bytes(kept)
-    # The request is unchanged, so the playbook must work even though the index is gone.
+    # The request has not changed, so the playbook must work even without the index.
     for path in index.iterdir():
         path.unlink()
     assert "changed=0" in site.make()
@@ -139,7 +140,7 @@ def test_hosts_get_pynvml_as_a_wheel_instead_of_pip(site, index):
     values = yaml.safe_load((site.bundle / "gpu_bundle.yml").read_text())
     assert values["gpu_layout_nvml_source"] == "wheel"
     assert values["gpu_layout_nvml_wheel"] == "{{ gpu_bundle_path }}/python/nvidia_ml_py-1.2.3-py3-none-any.whl"
-    # The hashes verify the bundle, so the air-gapped inventory must set them and not the bundle itself.
+    # The hashes verify the bundle, so the air-gapped inventory must set the hashes. The bundle itself must not.
     assert "gpu_layout_nvml_hashes" not in values
     assert (site.bundle / "python" / "nvidia_ml_py-1.2.3-py3-none-any.whl").is_file()
     assert "changed=0" in site.make()

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check when a bundle is refused, which files remain, and what the next run does."""
+"""Check which bundles the playbook refuses, and what remains.
+
+The tests also check what the next run does.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def test_detached_signature_is_accepted(site):
     )  # fmt: skip
     site.make()
     assert {"Release", "Release.gpg"} <= {path.name for path in (site.bundle / DRIVER).iterdir()}
-    # A signature of an earlier state of the file is refused.
+    # The playbook refuses a signature from an earlier state of the file.
     replace(release, release.read_bytes() + b"\n")
     assert "the signature is wrong" in site.make(expect=1)
 
@@ -107,7 +110,7 @@ def test_interrupted_mirror_resumes_with_the_rest(site):
     site.vendor.requests.clear()
     site.make()
     assert (site.bundle / DRIVER / PACKAGE).read_bytes() == (site.vendor.driver / PACKAGE).read_bytes()
-    # The next run requests only the missing part of the package, and no package that was already complete.
+    # The next run requests only the package's missing part, and no complete package again.
     assert [(name, bool(given)) for name, given in site.vendor.requests if PACKAGE in name] == [(path, True)]
     assert not [name for name, _given in site.vendor.requests if "libcuda1_" in name]
     assert not (site.bundle / ".partial").exists()

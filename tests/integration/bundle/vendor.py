@@ -58,7 +58,7 @@ class Vendor:
         (root / "toolkit" / "gpgkey").write_text(self.key)
         self.sign()
         self.requests: list[tuple[str, str]] = []
-        #: Paths whose responses stop after the first half.
+        #: The server stops responses for these paths after the first half.
         self.dying: set[str] = set()
 
     def _packages(self) -> None:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: hosts of simulated GPUs with gpu-layout, as the role installs it."""
+"""Provide hosts with simulated GPUs and gpu-layout, as the role installs it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ UNLEASED = {
 
 
 def asked(**changes) -> dict:
-    """Return the module's parameters without the source files of the command."""
+    """Return the module's parameters without the command's source files."""
     known = {"layout": LAYOUT, "unit": "[Unit]\n", "metrics": OFF, "readers": NOBODY, "keep": UNKEPT, "lease": UNLEASED}
     return {**known, **changes}
 
@@ -113,7 +113,8 @@ def test_next_run_starts_units_that_failed(tmp_path, monkeypatch):
     assert run() == ["start the units (an earlier run did not start them)"]
     assert called == ["daemon-reload", "enable", "restart"]
     assert run() == [] and called == []
-    # Only the layout file changes. systemd is not reloaded, because a reload could detach GPUs from running containers.
+    # Only the layout file changes. The module does not reload systemd, because a reload could detach GPUs from running
+    # containers.
     wanted["layout"] = [{"gpus": [0], "sharing": "exclusive"}]
     run()
     assert called == ["enable", "restart"]
