@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compile each source once, and cache the code by the checksum of its source.
+"""Compile each source once, and cache the code by the source's checksum.
 
-A module is sent as source in an archive, and compiling takes most of its time on an idle host. The cache contains
-exactly the code that this interpreter compiled from the same source. So a module behaves as without the cache. This
-file imports little, because every process on a lab host waits for it at its start.
+Ansible sends a module as source in an archive, and compiling takes most of the module's time on an idle host. The cache
+contains exactly the code that this interpreter compiled from the same source. So a module behaves as without the cache.
+This file imports little, because every process on a lab host waits for it at its start.
 """
 
 import _imp
@@ -15,7 +15,7 @@ import sys
 def keep(folder):
     """Make Python's importers cache compiled code in this folder.
 
-    The folder must not be writable by other users, because Python runs the code in it.
+    Other users must not be able to write to the folder, because Python runs the code in it.
     """
     import importlib.machinery
     import zipimport
@@ -37,7 +37,7 @@ def keep(folder):
 
 
 def _kept(folder, kind, path, source, compiled):
-    """Return the code of a source from its cached file.
+    """Return a source's code from its cached file.
 
     If the file is missing, call `compiled` and write its result to the file.
     """

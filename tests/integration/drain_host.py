@@ -4,7 +4,7 @@
 
 The stand-ins implement what the module needs from the real commands. molecule/gpu_drain runs the module with the real
 commands. Any call of a stand-in can fail, or can kill its caller after the call. So a test can place a fault between
-any two steps of the module.
+any two of the module's steps.
 """
 
 from __future__ import annotations
@@ -120,12 +120,18 @@ class DrainHost:
         return json.loads(path.read_text()) if path.exists() else []
 
     def fault(self, nth: int | None = None, kind: str = "fail") -> None:
-        """Let the nth call from now on fail. If no number is given, no call fails."""
+        """Let the nth call from now on fail.
+
+        Without a number, no call fails.
+        """
         (self.bin / "calls.json").write_text("[]")
         (self.bin / "fault.json").write_text(json.dumps({"nth": nth, "kind": kind}))
 
     def module(self, state: str, check: bool = False, **arguments) -> dict | None:
-        """Return the module's result, or None if the module was killed."""
+        """Return the module's result.
+
+        Return None if the module was killed.
+        """
         arguments.update(state=state, state_directory=str(self.state), _ansible_check_mode=check, _ansible_diff=True)
         environment = dict(os.environ, PATH=f"{self.bin}:{os.environ['PATH']}", PYTHONPATH=module_path())
         done = subprocess.run(
@@ -152,8 +158,8 @@ class DrainHost:
     def sweep(self, state: str, **arguments) -> str | None:
         """Run the module in a process that has already loaded it.
 
-        Returns the module's message, which is empty on success, or None if the module was killed. A sweep executes
-        the module hundreds of times, and starting an interpreter each time would take most of the test's time.
+        Return the module's message, which is `""` on success, or None if the module was killed. A sweep executes the
+        module hundreds of times, and starting an interpreter each time would take most of the test's time.
         """
         reading, writing = os.pipe()
         child = os.fork()

@@ -1,10 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let every NVML call of a transition fail or die once, and check each result.
+"""Let every NVML call in a transition fail or die once, and check each result.
 
 Each run is a fork of this process on a simulated host, so thousands of runs take only minutes. After each run, another
 fork reads the state and cleans up. This process does not read the state itself, because its NVML library would remember
-the instances of the previous run, although the state file has been restored.
+the previous run's instances, although the sweep has restored the state file.
 """
 
 from __future__ import annotations
@@ -49,17 +49,20 @@ _NEVER = 1_000_000
 
 
 class Ending(NamedTuple):
-    """The result of one run with a fault."""
+    """One run's result after a fault."""
 
     call: str
     nth: int
     action: str
-    #: The reason why the result is wrong. If it is correct, the text is empty.
+    #: The reason why the result is wrong, or `""` if it is correct.
     wrong: str
 
 
 class Sweep:
-    """One simulated host. Its state file is saved once and restored between runs."""
+    """One simulated host.
+
+    The sweep saves the host's state file once, and restores it between runs.
+    """
 
     def __init__(self, folder: Path, library: Path) -> None:
         import pynvml
@@ -76,8 +79,8 @@ class Sweep:
     ) -> Iterator[Ending]:
         """Sweep the change from `have` to `want` with every fault in every call.
 
-        If `most` is given, only a sample of that many faults is used. `busy` contains placement starts. Each instance
-        of `have` that starts there has a process until the sweep ends or its generator is closed.
+        If `most` has a value, the sweep uses only a sample of that many faults. `busy` contains placement starts. Each
+        instance of `have` that starts there has a process until the sweep ends or its generator is closed.
         """
         self.host.create([{"model": model, "count": 2}])
         old = [WantedInstance(name, start) for name, start in have]
@@ -108,7 +111,7 @@ class Sweep:
         """Sweep a change of three GPUs from `have` to `want` in which calls to GPU 1 fail.
 
         Either all calls to GPU 1 fail from the nth call on, with each code of SICK, or all calls of one function fail
-        for GPU 1. If `most` is given, only a sample of that many faults is used.
+        for GPU 1. If `most` has a value, the sweep uses only a sample of that many faults.
         """
         self.host.create([{"model": model, "count": 3}])
         old = self._layout([{"profile": name, "placement": start} for name, start in have])
@@ -205,8 +208,8 @@ class Sweep:
     def _processes(self, busy: set[int]) -> Iterator[set[tuple[int, int]]]:
         """Attach this process to the instances of GPU 0 whose start is in `busy`.
 
-        Yields (GPU, placement start) for each instance. At the end, the process is detached, because the simulator
-        refuses to create GPUs while a process is attached.
+        Yield (GPU, placement start) for each instance. At the end, the process detaches, because the simulator refuses
+        to create GPUs while a process is attached.
         """
         instances = [(start, identity) for start, identity in self._seen()["ids"] if start in busy]
         try:
@@ -249,15 +252,15 @@ class Sweep:
     def _look_and_clear_up(self) -> tuple[Any, tuple[int, Any], Any]:
         """Return the NVML state, the result of the next run, and the NVML state after it.
 
-        The next run recovers an interrupted run. If a step fails, its error text is returned in place of its result.
+        The next run recovers an interrupted run. If a step fails, return its error text in place of its result.
         """
         return _tried(_read)[1], _tried(self._recover), _tried(_read)[1]
 
     def _seen(self) -> Any:
         """Return the state that NVML reports.
 
-        The state is: the MIG mode and instances of each GPU, the processes as (GPU, placement start), and the
-        instance ids of GPU 0.
+        The state is: each GPU's MIG mode and instances, the processes as (GPU, placement start), and the instance ids
+        on GPU 0.
         """
         status, said = self._fork(_read)
         assert status == 0, said
@@ -344,6 +347,6 @@ def random_transitions(seed: int, count: int) -> Iterator[tuple[str, list[tuple[
                     some.append(pair)
         have, want = ([(name, placement.start) for name, placement in some] for some in chosen)
         wanted = [name for name, _ in want]
-        # Attach a process only if the new layout can keep its instance. Otherwise the run would be refused.
+        # Attach a process only if the new layout can keep its instance. Otherwise the module would refuse the run.
         busy = {start for name, start in have[:1] if name in wanted}
         yield key, have, busy, wanted

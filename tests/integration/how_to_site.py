@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Follow the commands of how-to pages in an inventory of simulated hosts."""
+"""Follow how-to pages' commands in an inventory of simulated hosts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import yaml
 from tests.integration.simulated_fleet import Fleet
 from tests.integration.simulated_host import ROOT
 
-#: Programs of pages that run as they are, in the directory of the inventory.
+#: The pages' programs that run unchanged in the inventory's directory.
 TOOLS = ("ansible-vault", "grep", "sed")
 
 
 class _InventoryFleet(Fleet):
-    """A fleet whose playbooks run in the directory of the inventory."""
+    """A fleet whose playbooks run in the inventory's directory."""
 
     def execute(self, command: list[str], environment: Mapping[str, str], folder: Path) -> Any:
         folder = self.folder / "inventory"
@@ -67,11 +67,11 @@ class Site:
         self.git("commit", "--quiet", "--message", subject)
 
     def seen(self) -> dict[str, dict[int, list[tuple[str, int]]]]:
-        """Return the instances of each GPU of each host."""
+        """Return the instances by host and GPU."""
         return {name: host.seen() for name, host in self.fleet.hosts.items()}
 
     def follow(self, command: str, status: int = 0) -> str:
-        """Run a command of a page. Return its output in one line."""
+        """Run a page's command, and return its output in one line."""
         program, *arguments = shlex.split(command.replace("\\\n", ""))
         arguments = [word.replace("~", self.environment["HOME"]) for word in arguments]
         if program == "git":
@@ -82,7 +82,7 @@ class Site:
         (playbook,) = [word for word in arguments if word.startswith("openfleet.gpu.")]
         arguments.remove(playbook)
         self.directory.mkdir(parents=True, exist_ok=True)
-        # The hosts share a directory of pynvml, so they change it one after the other.
+        # The hosts share pynvml's directory, so they change it one after the other.
         more = ("--forks=1", "-e", f"gpu_layout_nvml_directory={self.directory}")
         done = self.fleet.run(playbook, self.folder / "hosts.yml", *more, *arguments[2:])
         assert done.returncode == status, done.stdout + done.stderr

@@ -34,8 +34,8 @@ def run_module(
 ) -> subprocess.CompletedProcess:
     """Run the module below `root`, and return its last process.
 
-    The standard output of the process is the module's result. If `send` is false, a host that requests the sources
-    does not get them.
+    The process's standard output is the module's result. If `send` is false, a host that requests the sources does not
+    get them.
     """
     given = {"root": str(root), "sources_digest": digest(sources), **arguments, "_ansible_check_mode": check}
     done = _run(name, given, environment)

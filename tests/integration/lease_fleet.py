@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Take leases on a simulated host.
 
-Each call of `LeaseHost` is a fork of this process, so that a call can be killed, and so that no call sees
-remembered instances.
+Each call of `LeaseHost` is a fork of this process, so that a test can kill a call, and so that no call remembers
+instances from other calls.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def vgpu(gpus, *tenants):
 
 
 class Refused(Exception):
-    """An error of a call: its class and its message."""
+    """A call's error: its class and its message."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__("%s: %s" % (kind, message))
@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 class Killed(Exception):
-    """The call was killed."""
+    """A kill has ended the call."""
 
 
 class LeaseFleet:
@@ -98,7 +98,10 @@ class LeaseFleet:
         return done
 
     def fork(self, run: Callable[[], Any]) -> Any:
-        """Return the result of `run` in a fork. Raises Refused or Killed."""
+        """Return the result of `run` in a fork.
+
+        Raise Refused or Killed if `run` fails.
+        """
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -189,7 +192,10 @@ class LeaseFleet:
         return int(self.fork(read))
 
     def lease_samples(self) -> dict[str, list[Any]]:
-        """Return (labels, value) of each sample of leases. Call this in a fork."""
+        """Return each lease sample's (labels, value).
+
+        Call this in a fork.
+        """
         layout = parse_layout(json.loads(Path(self.layout).read_text()))
         seen = families(look(lambda: layout, self.directory, "fail"))
         return {
@@ -199,7 +205,7 @@ class LeaseFleet:
         }
 
     def records(self) -> dict[tuple[str, int], str | None]:
-        """Return the lease of each recorded instance, by the instance's profile and start."""
+        """Return each recorded instance's lease, by the instance's profile and start."""
         return {(each.profile, each.start): each.lease for each in LeasedRecord(self.directory).read()}
 
     def tenants(self) -> list[str]:

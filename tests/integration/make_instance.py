@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Create a foreign MIG instance with plain pynvml.
 
-Usage: make_instance.py GPU PROFILE START. MIG mode is enabled if necessary.
+Usage: make_instance.py GPU PROFILE START. The program enables MIG mode if necessary.
 """
 
 import sys

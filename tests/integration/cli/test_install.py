@@ -323,7 +323,7 @@ def test_directory_with_other_files_stays(install, tmp_path):
     assert (tmp_path / "srv/metrics").is_dir()
     install(state="absent")
     assert [path.name for path in folder.iterdir()] == ["theirs.prom"] and not (tmp_path / "srv").exists()
-    # The role did not create this directory, so it stays even if it is empty.
+    # The role did not create this directory, so the directory stays even if it is empty.
     (folder / "theirs.prom").unlink()
     install(metrics=ON)
     install(metrics=OFF)
@@ -380,7 +380,7 @@ def test_invalid_account_gets_no_rule(tmp_path, name):
 def test_rule_refused_by_visudo_is_not_installed(install, tmp_path):
     """Refuse a sudoers rule that visudo refuses.
 
-    The directory of visudo is not in PATH, so the module must also search the directories of root's programs.
+    visudo's directory is not in PATH, so the module must also search the directories of root's programs.
     """
     install(readers=READERS)
     before = (tmp_path / RULE).read_bytes()
@@ -466,7 +466,10 @@ def another_bytecode(command):
 
 
 def another_member(command):
-    """Add a file to the archive. The module zipfile keeps the archive's comment."""
+    """Add a file to the archive.
+
+    The module zipfile keeps the archive's comment.
+    """
     with zipfile.ZipFile(command, "a") as archive:
         archive.writestr("sitecustomize.py", "print('not ours')\n")
 
@@ -572,7 +575,7 @@ def test_module_requests_missing_sources_and_changes_nothing(install, tmp_path):
 
 
 def test_sources_are_sent_only_on_request(tmp_path):
-    """Check that sources are sent only to hosts that request them.
+    """Send the sources only to hosts that request them.
 
     The test counts the bytes that Ansible sends, minus those that it sends for any module.
     """

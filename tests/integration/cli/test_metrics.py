@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test gpu-layout metrics on simulated GPUs.
 
-The metrics report drift until a repair. Metrics of an earlier run are removed.
+The metrics report drift until a repair. Each run removes an earlier run's metrics.
 """
 
 from __future__ import annotations

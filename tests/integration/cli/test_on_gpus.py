@@ -220,7 +220,7 @@ LAYOUTS = {
         (model, options)
         for model in LAYOUTS
         for options in ([], ["--pin-placements"], ["--select-by", "uuid"], ["--select-by", "pci"])
-        # Test each model once and each option once, but not all combinations of them.
+        # Test each model once and each option once, but not all combinations.
         if THOROUGH or not options or model == "H100-80GB"
     ],
 )
@@ -238,7 +238,7 @@ def test_plan_for_the_export_is_empty(host, model, options):
     assert len(named) == 4, "every GPU of the host is named, once"
     pinned = {i.get("placement") is not None for entry in data for i in entry.get("mig", ())}
     assert pinned <= {options == ["--pin-placements"]}
-    # After the GPUs are emptied, a pinned export restores every instance at its placement.
+    # After the GPUs are empty, a pinned export restores every instance at its placement.
     if options == ["--pin-placements"]:
         host("apply", "--layout", host.layout([{"gpus": "all", "sharing": "shared"}]))
         host("apply", "--layout", str(host.folder / "export.yml"))
@@ -315,7 +315,7 @@ def test_boot_restores_a_renamed_tenant(host, monkeypatch):
         return seen["tenant"]["name"], seen["outdated"], quotas, regions
 
     host("apply", "--layout", layout(name="a"))
-    # The layout was saved, but the host restarted before the layout was applied.
+    # The role saved the layout, but the host restarted before applying it.
     assert "vgpu b: rename tenant a to b" in boot(layout(name="b", was="a"))
     assert there() == ("b", [], ["a", "b"], ["a"])
     assert "vgpu b: rewrite its files" in boot(layout(name="b", was="a"))
@@ -478,7 +478,7 @@ def test_boot_keeps_a_layout_with_pending_modes(host, on_trial):
     assert "was restored" not in done.stderr and "create 7g.80gb@0" in done.stdout
     assert json.loads(layout.read_text()) == ALL_MIG and unit.read_text() == UNIT and leftovers(host) == []
     # The host boots a second time before the run that requested the reboot reconnects. Then no file is on trial any
-    # more.
+    # longer.
     assert "was restored" not in host("apply", "--layout", str(layout)).stderr
 
 

@@ -16,8 +16,8 @@ import pytest
 from tests.integration.command_host import PYTHON
 
 LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}]
-# Runs a command. Prints its argument parsers, how often each module except the main file is decoded, and whether the
-# command exits without cleanup.
+# Runs a command. Prints its argument parsers, how often Python decodes each module except the main file, and whether
+# the command exits without cleanup.
 PROGRAM = """
 import argparse, collections, json, os, runpy, sys
 
@@ -43,9 +43,9 @@ finally:
 
 
 def noted(command, *arguments: str) -> tuple[list[str], list[int], list[int]]:
-    """Return the argument parsers, the reads of each module, and the exit statuses.
+    """Return the argument parsers, each module's reads, and the exit statuses.
 
-    The last list has the statuses of exits without cleanup only.
+    The last list has only the statuses of exits without cleanup.
     """
     words = [PYTHON, "-I", "-c", PROGRAM, str(command), *arguments]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
@@ -53,7 +53,7 @@ def noted(command, *arguments: str) -> tuple[list[str], list[int], list[int]]:
 
 
 def loaded(*words: str, **options) -> set[str]:
-    """Return the modules that a run of Python imports."""
+    """Return the modules that a Python run imports."""
     done = subprocess.run(
         [PYTHON, "-X", "importtime", *words], capture_output=True, text=True, check=False, timeout=120, **options
     )
@@ -65,7 +65,7 @@ def loaded(*words: str, **options) -> set[str]:
 def test_a_run_loads_neither_pynvml_nor_libraries_of_help(host, changes):
     """Count imports in the parent process only.
 
-    The child process loads pynvml, and its imports are not counted.
+    The child process loads pynvml, and its imports do not count.
     """
     host.simulated.create([{"model": "H100-80GB", "count": 2}])
     layout = host.layout(LAYOUT)
@@ -102,7 +102,7 @@ def test_a_missing_pynvml_is_reported(host, subcommand):
             if not member.filename.startswith("pynvml."):
                 other.writestr(member, archive.read(member))
     layout = [] if subcommand == "export" else ["--layout", host.layout(LAYOUT)]
-    # The option -S excludes the packages of the interpreter itself.
+    # The option -S excludes the interpreter's own packages.
     words = [PYTHON, "-I", "-S", str(copy), subcommand, *layout]
     if layout:
         words += ["--state-directory", str(host.folder / "state.d")]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test GPUs that no longer have an entry in the layout.
 
-The GPUs keep their state over reboots, or they are released.
+The GPUs keep their state over reboots, or a run releases them.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def interrupted_release(host):
 def test_an_interrupted_release_is_taken_back_with_its_record(shared, written):
     journal = interrupted_release(shared)
     if written:
-        # Write the record that a run leaves if it is killed right after this step.
+        # Write the record that a run leaves if a kill ends it right after this step.
         (shared.folder / "state.d" / "applied.json").write_text(json.dumps(json.loads(journal)["applied"]["new"]))
     apply(shared, FIRST)
     assert shared.seen()[1] == SECOND_GPU

@@ -55,7 +55,7 @@ def test_model_is_known_by_board_names(bare):
 def test_unconfirmed_facts_of_a_model_are_named(bare):
     told = json.loads(bare("fits", "B200-180GB", "1g.23gb", "--json").stdout)
     assert "1g.23gb.placement_starts" in told["unconfirmed"]
-    # If a request uses no other profile, no other profile is listed as unconfirmed.
+    # If a request uses no other profile, the result lists no other profile as unconfirmed.
     assert not any(field.startswith("7g.180gb") for field in told["unconfirmed"])
 
 

@@ -48,7 +48,7 @@ class Exporter:
         self.port = int(self.wait(lambda: re.search(r"serving on \S+ port (\d+)", self.log.read_text())).group(1))
 
     def wait(self, what):
-        """Poll `what` until its result is true, and return that result."""
+        """Poll `what` until its result is true, and return this result."""
         deadline = time.monotonic() + DEADLINE
         while True:
             found = what()
@@ -93,7 +93,7 @@ class Samples:
         self.all = [s for family in text_string_to_metric_families(text) for s in family.samples]
 
     def of(self, name, **labels):
-        """Return the values of the metric `name` that have these labels."""
+        """Return the values of the metric `name` with these labels."""
         return [s.value for s in self.all if s.name == name and labels.items() <= s.labels.items()]
 
     def labels(self, name, **labels):
@@ -122,7 +122,7 @@ def host(library):
 def start(host):
     """Return a function that starts an exporter on the host.
 
-    The exporters are stopped after the test.
+    The fixture stops the exporters after the test.
     """
     running = []
 

@@ -35,7 +35,7 @@ def make(archive: Path, wheels: Path, machine: str = "aarch64"):
 def wheels(tmp_path):
     """Write wheels for the oldest Python that hosts may have.
 
-    Two of the wheels are for another architecture. The hashes are set in the requirements.
+    Two of the wheels are for another architecture. The requirements have the hashes.
     """
     folder = tmp_path / "wheels"
     folder.mkdir()
@@ -56,7 +56,7 @@ def test_one_archive_per_architecture(tmp_path, wheels):
     with zipfile.ZipFile(archive) as made:
         names = set(made.namelist())
     assert {f"{name.replace('-', '_')}.py" for name, _ in pins()} <= names
-    # The archive is built only once for any number of hosts.
+    # The role builds the archive only once for any number of hosts.
     before = archive.stat().st_mtime_ns
     for path in wheels.iterdir():
         path.unlink()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test the embedded exporter with very many clients.
 
-The tests check its threads and which clients are served.
+The tests check the exporter's threads, and which clients it serves.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MOST_OF_ADDRESS = 8
 
 
 def test_one_address_gets_a_limited_number_of_threads(host, start):
-    """Limit the threads of one address.
+    """Limit one address's threads.
 
-    Each silent client of this address occupies a thread until its timeout.
+    Each silent client from this address occupies a thread until its timeout.
     """
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
@@ -30,7 +30,7 @@ def test_one_address_gets_a_limited_number_of_threads(host, start):
             one.settimeout(60)
             assert one.recv(1) == b""
         assert threads(exporter) <= before + MOST_OF_ADDRESS
-    # After the silent clients disconnect and their threads end, the next client is served again.
+    # After the silent clients disconnect and their threads end, the exporter serves the next client again.
     deadline = time.monotonic() + 60
     while True:
         try:

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test metrics of the embedded exporter while simulated GPUs change."""
+"""Test the embedded exporter's metrics while simulated GPUs change."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_whole_gpus_and_instances_are_distinguished(host, start, instance):
     assert whole["uuid"] == whole["gpu_uuid"] == part["gpu_uuid"]
     assert part["uuid"].startswith("MIG-") and part["mig_instance"].isdigit() and whole["mig_instance"] == ""
     assert whole["driver_version"].count(".") == 2 and whole["pci_bus_id"].endswith(":00.0")
-    # nvitop's own series for the instance have the UUID of the MIG device.
+    # nvitop's own series for the instance have the MIG device's UUID.
     assert samples.of("gpu_memory_total_MiB", uuid=part["uuid"]) == [40448.0]
 
 
 def test_memory_is_exported_once(host, start, instance):
-    """Export memory once, so that a sum over a host counts no memory twice."""
+    """Export memory once, so that a host's sum counts no memory twice."""
     host.create([{"model": "H100-80GB", "count": 1}])
     exporter = start()
     (gpu,) = exporter.samples().labels("gpu_memory_used_MiB")
@@ -182,12 +182,12 @@ def test_lost_gpu_does_not_end_the_exporter(host, start):
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_lost", uuid=uuid) == [1.0])
     samples = exporter.samples()
     assert samples.of("openfleet_gpu_lost", gpu_index="0") == [0.0]
-    # The exporter reports no outdated values of the lost GPU, and all values of the other GPU.
+    # The exporter reports none of the lost GPU's outdated values, and all of the other GPU's values.
     assert samples.of("gpu_temperature_C", uuid=uuid) == []
     assert len(samples.of("gpu_temperature_C")) == 1
     # Xid 79: GPU has fallen off the bus.
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_total", gpu_index="1", xid="79") == [1.0])
-    # Events of the other GPU are still counted.
+    # The exporter still counts the other GPU's events.
     host.gpusim("xid", "0", "13")
     exporter.wait(lambda: exporter.samples().of("openfleet_gpu_xid_errors_total", gpu_index="0", xid="13") == [1.0])
     # A restarted exporter also reports the lost GPU.
@@ -272,7 +272,7 @@ def test_other_textfiles_are_served(host, start):
     assert samples.of("other") == []
     readable = {s.labels["file"]: s.value for s in samples.all if s.name == "openfleet_exporter_textfile_readable"}
     assert readable == {"layout.prom": 1.0, "half.prom": 0.0}
-    # GPU metrics are exported as well.
+    # The exporter exports GPU metrics as well.
     assert samples.of("openfleet_gpu_lost") == [0.0]
 
 

@@ -308,7 +308,10 @@ OWN = "/system.slice/dcgm-exporter.service"
 
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
-    """Return a view of this machine's processes in which the test sets their cgroups."""
+    """Return a view of this machine's processes.
+
+    In it, the test sets their cgroups.
+    """
     return Processes(tmp_path / "proc", monkeypatch, peer)
 
 

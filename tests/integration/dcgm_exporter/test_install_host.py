@@ -15,7 +15,10 @@ from tests.integration.exporter_installer import DOCKER, EMBEDDED, ETC, LIB, UNI
 
 
 class Host(Installer):
-    """A host with systemd. Calls of the stand-in commands are recorded in `calls`."""
+    """A host with systemd.
+
+    `calls` records calls of the stand-in commands.
+    """
 
     def __init__(self, folder: Path, monkeypatch) -> None:
         super().__init__(folder / "root")
@@ -82,7 +85,7 @@ def test_unusable_password_is_refused_before_any_change(host, tmp_path):
 def test_settings_are_written_after_the_mark(host):
     """Write the mark `restart-pending` first.
 
-    If the first file cannot be written, only this mark exists.
+    If the module cannot write the first file, only this mark exists.
     """
     (host.root / ETC / "counters.csv").mkdir(parents=True)
     (host.root / ETC / "counters.csv/in the way").write_text("")

@@ -71,7 +71,7 @@ class Host(Installer):
 
     @property
     def packages(self):
-        """Return the names and versions of all installed packages."""
+        """Return all installed packages' names and versions."""
         form = "--showformat=${db:Status-Status} ${Package} ${Version}\\n"
         said = subprocess.run(["dpkg-query", "--show", form], capture_output=True, text=True, check=False).stdout
         return dict(line.split()[1:] for line in said.splitlines() if line.startswith("installed "))
@@ -188,7 +188,7 @@ def test_needrestart_restarts_no_service(host, tmp_path, monkeypatch):
     assert noted.read_text().split() == ["1", "1"]
 
 
-#: Output of DNF 4: a heading for each kind of change, followed by indented lines.
+#: DNF 4's output: a heading for each kind of change, and then indented lines.
 DNF = """\
 Dependencies resolved.
 ================================================================================

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the metrics of nvitop-exporter, and the missing ones that the role adds."""
+"""Test nvitop-exporter's metrics, and the missing ones that the role adds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from nvitop_exporter import __version__
 
-# Runs nvitop-exporter as its own command line does, without a server, and prints the text of one collection.
+# Runs nvitop-exporter as its own command line does, without a server, and prints one collection's text.
 ALONE = """
 import json
 from nvitop import Device
@@ -80,7 +80,7 @@ def test_nvitop_lacks_errors_throttling_losses_and_instance_ids(host, instance):
 
 
 def test_nvitop_reports_nan_for_unknown_values(host):
-    """Check that NaN values are dropped.
+    """Drop NaN values.
 
     Prometheus would store NaN, and rules would propagate it.
     """

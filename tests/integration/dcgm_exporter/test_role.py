@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check the role's files for each source with systemd and Podman's generator.
+"""Check each source's files with systemd and Podman's generator.
 
-OPENFLEET_QUADLET is the path of Podman's generator if it is not where Podman 4.4 and later install it. Podman on
-Debian 12 has no generator.
+If the generator is not where Podman 4.4 and later install it, OPENFLEET_QUADLET is its path. Podman on Debian 12 has no
+generator.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ PLAY = """
 def run(folder: Path, hosts, *options):
     """Run the role on hosts that are subfolders of this folder.
 
-    Returns the exit status and the output.
+    Return the exit status and the output.
     """
     play = folder / "play.yml"
     play.write_text(PLAY)
     for name in hosts:
         (folder / name).mkdir(exist_ok=True)
     python = str(interpreter(folder / "python3"))
-    # The run must not install packages on this machine or use packages of this machine's Python.
+    # The run must not install packages on this machine or use this machine's Python packages.
     inventory = {
         name: {
             "ansible_connection": "local",
@@ -68,7 +68,10 @@ def run(folder: Path, hosts, *options):
 
 
 def settings(unit: Path, section: str):
-    """Return [(key, value)] of a section. Continued lines are joined."""
+    """Return a section's (key, value) pairs.
+
+    Join continued lines.
+    """
     found, inside = [], False
     for line in unit.read_text().replace("\\\n", " ").splitlines():
         if line.startswith("["):
@@ -82,7 +85,7 @@ def settings(unit: Path, section: str):
 def verify(unit: Path):
     """Return systemd's complaints about a unit.
 
-    Programs that are missing on this machine are ignored.
+    Ignore programs that are missing on this machine.
     """
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze here")
@@ -117,7 +120,7 @@ PRESENT = {
     },
     "docker": {"dcgm_exporter_source": "docker", "dcgm_exporter_hpc_job_mapping_dir": "/var/spool/gpu jobs", **TLS},
     "podman": {"dcgm_exporter_source": "podman", "dcgm_exporter_kubernetes": True, **TLS},
-    # A host from which the exporter is removed later.
+    # The role later removes the exporter from this host.
     "leaving": {"dcgm_exporter_source": "podman", **TLS},
 }
 
@@ -126,7 +129,7 @@ PRESENT = {
 def present(tmp_path_factory):
     """Run the role once, and return the folder of the hosts with the exporter.
 
-    Also check that no password was printed.
+    Also check that the run printed no password.
     """
     folder = tmp_path_factory.mktemp("present")
     status, said = run(folder, PRESENT)

@@ -77,7 +77,7 @@ def test_tls_and_a_password(secured, start):
     for wrong in (None, "prometheus:", "prometheus:another", f"somebody:{PASSWORD}", f":{PASSWORD}", "prometheus"):
         status, body = exporter.get(user=wrong)
         assert (status, "gpu" in body) == (401, False), wrong
-    # Other authentication schemes and other paths are refused too.
+    # The exporter refuses other authentication schemes and other paths too.
     assert exporter.get(headers={"Authorization": "Bearer x"})[0] == 401
     assert exporter.get(headers={"Authorization": "Basic !!"})[0] == 401
     assert exporter.get("/", user=f"prometheus:{PASSWORD}")[0] == 404
@@ -146,8 +146,8 @@ def test_bcrypt_runs_once_for_a_correct_password_and_always_for_a_wrong_one():
     assert asked == [b"right"]
     assert [passwords.right("a", "wrong") for _ in range(2)] == [False] * 2
     assert asked == [b"right", b"wrong", b"wrong"]
-    # The response for an unknown user takes as long as for a known one. An unknown user with the password of a known
-    # one is refused too.
+    # The response for an unknown user takes as long as for a known one. The exporter also refuses an unknown user with
+    # a known user's password.
     assert not passwords.right("b", "right")
     assert asked[3:] == [b"right"]
     assert not passwords.right("b", "right")
@@ -170,7 +170,7 @@ def test_without_users_access_is_open():
 def test_unsupported_setting_is_refused(tmp_path, text, says):
     """Refuse settings that the exporter does not implement.
 
-    For example, requested client certificates that are not verified would not protect the metrics.
+    For example, client certificates that the exporter requests but does not verify would not protect the metrics.
     """
     file = tmp_path / "web-config"
     file.write_text(text)

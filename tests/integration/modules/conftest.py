@@ -18,7 +18,7 @@ from tests.integration.simulated_host import SimulatedHost
 def open_folder():
     """Create a folder that other users can read, as they can on a host.
 
-    pytest's own folders are readable only for their owner.
+    Only their owner can read pytest's own folders.
     """
     with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
         Path(folder).chmod(0o755)
@@ -33,7 +33,10 @@ def library():
 
 @pytest.fixture
 def host(library):
-    """Return a host with an empty folder and the library. Call create() to add GPUs."""
+    """Return a host with an empty folder and the library.
+
+    Call create() to add GPUs.
+    """
     if os.geteuid() != 0:
         pytest.skip("partitioning GPUs needs root, also on the simulator: run as root")
     with open_folder() as folder:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Print what the controller decides about a fleet with lanes, as JSON.
 
-The test runs this program in a copy of the collection that has the technique `lanes`. Standard input has the result of
-gpu_info of a host with lanes on its first GPU.
+The test runs this program in a copy of the collection that has the technique `lanes`. Standard input has gpu_info's
+result for a host with lanes on its first GPU.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def audited(state: dict) -> dict:
 
 
 def rightsized() -> dict:
-    """Return the decision, risk, packing and plan of workloads that suit lanes."""
+    """Return the decision, risk, packing and plan for workloads that suit lanes."""
     wish = Wish(isolation="none", latency="low")
     decision = decide(wish, NEED, MODEL)
     gpus = tuple(FleetGpu("a", index, MODEL) for index in range(2))
@@ -101,7 +101,7 @@ def rightsized() -> dict:
 
 
 def offered() -> dict:
-    """Return the answer of each backend for several lanes and for one lane."""
+    """Return each backend's answer for several lanes and for one lane."""
     found: dict[str, dict] = {}
     for key in KEYS:
         answers = [answer(Request(lanes(count), key, expected_gpus=[MODEL], node="n1")) for count in (3, 1)]

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.patience import wait_until
 from tests.integration.simulated_fleet import Fleet
 
-#: Commands of the simulator that cause a fault. The values are the rule that then fails, and a word from its advice.
+#: Simulator commands that cause a fault. The values are the rule that then fails, and a word from the rule's advice.
 FAULTS = {
     ("set", "0", "remap_pending", "on"): ("pending row remap", "--gpu-reset"),
     ("set", "0", "remap_failed", "on"): ("failed row remap", "Replace"),

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check module_defaults of a group with the real ansible-playbook.
+"""Check a group's module_defaults with the real ansible-playbook.
 
-The defaults must apply to every module of the group.
+The defaults must apply to every module in the group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.lab import warm_playbook
 #: Modules that take a layout. The test gives each of them an invalid layout, which the error must name.
 LAYOUTS = ["layout", "mig", "mps", "time_slicing", "vgpu_quota"]
 REFUSED = [{"gpus": [0], "sharing": "by the defaults of the group"}]
-#: The modules for audits. Right-sizing is left out, because it requires NumPy, which may be missing.
+#: The modules for audits, without right-sizing, which requires NumPy.
 AUDITS = ["audit"]
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test GPUs that lack some NVML calls.
 
-GB10 and Thor report no memory size. WSL and guests of vGPU cannot set the compute mode.
+GB10 and Thor report no memory size. WSL and vGPU guests cannot set the compute mode.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests.integration.simulated_host import MODELS, ROOT, SIMULATOR
 TOOL = ROOT / "tools" / "check_gpu.py"
 CATALOGUE = load_models()
 MIG = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}]
-#: Functions of the simulated library that do more than read.
+#: Functions in the simulated library that do more than read.
 CHANGES = re.compile(
     r"nvml(Init|Shutdown|ErrorString|InternalGetExportTable|\w+?(Set[A-Z]|Reset|Clear|Create|Destroy)\w*)"
 )

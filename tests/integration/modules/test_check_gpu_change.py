@@ -44,7 +44,8 @@ CALLS = {
     "nvmlGpuInstanceCreateComputeInstance": 4,
     "nvmlComputeInstanceDestroy": 4,
     "nvmlGpuInstanceDestroy": 4,
-    # The compute mode is set again after MIG mode is disabled, because it cannot be read while MIG mode is enabled.
+    # The module sets the compute mode again after disabling MIG mode, because it cannot read the compute mode while MIG
+    # mode is on.
     "nvmlDeviceSetComputeMode": 3,
 }
 KILLS = [
@@ -56,7 +57,7 @@ KILLS = [
 
 
 class Changes:
-    """Run `--change` on a host of simulated GPUs."""
+    """Run `--change` on a host with simulated GPUs."""
 
     def __init__(self, host) -> None:
         self.host, self.directory = host, host.folder / "state.d"
@@ -75,7 +76,7 @@ class Changes:
         return [sys.executable, "-c", CHANGES, json.dumps([gpu, str(self.directory), calls or {}])]
 
     def run(self, gpu=None, calls=None):
-        """Return the checks of a run that is not interrupted."""
+        """Return the checks of an uninterrupted run."""
         done = self.host.run(self.command(gpu, calls))
         assert "Traceback" not in done.stderr
         return json.loads(done.stdout)
@@ -89,7 +90,7 @@ class Changes:
     def state(self):
         """Return the simulator's state of the GPUs, and the time slices.
 
-        Values that change without a command are left out.
+        Leave out values that change without a command.
         """
         passing = ("power_mw", "energy_mj", "temperature_c", "memory")
         gpus = [{key: value for key, value in gpu.items() if key not in passing} for gpu in self.show()["gpus"]]
@@ -110,7 +111,7 @@ def outcomes(checks):
 
 
 def refused(checks, reason):
-    """Return whether nothing was changed and each area reports the reason."""
+    """Return whether nothing changed and each area reports the reason."""
     return [check["area"] for check in checks] == AREAS and all(reason in check["reason"] for check in checks)
 
 
@@ -326,7 +327,7 @@ def test_next_run_after_a_kill_restores_the_original_state(changes, call, nth, a
     changes.host.gpusim("fail", call, "--nth", str(nth), "--code", action)
     changes.killed()
     assert changes.record.exists()
-    # The GPU given to the run is unknown, so the run only restores the first GPU.
+    # The run's GPU is unknown, so the run only restores the first GPU.
     restored, *others = changes.run(7)
     assert (restored["what"], restored["outcome"]) == ("state before an interrupted run", "passed"), restored
     assert refused(others, "the host has no GPU 7")

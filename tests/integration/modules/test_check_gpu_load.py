@@ -57,13 +57,13 @@ def test_tenant_gets_its_quota_and_stub_limits_are_not_run(run):
     found = run()
     limiter = {check["what"]: check for check in found["vGPU limiter"]}
     got = [int(check["found"]) for what, check in limiter.items() if what.endswith("bytes allocated by a tenant")]
-    # Linear memory is limited to the exact byte. Rows, arrays and physical memory are allocated in larger units.
+    # The limiter limits linear memory to the exact byte. It allocates rows, arrays and physical memory in larger units.
     assert len(got) == 6 and all(QUOTA - (2 << 20) < each <= QUOTA for each in got), limiter
     not_run = {what for what, check in limiter.items() if check["outcome"] == "not run"}
     assert "no image: set --image" in limiter["container: linear memory"]["reason"]
     words = ("percent", "container", "module")
     assert not_run == {what for what in limiter if any(word in what for word in words)} and len(not_run) == 6
-    # The cost of a launch depends on the load of this machine.
+    # The cost of a launch depends on this machine's load.
     others = {what: check for what, check in limiter.items() if what not in not_run and "cost" not in what}
     assert [check for check in others.values() if check["outcome"] != "passed"] == []
     assert {check["outcome"] for check in found["load"]} == {"not run"}
@@ -80,7 +80,10 @@ def test_unknown_gpu_is_not_run(run):
 
 
 def test_shares_are_measured_in_the_time_of_the_card(built, tmp_path, monkeypatch):
-    """Measure shares in the stub's own time, which does not depend on this machine."""
+    """Measure shares in the stub's own time.
+
+    That time does not depend on this machine.
+    """
     preload = str(built.stub / "libcuda.so.1")
     for name, value in {**Card(tmp_path / "card").environment(), "LD_PRELOAD": preload}.items():
         monkeypatch.setenv(name, value)
@@ -183,7 +186,7 @@ os.execve(sys.executable, [sys.executable, mounts["/program.py"], *words[at + 1 
 def engine(built, tmp_path, monkeypatch):
     """Install a stand-in for podman and a CDI specification.
 
-    Returns a card with a container image that the stand-in can run.
+    Return a card with a container image that the stand-in can run.
     """
     preload = str(built.stub / "libcuda.so.1")
     (tmp_path / "bin").mkdir()

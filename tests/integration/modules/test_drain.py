@@ -29,7 +29,7 @@ def there(tmp_path):
 
 
 def with_commands(folder):
-    """Return the log file and the options of commands that write to it."""
+    """Return the log file and the options for commands that write to it."""
     log = folder / "log"
     commands = {
         "commands_before": [f"echo before >> {log}"],
@@ -96,7 +96,7 @@ def test_units_wait_for_jobs(there):
 
 
 def calls_of(there, state):
-    """Return the number of calls that the module makes for this state.
+    """Return how many calls the module makes for this state.
 
     Afterwards, the host is in this state.
     """
@@ -150,7 +150,7 @@ def test_next_resume_completes_after_a_fault_of_any_call(there, kind):
         there.fault(nth, kind)
         said = there.sweep("resumed")
         if kind == "fail" and "reset-failed" in there.calls()[nth - 1]:
-            # reset-failed may fail for a unit that never ran. The later start of the unit shows whether the unit works.
+            # reset-failed may fail for a unit that never ran. When the unit starts later, this shows whether it works.
             assert said == "", (nth, said)
         else:
             assert said is None if kind == "kill" else "(by hand: " in said, (nth, said)
@@ -238,7 +238,7 @@ def test_kubernetes_node_is_recorded_until_resumed(there, tmp_path):
     back = there.resume()
     assert back["kubernetes"] == {"node": "n1", "cordoned_before": False}
     assert there.shown() == BEFORE
-    # The commands after the drain wait until the node is restored.
+    # The commands after the drain wait until the module restores the node.
     assert log.read_text().split() == ["before"]
     assert there.resume()["kubernetes"] == {"node": "n1", "cordoned_before": False}
     assert there.resume(kubernetes_done=True)["kubernetes"] is None
@@ -272,7 +272,7 @@ def test_unreadable_record_stops_drain_and_resume_and_is_kept(there, content):
 
 def test_unrecordable_units_are_not_stopped(there):
     there.state.mkdir()
-    # Create a folder at the path of the first file that is written. Not even root can write a file there.
+    # Create a folder at the path of the first file that the module writes. Not even root can write a file there.
     (there.state / "drain.json.new").mkdir()
     result = there.drain()
     assert "drain.json" in result["msg"]

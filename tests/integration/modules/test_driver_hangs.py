@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test driver calls that hang.
 
-Each call must end at its timeout, and the error must name the call. The host's lock must be free afterwards. The
-simulated NVML stops its caller before a call. The stopped caller reacts only to SIGKILL and SIGCONT. Timeouts are
-shortened where possible, so that the tests take only seconds.
+Each call must end at its timeout, and the error must name the call. Afterwards, the host's lock must be free. The
+simulated NVML stops its caller before a call. The stopped caller reacts only to SIGKILL and SIGCONT. The tests shorten
+timeouts where possible, so that they take only seconds.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_hanging_read_ends_the_module_with_call_and_gpu(host, name, arguments, c
     assert done["host_fault"] and done["nvml"]["call"] == "nvmlDeviceGetMemoryInfo" and done["nvml"]["gpu"] == uuid
     assert lock_is_free(host)
     assert not stopped_processes(), "the hung child is ended"
-    # The driver responds again, so later runs must not be affected by the hang.
+    # The driver responds again, so the hang must not affect later runs.
     assert not module(host, name, True, **arguments).get("failed")
 
 
@@ -261,7 +261,7 @@ def test_hanging_command_names_the_call_and_frees_the_lock(host, name):
 def test_metrics_do_not_call_a_driver_that_still_hangs(host):
     """Skip the driver while it hangs.
 
-    Metrics are read each minute. Without this rule, each reading would leave one more hanging process.
+    A timer reads the metrics each minute. Without this rule, each reading would leave one more hanging process.
     """
     host.create(H100[:1])
     layout = host.folder / "layout.json"

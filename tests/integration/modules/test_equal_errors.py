@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that site.yml prints an error of many hosts only once, with their names."""
+"""Check that site.yml prints many hosts' error only once, with their names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_one_error(run):
 def test_equal_layout_errors_of_many_hosts_are_one_error(fleet):
     run = fleet.play(dict.fromkeys(HOSTS, TYPO))
     said = assert_one_error(run)
-    # The error is printed by the play that ends the run, and by the closing summary.
+    # Two places print the error: the play that ends the run, and the closing summary.
     assert said.count("there is no profile 3g.45gb. Did you mean 3g.40gb?") == 2
     assert said.count(NAMED + "gpu_layout[0] on gpu 0 (NVIDIA H100 80GB HBM3, GPU-") == 2
     assert "Failed: " + NAMED in said.partition("GPU FLEET")[2]
@@ -53,7 +53,10 @@ def test_equal_layout_errors_of_many_hosts_are_one_error(fleet):
 
 
 def test_equal_errors_of_hosts_without_a_driver_are_one_error(fleet, tmp_path):
-    """Check the layout of hosts without a driver against the catalogue of GPU models."""
+    """Check the layout of hosts without a driver.
+
+    The check uses the catalogue of GPU models.
+    """
     python = str(interpreter(tmp_path / "python3"))
     missing = {"ansible_python_interpreter": python, "gpu_layout_expected_gpus": ["H100-80GB"]}
     fleet.more = dict.fromkeys(HOSTS, missing)

@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that site.yml prints a mistake in group_vars only once, in whichever role."""
+"""Check that site.yml prints a mistake in group_vars only once.
+
+This holds for every role.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ TYPO = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.45gb"}]}]
 SPLIT = [
     {"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "compute_instances": ["1c.3g.40gb", "2c.3g.40gb"]}]}
 ]
-# Wrong variables of the group, and a part of the expected message.
+# The group's wrong variables, and a part of the expected message.
 MISTAKES = {
     "layout": ({"gpu_layout": TYPO}, "there is no profile 3g.45gb"),
     "variable": ({"gpu_layout_on_bussy": "drain"}, "gpu_layout_on_bussy: unknown variable"),
@@ -59,7 +62,7 @@ def fleet(host, library, tmp_path):
 def play(fleet, variables, *arguments):
     """Run site.yml with variables of the group gpu_hosts."""
     hosts = {name: fleet.variables(name, None) for name in HOSTS}
-    # These variables of the simulated hosts must not override the group's variables.
+    # The simulated hosts' own variables must not override the group's variables.
     for own in hosts.values():
         for name in variables:
             own.pop(name, None)
@@ -71,7 +74,7 @@ def play(fleet, variables, *arguments):
 def messages(run, part):
     """Return the printed messages that contain a text.
 
-    Messages are errors, results of tasks and lines of the summary.
+    Messages are errors, tasks' results and lines in the summary.
     """
     starts = r"\n(?=TASK|PLAY|fatal: |ok: |\[ERROR\]|\[WARNING\]|Failed: )"
     blocks = (" ".join(block.split()) for block in re.split(starts, run.stdout + run.stderr))
@@ -88,7 +91,7 @@ def test_a_mistake_in_group_vars_is_one_message(fleet, mistake):
     assert run.returncode != 0
     assert "Apply the layout" not in output and "Nothing was changed." in " ".join(output.split())
     said = messages(run, part)
-    # The message is in the play that ends the run. It may also be in the closing summary, or in an error of Ansible.
+    # The play that ends the run has the message. The closing summary or an error of Ansible may also have it.
     assert 1 <= len(said) <= 2 and all(NAMED in message for message in said), output
     failed = re.findall(r"^(\S+) +: ok=\d+ .*failed=1 ", run.stdout, re.MULTILINE)
     fatal = re.findall(r"^fatal: \[(\S+)\]: FAILED!", run.stdout, re.MULTILINE)
@@ -100,7 +103,7 @@ def test_a_mistake_in_group_vars_is_one_message(fleet, mistake):
 
 
 def test_other_hosts_keep_their_plan(fleet):
-    """Print the mistake of one host with its name, and the plans of the other hosts."""
+    """Print one host's mistake with its name, and the other hosts' plans."""
     inventory = {name: {**fleet.variables(name, None), "gpu_layout": MIG} for name in HOSTS[:3]}
     inventory["node01"]["nvidia_driver_version"] = "123"
     file = fleet.folder / "group.yml"

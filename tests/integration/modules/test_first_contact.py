@@ -57,8 +57,8 @@ def test_minimal_inventory_has_a_plan(host):
     assert [member.name for member in members] == ["gpu-01.example.org", "gpu-02.example.org"]
     layout = VariableManager(loader=loader, inventory=inventory).get_vars(host=members[0])["gpu_layout"]
     host.create([{"model": "H100-80GB", "count": 3}])
-    # An MPS daemon cannot serve GPUs that allow only one process. The README's entry is planned by
-    # tests/unit/module_utils/layout/test_layout_examples.py.
+    # An MPS daemon cannot serve GPUs that allow only one process.
+    # tests/unit/module_utils/layout/test_layout_examples.py plans the README's entry.
     assert layout.pop()["sharing"] == "mps"
     planned = host.module("layout", check=True, layout=layout, state_directory=str(host.folder / "state.d"))
     assert planned["plan"] == [

@@ -14,7 +14,7 @@ from tests.integration.patience import wait_until
 
 pytestmark = [pytest.mark.core, pytest.mark.host_python]
 
-#: Profiles of an H100-80GB.
+#: An H100-80GB's profiles.
 PROFILES = ["1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb+me", "1g.20gb"]
 
 
@@ -100,7 +100,7 @@ def test_mps_client_is_one_process(host):
 def test_process_name_is_one_line_of_text(host):
     """Clean up process names.
 
-    A user chooses the name, and it may be invalid UTF-8.
+    A user chooses the name, which may be invalid UTF-8.
     """
     host.create([{"model": "L40S-48GB", "count": 1}])
     program = shutil.copy("/bin/sleep", os.fsencode(host.folder) + "/\x1b[2J\u2028\r".encode() + b"\xff")

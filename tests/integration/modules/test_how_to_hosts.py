@@ -28,7 +28,7 @@ def words(text):
 
 
 def general(text):
-    """Return a line of a page as a regular expression for any UUID of a GPU."""
+    """Return a page's line as a regular expression that matches any GPU UUID."""
     return re.sub(r"GPU\\-[0-9a-f]{8}", "GPU-[0-9a-f]{8}", re.escape(words(text)))
 
 
@@ -176,7 +176,7 @@ def test_ansible_pull(host, library, tmp_path):
             **site.environment,
             "PATH": f"{Path(sys.executable).parent}:{site.environment['PATH']}",
             "ANSIBLE_COLLECTIONS_PATH": str(Path("collections").resolve()),
-            # The page has the address of this repository.
+            # The page has this repository's address.
             "GIT_CONFIG_COUNT": "1",
             "GIT_CONFIG_KEY_0": f"url.{site.folder}.insteadOf",
             "GIT_CONFIG_VALUE_0": "https://git.example.org/inventory.git",

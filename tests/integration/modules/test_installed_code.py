@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run modules with the code of the installed gpu-layout.
+"""Run modules with the installed gpu-layout's code.
 
-The results must be the same as without it. Only code that equals the controller's code may run.
+The results must be the same as without it. Hosts may run only code that equals the controller's code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def command(simulated, installed):
 def both(simulated, command):
     """Return a function that runs the module layout twice in the same state.
 
-    One run uses the installed code, and the other run sends the whole module. The function returns both results.
+    One run uses the installed code, and for the other run Ansible sends the whole module. The function returns both
+    results.
     """
 
     def run(**arguments):
@@ -116,14 +117,14 @@ def missing(command):
 def another_code(command):
     """Add a file to the archive.
 
-    The archive still claims that it was made from the controller's files.
+    The archive still claims that the controller's files are its source.
     """
     with zipfile.ZipFile(command, "a") as archive:
         archive.writestr("openfleet_gpu/more.py", "")
 
 
 def older(command):
-    """Write a valid command of the same Python that was made from older sources."""
+    """Write a valid command for the same Python from older sources."""
     sources = dict(read_sources(), **{"sizes.py": "# as it was\n"})
     content = command.read_bytes()[: -2 * DIGEST_LENGTH] + origin(sources_digest(sources))
     command.write_bytes(content + hashlib.sha256(content).hexdigest().encode())
@@ -198,7 +199,7 @@ MOST_BYTES = 17_000
 
 
 class Counted(Fleet):
-    """Keep the modules that are sent to the hosts."""
+    """Keep the modules that Ansible sends to the hosts."""
 
     sent = None
 
@@ -232,7 +233,7 @@ def test_run_without_changes_sends_no_code(host, library):
     assert {name: len(sizes) for name, sizes in first.items()} == {"installed_module": 2, "layout_boot": 1}
     second, said = fleet.run_play("second")
     assert "is sent: " not in said and said.count("changed=0") == 1
-    # The module is executed once for each of the two tasks.
+    # Ansible executes the module once for each of the two tasks.
     assert list(second) == ["installed_module"] and len(second["installed_module"]) == 2
     assert max(second["installed_module"]) < MOST_BYTES, second
     whole, said = fleet.run_play("whole", gpu_layout_installed_code=False)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Let calls for leases fail or die at each step, and check the recovery.
 
-The rules: a lease that was granted keeps its instance or quota, a lease that was not granted leaves nothing that belongs to
-it, fixed instances never change, and a later request succeeds.
+The rules: a granted lease keeps its instance or quota, a refused lease leaves nothing behind, fixed instances never
+change, and a later request succeeds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fleet(host, monkeypatch):
 
 
 class FileFault:
-    """A fault in the nth change of a file.
+    """A fault in a file's nth change.
 
     The disk is full, or the process is killed before or after the change.
     """
@@ -65,9 +65,9 @@ class FileFault:
 
 
 def attempt(fleet, run, fault=None, count=False):
-    """Run a call of the lease host in a fork, and return its result.
+    """Run the lease host's call in a fork, and return its result.
 
-    Returns None after an error or a kill.
+    Return None after an error or a kill.
     """
 
     def forked():
@@ -90,7 +90,7 @@ def take(fleet, number, shape):
 
 
 def check(fleet, living, grants):
-    """Recover, and check the rules of this file."""
+    """Recover, and check this file's rules."""
     fleet.control.clear_failures()
     fleet.recover(*living)
     for number in living:
@@ -195,7 +195,7 @@ def test_lease_survives_a_fault_of_any_nvml_call(fleet, case, dies):
 
 
 class Saved:
-    """The simulated GPUs and all files of a host, saved once."""
+    """The simulated GPUs and all of a host's files, saved once."""
 
     def __init__(self, fleet) -> None:
         self._fleet = fleet

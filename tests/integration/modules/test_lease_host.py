@@ -227,7 +227,7 @@ def test_process_that_keeps_an_expired_lease_is_ended(fleet):
         fleet.control.attach(other.pid, 0, fleet.instance_id(0, 4), 0, "compute", 1 << 20)
         fleet.fork(lambda: end_holders(fleet.directory, fleet.lease_host().grant(1), "root"))
         assert mine.wait(60) == -signal.SIGTERM
-        # The process of the other lease keeps running.
+        # The other lease's process keeps running.
         assert other.poll() is None
         fleet.control.detach(mine.pid)
         fleet.give_back(1)

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let the lease service fail or die at each step of a request.
+"""Let the lease service fail or die at each of a request's steps.
 
-After a restart, these rules hold: each lease has a living unit and its part of a GPU, each living unit of a lease has its
-part, no other part is left, and a later request succeeds. Units are folders here. All other parts are real, with a
+After a restart, these rules hold: each lease has a living unit and its part of a GPU, each lease's living unit has its
+part, no other part remains, and a later request succeeds. Units are folders here. All other parts are real, with a
 simulated driver.
 """
 
@@ -35,9 +35,9 @@ ROOT = Caller(os.getpid(), 0)
 
 
 class Units:
-    """Units of leases as folders.
+    """Leases' units as folders.
 
-    `FileFault` replaces functions of `os`, so that a fault can happen before and after the start and the end of a unit.
+    `FileFault` replaces functions of `os`, so that a fault can happen before and after a unit's start and end.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Units:
 class Desk:
     """A host with the lease service.
 
-    Each call is a new process, like the child of the service.
+    Each call is a new process, like the service's child.
     """
 
     def __init__(self, fleet: LeaseFleet) -> None:
@@ -75,7 +75,7 @@ class Desk:
         self.units.folder.mkdir()
 
     def work(self, request=None, recover=False, later=0.0):
-        """Return the answer of a request."""
+        """Return the answer to a request."""
         # The service starts at the first time, and handles the request `later` seconds after it.
         clock = iter([1e9])
         record = BookingRecord(self.fleet.directory)
@@ -90,7 +90,7 @@ class Desk:
         return self.work(request)
 
     def bookings(self):
-        """Return (number, started) of each booking."""
+        """Return each booking's (number, started)."""
         return [(each.request.number, each.started) for each in BookingRecord(self.fleet.directory).read().bookings]
 
     def parts(self):
@@ -117,7 +117,7 @@ def desk(host, monkeypatch):
 
 
 def end_unit(desk, number):
-    """Let the programs of a lease end, and do what the service then does."""
+    """Let a lease's programs end, and do what the service then does."""
     (desk.units.folder / str(number)).rmdir()
     return desk.work()
 
@@ -165,7 +165,10 @@ def test_service_survives_a_fault_at_each_step(desk, case):
 
 
 def restart(desk):
-    """Start the service again. The clients of the old service do not return."""
+    """Start the service again.
+
+    The old service's clients do not return.
+    """
     for later in (0.0, 0.0, RETURN_SECONDS + 1):
         desk.fleet.fork(lambda later=later: desk.work(recover=True, later=later))
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A technique that is not part of the collection.
+"""Define a technique that is not part of the collection.
 
-Each GPU has a number of lanes, which is stored in a file.
+A file stores each GPU's number of lanes.
 """

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define lanes of a GPU in layouts and files."""
+"""Define a GPU's lanes in layouts and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import ClassVar
 from ...plan.disturbance import Disturbance
 
 KEY = NAME = "lanes"
-#: The folder of the files. The test replaces this text by its own folder.
+#: The files' folder. The test replaces this text with its own folder.
 FOLDER = Path("@FOLDER@")
 
 
@@ -26,7 +26,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Seen:
-    """The current lanes of a GPU."""
+    """A GPU's current lanes."""
 
     gpu_uuid: str
     count: int
@@ -91,7 +91,7 @@ def write(gpu_uuid, count):
 
 
 def pass_point(name):
-    """Kill this process if the test requests it at this point."""
+    """Kill this process if the test requests a kill at this point."""
     asked = FOLDER / "kill"
     if asked.exists() and asked.read_text() == name:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Add the changes of lanes to a run."""
+"""Add the lanes' changes to a run."""
 
 from __future__ import annotations
 

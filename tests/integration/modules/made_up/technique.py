@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define a technique from the files of this folder."""
+"""Define a technique from this folder's files."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from .model import COUNTS, DIVIDER, Slices, pass_point, read, write
 class Request(GpuStep):
     """The step that requests a number of slices for a device.
 
-    If another number is active, the driver must be reloaded.
+    If another number is active, the driver must reload.
     """
 
     technique: ClassVar[str] = DIVIDER
@@ -35,7 +35,7 @@ class Request(GpuStep):
 
 @dataclass(frozen=True)
 class SlicesPart:
-    """The steps for one device."""
+    """One device's steps."""
 
     device: Any
     count: int
@@ -81,7 +81,7 @@ class SlicesDivider:
         return SlicesPart(device, count, () if same else (Request(count, device.active),))
 
     def disturbed(self, device, steps):
-        # Only the reload of the driver ends programs.
+        # Only the driver's reload ends programs.
         return ()
 
     def apply(self, session, gpu_uuid, steps, done):

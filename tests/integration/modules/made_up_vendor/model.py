@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define devices and their state, which is stored in files."""
+"""Define devices and their state, which files store."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from typing import Any, ClassVar, Mapping
 
 KEY, DIVIDER = "acme", "slices"
 COUNTS = (1, 2, 4)
-#: The folder of the files. The test replaces this text by its own folder.
+#: The files' folder. The test replaces this text with its own folder.
 FOLDER = Path("@FOLDER@")
 
 
 @dataclass(frozen=True)
 class Slices:
-    """The desired or current slices of a device. There are at least two."""
+    """A device's desired or current slices.
+
+    There are at least two.
+    """
 
     divider: ClassVar[str] = DIVIDER
     instances: ClassVar[tuple[Any, ...]] = ()
@@ -33,7 +36,7 @@ class Slices:
 class Device:
     """A device.
 
-    `active` is the current number of its slices. `requested` is their number after the next reload.
+    `active` is the device's current number of slices. `requested` is the number after the next reload.
     """
 
     vendor: ClassVar[str] = KEY
@@ -78,13 +81,13 @@ def write(device, **changed):
 
 
 def users():
-    """Return [(UUID of a device, name)] for the programs that have a device open."""
+    """Return (device UUID, name) for each program that has a device open."""
     path = FOLDER / "users"
     return json.loads(path.read_text()) if path.exists() else []
 
 
 def pass_point(name):
-    """Kill this process if the test requests it at this point."""
+    """Kill this process if the test requests a kill at this point."""
     asked = FOLDER / "kill"
     if asked.exists() and asked.read_text() == name:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply or predict a layout of slices, and print the result as JSON.
+"""Apply or predict a layout with slices, and print the result as JSON.
 
-The layout has entries that `gpu_layout` cannot express, so they are built here.
-Arguments as JSON: `counts` (slices by index of the device, 1 for a whole device), `directory`, `check` and `saved`.
+The layout has entries that `gpu_layout` cannot express, so this program builds them. Arguments as JSON: `counts`
+(slices by index of the device, 1 for a whole device), `directory`, `check` and `saved`.
 """
 
 from __future__ import annotations

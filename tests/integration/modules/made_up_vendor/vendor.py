@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Combine the files of this folder into a vendor."""
+"""Combine this folder's files into a vendor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .model import FOLDER, KEY, pass_point, read, users, write
 class Session:
     """The devices in the files.
 
-    Services of the host do not see the devices.
+    The host's services do not see the devices.
     """
 
     private = True
@@ -40,9 +40,9 @@ class Session:
         self.lost[gpu] = LostGpu(device.index, error.problem, gpu, call=error.call, code=error.code)
 
     def reload(self):
-        """Make the requested slices active.
+        """Activate the requested slices.
 
-        Raises DeviceError if a program has a device open.
+        Raise DeviceError if a program has a device open.
         """
         if users():
             raise DeviceError("this host", "the driver is in use", "Stop the programs that use it.")
