@@ -93,7 +93,7 @@ def _parse_text(node: Node, text: str) -> Selector | None:
             "Write it without quotes, in a list: gpus: [%.20s]." % text.strip(),
         )
     elif _RANGE.fullmatch(text):
-        node.report("%s is no list of GPUs" % quoted(text), "Write each index: gpus: %s." % _indices(text))
+        node.report("%s is not a list of GPUs" % quoted(text), "Write each index: gpus: %s." % _indices(text))
     elif nearest(text, ["all"]):
         node.report("%s names no GPU" % quoted(text), "Did you mean all?")
     else:

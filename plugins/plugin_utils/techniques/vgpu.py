@@ -92,7 +92,7 @@ class FleetVgpu(FleetTechnique):
             return ""
         if (part.oversubscribe_memory_ratio, part.oversubscribe_sm_ratio) != (1.0, 1.0):
             return "its tenants are oversubscribed"
-        return "" if part.provider == AUTO else "its layout names the provider %s" % part.provider
+        return "" if part.provider == AUTO else "its layout sets provider: %s" % part.provider
 
     def tenants(self, part: Vgpu) -> Sequence[Tenant]:
         """Return the tenants of the part."""

@@ -96,7 +96,7 @@ class _Config:
             if not isinstance(element, Mapping):
                 raise self._no(place, "a mapping", element)
             for key in sorted(set(map(str, element)) - _KEYS):
-                self._differs(place, "the key %s is not known, and left out" % key)
+                self._differs(place, "the key %s is unknown and was left out" % key)
             gpus = self._gpus(place, element)
             selectors = self._selectors(gpus)
             if selectors:

@@ -185,7 +185,7 @@ def test_filter_for_board_variants_matches_each(ids, pattern, boards):
         ([element(**{"device-filter": "0xFFFF10DE"})], "no GPU with the PCI id 0xFFFF10DE"),
         ([element(**{"device-filter": "0x23308086"})], "no GPU with the PCI id 0x23308086"),
         ([element([0], **{"device-filter": "0x233010DE"})], "device-filter is left out"),
-        ([element(later=1)], "the key later is not known"),
+        ([element(later=1)], "the key later is unknown"),
     ],
 )
 def test_inexpressible_configuration_is_reported(elements, said):
