@@ -98,6 +98,50 @@ def test_links_of_its_readme_are_absolute(tarball):
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
+def test_an_execution_environment_runs_the_playbook(tarball, tmp_path):
+    """Run site.yml with ansible-runner in the image of the Containerfile.
+
+    The image is built without a network, from the image of the lab hosts, because other images need a registry.
+    """
+    podman, image = str(ROOT / ".lab" / "bin" / "podman"), f"localhost/openfleet-{LAB}-environment"
+    context, wheels, runner = tmp_path / "context", tmp_path / "wheels", tmp_path / "runner"
+    with tarfile.open(tarball) as file:
+        file.extractall(context)
+    recipe = (context / "meta" / "Containerfile").read_text()
+    programs = re.findall(r"ansible\S*==\S+", recipe)
+    wanted = ["--requirement", str(context / "meta" / "execution-environment-python.txt")]
+    python = ["--python-version", "3.11", "--only-binary", ":all:", "--dest", str(wheels)]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet"]
+    run([*pip, *python, *programs, *wanted], ROOT, dict(os.environ))
+    base = (ROOT / ".lab" / "images" / "bookworm").read_text().strip()
+    # These arguments make pip use the downloaded packages only.
+    offline = [
+        "--network=none",
+        f"--volume={wheels}:/wheels:ro",
+        "--env=PIP_NO_INDEX=1",
+        "--env=PIP_FIND_LINKS=/wheels",
+    ]
+    given = ["--file", "meta/Containerfile", "--build-arg", f"BASE={base}", "--tag", image]
+    (runner / "project").mkdir(parents=True)
+    (runner / "inventory").mkdir()
+    host = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "gpu_simulator_gpus": HOSTS["gpu_simulator_gpus"],
+        "gpu_layout": [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}],
+    }
+    (runner / "inventory" / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu-01": host}}}))
+    start = [podman, "run", "--rm", "--network=none", f"--volume={runner}:/runner", image]
+    try:
+        run([podman, "build", "--quiet", *offline, *given, "."], context, dict(os.environ))
+        run([*start, "python", "-c", "import kubernetes, numpy, ortools, pynvml"], ROOT, dict(os.environ))
+        site = ["ansible-runner", "run", "/runner", "--playbook", "openfleet.gpu.site", "--cmdline=--check"]
+        said = run([*start, *site], ROOT, dict(os.environ))
+    finally:
+        subprocess.run([podman, "rmi", "--force", image], capture_output=True, check=False)
+    assert "Plan: 6 to create, 0 to destroy, 0 kept" in said
+
+
 def lab_collections(folder):
     """Write and return a directory with the collection of the lab's connection."""
     collections = folder / "ansible_collections"
