@@ -50,7 +50,7 @@ class Policy:
     free_ratio: float = 0.05
     #: Maximum share of samples with more than 100 % duty: the average over all cards, and on any single card.
     saturated_ratio: float = 0.01
-    saturated_card_ratio: float = 0.03
+    saturated_card_ratio: float = 0.05
     #: Minimum duty that counts as work. A lower duty is noise.
     working_percent: float = 1.0
     #: Assumed share of time with work in the busiest hour, if the history does not have all hours of the day.
