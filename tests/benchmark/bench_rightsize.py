@@ -47,7 +47,13 @@ SIZE_SUBSETS = 25
 SIZE_NAMES = tuple(
     f"rightsize_{path}_{what}"
     for path, _wish in sizing_paths.PATHS
-    for what in ("over_memory_percent", "gpus_ratio", "over_compute_percent", "past_over_memory_percent")
+    for what in (
+        "over_memory_percent",
+        "gpus_ratio",
+        "hindsight_gpus_ratio",
+        "over_compute_percent",
+        "past_over_memory_percent",
+    )
 )
 SUBSET_NAMES = (
     "rightsize_broken_plans_percent",
@@ -144,10 +150,12 @@ def size_figures(fleet, subsets, seed):
         return
     now = sizing_paths.scores(fleet, sizing_paths.shipped, subsets, SUBSET_SHARE, seed)
     past = sizing_paths.scores(fleet, sizing_paths.past, subsets, SUBSET_SHARE, seed)
+    hindsight = sizing_paths.scores(fleet, sizing_paths.shipped, subsets, SUBSET_SHARE, seed, hindsight=True)
     for path, _wish in sizing_paths.PATHS:
         print(f"rightsize: {path}: {now[path]}, by past rules {past[path]}", file=sys.stderr)
         yield f"rightsize_{path}_over_memory_percent", now[path].percent(now[path].over_memory), "percent"
         yield f"rightsize_{path}_gpus_ratio", now[path].gpus / past[path].gpus, "ratio"
+        yield f"rightsize_{path}_hindsight_gpus_ratio", hindsight[path].gpus / past[path].gpus, "ratio"
         yield f"rightsize_{path}_over_compute_percent", now[path].percent(now[path].over_compute), "percent"
         yield f"rightsize_{path}_past_over_memory_percent", past[path].percent(past[path].over_memory), "percent"
 

@@ -9,6 +9,7 @@ is off.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -70,11 +71,16 @@ def plans(fleet: Fleet, subsets: int, share: float, seed: int):
                     yield trace.halves(part, reverse, split)
 
 
-def shipped(seen: Fleet) -> list[Need | None]:
+def shipped(seen: Fleet, later: Fleet | None = None) -> list[Need | None]:
     """Return the needs by this version's rules.
 
-    None keeps the whole GPU.
+    None keeps the whole GPU. If `later` is set, the memory is the maximum of both parts, so that no workload exceeds it.
     """
+    if later is not None:
+        most = np.maximum(seen.whole_memory().max(axis=1), later.whole_memory().max(axis=1))
+        return [
+            need and dataclasses.replace(need, memory_bytes=float(most[row])) for row, need in enumerate(shipped(seen))
+        ]
     return [
         Need(min(found.memory_bytes, float(seen.card[row])), found.compute_percent, 1.0, "")
         if found.evidence.enough
@@ -134,11 +140,14 @@ def capacity(shape: Shape, model: str) -> tuple[float, float]:
     return shape.memory_mib * 2.0**20, float(shape.sm_percent)
 
 
-def scores(fleet: Fleet, rule, subsets: int, share: float, seed: int) -> dict[str, Score]:
-    """Score a sizing rule over all plans and models, for each of PATHS."""
+def scores(fleet: Fleet, rule, subsets: int, share: float, seed: int, hindsight: bool = False) -> dict[str, Score]:
+    """Score a sizing rule over all plans and models, for each of PATHS.
+
+    With `hindsight`, the rule also gets the part for scoring.
+    """
     total = {name: Score() for name, _wish in PATHS}
     for seen, later in plans(fleet, subsets, share, seed):
-        needs = rule(seen)
+        needs = rule(seen, later) if hindsight else rule(seen)
         peaks, busy = later.whole_memory().max(axis=1), np.quantile(later.whole_duty(), 0.95, axis=1)
         for name, wish in PATHS:
             for model in MODELS:
