@@ -522,7 +522,7 @@ def tenant_pod(name):
 
 @pytest.fixture
 def tenants_only(site, cluster):
-    """Offer only the fixed tenant, without DRA."""
+    """Offer only the fixed tenant, for the last test of the cluster."""
     site(gpu_kubernetes_state="absent")
     cluster.plane.wait(lambda: not published(cluster), "no ResourceSlices")
     requests = len(cluster.plane.requests_of_role())
@@ -530,9 +530,6 @@ def tenants_only(site, cluster):
     # The role only looks for ResourceSlices of other drivers.
     later = cluster.plane.requests_of_role()[requests:]
     assert {verb for verb, path in later if "resource.k8s.io" in path} <= {"get", "list"}
-    yield
-    site(gpu_kubernetes_backend="openfleet_device_plugin", gpu_kubernetes_state="absent")
-    site()
 
 
 def test_pod_gets_a_fixed_tenant_by_the_device_plugin_api(cluster, site, node, tenants_only):
