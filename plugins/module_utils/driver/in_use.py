@@ -31,6 +31,7 @@ from ..vendors.registry import vendor_of_host
 #: Folder in which the driver lists its GPUs by PCI address.
 _LISTED = "/proc/driver/nvidia/gpus"
 _JOB = re.compile(r"\d+")
+_SLURMD = "slurmd.service"
 
 
 def workloads(state_directory: str) -> list[Disturbance]:
@@ -91,6 +92,7 @@ def _drained(holder: Holder, units: set[str], drained_by: Mapping[str, Any]) -> 
     if holder.unit_or_container in units:
         return True
     job = holder.job or ""
-    if holder.kind == SLURM or _JOB.fullmatch(job):
+    # Without proctrack/cgroup, the processes of jobs are in the unit of slurmd.
+    if holder.kind == SLURM or _JOB.fullmatch(job) or holder.unit_or_container == _SLURMD:
         return bool(drained_by.get("slurm"))
     return bool(drained_by.get("kubernetes")) and (holder.kind == KUBELET or bool(job))

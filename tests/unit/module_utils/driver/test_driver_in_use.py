@@ -27,10 +27,11 @@ SHELL = holder(pid=4711, unit_or_container=None)
 SERVICE = holder(pid=12, unit_or_container="inference.service")
 JOB = holder("slurm", job="17")
 PROCESS_OF_JOB = holder(pid=13, unit_or_container="slurmstepd.scope", job="17")
+WITHOUT_CGROUP = holder(pid=15, unit_or_container="slurmd.service")
 PROCESS_OF_POD = holder(pid=14, unit_or_container="container 0123", job=POD)
 ALLOCATION = holder("kubelet", job=POD)
 UNKNOWN = holder("unknown")
-ALL = (SHELL, SERVICE, JOB, PROCESS_OF_JOB, PROCESS_OF_POD, ALLOCATION, UNKNOWN, holder(LEASE))
+ALL = (SHELL, SERVICE, JOB, PROCESS_OF_JOB, WITHOUT_CGROUP, PROCESS_OF_POD, ALLOCATION, UNKNOWN, holder(LEASE))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ ALL = (SHELL, SERVICE, JOB, PROCESS_OF_JOB, PROCESS_OF_POD, ALLOCATION, UNKNOWN,
         ({}, ()),
         ({"services": ["inference"]}, (SERVICE,)),
         ({"services": ["inference.service"], "slurm": False}, (SERVICE,)),
-        ({"slurm": True}, (JOB, PROCESS_OF_JOB)),
+        ({"slurm": True}, (JOB, PROCESS_OF_JOB, WITHOUT_CGROUP)),
         ({"kubernetes": True}, (PROCESS_OF_POD, ALLOCATION)),
         ({"commands": True}, ALL),
     ],
