@@ -89,7 +89,7 @@ def main() -> None:
     def body() -> dict[str, Any]:
         found = workloads(module.params["state_directory"])
         if module.params["on_busy"] == "fail":
-            refuse(found, module.params["drained_by"])
+            refuse(found, module.params["drained_by"], module.params["state_directory"])
         lines = "".join("in use: %s\n" % each for each in found)
         diff = {"before": "", "after": lines}
         return {"changed": False, "workloads": [each.to_data() for each in found], "diff": diff}

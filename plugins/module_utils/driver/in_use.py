@@ -60,13 +60,26 @@ def _not_answering(host: Host) -> Iterable[Gpu]:
             yield Gpu(index, uuid_of(address) or address, "NVIDIA GPU", address, None)
 
 
-def refuse(disturbs: Sequence[Disturbance], drained_by: Mapping[str, Any]) -> None:
-    """Raise BusyError if workloads remain after the drain."""
+def refuse(disturbs: Sequence[Disturbance], drained_by: Mapping[str, Any], state_directory: str) -> None:
+    """Raise BusyError if workloads remain after the drain.
+
+    The host is read again, because a program such as a job's `sleep` may have ended while the host was read. Its job is
+    then unknown.
+    """
     left = left_by_drain(disturbs, drained_by)
+    if left:
+        left = in_both(left, left_by_drain(workloads(state_directory), drained_by))
     if left:
         cure = "Stop them, let the run drain them (gpu_drain_services, gpu_drain_slurm, gpu_drain_kubernetes), or set "
         cure += "nvidia_driver_on_busy: force to end them. Nothing was changed."
         raise BusyError(left, "the change of the driver would end these workloads", cure)
+
+
+def in_both(first: Iterable[Disturbance], second: Iterable[Disturbance]) -> list[Disturbance]:
+    """Return the workloads of the second reading that the first one has too."""
+    known = {(each.what, str(who)) for each in first for who in each.who}
+    both = [replace(each, who=tuple(who for who in each.who if (each.what, str(who)) in known)) for each in second]
+    return [each for each in both if each.who]
 
 
 def left_by_drain(disturbs: Iterable[Disturbance], drained_by: Mapping[str, Any]) -> list[Disturbance]:

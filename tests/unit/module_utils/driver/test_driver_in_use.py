@@ -8,7 +8,7 @@ import dataclasses
 
 import pytest
 
-from ansible_collections.openfleet.gpu.plugins.module_utils.driver.in_use import left_by_drain
+from ansible_collections.openfleet.gpu.plugins.module_utils.driver.in_use import in_both, left_by_drain
 from ansible_collections.openfleet.gpu.plugins.module_utils.model import Holder
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.disturbance import Disturbance
 from ansible_collections.openfleet.gpu.plugins.module_utils.plan.leased import LEASE, Leased
@@ -50,6 +50,14 @@ def test_a_drain_ends_only_what_its_parts_stop(drained_by, ended):
     remaining = tuple(each for each in ALL if each not in ended)
     assert [each.who for each in left if each.what == "gpu 0"] == ([remaining] if remaining else [])
     assert any(each.what == "gpu 1" for each in left) == (SERVICE not in ended)
+
+
+def test_only_workloads_of_both_readings_block():
+    ended, started, stays = holder(pid=20, who="pid 20"), holder(pid=21, who="pid 21"), holder(pid=22, who="pid 22")
+    first = [Disturbance("gpu 0", (ended, stays)), Disturbance("gpu 1", (ended,))]
+    second = [Disturbance("gpu 0", (stays, started)), Disturbance("gpu 1", (started,)), Disturbance("gpu 2", (stays,))]
+    assert in_both(first, second) == [Disturbance("gpu 0", (stays,))]
+    assert in_both(first, []) == []
 
 
 def test_watchers_are_no_workloads_but_leases_are():
