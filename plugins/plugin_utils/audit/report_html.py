@@ -221,7 +221,9 @@ def _held_for(holding: Holding, now: float) -> str:
     starts = [one.since_seconds for one in holding.holders or () if one.since_seconds is not None]
     if starts:
         return "started %s ago" % duration(max(0.0, now - min(starts)))
-    return "held for at least %s" % duration(holding.held_seconds) if holding.held_seconds else ""
+    if holding.held_seconds:
+        return "held for at least %s" % duration(holding.held_seconds)
+    return "start unknown" if holding.holders else ""
 
 
 def _not_assigned(book: Ledger) -> list[tuple[str, Sum, Sum]]:
