@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Simulate a container with a GPU. A container engine creates a /dev that has the GPU's node.
+#: Simulate a container with a GPU. A container engine creates a /dev with the GPU's node.
 CONTAINER = "mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/nvidia0 c 1 3 && echo up && exec sleep 600"
 ONE_TEST = "tests/integration/modules/test_mig.py::test_pending_mode_gets_its_reset"
 

@@ -4,9 +4,9 @@
 
 Ansible starts an interpreter for each module, and sends an archive with everything that the module imports. Compiling
 that code takes most of a module's time, and most of the code is the same for every module. Here, one process has
-already imported the code that belongs to ansible-core. Each module runs as a fork of that process, with its own
-environment, standard input and output. The collection's code still comes from Ansible's archive, but is compiled only
-once (compiled_code.py).
+already imported ansible-core's code. Each module runs as a fork of that process, with its own environment, standard
+input and output. The collection's code still comes from Ansible's archive, but Python compiles it only once
+(compiled_code.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.integration import compiled_code
 from tests.integration.warm_python import answer
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Imports of ansible-core's modules. Some releases lack some of them.
+#: Modules that ansible-core's modules import. Some releases lack some of these modules.
 LOADED = [
     "ansible.module_utils.basic",
     "ansible.module_utils._internal._ansiballz._loader",
@@ -66,7 +66,10 @@ def interpreter(
 
 
 class _Server:
-    """The process that has loaded the code. It ends when this process ends."""
+    """The process that has loaded the code.
+
+    It ends when this process ends.
+    """
 
     _started: ClassVar[dict[tuple[str, tuple[str, ...]], _Server]] = {}
 
@@ -111,7 +114,7 @@ class _Server:
 def close() -> None:
     """End the processes that this process started.
 
-    Needed only if this process does not end in the usual way.
+    Tests need this only if this process does not end in the usual way.
     """
     for server in _Server._started.values():
         server.close()
@@ -139,7 +142,7 @@ def load(also: Sequence[str] = ()) -> None:
 def listen(address: str) -> socket.socket:
     """Return a listening socket at this address.
 
-    A leftover socket file without a listener is replaced.
+    Replace a leftover socket file without a listener.
     """
     with contextlib.suppress(FileNotFoundError):
         Path(address).unlink()
@@ -152,7 +155,8 @@ def listen(address: str) -> socket.socket:
 def serve(listening: socket.socket, *until: TextIO | int, taken: bytes = b"", begin: Callable | None = None) -> None:
     """Fork for each connection until one of the `until` files ends.
 
-    The bytes `taken` tell the client that its request was accepted. If `begin` is given, `begin` sends them.
+    The bytes `taken` tell the client that the server has accepted its request. If `begin` has a value, `begin` sends
+    them.
     """
     while True:
         ready, _, _ = select.select([listening, *until], [], [])

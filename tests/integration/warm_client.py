@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Send the code on standard input to the process of warm_ansible.py.
 
-The client exits with the status of that code. It imports little, because each module waits for the client.
+The client exits with the code's status. The client imports little, because each module waits for it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sys
 
 
 def run_as_fork(address: str) -> None:
-    """Run the code in a fork of the process at this address, and exit with its status.
+    """Run the code in a fork of the process at this address.
 
-    Returns if no process listens at the address.
+    Then exit with the fork's status. Return if no process listens at the address.
     """
     connection = _socket.socket(_socket.AF_UNIX)
     try:
@@ -39,7 +39,10 @@ def run_as_fork(address: str) -> None:
 
 
 def main(address: str, arguments: list) -> None:
-    """Run the code. If there are arguments, run the program in a separate interpreter."""
+    """Run the code.
+
+    If there are arguments, run the program in a separate interpreter.
+    """
     if arguments:
         os.execv(sys.executable, [sys.executable, *arguments])
     run_as_fork(address)

@@ -3,8 +3,8 @@
 """Run `python -m MODULE` as a fork that has already loaded Ansible and pynvml.
 
 Tests start modules hundreds of times, and imports take most of the time of each start. So one interpreter imports the
-dependencies of the modules, but not the modules themselves. Each run is a fork of this interpreter with its own
-environment, standard input and output.
+modules' dependencies, but not the modules themselves. Each run is a fork of this interpreter with its own environment,
+standard input and output.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class WarmPython:
 
 
 def load() -> None:
-    """Import the dependencies of modules and gpusim that this interpreter has."""
+    """Import the modules' and gpusim's dependencies that this interpreter has."""
     import pkgutil
 
     import ansible.module_utils.basic  # noqa: F401
@@ -116,7 +116,7 @@ def serve(requests: socket.socket) -> None:
 def answer(files: list, become: Callable | None = None) -> None:
     """Run one request in a child of this process, and send its exit status.
 
-    The child calls `become` if it is given, and otherwise `run`.
+    The child calls `become` if it has a value, and otherwise `run`.
     """
     connection = socket.socket(fileno=files.pop())
     reader = connection.makefile("rb")
@@ -151,7 +151,7 @@ def _ends_before(child: int, connection: socket.socket) -> bool:
 def run(request: Request, begin: Callable | None = None) -> None:
     """Become the requested process, and do not return.
 
-    The process runs `begin` if it is given, otherwise a module, or the code on standard input.
+    The process runs `begin` if it has a value, otherwise a module, or the code on standard input.
     """
     import atexit
     import runpy

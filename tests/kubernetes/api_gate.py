@@ -1,6 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a proxy to an API server, on which a test can act at each write."""
+"""Run a proxy to an API server.
+
+A test can act at each write.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,10 @@ def _ignore(_write: Write) -> None:
 
 
 class ApiGate:
-    """Forward requests with the token of a kubeconfig. `kubeconfig` uses this proxy.
+    """Forward requests with a kubeconfig's token.
 
-    `before` is called with each write before it is forwarded, and `after` before the client gets its response. If one
-    of them raises CutError, the client gets no response.
+    `kubeconfig` uses this proxy. The gate calls `before` with each write before forwarding it, and `after` before the
+    client gets its response. If one of them raises CutError, the client gets no response.
     """
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
@@ -59,7 +62,7 @@ class ApiGate:
     def pass_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         """Return the response's status and content.
 
-        Raises CutError, and the errors of urllib if the server is not reachable.
+        Raise CutError, and urllib's errors if the server does not respond.
         """
         write = None if method == "GET" else Write(method, path.partition("?")[0], body.decode())
         if write:
@@ -82,7 +85,7 @@ class ApiGate:
 
 @contextlib.contextmanager
 def opened(kubeconfig: Path, folder: Path) -> Iterator[ApiGate]:
-    """Run a gate until the end of the block."""
+    """Run a gate until the block ends."""
     gate = ApiGate(kubeconfig, folder)
     try:
         yield gate
@@ -99,7 +102,7 @@ def _handler(gate: ApiGate) -> type[BaseHTTPRequestHandler]:
                 status, content = gate.pass_on(self.command, self.path, headers, body)
             except (CutError, OSError, http.client.HTTPException):
                 return
-            # The client may have been killed.
+            # The test may have killed the client.
             with contextlib.suppress(OSError):
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -116,20 +119,23 @@ def _handler(gate: ApiGate) -> type[BaseHTTPRequestHandler]:
 
 
 class Stepper:
-    """Kill a run at the first write at which no earlier run was killed.
+    """Kill a run at the first write that no earlier kill has used.
 
     So each run gets further than the one before. `chosen` selects writes, and `kill` ends the current run.
     """
 
     def __init__(self, kill: Callable[[], None], chosen: Callable[[Write], bool] = lambda _write: True) -> None:
         self._kill, self._chosen = kill, chosen
-        #: Writes at which a run was killed.
+        #: Writes at which a kill ended a run.
         self.seen: set[Write] = set()
-        #: The write at which the last run was killed, or None.
+        #: The write at which the last kill ended a run, or None.
         self.killed_at: Write | None = None
 
     def __call__(self, write: Write) -> None:
-        """Handle a write. Use this as `before` or `after` of a gate."""
+        """Handle a write.
+
+        Use this as a gate's `before` or `after`.
+        """
         if self.killed_at is None and write not in self.seen and self._chosen(write):
             self.seen.add(write)
             self.killed_at = write

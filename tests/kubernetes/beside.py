@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run schedulers and controllers of a cluster beside its control plane."""
+"""Run a cluster's schedulers and controllers beside its control plane."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER_USER = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 class Beside:
     """A folder that other users can read.
 
-    `kubeconfig` belongs to an administrator of the cluster.
+    `kubeconfig` belongs to the cluster's administrator.
     """
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
@@ -42,9 +42,9 @@ class Beside:
 
     @contextlib.contextmanager
     def runs(self, name: str, command: Sequence[str], more: Mapping[str, str]) -> Iterator[subprocess.Popen]:
-        """Run a program until the end of the block.
+        """Run a program until the block ends.
 
-        Its output is in NAME.log of the control plane.
+        Its output is in the control plane's NAME.log.
         """
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "GOGC": "200", **more}
         with (self.plane.folder / ("%s.log" % name)).open("a") as log:
@@ -58,14 +58,14 @@ class Beside:
 
 @contextlib.contextmanager
 def beside(plane: ControlPlane) -> Iterator[Beside]:
-    """Create the folder, and remove it at the end of the block."""
+    """Create the folder, and remove it when the block ends."""
     with tempfile.TemporaryDirectory(prefix="openfleet-") as folder:
         Path(folder).chmod(0o755)
         yield Beside(plane, Path(folder))
 
 
 def install_kinds(plane: ControlPlane, folder: Path) -> None:
-    """Create the kinds of a folder, and wait until the API serves them."""
+    """Create a folder's kinds, and wait until the API serves them."""
     plane.kubectl("apply", "--server-side", "--filename=%s" % folder)
 
     def served() -> bool:

@@ -1,14 +1,14 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Enable CDI on a node of the cluster, and list the device nodes that a pod gets.
+"""Enable CDI on one of the cluster's nodes, and list a pod's device nodes.
 
 Requires Debian 13, because Debian 12's containerd does not support CDI.
 """
 
 from __future__ import annotations
 
-#: Creates what a driver's installation and udev would create: the library whose name contains the version, and device
-#: nodes of GPUs. The nodes have the numbers of /dev/null, because there is no driver.
+#: Creates what a driver's installation and udev would create: the library whose name contains the version, and the
+#: GPUs' device nodes. The nodes have the numbers of /dev/null, because there is no driver.
 _DRIVER = """
 set -eu
 folder=/usr/lib/$(uname -m)-linux-gnu
@@ -26,7 +26,7 @@ LIST_NODES = "find /dev -type c -name 'nvidia*'; echo end; trap 'exit 0' TERM; w
 
 
 def enable(cluster, node: str) -> None:
-    """Create the files of a driver on the node, and enable CDI in its containerd.
+    """Create a driver's files on the node, and enable CDI in its containerd.
 
     A playbook must have copied NVML's bindings to the node.
     """

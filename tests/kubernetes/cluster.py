@@ -25,11 +25,11 @@ from typing import Iterator, Mapping, Sequence
 from tests.kubernetes.control_plane import API_PORT, REPOSITORY, ROLE_ACCOUNT, ControlPlane, build
 
 NODES = ("node1", "node2")
-#: The image of pods: an empty root folder, into which pods mount the host's files.
+#: The pods' image: an empty root folder, into which pods mount the host's files.
 IMAGE = "localhost/openfleet/host-files:1"
 _FOLDERS = ("dev", "etc", "proc", "sys", "tmp", "usr", "var")
 _LINKS = ("bin", "lib", "lib64", "sbin")
-#: Go's names of architectures.
+#: Go's names for architectures.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 #: A pod prints this text before its list of devices.
 _MARK = "devices: "
@@ -40,7 +40,10 @@ _NOTHING: Mapping[str, str] = {}
 
 
 class Cluster:
-    """A cluster. `plane` is the control plane. Nodes see `folder` at /srv/kubernetes."""
+    """A cluster.
+
+    `plane` is the control plane. Nodes see `folder` at /srv/kubernetes.
+    """
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane, self.folder = plane, folder
@@ -56,9 +59,9 @@ class Cluster:
     def play(
         self, playbook: str | Path, *arguments: str, check: bool = True, environment: Mapping[str, str] = _NOTHING
     ) -> subprocess.CompletedProcess:
-        """Run a playbook on the nodes as hosts of an inventory.
+        """Run a playbook on the nodes as an inventory's hosts.
 
-        Raises AssertionError with the output if the playbook fails.
+        Raise AssertionError with the output if the playbook fails.
         """
         done = subprocess.run(
             ["ansible-playbook", "-i", str(self.inventory), str(playbook), *arguments],
@@ -73,15 +76,18 @@ class Cluster:
         return done
 
     def role_kubeconfig(self) -> Path:
-        """Return a kubeconfig of the role's account, with the rights of its manifest.
+        """Return a kubeconfig for the role's account.
 
-        The namespace must exist.
+        The account has the rights in the role's manifest. The namespace must exist.
         """
         self.plane.kubectl("apply", "--filename=%s" % _RIGHTS)
         return self.plane.kubeconfig_of(ROLE_ACCOUNT)
 
     def module(self, node: str, name: str, arguments: dict | None = None) -> dict:
-        """Return the result of a module on a node. Raises AssertionError if it fails."""
+        """Return a module's result on a node.
+
+        Raise AssertionError if the module fails.
+        """
         command = ["ansible", "-i", str(self.inventory), node, "--one-line", "-m", name]
         command += ["-a", json.dumps(arguments)] if arguments else []
         options = {"cwd": REPOSITORY, "env": self._environment, "stdin": subprocess.DEVNULL}
@@ -90,7 +96,7 @@ class Cluster:
         return json.loads(done.stdout.partition(" => ")[2])
 
     def run(self, node: str, *command: str, check: bool = True) -> str:
-        """Return the output of a command on a node."""
+        """Return a command's output on a node."""
         done = subprocess.run(
             ["podman", "exec", container(node), *command], capture_output=True, text=True, check=False
         )
@@ -122,7 +128,7 @@ class Cluster:
             raise AssertionError("%s; it offers %s\n%s" % (error, seen[0], self.diagnosis(node))) from None
 
     def diagnosis(self, node: str) -> str:
-        """Return information for the diagnosis of a failed wait."""
+        """Return information for diagnosing a failed wait."""
         pods = self.plane.kubectl("get", "pods", "--all-namespaces", "--output=wide")
         events = self.plane.kubectl("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp")[-3000:]
         kubelet = self.run(node, "journalctl", "--unit=kubelet", "--lines=30", "--no-pager", check=False)
@@ -137,7 +143,10 @@ class Cluster:
         return self.plane.find("/api/v1/namespaces/%s/pods/%s" % (namespace, name))
 
     def pods(self, selector: str, namespace: str = "default") -> list[str]:
-        """Return the names of the pods with these labels that are not being deleted."""
+        """Return the names of pods with these labels.
+
+        Skip pods that are being deleted.
+        """
         path = "/api/v1/namespaces/%s/pods?labelSelector=%s" % (namespace, urllib.parse.quote(selector))
         found = (pod["metadata"] for pod in self.plane.call("GET", path)["items"])
         return sorted(metadata["name"] for metadata in found if not metadata.get("deletionTimestamp"))
@@ -159,13 +168,13 @@ class Cluster:
         return self.pod(name, namespace) or {}
 
     def delete_pods(self, namespace: str = "default") -> None:
-        """Delete all pods of a namespace, and wait until they are gone."""
+        """Delete all of a namespace's pods, and wait until none exists."""
         path = "/api/v1/namespaces/%s/pods" % namespace
         self.plane.call("DELETE", path + "?gracePeriodSeconds=0")
         self.plane.wait(lambda: not self.plane.call("GET", path)["items"], "no pods in %s" % namespace)
 
     def visible_devices(self, pod: dict) -> list[str]:
-        """Return the UUIDs of a pod's devices, from the log of a pod of `sleeper`."""
+        """Return the UUIDs of a pod's devices, from the log of a pod that `sleeper` made."""
         metadata = pod["metadata"]
         folder = "/var/log/pods/%s_%s_%s/main" % (metadata["namespace"], metadata["name"], metadata["uid"])
         log = ""
@@ -187,7 +196,7 @@ def container(node: str) -> str:
 def sleeper(name: str, resources: dict[str, int] | None = None, **spec) -> dict:
     """Return a pod that requests resources and sleeps.
 
-    `spec` is added to the pod's specification.
+    The function adds `spec` to the pod's specification.
     """
     return {
         "apiVersion": "v1",
@@ -198,7 +207,7 @@ def sleeper(name: str, resources: dict[str, int] | None = None, **spec) -> dict:
 
 
 def sleeping(resources: dict[str, int] | None = None, **spec) -> dict:
-    """Return the specification of such a pod, for example for a template."""
+    """Return such a pod's specification, for example for a template."""
     main = {
         "name": "main",
         "image": IMAGE,
@@ -223,9 +232,9 @@ def sleeping(resources: dict[str, int] | None = None, **spec) -> dict:
 
 @contextlib.contextmanager
 def running(folder: Path, nodes: Sequence[str] = NODES, feature_gates: str = "") -> Iterator[Cluster]:
-    """Run a cluster with these nodes until the end of the block.
+    """Run a cluster with these nodes until the block ends.
 
-    `feature_gates` is the option of the control plane, such as "A=true,B=false".
+    `feature_gates` is the control plane's option, such as "A=true,B=false".
     """
     plane = ControlPlane(folder, build(), feature_gates)
     shared = folder / "nodes"
@@ -264,10 +273,10 @@ def _is_ready(plane: ControlPlane, node: str) -> bool:
 def _relay(path: Path, plane: ControlPlane) -> Iterator[None]:
     """Forward connections from the socket to the API server.
 
-    This also works after the API server was restarted.
+    This also works after a restart of the API server.
     """
     listening = socket.socket(socket.AF_UNIX)
-    # A socket's path has at most 107 characters. The path of a test's folder may be longer.
+    # A socket's path has at most 107 characters. A test folder's path may be longer.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         listening.bind("/proc/self/fd/%d/%s" % (folder, path.name))
@@ -302,14 +311,14 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)
-    # End the other direction too, because no peer sends data after the other end was closed.
+    # End the other direction too, because no peer sends data after the other end has closed.
     for each in (source, target):
         with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
 
 
 def _write_image(path: Path, pause: Path) -> None:
-    """Write an archive of the image in the format of `docker save`.
+    """Write an archive of the image in `docker save`'s format.
 
     See https://github.com/moby/moby, image/spec/v1.2.md.
     """

@@ -50,13 +50,13 @@ def library():
 
 @pytest.fixture(scope="session")
 def kubeconfig(api_server):
-    """Create the account of rbac.yml, and return a kubeconfig with its token."""
+    """Create rbac.yml's account, and return a kubeconfig with its token."""
     return role_account(api_server)
 
 
 @pytest.fixture
 def config_map(api_server, kubeconfig):
-    """Create the ConfigMap of an installed plugin, and remove it after the test."""
+    """Create an installed plugin's ConfigMap, and remove it after the test."""
     path = install_plugin(api_server)
     yield path
     api_server.call("DELETE", path)

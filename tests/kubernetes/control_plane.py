@@ -51,9 +51,9 @@ def build() -> Path:
 
 
 class ApiError(AssertionError):
-    """The API server refused a request.
+    """A request that the API server refused.
 
-    `status` is the HTTP status. `reason` is the reason that Kubernetes returned.
+    `status` is the HTTP status. `reason` is Kubernetes' reason.
     """
 
     def __init__(self, what: str, status: int, answer: dict) -> None:
@@ -154,7 +154,10 @@ class ControlPlane:
         )
 
     def kubeconfig_of(self, user: str, groups: Sequence[str] = (), url: str = "") -> Path:
-        """Return a kubeconfig of the user with a certificate. RBAC defines its rights."""
+        """Return the user's kubeconfig with a certificate.
+
+        RBAC defines the user's rights.
+        """
         certificate = self._authority.issue(user, organizations=groups)
         path = self.folder / ("%s.kubeconfig" % certificate.stem)
         cluster = {"server": url or self.url, "certificate-authority-data": _encoded(self._authority.certificate)}
@@ -175,7 +178,7 @@ class ControlPlane:
         return path
 
     def kubeconfig_with_token(self, namespace: str, account: str) -> Path:
-        """Return a kubeconfig with a token of a service account."""
+        """Return a kubeconfig with a service account's token."""
         config = json.loads(self.kubeconfig.read_text())
         token = self.kubectl("--namespace", namespace, "create", "token", account).strip()
         config["users"][0]["user"] = {"token": token}
@@ -186,17 +189,23 @@ class ControlPlane:
 
     @property
     def authority(self) -> Path:
-        """Return the certificate of the authority that signs all others."""
+        """Return the authority's certificate.
+
+        The authority signs all other certificates.
+        """
         return self._authority.certificate
 
     def certificate(self, name: str, addresses: Sequence[str]) -> Path:
-        """Return a server's certificate. Its key has the suffix .key."""
+        """Return a server's certificate.
+
+        Its key has the suffix .key.
+        """
         return self._authority.issue(name, list(addresses))
 
     def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict:
         """Send a request to the API server as an administrator.
 
-        Raises ApiError if the server refuses, and OSError if it does not respond.
+        Raise ApiError if the server refuses, and OSError if it does not respond.
         """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": kind}, method=method)
@@ -219,13 +228,16 @@ class ControlPlane:
             return None
 
     def merge(self, path: str, change: dict) -> dict:
-        """Change the object with a merge patch. The value None removes a field."""
+        """Change the object with a merge patch.
+
+        The value None removes a field.
+        """
         return self.call("PATCH", path, change, "application/merge-patch+json")
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
         """Run kubectl as an administrator, and return its output.
 
-        Raises AssertionError if it fails.
+        Raise AssertionError if kubectl fails.
         """
         command = [str(self.programs / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -233,7 +245,7 @@ class ControlPlane:
         return done.stdout
 
     def requests_of_role(self) -> list[tuple[str, str]]:
-        """Return the requests of ROLE_ACCOUNT so far, as (verb, path)."""
+        """Return ROLE_ACCOUNT's requests so far, as (verb, path)."""
         written = self.folder / "audit.log"
         events = map(json.loads, written.read_text().splitlines() if written.exists() else ())
         return [(event["verb"], event["requestURI"]) for event in events]
@@ -272,7 +284,10 @@ class ControlPlane:
             self.stop_program(name)
 
     def run_program(self, name: str, command: Sequence[str], **environment: str) -> None:
-        """Start a program that runs until `stop`. Its log is NAME.log."""
+        """Start a program that runs until `stop`.
+
+        Its log is NAME.log.
+        """
         with (self.folder / ("%s.log" % name)).open("a") as log:
             # This setting of Go's garbage collector saves CPU time, and uses more memory.
             environment = {**os.environ, "GOGC": "200", **environment}
@@ -286,7 +301,7 @@ class ControlPlane:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[ControlPlane]:
-    """Run a control plane until the end of the block."""
+    """Run a control plane until the block ends."""
     plane = ControlPlane(folder, build())
     try:
         plane.start()
@@ -300,7 +315,7 @@ def _encoded(path: Path) -> str:
 
 
 def _free_address() -> str:
-    """Return an address on which no program uses the ports of a control plane.
+    """Return an address with free ports for a control plane.
 
     Two control planes that start at the same time choose from 16 million addresses, so they almost never choose the
     same one.

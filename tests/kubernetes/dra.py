@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run a cluster of one node on which NVIDIA's DRA driver can run.
 
-The driver is built from its Go module (folder dra). dra-driver.yml is its manifest.
+The test builds the driver from its Go module (folder dra). dra-driver.yml is its manifest.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MANIFEST = Path(__file__).with_name("dra-driver.yml")
 RIGHTS = clusters.REPOSITORY / "roles" / "gpu_kubernetes" / "files" / "rbac-dra.yml"
 _DRIVER = "sigs.k8s.io/dra-driver-nvidia-gpu"
 PROGRAM, WEBHOOK = _DRIVER + "/cmd/gpu-kubelet-plugin", _DRIVER + "/cmd/webhook"
-# The driver looks for NVML in fixed folders, and the library of the simulator is in none of them. An MPS daemon's pod is not in
-# the host's network, so containerd asks a CNI plugin for a network. The daemon uses only sockets in a folder.
+# The driver looks for NVML in fixed folders, and none of them has the simulator's library. An MPS daemon's pod is not
+# in the host's network, so containerd asks a CNI plugin for a network. The daemon uses only sockets in a folder.
 _PREPARE = r"""
 set -eu
 ln -sf /usr/local/lib/gpusim/libnvidia-ml.so.1 /libnvidia-ml.so.1
@@ -65,7 +65,10 @@ ctr --namespace k8s.io images import --snapshotter native image.tar
 
 
 def why_not() -> str:
-    """Return why the driver cannot be built on this machine, or an empty text."""
+    """Say why this machine cannot build the driver.
+
+    Return `""` if it can.
+    """
     return GoModule("dra").problem()
 
 
@@ -76,9 +79,9 @@ def chart() -> Path:
 
 @contextlib.contextmanager
 def running(folder: Path, layout: list) -> Iterator[clusters.Cluster]:
-    """Run a cluster of one node with this layout until the end of the block.
+    """Run a cluster of one node with this layout until the block ends.
 
-    The driver is not installed.
+    The function does not install the driver.
     """
     module = GoModule("dra", cgo=True)
     programs = module.build(PROGRAM)
@@ -94,7 +97,10 @@ def running(folder: Path, layout: list) -> Iterator[clusters.Cluster]:
 
 
 def role_kubeconfig(cluster: clusters.Cluster) -> Path:
-    """Return a kubeconfig of the role's account, with the rights of both manifests."""
+    """Return a kubeconfig for the role's account.
+
+    The account has the rights in both manifests.
+    """
     for name in ("nvidia-device-plugin", NAMESPACE):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     cluster.plane.kubectl("apply", "--filename=%s" % RIGHTS)
@@ -113,7 +119,7 @@ def permit(plane: ControlPlane) -> None:
 
 
 def claiming(template: str) -> dict:
-    """Return the specification of a pod with a claim of the template.
+    """Return the specification of a pod with a claim from the template.
 
     The pod lists its device nodes in its log.
     """
@@ -126,7 +132,7 @@ def claiming(template: str) -> dict:
 
 
 def device_of(cluster: clusters.Cluster, pod: dict) -> dict:
-    """Return the attributes of the device that the pod's claim has, as text by name."""
+    """Return the attributes of the device in the pod's claim, as text by name."""
     [status] = pod["status"]["resourceClaimStatuses"]
     path = "/apis/resource.k8s.io/v1/namespaces/%s/resourceclaims/%s"
     claim = cluster.plane.call("GET", path % (pod["metadata"]["namespace"], status["resourceClaimName"]))
@@ -135,7 +141,7 @@ def device_of(cluster: clusters.Cluster, pod: dict) -> dict:
 
 
 def devices(cluster: clusters.Cluster) -> dict[str, dict]:
-    """Return the attributes of the published devices by name."""
+    """Return the published devices' attributes by name."""
     items = cluster.plane.call("GET", "/apis/resource.k8s.io/v1/resourceslices")["items"]
     published = [device for item in items for device in item["spec"].get("devices", [])]
     return {

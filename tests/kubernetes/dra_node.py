@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run NVIDIA's DRA driver as a local process, on a real API server without nodes.
+"""Run NVIDIA's DRA driver locally, on a real API server without nodes.
 
-DraNode simulates the DaemonSet controller and the kubelet of one node. The driver is real. It publishes the simulated GPUs of a
-local folder.
+DraNode simulates the DaemonSet controller and one node's kubelet. The driver is real, and publishes a local folder's
+simulated GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DraNode:
         self.starts = 0
         self.failed: Exception | None = None
         self._program = GoModule("dra", cgo=True).build(dra.PROGRAM) / "gpu-kubelet-plugin"
-        # The path of a socket has at most 107 characters.
+        # A socket's path has at most 107 characters.
         self._folder = tempfile.TemporaryDirectory(prefix="dra-")
         folder = Path(self._folder.name)
         for part in ("cdi", "plugins", "registry", "root/usr/bin"):
@@ -99,7 +99,7 @@ class DraNode:
             try:
                 self._follow()
             except (OSError, http.client.HTTPException):
-                # The API server is not reachable.
+                # The API server does not respond.
                 continue
             except ApiError as error:
                 if error.status not in _NOT_YET:

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build programs of a Go module that only some tests need.
+"""Build programs from a Go module that only some tests need.
 
-The programs are cached together with the programs of tests/kubernetes/build.
+The module caches the programs together with those of tests/kubernetes/build.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _FLAGS = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -modcacherw -buildvc
 class GoModule:
     """A folder of tests/kubernetes with go.mod and go.sum.
 
-    `cgo` is true if its programs load C libraries. Functions that a library lacks are missing only when they are
-    called.
+    `cgo` is true if its programs load C libraries. If a library lacks a function, only calling the function fails.
     """
 
     def __init__(self, name: str, cgo: bool = False) -> None:
@@ -36,7 +35,7 @@ class GoModule:
     def build(self, package: str) -> Path:
         """Build a program if it is missing.
 
-        Returns the folder of the module's programs.
+        Return the folder of the module's programs.
         """
         library = " -extldflags=-Wl,-z,lazy" if self._cgo else ""
         self._go(
@@ -45,7 +44,10 @@ class GoModule:
         return self._finished
 
     def problem(self) -> str:
-        """Return why this machine's Go is too old for the module, or an empty text."""
+        """Say why this machine's Go is too old for the module.
+
+        Return `""` if it is not.
+        """
         command = ["go", "list", "-m"]
         done = subprocess.run(
             command, cwd=self.folder, env=self._environment, check=False, capture_output=True, text=True
@@ -53,7 +55,7 @@ class GoModule:
         return done.stderr.strip() if done.returncode and "requires go" in done.stderr else ""
 
     def source(self, module: str) -> Path:
-        """Return the folder with the source of a required module."""
+        """Return the folder with a required module's source."""
         return Path(self._go("list", "-m", "-f", "{{.Dir}}", module).strip())
 
     def _go(self, *words: str) -> str:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run NVIDIA's GPU operator with an API server and without images.
 
-The operator is built from its Go module (folder operator). It reconciles labels, ConfigMaps and DaemonSets. The DaemonSet
-controller and the scheduler create its pods, but no container runs.
+The test builds the operator from its Go module (folder operator). It reconciles labels, ConfigMaps and DaemonSets. The
+DaemonSet controller and the scheduler create its pods, but no container runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ _RIGHTS = REPOSITORY / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
 
 
 class GpuOperator:
-    """A running operator. `plane` is its control plane."""
+    """A running operator.
+
+    `plane` is its control plane.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -81,7 +84,10 @@ class GpuOperator:
         self.plane.wait(lambda: self.plane.log("gpu-operator").count(message) >= expected, "the operator reconciles")
 
     def pods(self, app: str) -> list[str]:
-        """Return the nodes of a component's pods that are not being deleted."""
+        """Return the nodes of a component's pods.
+
+        Skip pods that are being deleted.
+        """
         path = "/api/v1/namespaces/%s/pods?labelSelector=app%%3D%s" % (NAMESPACE, app)
         items = self.plane.call("GET", path)["items"]
         return sorted(
@@ -89,7 +95,7 @@ class GpuOperator:
         )
 
     def role_kubeconfig(self) -> Path:
-        """Create the account of rbac.yml, and return a kubeconfig with its token.
+        """Create rbac.yml's account, and return a kubeconfig with its token.
 
         The account is in the operator's namespace.
         """
@@ -105,7 +111,7 @@ class Node(NodeStandIn):
     """
 
     namespace = NAMESPACE
-    #: Component whose pods do not end when they are deleted.
+    #: A component whose pods do not end after their deletion.
     hanging = ""
 
     def __init__(self, plane: ControlPlane, name: str, *arguments, **options) -> None:
@@ -138,7 +144,7 @@ def admit_pods(plane: ControlPlane, name: str) -> None:
 def start(plane: ControlPlane) -> GpuOperator:
     """Run the operator until the control plane stops.
 
-    The ConfigMap of the device plugin exists.
+    The device plugin's ConfigMap exists.
     """
     operator = GpuOperator(plane)
     operator.start(GoModule("operator"))

@@ -62,7 +62,7 @@ def test_bare_host_gets_everything_and_a_second_run_changes_nothing(host):
         "usr/bin/vgpu-run",
         "usr/bin/vgpu-top",
     }
-    # The dynamic loader of a container finds libcuda.so.1 through this path.
+    # A container's dynamic loader finds libcuda.so.1 through this path.
     assert (host.root / DIRECTORY / "front.conf").read_text() == "/usr/lib/openfleet-gpu/vgpu/front\n"
     # A container mounts this file as /etc/ld.so.preload.
     assert (host.root / DIRECTORY / "ld.so.preload").read_text() == "/usr/lib/openfleet-gpu/vgpu/libopenfleet-vgpu.so\n"
@@ -144,7 +144,7 @@ def test_damaged_or_missing_files_are_repaired(host, damaged):
 def test_old_version_is_removed_when_no_process_maps_it(host):
     host.installed(host.bundle("one"))
     first = host.library()
-    # A process of a tenant has loaded the library.
+    # A tenant's process has loaded the library.
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('mapped', flush=True); sys.stdin.read()"
     tenant = subprocess.Popen(
         [sys.executable, "-c", program, str(first)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -192,7 +192,7 @@ def test_library_exists_at_any_time(host, tmp_path):
 def test_unloadable_library_is_not_installed(host):
     host.installed(host.bundle("one"))
     there = host.files()
-    # The dynamic loader resolves the missing symbol only when the library is loaded.
+    # The dynamic loader resolves the missing symbol only when a program loads the library.
     broken = "int missing(void);\nint (*pointer)(void) = missing;\n"
     bundle = host.bundle(source=source_of("broken", {"parts/library.c": broken}))
     assert "cannot be loaded" in host.refused(bundle)
@@ -300,13 +300,13 @@ def test_units_become_tenants_and_stop_being_ones(host):
 @pytest.mark.parametrize("services", [{"../a.service": "a"}, {"a": "a"}, {"a.service": "../b"}, {"a.service": ".."}])
 def test_invalid_names_of_units_and_tenants_are_refused(host, services):
     assert "vgpu_limiter_services" in host.refused(host.bundle(services=dict(services, **{"0.service": "a"})))
-    # The valid entries before the invalid one were not written either, and the library was not installed.
+    # The module has not written the valid entries before the invalid one either, and has not installed the library.
     assert not host.root.exists()
 
 
 @pytest.fixture
 def booted(host: Host, tmp_path) -> Path:
-    """Return the log of calls of a stand-in for systemctl, on a host with systemd.
+    """Return the call log of a stand-in for systemctl, on a host with systemd.
 
     The stand-in fails if the file `broken` exists.
     """
@@ -354,7 +354,7 @@ def test_next_run_repeats_a_failed_reload(host, booted, tmp_path, then):
 
 def test_run_interrupted_between_drop_ins_is_completed(host, booted):
     services = {"a.service": "a", "b.service": "b"}
-    # The second drop-in cannot be written, because a file blocks its directory.
+    # The module cannot write the second drop-in, because a file blocks its directory.
     units = host.root / "etc/systemd/system"
     units.mkdir(parents=True)
     (units / "b.service.d").write_text("")
@@ -370,7 +370,7 @@ def test_run_interrupted_between_drop_ins_is_completed(host, booted):
 
 @pytest.fixture
 def labelled(host: Host, tmp_path) -> Path:
-    """Return the log of calls of stand-ins for SELinux tools, on a host with SELinux."""
+    """Return the call log of stand-ins for SELinux tools, on a host with SELinux."""
     (host.root / "sys/fs/selinux").mkdir(parents=True)
     (host.root / "sys/fs/selinux/enforce").write_text("1")
     calls, modules, programs = tmp_path / "calls", tmp_path / "modules", tmp_path / "programs"

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test decisions of the role and of site.yml with the real ansible-playbook.
+"""Test the role's and site.yml's decisions with the real ansible-playbook.
 
 The plays connect to no host.
 """
@@ -23,7 +23,10 @@ from tests.lab import warm_playbook
 def play(
     tmp_path: Path, tasks: list[dict], *hosts: dict, options: Sequence[str] = (), **settings: str
 ) -> subprocess.CompletedProcess:
-    """Run tasks on host-0, host-1 and so on, each with its own variables."""
+    """Run tasks on host-0, host-1 and so on.
+
+    Each host has its own variables.
+    """
     playbook = tmp_path / "playbook.yml"
     inventory = tmp_path / "hosts.yml"
     here = {"ansible_connection": "local", "ansible_python_interpreter": HOST_PYTHON}
@@ -51,7 +54,7 @@ def play(
 
 @pytest.mark.parametrize("again", [False, True])
 def test_still_missing_compiler_fails(tmp_path, again):
-    """Fail if a host has no compiler even after its packages are installed.
+    """Fail if a host has no compiler even after installing its packages.
 
     The host then gets no library.
     """
@@ -78,7 +81,7 @@ def test_dry_run_on_a_bare_host_predicts_and_installs_nothing(tmp_path):
 
 
 def test_sources_are_sent_once(tmp_path):
-    """Check that sources are sent only once.
+    """Send the sources only once.
 
     The test counts the bytes that Ansible sends, minus those that it sends for any module.
     """
@@ -93,7 +96,7 @@ def test_sources_are_sent_once(tmp_path):
         (ping,) = sizes["ping"]
         return done.stdout, [size - ping for size in sizes["vgpu_limiter"]]
 
-    # A task is executed twice, and the second file overwrites the first.
+    # Ansible executes a task twice, and the second file overwrites the first.
     (said, (first,)), (said_again, (second,)) = sent("first"), sent("second")
     assert "changed=1 " in said and "changed=0 " in said_again
     assert first > second + 50_000, "the sources, which the first run sent last"
@@ -116,7 +119,7 @@ def test_service_can_use_an_earlier_name_of_a_tenant(printed, service, unknown):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """Print the unknown tenants of each service in a play. Return its output."""
+    """Print each service's unknown tenants in a play, and return its output."""
     tenants = [dict(TENANT[0]["vgpu"]["tenants"][0], was="old"), {"name": "b", "memory": "1GiB", "sm_percent": 10}]
     layout = [{"gpus": [0], "sharing": "vgpu", "vgpu": {"tenants": tenants}}, {"gpus": [1], "sharing": "shared"}]
     own = yaml.safe_load((REPOSITORY / "roles/vgpu_limiter/vars/main.yml").read_text())
@@ -131,7 +134,7 @@ def printed(tmp_path_factory):
     return done.stdout
 
 
-#: Variables of a host, and whether site.yml runs the role on this host.
+#: A host's variables, and whether site.yml runs the role on this host.
 WANTED = [
     ({"gpu_layout": []}, False),
     ({"gpu_layout": [], "gpu_layout_planned": {"plan_data": {"vgpu": {"steps": []}}}}, False),
@@ -147,7 +150,7 @@ WANTED = [
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory):
-    """Return the hosts on which the task of site.yml runs the role in one run."""
+    """Return the hosts on which site.yml's task runs the role in one run."""
     plays = yaml.safe_load((REPOSITORY / "playbooks" / "site.yml").read_text())
     (apply,) = (play["tasks"][0]["block"] for play in plays if play["name"].startswith("Apply"))
     names = [task.get("ansible.builtin.import_role", {}).get("name") for task in apply]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test vgpu-run in a shell.
 
-The tests check environments, and commands that are refused because they would have no quota.
+The tests check environments, and commands that vgpu-run refuses because they would have no quota.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Tenants:
         return dict(line.split("=", 1) for line in done.stdout.split("\0") if line)
 
     def refused(self, *words: str, **environment: str) -> str:
-        """Return the error message of a command that did not run."""
+        """Return the error message of a refused command."""
         done = self.run(*words, **environment)
         assert (done.returncode, done.stdout) == (125, "")
         assert done.stderr.startswith("vgpu-run: ") and done.stderr.count("\n") == 1
@@ -106,7 +106,7 @@ CAN_MOUNT = (
 def test_mounted_quota_is_used(tenants):
     """Use the mounted quota in a container, and refuse another tenant's name.
 
-    The library uses the tenant whose folder is mounted, whatever name is given.
+    Whatever name the user gives, the library uses the tenant whose folder is mounted.
     """
     tenants.add("notebook-b")
     folder = tenants.host.root / "etc/openfleet-gpu/vgpu/notebook-b"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Represent a host by a directory, and install the limiter there.
 
-The module installs a small library that represents the limiter. Different texts stand for different versions. The
+The module installs a small library that represents the limiter. Different texts represent different versions. The
 molecule scenario vgpu installs the limiter itself.
 """
 
@@ -57,13 +57,13 @@ def write_source(folder: Path, text: str) -> None:
 class Host:
     def __init__(self, root: Path) -> None:
         self.root = root
-        # Other processes of this machine may have mapped libraries of other tests. With the path, the versions are
+        # Other processes on this machine may have mapped other tests' libraries. With the path, the versions are
         # unique.
         self.version = str(root)
         self.environment = dict(os.environ)
 
     def bundle(self, version: str = "one", **changes) -> dict:
-        """Return the arguments of the module.
+        """Return the module's arguments.
 
         `source` or `built` has the files that the module's action plugin reads on the controller.
         """
