@@ -42,7 +42,10 @@ def pack(problem: Problem, solver: str = "auto") -> Packing:
         if exact.MISSING and solver != "heuristic":
             notes = (*notes, "OR-Tools is missing (%s): run `pip install ortools` to get the optimum" % exact.MISSING)
         return dataclasses.replace(first, notes=notes)
-    if first.proven and within_bounds(case, first.score) and not (first.score.moved or first.score.destroyed):
+    grouped = any(workload.bound for workload in problem.workloads)
+    unchanged = not (first.score.moved or first.score.destroyed)
+    if grouped and first.proven and unchanged and within_bounds(case, first.score):
+        # Without bound workloads, the search takes little time, and later plans destroy fewer instances of its result.
         return dataclasses.replace(first, proven_churn=True)
     packing = _search(case, first, contents, least)
     if packing is None:
