@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test layout changes on GPUs that have instances of leases.
+"""Test layout changes on GPUs that have leases' instances.
 
-These instances are not drift. They are removed only if a fixed instance needs their place.
+These instances are not drift. A run removes them only if a fixed instance needs their place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def layout(*profiles, leases=True):
 
 
 class Leasing:
-    """A host whose GPU 0 has a fixed 1g.10gb and instances of leases."""
+    """A host whose GPU 0 has a fixed 1g.10gb and leases' instances."""
 
     def __init__(self, host):
         self.host = host

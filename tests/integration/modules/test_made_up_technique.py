@@ -3,8 +3,8 @@
 """Add a technique from a folder and one line in each table, and test all features.
 
 The tests cover parsing, plans, check mode and diff, apply, kills at each step, recovery, saved plans, export, metrics,
-reports and removal. On the controller, they cover results of hosts, the audit, right-sizing, packing and the schedulers.
-The technique is added to a copy of the collection. The tests run this copy in place of the collection.
+reports and removal. On the controller, they cover hosts' results, the audit, right-sizing, packing and the schedulers.
+The tests add the technique to a copy of the collection, and run this copy in place of the collection.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ print(json.dumps(bring_about(dict(parameters, state_directory=sys.argv[1]), Fals
 
 
 class HostOfCopy(SimulatedHost):
-    """A host that runs the modules of the copy."""
+    """A host that runs the copy's modules."""
 
     copy: Path
     documented: ClassVar[bool] = False
@@ -155,7 +155,7 @@ def test_next_run_recovers_from_a_kill_at_a_step(made_up, point):
     assert killed.returncode == -9, killed.stderr
     (made_up.lanes / "kill").unlink()
     # The next run has no lanes, but still recovers the interrupted run. The interrupted change counts as complete only
-    # if its last step was done.
+    # if its last step had ended.
     recovered = run(made_up, [], "mig").get("recovered")
     assert (recovered, counts(made_up)) == ((None, [3]) if point == "forget" else ("old", [2]))
     run(made_up, [lanes(3)])
@@ -214,14 +214,14 @@ def test_controller_audits_packs_and_offers_the_technique(made_up):
     assert found["rows"] == [{"gpu": told["gpus"][0]["uuid"], "count": 2}]
     assert "lanes[0].gpu" in found["refused"]
 
-    # The audit counts the technique's processes as use of the GPU. Right-sizing excludes the GPU.
+    # The audit counts the technique's processes as use of the GPU. Right-sizing excludes this GPU.
     assert found["held"] == [True, False]
     assert found["left"] == {
         "entry": ["it is shared by lanes, so its history cannot be assigned to one workload", ""],
         "rows": ["a lane keeper serves it, so its history cannot be assigned to one workload", ""],
     }
 
-    # Right-sizing chooses the technique for suitable workloads, and the planners accept the result of packing.
+    # Right-sizing chooses the technique for suitable workloads, and the planners accept the packing.
     assert found["mode"][0] == "lanes" and "it stays in its lane" in found["mode"][1]
     assert found["mode"][2] == "mps" and found["wish"] == "lanes"
     assert found["layout"] == [lanes(3)] and found["problems"] == []

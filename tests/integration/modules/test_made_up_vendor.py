@@ -1,9 +1,10 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Add a vendor from a folder and a line, and test the features of its divider.
+"""Add a vendor from a folder and a line, and test its divider's features.
 
-The tests cover plans, the disturbance of all programs on the host, apply, verification, kills at each step, recovery, saved
-plans and removal. The vendor is added to a copy of the collection. The tests run this copy in place of the collection.
+The tests cover plans, the disturbance of all programs on the host, apply, verification, kills at each step, recovery,
+saved plans and removal. The tests add the vendor to a copy of the collection, and run this copy in place of the
+collection.
 """
 
 from __future__ import annotations
@@ -61,14 +62,17 @@ class Machine:
         return json.loads(done.stdout)
 
     def killed(self, point, *counts):
-        """Run until a certain point, at which the process is killed."""
+        """Run until a certain point, at which the test kills the process."""
         (self.files / "kill").write_text(point)
         done = self.process(*counts)
         assert done.returncode == -9, (done.stdout, done.stderr)
         (self.files / "kill").unlink()
 
     def use(self, *users):
-        """Let programs have devices open. `users` are (index, name)."""
+        """Let programs have devices open.
+
+        `users` are (index, name).
+        """
         (self.files / "users").write_text(json.dumps([("ACME-%d" % index, name) for index, name in users]))
 
     def slices(self):
@@ -138,7 +142,7 @@ def test_reload_disturbs_programs_on_all_devices(machine):
         refused = machine.run(2, **options)
         assert "device 1 (ACME-1), whose driver would be reloaded, is in use by pid 7 (training)" in refused["msg"]
     assert machine.slices() == [(1, 1), (1, 1)] and machine.reloads() == 0
-    # If nothing changes, no program is disturbed, so the run succeeds.
+    # If nothing changes, the run disturbs no program, so it succeeds.
     assert not machine.run(1)["changed"]
     machine.use()
     assert machine.run(2)["changed"]
@@ -162,7 +166,7 @@ def test_next_run_recovers_from_a_kill_at_a_step(machine, point, counts):
     planned = machine.run(*counts, check=True)
     assert not planned.get("failed"), planned
     done = machine.run(*counts)
-    # The layout counts as complete only if both devices had been reloaded.
+    # The layout counts as complete only if the driver had reloaded both devices.
     assert done["recovered"] == ("new" if point in ("reloaded 1", "after reload") else "old")
     assert machine.slices() == [(count, count) for count in counts]
     assert not machine.journal.exists() and not machine.run(*counts)["changed"]

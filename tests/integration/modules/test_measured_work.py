@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure the work of GPUs and instances with the simulated NVML."""
+"""Measure GPUs' and instances' work with the simulated NVML."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(json.dumps([[place, dataclasses.asdict(work[tuple(place)])] for place in p
 
 
 def work(host, *places, seconds=0.5):
-    """Return the measured work of each place, or None if the place was left out."""
+    """Return each place's measured work, or None for places that gpu_info left out."""
     done = subprocess.run(
         [host.python, "-c", MEASURE, json.dumps([places, seconds])],
         env=host.environment,
@@ -42,7 +42,10 @@ def work(host, *places, seconds=0.5):
 
 
 def halves(host, model, memory_gb):
-    """Split GPU 0 into two instances. Return its UUID and the ids of the instances."""
+    """Split GPU 0 into two instances.
+
+    Return its UUID and the instances' ids.
+    """
     host.create([{"model": model, "count": 2}])
     layout = json.loads(json.dumps(HALVES).replace("%d", str(memory_gb)))
     host.module("layout", layout=layout)

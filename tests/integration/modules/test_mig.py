@@ -133,7 +133,7 @@ def test_maximum_instances_of_every_profile_and_model(host, model):
 def test_layouts_that_the_driver_places_badly_are_created(host):
     """Create layouts for which the driver would choose bad placements.
 
-    If the driver chooses placements for 1g, 1g, 2g, 3g in this order, no room is left for the 3g.
+    If the driver chooses placements for 1g, 1g, 2g, 3g in this order, the 3g has no room.
     """
     host.create([{"model": "A100-40GB", "count": 1}])
     result = host.module("mig", layout=[mig(0, "1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb")])
@@ -210,8 +210,8 @@ def test_failed_step_rolls_back(host, call, nth):
     host.gpusim("fail", call, "--nth", str(nth), "--code", "UNKNOWN")
     failed = host.module("mig", layout=new)
     if not failed.get("failed"):
-        # The plan makes fewer than `nth` calls of this function, so the fault was not triggered. It must be cleared
-        # before the next test.
+        # The plan makes fewer than `nth` calls of this function, so the fault has not happened. Clear the fault before
+        # the next test.
         assert (call, nth) == ("nvmlDeviceSetMigMode", 2)
         return
     assert failed["outcome"] == "old", failed

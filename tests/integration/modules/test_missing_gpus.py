@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test GPUs that are on the PCI bus but not listed by the driver.
+"""Test GPUs that are on the PCI bus but that the driver does not list.
 
-A folder is mounted over the machine's PCI bus.
+The tests mount a folder over the machine's PCI bus.
 """
 
 from __future__ import annotations

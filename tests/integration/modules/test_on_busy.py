@@ -67,9 +67,9 @@ def test_process_holds_only_its_compute_instance(gpu):
 
 
 def test_unknown_holders_do_not_block_a_rollback(host):
-    """Roll back although holders are unknown.
+    """Roll back although the run does not know all holders.
 
-    Slurm's controller fails during the run, so jobs are unknown. Then a step of the run fails.
+    Slurm's controller fails during the run, so the run does not know the jobs. Then one of the run's steps fails.
     """
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=[{"gpus": "all", "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])

@@ -1,10 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let pods take leases of a host, also while the lease service fails or dies.
+"""Let pods take a host's leases, also while the lease service fails or dies.
 
 The tests send the same requests as the kubelet's plugin. The kubelet repeats each request until it succeeds. The test
-states the identity of the plugin, which a host reads from the kernel. All other parts are real, with a simulated
-driver.
+states the plugin's identity, which a host reads from the kernel. All other parts are real, with a simulated driver.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LEASED = {
 
 
 class PluginKernel(Kernel):
-    """Takes each caller for the kubelet's plugin."""
+    """A kernel that takes each caller for the kubelet's plugin."""
 
     @staticmethod
     def is_plugin(_pid, _uid):
@@ -47,14 +46,17 @@ class PluginKernel(Kernel):
 class PodHost:
     """A host whose pods have leases.
 
-    Each call is a new process, like the child of the service.
+    Each call is a new process, like the service's child.
     """
 
     def __init__(self, fleet) -> None:
         self.fleet = fleet
 
     def ask(self, fault=None, recover=False, **request):
-        """Return the answer of a request of the plugin, or None if the service died."""
+        """Return the answer to the plugin's request.
+
+        Return None if the service died.
+        """
 
         def forked():
             record = BookingRecord(self.fleet.directory)
@@ -91,7 +93,7 @@ class PodHost:
         return answer and answer[0]
 
     def quota(self, number):
-        """Return the lines of the GPUs in the quota file of a lease."""
+        """Return the GPUs' lines in a lease's quota file."""
         text = (self.fleet.root / ("etc/openfleet-gpu/vgpu/lease-%d/quota" % number)).read_text()
         return [line for line in text.splitlines() if line.startswith("gpu ")]
 
@@ -125,7 +127,7 @@ def test_pod_has_its_quota_on_its_gpus(pods, uuids):
     assert [line.split()[1:6] for line in pods.quota(1)] == [
         [uuid, "memory", str(8 * GIB), "sm", "20"] for uuid in uuids
     ]
-    # The programs of a pod can have any user.
+    # A pod's programs can have any user.
     region = pods.fleet.root / "run/openfleet-gpu/vgpu/tenants/lease-1/region.1"
     assert stat.S_IMODE(region.stat().st_mode) == 0o666
     assert pods.unprepare("a") == {"ended": 1} and pods.fleet.tenants() == ["fixed"]

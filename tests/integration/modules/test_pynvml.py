@@ -35,9 +35,9 @@ ALTERED, GOOD = "import os", ""
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that runs both installation steps, on a host with an index.
+    """Return a function that runs both installation steps.
 
-    The function returns the exit status and the output.
+    The host has an index. The function returns the exit status and the output.
     """
     if os.geteuid() != 0:
         pytest.skip("the files are root's: run as root")

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test a refused reset, and a GPU that a kernel module uses.
 
-The old layout is kept, and the message says why. If a reboot is allowed, mode changes stay pending until the reboot.
+The run keeps the old layout, and its message says why. If the run may reboot the host, mode changes stay pending until
+the reboot.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NEW = [
 
 @pytest.fixture
 def stuck(host):
-    """Create two Ampere GPUs that cannot be reset.
+    """Create two Ampere GPUs that refuse resets.
 
     The second GPU has foreign processes and needs no reset.
     """

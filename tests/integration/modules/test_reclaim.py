@@ -38,7 +38,7 @@ def test_released_gpu_spares_its_service(host):
 def test_notices_are_recorded_after_delivery_and_removed_with_the_service(host):
     record = host.folder / "state.d/reclaim/notices.json"
     finding = {"kind": "unit", "name": "idle.service", "runtime": "", "gpus": ["GPU-0"]}
-    # If nothing was ever announced, the module creates no files.
+    # If the module never announced a stop, it creates no files.
     assert not host.module("reclaim", items=[])["changed"] and not record.parent.exists()
     assert host.module("reclaim", items=[], confirmed=[finding])["changed"]
     (row,) = json.loads(record.read_text())["notices"]

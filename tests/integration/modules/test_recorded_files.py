@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Recover journals and apply plans that an earlier version of the code wrote.
 
-The files in `recorded` were written by the code of 2026-11-26 on a host with two simulated H100. Never regenerate them
-with newer code: newer code must be able to read the old files.
+The code of 2026-11-26 wrote the files in `recorded` on a host with two simulated H100. Never regenerate them with newer
+code: newer code must be able to read the old files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEW = [
 ]
 OLD_SEEN = {0: [("1g.10gb", 0), ("1g.10gb", 1), ("3g.40gb", 4)], 1: []}
 NEW_SEEN = {0: [("2g.20gb", 0), ("2g.20gb", 2), ("2g.20gb", 4)], 1: [("7g.80gb", 0)]}
-#: The NVML call at which the run of each journal was killed.
+#: The NVML call at which the kill ended each journal's run.
 KILLS = {
     "killed-before-create": ("nvmlDeviceCreateGpuInstanceWithPlacement", "2", "kill"),
     "killed-after-destroy": ("nvmlGpuInstanceDestroy", "2", "kill-after"),
@@ -50,7 +50,7 @@ def run(host, layout, **options):
 def put(host, name):
     """Replace the state directory with recorded files.
 
-    MIG device UUIDs differ in each simulation, so the current UUIDs are inserted.
+    MIG device UUIDs differ in each simulation, so insert the current UUIDs.
     """
     folder = host.folder / "state.d"
     uuids = {place(instance): instance["mig_uuids"] for instance in instances(folder)}
@@ -108,7 +108,7 @@ def test_recorded_saved_plan_is_applied(host):
 def test_recorded_targets_are_written_in_the_same_form(kill):
     """Write targets in the recorded form.
 
-    An earlier release must be able to read the journal of this release.
+    An earlier release must be able to read this release's journal.
     """
     data = json.loads((RECORDED / kill / "journal.json").read_text())
     for target in (*data["before"], *data["after"]):

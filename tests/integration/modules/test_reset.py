@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test that reset.yml removes what site.yml installed, and keeps the GPUs.
 
-Instances are removed only on request.
+reset.yml removes instances only on request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LAYOUT = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb", "count"
 
 
 def brought(tmp_path, library, *names):
-    """Return a fleet of hosts after a run of site.yml."""
+    """Return a fleet of hosts after site.yml has run."""
     fleet = Fleet(tmp_path, library, names)
     run = fleet.play(dict.fromkeys(fleet.hosts, LAYOUT), *METRICS, waves=["100%"])
     assert run.returncode == 0, run.stdout + run.stderr
@@ -38,8 +38,8 @@ def lone(host, library, tmp_path):
 
 
 def reset(fleet, tmp_path, *arguments, hosts=("one",)):
-    # The default folder of pynvml belongs to this machine, so the test uses another folder. The hosts share that
-    # folder, so they remove it one after the other.
+    # pynvml's default folder belongs to this machine, so the test uses another folder. The hosts share that folder, so
+    # they remove it one after the other.
     brought = tmp_path / "openfleet-gpu" / "python"
     brought.mkdir(parents=True, exist_ok=True)
     return fleet.play(
@@ -66,8 +66,8 @@ def test_reset_removes_everything_and_keeps_gpus_by_default(fleet, tmp_path):
     dry = reset(fleet, tmp_path, "--check")
     assert dry.returncode == 0, dry.stdout + dry.stderr
     assert traces(fleet, tmp_path)
-    # The variables request the removal of instances only for the second host. Neither layout is valid, because reset
-    # does not need a layout.
+    # Only the second host's variables request the removal of instances. Neither layout is valid, because a reset needs
+    # no layout.
     asked = {"gpu_layout_reset_instances": "{{ inventory_hostname == 'two' }}"}
     fleet.more["one"] = {"gpu_layout": [dict(LAYOUT[0], sharing="shraed")]}
     fleet.more["two"] = {"gpu_layout": [dict(LAYOUT[0], sharing="{{ no_such_variable }}")]}
@@ -79,7 +79,7 @@ def test_reset_removes_everything_and_keeps_gpus_by_default(fleet, tmp_path):
     said = " ".join(run.stdout.split())
     assert "one: MIG mode stays on, with its instances, on GPUs 0." in said and "two: MIG mode" not in said
 
-    # The second run has nothing to remove, except the test's folder for pynvml, which is created again for each run.
+    # The second run has nothing to remove, except the test's folder for pynvml, which each run creates again.
     again = reset(fleet, tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert traces(fleet, tmp_path) == []

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that saved plans are applied exactly or not at all."""
+"""Check that a run applies a saved plan exactly or not at all."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def said(run):
 
 @pytest.mark.core
 def test_saved_plan_is_refused_if_stale_applied_once_and_idempotent(pair, tmp_path):
-    """Create two halves on every GPU of the fleet from a plan file."""
+    """Create two halves on every GPU in the fleet from a plan file."""
     saved = tmp_path / "plan.json"
     saved.write_text("of an earlier release")
     saved.chmod(0o644)
     layouts = dict.fromkeys(pair.hosts, HALVES)
     run = pair.play(layouts, "--check", "-e", f"gpu_layout_plan_out={saved}")
     assert run.returncode == 0, run.stdout + run.stderr
-    # The file contains the command lines of blocking holders, so it is not world-readable.
+    # The file contains blocking holders' command lines, so other users must not read the file.
     assert stat.S_IMODE(saved.stat().st_mode) == 0o640
     assert "Plan: 4 to create, 0 to destroy, 0 kept; 2 GPUs to change on 2 of 2 hosts" in run.stdout
     assert untouched(pair)
@@ -89,7 +89,7 @@ def test_saved_plan_without_the_host_or_of_another_schema_is_refused(fleet, tmp_
     assert "The file has: one, three." in said(run)
     assert untouched(fleet)
 
-    # A file with another schema version is refused, and the error says how to fix it.
+    # The run refuses a file with another schema version, and the error says how to fix it.
     data["hosts"]["two"] = two
     changed.write_text(json.dumps(dict(data, schema=5)))
     run = fleet.play({"one": HALVES}, "-e", f"gpu_layout_plan={changed}")
@@ -125,7 +125,7 @@ NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 def planned(host):
     """Return the plan from the current layout OLD to NEW.
 
-    The plan is converted to JSON and back, like every saved plan.
+    The function converts the plan to JSON and back, like every saved plan.
     """
     host.create(H100)
     host.module("mig", layout=OLD)
@@ -133,7 +133,7 @@ def planned(host):
 
 
 def refused(host, plan, layout=NEW):
-    """Return the error of a refused plan, which changes nothing.
+    """Return the error for a refused plan, which changes nothing.
 
     A dry run and a real run have the same error.
     """
@@ -230,7 +230,7 @@ def test_process_started_after_saving_is_not_ended(host, planned):
 def test_steps_that_the_planner_would_not_make_are_refused(host, planned):
     """Compare a plan file with the planner's own result.
 
-    The file is never applied directly, because someone may have changed it.
+    The module never applies the file directly, because someone may have changed it.
     """
     planned["gpus"][0]["steps"].pop()
     assert "the steps have changed: gpu 0: " in refused(host, planned)

@@ -15,7 +15,7 @@ from tests.integration.command_host import CommandHost, build_command
 
 HALVES = {"sharing": "mig", "mig": [{"profile": "3g.40gb", "count": 2}]}
 CODES = {"UNKNOWN": 999, "IRQ_ISSUE": 11, "INSUFFICIENT_POWER": 8, "RESET_REQUIRED": 16, "GPU_IS_LOST": 15}
-#: Calls that are necessary to plan a GPU, including those for its instances.
+#: Calls that planning a GPU needs, including those for its instances.
 CALLS = (
     "any",
     "nvmlDeviceGetHandleByIndex",
@@ -48,7 +48,7 @@ def fail(host, call, code="UNKNOWN", gpu=1):
 
 
 def instances(host):
-    """Return the number of MIG instances of each GPU that works, by index."""
+    """Return each working GPU's number of MIG instances, by index."""
     return {gpu["index"]: len(gpu["mig"]["instances"]) for gpu in host.module("gpu_info")["gpus"]}
 
 
@@ -101,9 +101,9 @@ def test_entry_with_a_missing_gpu_fails_or_skips_it(three):
 
 
 def test_failing_gpu_with_known_name_is_matched_exactly(host):
-    """Match entries exactly if UUID, PCI address and model of a sick GPU are known.
+    """Match entries exactly if a sick GPU's UUID, PCI address and model are known.
 
-    Otherwise, an entry would be refused because it might match the GPU.
+    Otherwise, the module would refuse an entry because it might match the GPU.
     """
     host.create([{"model": "H100-80GB", "count": 1}, {"model": "L40S-48GB", "count": 1}])
     fail(host, "nvmlDeviceGetMigMode")
@@ -159,7 +159,7 @@ WHOLE = [{"profile": "7g.80gb", "count": 1}]
 
 
 def calls_of(host, gpu, layout):
-    """Return the number of NVML calls for a GPU in a successful run of this layout."""
+    """Count the NVML calls for a GPU in a successful run of this layout."""
     host.gpusim("fail", "any", "--gpu", str(gpu), "--nth", "100000", "--code", "UNKNOWN", "--lasting")
     assert host.module("mig", layout=layout)["changed"]
     (fault,) = json.loads(host.gpusim("show", "--json"))["faults"]
@@ -168,7 +168,7 @@ def calls_of(host, gpu, layout):
 
 
 def seen(host):
-    """Return the profiles of each GPU that works, by index."""
+    """Return each working GPU's profiles, by index."""
     return {gpu["index"]: [i["profile"] for i in gpu["mig"]["instances"]] for gpu in host.module("gpu_info")["gpus"]}
 
 
@@ -233,7 +233,7 @@ PROFILE_CALLS = ("nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstanc
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "NOT_FOUND", "NO_PERMISSION", "UNKNOWN"])
 @pytest.mark.parametrize("sick", [0, 2])
 def test_profiles_that_a_sick_gpu_does_not_report_stay_available_on_others(three, sick, code, call):
-    """Keep profiles of other GPUs if a sick GPU does not report its own.
+    """Keep other GPUs' profiles if a sick GPU does not report its own.
 
     The test includes the error codes that mean an unsupported profile.
     """
@@ -252,7 +252,7 @@ def test_profiles_that_a_sick_gpu_does_not_report_stay_available_on_others(three
 
 SOFT_CODES = ("NOT_SUPPORTED", "NO_PERMISSION", "NOT_FOUND")
 EXCLUSIVE = {"sharing": "exclusive"}
-#: The failing call, the entry of the sick GPU, and whether the run changes the GPU in spite of the failure.
+#: The failing call, the sick GPU's entry, and whether the run changes the GPU in spite of the failure.
 SOFT_CASES = [
     ("nvmlDeviceGetGpuInstanceProfileInfo", HALVES, False),
     ("nvmlDeviceGetGpuInstanceProfileInfo", EXCLUSIVE, True),
@@ -275,7 +275,7 @@ def test_sick_gpu_in_the_other_mode_blocks_no_other(three, sick, call, entry, ch
     fail(three, call, code, gpu=sick)
     before = three.module("gpu_info")["gpus"][sick]
     if (sick, call) == (2, "nvmlDeviceGetGpuInstanceProfileInfo"):
-        changed = True  # The other two GPUs of the model report the same profiles.
+        changed = True  # The model's other two GPUs report the same profiles.
     # The run changes the healthy GPUs as well.
     layout = [{"gpus": healthy, "sharing": "mig", "mig": WHOLE}, dict(entry, gpus=[sick])]
     if call.startswith("nvmlDeviceGet") and not changed:

@@ -61,7 +61,7 @@ def test_site_applies_reports_and_is_idempotent(pair, tmp_path, monkeypatch):
     assert written["totals"]["hosts_changed"] == 2
     assert "asked    mig: 2x 3g.40gb" in (report / "report.txt").read_text()
     assert (report / "report.html").read_text().count("grid-row: 1; grid-column: ") == 4
-    # The report contains users and their command lines, so it is not world-readable.
+    # The report contains users and their command lines, so other users must not read it.
     private = {"site": 0o750, "report.txt": 0o640, "report.json": 0o640, "report.html": 0o640}
     assert modes(report.parent) == private
     for file in report.iterdir():
@@ -100,7 +100,8 @@ def test_typo_of_the_last_host_stops_the_run_before_any_change(fleet):
     run = fleet.play({"one": LAYOUT, "two": LAYOUT, "three": typo})
     assert run.returncode != 0
     said = " ".join((run.stdout + run.stderr).split())
-    # The message has the host, the entry, the GPU with its UUID, what is wrong, and the value that was probably meant.
+    # The message has the host, the entry, the GPU with its UUID, the mistake, and the value that the user probably
+    # meant.
     assert re.search(
         r"three: gpu_layout\[0\] on gpu 0 \(NVIDIA H100 80GB HBM3, GPU-[0-9a-f-]{36}\): there is no profile 3g\.45gb\. "
         r"Did you mean 3g\.40gb\? This GPU has: ",
@@ -129,7 +130,7 @@ def test_wrong_variables_of_the_last_host_stop_the_run_before_any_change(fleet):
     )
     assert 'three: container_toolkit_restart: unknown value "mabye"' in said
     assert "three: gpu_layuot_lost: unknown variable. Did you mean gpu_layout_lost? If it is yours, list it in" in said
-    # `gpu_layouts` may be a variable of the inventory itself, so it is only a warning.
+    # `gpu_layouts` may be the inventory's own variable, so the message is only a warning.
     assert "three: gpu_layouts: unknown variable, ignored. Did you mean gpu_layout?" in said
     # The group sets this variable, so all its hosts have the mistake.
     assert "one, three, two: gpu_site_waves[0]: a wave of 0 hosts" in said
@@ -178,15 +179,15 @@ def test_dry_run_shows_the_steps_and_changes_nothing(fleet):
     assert "+gpu 0: MIG on: 3g.40gb@0, 3g.40gb@4" in applying
     assert applying.count("would change  from MIG off, compute mode default") == 2
     assert "would change  no" in applying and "changed  " not in applying
-    # The summary is printed once. ansible.cfg enables a callback, and the callback next to the playbook does not print
-    # it again.
+    # The run prints the summary once. ansible.cfg enables a callback, and the callback next to the playbook does not
+    # print it again.
     assert run.stdout.count("GPU FLEET") == 1
     assert fleet.seen() == there
 
 
 @pytest.mark.core
 def test_summary_needs_no_configuration(host, library, tmp_path, monkeypatch):
-    """Run the playbook of an installed collection by name, without an ansible.cfg."""
+    """Run an installed collection's playbook by name, without an ansible.cfg."""
     monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "False")
     fleet = Fleet(tmp_path, library, ["one"])
     fleet.config = None
@@ -244,9 +245,9 @@ def test_inventory_of_only_monitoring_or_audit_hosts_succeeds(fleet, tmp_path, g
 
 
 def test_host_without_a_plan_stops_the_run_unless_tolerated(fleet, tmp_path):
-    """Stop the run, or continue if a lost host is tolerated.
+    """Stop the run, or continue if the user tolerates a lost host.
 
-    One host is unreachable, and the driver of another host fails.
+    One host is unreachable, and another host's driver fails.
     """
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     fleet.hosts["two"].gpusim("fail", "nvmlDeviceGetMemoryInfo", "--code", "UNKNOWN")
@@ -259,7 +260,7 @@ def test_host_without_a_plan_stops_the_run_unless_tolerated(fleet, tmp_path):
         and "or allow 2 hosts without a plan (gpu_site_tolerate: 2). Nothing was changed." in said
     )
     assert "Fix these hosts, exclude them (--limit '!one:!two')" in said
-    # The plan of the third host is printed, and that host has not failed.
+    # The run prints the third host's plan, and that host has not failed.
     assert re.search(r"three:\s+- '?gpu 0 \(GPU-[0-9a-f]{8}\): enable MIG mode, create 3g\.40gb@0", refused.stdout)
     assert "fatal: [three]" not in refused.stdout
     assert fleet.seen() == {"one": [], "two": [], "three": []}
@@ -299,7 +300,7 @@ def test_damaged_file_or_missing_password_can_be_tolerated(fleet, tmp_path):
     exported = "export OPENFLEET_VGPU_ROOT=%s" % (tmp_path / "tenants")
     damaged.write_text(python.read_text().replace("exec ", exported + "\nexec ", 1))
     damaged.chmod(0o755)
-    # Prints the message of sudo on a host, as Ansible's own connection returns it.
+    # Prints sudo's message on a host, as Ansible's own connection returns it.
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
     ssh.chmod(0o755)
@@ -386,9 +387,9 @@ def test_injected_facts_are_refused_with_the_name_of_the_setting(fleet, tmp_path
 
 
 def test_monitoring_error_stops_the_run_despite_a_tolerated_loss(fleet):
-    """Check that a task of the playbook stops the run after an error of monitoring.
+    """Check that one of the playbook's tasks stops the run after a monitoring error.
 
-    ansible-core itself does not end a playbook for an error if a host of the play has failed before.
+    ansible-core itself does not end a playbook for an error if one of the play's hosts has failed before.
     """
     fleet.more["one"] = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     watchers = {"one": {}, "right": {"gpu_monitoring_state": "absent"}, "wrong": {"gpu_monitoring_state": "gone"}}
@@ -439,7 +440,7 @@ def test_host_without_a_layout_is_named(fleet):
         "three: gpu_layout: the host has no gpu_layout. It has gpu_layouts: did you mean gpu_layout? "
         f"Otherwise w{write}" in said
     )
-    # The variable is an error, and is not reported again as a warning.
+    # The variable is an error, and the run does not report it again as a warning.
     assert "gpu_layouts: unknown variable" not in said
     assert "Jinja" not in said and "is undefined" not in said
     assert fleet.seen() == {"one": [], "two": [], "three": []}
@@ -447,7 +448,10 @@ def test_host_without_a_layout_is_named(fleet):
 
 @pytest.fixture
 def sick(fleet):
-    """Give the second host two GPUs, of which the second is lost."""
+    """Give the second host two GPUs.
+
+    The second of them is lost.
+    """
     host = fleet.hosts["two"].create([{"model": "H100-80GB", "count": 2}])
     host.gpusim("lose", "1")
     return fleet
@@ -472,7 +476,7 @@ def test_lost_gpu_with_an_entry_can_be_tolerated_or_skipped(sick):
     assert "two: gpu_layout[0].gpus[1]: gpu 1 is lost: " in said and "gpu_layout_lost: skip" in said
     assert "No plan for two (its error is above). Fix this host" in said
     assert sick.hosts["one"].seen()[0] == []
-    # Another test checks that other hosts get their layouts if a host without a plan is tolerated.
+    # Another test checks that other hosts get their layouts if the user tolerates a host without a plan.
     if THOROUGH:
         tolerated = sick.play(layouts, "-e", "gpu_site_tolerate=1", waves=[1])
         said = " ".join((tolerated.stdout + tolerated.stderr).split())
@@ -482,7 +486,7 @@ def test_lost_gpu_with_an_entry_can_be_tolerated_or_skipped(sick):
     said = " ".join((skipped.stdout + skipped.stderr).split())
     assert skipped.returncode == 0, said
     assert "gpu_layout[0] is applied to its other GPUs" in said
-    # The health check of the wave passed.
+    # The wave's health check passed.
     assert "TASK [openfleet.gpu.gpu_layout : " in skipped.stdout and "failed=0" in said
     gpus = sick.hosts["two"].module("gpu_info")["gpus"]
     assert [(gpu["index"], len(gpu["mig"]["instances"])) for gpu in gpus] == [(0, 2)]

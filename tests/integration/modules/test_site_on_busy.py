@@ -45,7 +45,7 @@ def job_on(host):
 
 @pytest.fixture
 def job(fleet):
-    """Start a process that uses a GPU of the second host only."""
+    """Start a process that uses a GPU on the second host only."""
     done = fleet.hosts["one"].module("mig", layout=WHOLE)
     assert done.get("changed"), done
     with job_on(fleet.hosts["two"]) as job:
@@ -70,7 +70,7 @@ def test_wait_shows_the_holder_and_continues_when_it_ends(fleet, job):
     lock = fleet.hosts["two"].folder / "state.d" / "lock"
 
     def end_it_when_two_pieces_of_the_wait_have_begun():
-        # The lock file contains the pid of its last holder. At first, this is the pid of the fixture.
+        # The lock file contains its last holder's pid. At first, this is the fixture's pid.
         seen = set()
         while len(seen) < 3:
             with contextlib.suppress(OSError, ValueError):
@@ -85,7 +85,7 @@ def test_wait_shows_the_holder_and_continues_when_it_ends(fleet, job):
     # Newer versions of ansible-core print the role's name before the task's name.
     assert re.search(r"FAILED - RETRYING: \[two\]: .*Apply the layout", said), said
     assert "RETRYING: [one]" not in said
-    # A real run prints the plans of hosts with a blocking workload before any change.
+    # A real run prints the plans for hosts with a blocking workload before any change.
     plans = " ".join(said.split("PLAY [Apply", 1)[0].split())
     assert "blocking: gpu 0 (GPU-" in plans and "two: - " in plans and "one: - " not in plans
     assert re.search("two: waiting: " + HELD % job.pid, said), said

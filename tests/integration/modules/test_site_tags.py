@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run parts of playbooks with --tags, --skip-tags and --start-at-task.
 
-A part runs only with a plan. Otherwise it is refused with a message.
+A part runs only with a plan. Otherwise the playbook refuses it with a message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_tag_of_a_role_plans_and_applies_only_that_role(fleet, tmp_path):
     assert run.returncode == 0, text_of(run)
     assert fleet.seen() == {"one": INSTANCES}
     assert "TASK [Check the variables of the inventory]" in run.stdout
-    # The other role is planned too, but it does not run.
+    # The playbook plans the other role too, but does not run it.
     assert "TASK [Check the request for the exporter]" in run.stdout
     assert "TASK [Install or remove the exporter]" not in run.stdout
     assert "2 created" in text_of(run), text_of(run)

@@ -41,7 +41,7 @@ def run(host, layout, name="time_slicing", **options):
 
 
 def killed(host, when, layout):
-    """Run the module in a separate process that is killed at the step."""
+    """Run the module in a separate process, and kill that process at the step."""
     (host.folder / "kill").write_text(when)
     arguments = {"layout": layout, "state_directory": str(host.folder / "state.d")}
     module = "ansible_collections.openfleet.gpu.plugins.modules.time_slicing"

@@ -33,7 +33,7 @@ NEW = [mig(0, "3g.40gb", "1g.20gb", "1g.20gb"), mig(1, "4g.40gb")]
 def test_fault_at_any_call_ends_in_the_old_or_new_layout(host, library, seed, monkeypatch):
     """Let a sample of the calls fail or die.
 
-    `make bench BENCH=mig` tests every call of many transitions.
+    `make bench BENCH=mig` tests every call in many transitions.
     """
     monkeypatch.setenv("GPUSIM_STATE", str(host.folder / "state"))
     (transition,) = random_transitions(seed, 1)
@@ -182,7 +182,7 @@ def test_second_of_two_runs_waits_or_names_the_first(host):
     assert f"pid {holder.pid} " in refused["msg"]
     assert refused["outcome"] == "old"
     assert host.seen() == {0: [], 1: []}
-    # The process is killed and does not release the lock itself. The kernel releases it.
+    # A kill ends the process, which does not release the lock itself. The kernel releases it.
     holder.kill()
     holder.wait()
     assert host.module("mig", layout=NEW, lock_timeout=0)["changed"]

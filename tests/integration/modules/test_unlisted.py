@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test instances without an entry.
 
-The collection's own instances are removed. Foreign instances stay by default.
+A run removes the collection's own instances. Foreign instances stay by default.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_keep_places_the_layout_around_foreign_instances(shared):
     assert ("3g.40gb", 4) in shared.seen()[0]
     assert len(shared.seen()[0]) == 2
     assert not shared.module("mig", layout=SMALL, unlisted="keep")["changed"]
-    # An instance that was left in place is still foreign. Without permission it stops the next run too.
+    # An instance that the run left in place is still foreign. Without permission it stops the next run too.
     assert shared.module("mig", layout=SMALL)["failed"]
 
 
@@ -96,7 +96,8 @@ def test_gpu_that_leaves_mig_mode_is_checked_too(shared):
 def test_own_instances_stay_own_after_a_failed_run(host):
     host.create([{"model": "H100-80GB", "count": 1}])
     host.module("mig", layout=SMALL)
-    # The old instance is destroyed. The new one cannot be created, so the old one is created again with another UUID.
+    # The run destroys the old instance. It cannot create the new one, so it creates the old one again with another
+    # UUID.
     host.gpusim("fail", "nvmlDeviceCreateGpuInstanceWithPlacement", "--code", "INSUFFICIENT_RESOURCES")
     assert (
         host.module("mig", layout=[{"gpus": [0], "sharing": "mig", "mig": [{"profile": "7g.80gb"}]}])["outcome"]

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test tenants on simulated GPUs, from a layout to the files of a host.
+"""Test tenants on simulated GPUs, from a layout to a host's files.
 
 The host's files are in the test's folder.
 """
@@ -56,7 +56,7 @@ def files(host):
 def quotas(host):
     """Return {tenant: [(GPU index, bytes, percent, seat)]}.
 
-    The values are parsed the way the library parses them.
+    The function parses the values the way the library does.
     """
     index = {gpu["uuid"]: number for number, gpu in enumerate(json.loads(host.gpusim("show", "--json"))["gpus"])}
     found = {}
@@ -232,7 +232,7 @@ def test_failed_step_restores_tenants(fleet):
 def test_unwritable_file_restores_tenants(fleet):
     run(fleet, entry([0], tenant("a"), tenant("b")))
     before = files(fleet)
-    # A file blocks the folder of tenant c. The tenants before c have already been changed when this step fails.
+    # A file blocks tenant c's folder. When this step fails, the run has already changed the tenants before c.
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/c").touch()
     failed = run(fleet, entry([0], tenant("a", "1GiB"), tenant("c")))
     assert failed["failed"] and failed["outcome"] == "old"
@@ -269,7 +269,7 @@ def test_run_interrupted_between_tenants_is_completed(fleet):
     run(fleet, *after)
     wanted = files(fleet)
     run(fleet, *BASE)
-    # Restore the state that a killed run leaves: its journal, and only some of the files.
+    # Restore the state that a kill leaves: the run's journal, and only some of the files.
     before = [json.loads(files(fleet)["etc/openfleet-gpu/vgpu/%s/tenant.json" % name]) for name in "ab"]
     journal = {
         "schema": 5,
@@ -287,9 +287,9 @@ def test_run_interrupted_between_tenants_is_completed(fleet):
 
 
 def as_tenant(host, name):
-    """Start a process of this tenant on GPU 0. The tenant is in its environment.
+    """Start one of this tenant's processes on GPU 0.
 
-    Returns when NVML lists the process.
+    The tenant is in the process's environment. Return when NVML lists the process.
     """
     command = ["env", "OPENFLEET_VGPU=" + name, "gpusim", "run", "--gpu", "0", "--memory", "1GiB", "--", "sleep", "300"]
     process = host.popen(command)
@@ -399,7 +399,7 @@ RENAME = entry([0], tenant("b", was="a"))
 
 
 def gpu_target(host, number, compute_mode):
-    """Return the entry of a GPU in a journal."""
+    """Return a GPU's entry in a journal."""
     uuid = json.loads(host.gpusim("show", "--json"))["gpus"][number]["uuid"]
     target = {"gpu_uuid": uuid, "where": "gpu_layout[1]", "sharing": "shared", "mig_enabled": False, "instances": []}
     return dict(target, compute_mode=compute_mode)
@@ -432,7 +432,7 @@ def test_running_tenant_is_renamed(fleet):
         # either.
         refused = run(fleet, entry([1], tenant("b", was="a")), {"gpus": [0], "sharing": "shared"})
         assert re.search(r"vgpu b \(it would leave gpu 0 .*is in use by pid %d\b" % process.pid, refused["msg"])
-        # Without `was`, the earlier name is kept while its processes run, and the run reports no change.
+        # Without `was`, the run keeps the earlier name while its processes run, and reports no change.
         for check in (True, False):
             kept = run(fleet, entry([0], tenant("b")), check=check)
             assert not kept["changed"]
@@ -493,7 +493,8 @@ def test_failed_or_interrupted_rename_leaves_one_name_or_both(fleet):
     assert failed["failed"] and failed["outcome"] == "old"
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/b").unlink()
     assert files(fleet) == before
-    # The run was killed and left its journal and half of its files. Recovery restores the previous GPUs and tenants.
+    # A kill ended the run, which left its journal and half of its files. Recovery restores the previous GPUs and
+    # tenants.
     spec = json.loads(before["etc/openfleet-gpu/vgpu/a/tenant.json"])
     run(fleet, RENAME, {"gpus": [1], "sharing": "shared"})
     (fleet.folder / "root/etc/openfleet-gpu/vgpu/b/env").unlink()

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the usage of tenants that a program writes in the library's format.
+"""Read tenants' usage that a program writes in the library's format.
 
-The program is compiled with the library's header.
+The tests compile the program with the library's header.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.techniques.vgpu.mode
 
 SOURCES = Path(__file__).resolve().parents[3] / "roles" / "vgpu_limiter" / "files" / "src"
 
-#: Three processes: one is alive, one is dead, and one is alive and has a context only on the second GPU. The mapping is
-#: never closed.
+#: Three processes: one is alive, one is dead, and one is alive and has a context only on the second GPU. The program
+#: never closes the mapping.
 WRITER = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -29,7 +29,7 @@ STUBBORN = ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh"]
 def jobs(host):
     """Return a function that starts a process on a GPU.
 
-    The function returns when NVML lists the process. All processes are ended after the test.
+    The function returns when NVML lists the process. The fixture ends all processes after the test.
     """
     started = []
 

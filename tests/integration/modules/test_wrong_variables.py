@@ -27,7 +27,10 @@ def fleet(host, library, tmp_path):
 
 
 def owners_checked(playbook):
-    """Return the roles and playbooks whose variables are checked, play by play."""
+    """Return the roles and playbooks whose variables the playbook checks.
+
+    They are in the order of the plays.
+    """
     found = {}
     for play in yaml.safe_load((ROOT / "playbooks" / playbook).read_text(encoding="utf-8")):
         tasks = [*play.get("tasks", [])]
@@ -41,16 +44,16 @@ def owners_checked(playbook):
 def wrong(owners):
     """Return a wrong value for each variable, by name.
 
-    The value None is not used, because it means a missing variable, which is another error.
+    The function does not use None, which means a missing variable. This is another error.
     """
     names = sorted({name for owner in owners for name in known.of_owner(owner)})
     return {name: next(value for value in wrong_values(name) if value is not None) for name in names}
 
 
 def files(fleet):
-    """Return the modification times of all files of the hosts and the controller.
+    """Return the modification times of all of the hosts' and the controller's files.
 
-    The inventory, the interpreters and the simulator's state are left out.
+    Leave out the inventory, the interpreters and the simulator's state.
     """
     others = {fleet.folder / "hosts.yml"}
     for host in fleet.hosts.values():
@@ -66,7 +69,7 @@ def assert_refused(run, names, host):
     return said
 
 
-# Only the last host of the group has wrong variables.
+# Only the group's last host has wrong variables.
 @pytest.mark.parametrize(
     ("playbook", "play"),
     [
@@ -136,9 +139,9 @@ def test_wrong_variables_of_other_groups(fleet, playbook, group):
 @pytest.mark.thorough
 @pytest.mark.parametrize(("playbook", "play"), [("audit.yml", "Audit"), ("rightsize.yml", "Propose")])
 def test_wrong_variables_of_the_controller(fleet, playbook, play):
-    """Check the controller's variables before anything is changed.
+    """Check the controller's variables before the playbook changes anything.
 
-    At this point, the hosts have already been read.
+    At this point, the playbook has already read the hosts.
     """
     variables = wrong(owners_checked(playbook)[play])
     fleet.groups["control"] = {"hosts": {"localhost": {**LOCAL, **variables}}}
