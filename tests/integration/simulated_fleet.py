@@ -20,14 +20,14 @@ from tests.lab import warm_playbook
 
 
 class Fleet:
-    """Some hosts, and the inventory that lists them."""
+    """A fleet: some hosts, and the inventory that lists them."""
 
     def __init__(self, folder: Path, library: Path, names) -> None:
         self.folder = folder
-        #: Additional variables of each host, by host name.
+        #: Each host's additional variables, by host name.
         self.more: dict[str, dict] = {}
-        #: The ansible.cfg for the runs. If it is None, the runs use a missing file in the fleet's folder, so they have
-        #: no configuration.
+        #: The runs' ansible.cfg. If it is None, the runs use a missing file in the fleet's folder, so they have no
+        #: configuration.
         self.config: Path | None = ROOT / "ansible.cfg"
         #: Additional inventory groups.
         self.groups: dict[str, dict] = {}
@@ -91,7 +91,7 @@ class Fleet:
         return found
 
     def interpreter(self, name):
-        """Return a Python interpreter that sees the GPUs of one host."""
+        """Return a Python interpreter that sees one host's GPUs."""
         host = self.hosts[name]
         environment = host.environment
         names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY", "PYTHONPATH")
@@ -109,7 +109,7 @@ class BareFleet(Fleet):
         names = ("PATH", "LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_LIBRARY")
         exports = "".join(f'export {key}="{host.environment[key]}"\n' for key in names)
         wrapper = host.bin / "python3"
-        # -S excludes the packages that are installed on the machine that runs the tests.
+        # -S excludes the packages on the machine that runs the tests.
         wrapper.write_text(f'#!/bin/sh\nunset PYTHONPATH\n{exports}exec {sys._base_executable} -S "$@"\n')
         wrapper.chmod(0o755)
         return wrapper

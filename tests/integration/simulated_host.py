@@ -34,8 +34,8 @@ MODELS = ROOT / "plugins" / "module_utils" / "models"
 def module_path() -> str:
     """Return the PYTHONPATH for collection modules that run outside Ansible's archive.
 
-    The path has only those packages of the test environment that a host may have. The other packages do not always support
-    the host's version of Python.
+    From the test environment, the path has only the packages that a host may have. The other packages do not always
+    support the host's version of Python.
     """
     import ansible
     import pynvml
@@ -82,7 +82,7 @@ def copy_library(folder: Path) -> None:
 
 
 class SimulatedHost:
-    """Run commands and modules as processes that see the simulated GPUs of a folder."""
+    """Run commands and modules as processes that see a folder's simulated GPUs."""
 
     _interpreters: ClassVar[dict[tuple[str, Path], WarmPython]] = {}
     #: True if the modules are the collection's own, whose documentation lists their return values.
@@ -141,7 +141,7 @@ class SimulatedHost:
         return done
 
     def _warm(self, python: str) -> WarmPython:
-        """Return the preloaded interpreter for this library.
+        """Return this library's preloaded interpreter.
 
         Each test process has one interpreter per library.
         """
@@ -163,9 +163,9 @@ class SimulatedHost:
         return subprocess.Popen(command, env=self.environment, **options)
 
     def module(self, name: str, check: bool = False, user: int | None = None, **arguments) -> dict:
-        """Run a module of the collection as Ansible does, without a connection.
+        """Run one of the collection's modules as Ansible does, without a connection.
 
-        Returns the module's result.
+        Return the module's result.
         """
         arguments.update(_ansible_check_mode=check, _ansible_diff=True)
         if name in STATEFUL:
@@ -190,7 +190,7 @@ class SimulatedHost:
     def seen(self) -> dict[int, list[tuple[str, int]]]:
         """Return the instances that NVML reports: {index: [(profile name, start)]}.
 
-        The reading process shares no code with the modules.
+        The process that reads them shares no code with the modules.
         """
         script = Path(__file__).with_name("read_nvml.py")
         return {

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: the simulated NVML, built once, and hosts created by src/gpusim.h."""
+"""Provide the simulated NVML, built once, and hosts that src/gpusim.h creates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 
 from tests.integration.simulated_host import copy_library
 
-# MIG profiles of an A100-SXM4-40GB, an H100 80GB HBM3 and an RTX PRO 6000, from the MIG User Guide and recorded output
-# of nvidia-smi. Columns: enum, profile id, name, slices, MiB, SMs, maximum instances, copy engines, decoders, encoders,
-# jpeg, ofa, placements.
+# MIG profiles of an A100-SXM4-40GB, an H100 80GB HBM3 and an RTX PRO 6000, from the MIG User Guide and nvidia-smi's
+# recorded output. Columns: enum, profile id, name, slices, MiB, SMs, maximum instances, copy engines, decoders,
+# encoders, jpeg, ofa, placements.
 A100_PROFILES = """
 0 19 1g.5gb    1  4864 14 7 1 0 0 0 0 0:1 1:1 2:1 3:1 4:1 5:1 6:1
 7 20 1g.5gb+me 1  4864 14 1 1 1 0 1 1 0:1 1:1 2:1 3:1 4:1 5:1 6:1
@@ -61,7 +61,7 @@ COMPUTE_PROFILES = """
 KEYS = "enum id name compute_slices memory_mib multiprocessors max_instances copy_engines decoders encoders jpeg ofa placements"
 COMPUTE_KEYS = "gi_slices enum id slices placements"
 
-# The values of each model that the tests read, as keys of the configuration.
+# Each model's values that the tests read, as keys of the configuration.
 MODELS = {
     "a100": (
         A100_PROFILES,
@@ -95,7 +95,7 @@ def keys_of(text: str) -> dict[str, object]:
 
 
 def configuration(*models: str, **overrides: object) -> str:
-    """Return the configuration of a host with these GPUs.
+    """Return a host's configuration with these GPUs.
 
     `overrides` sets keys of every GPU. The value None removes a key.
     """
@@ -158,7 +158,7 @@ class Simulator:
     def python(self, code: str, user: int | None = None, prefix: tuple[str, ...] = ()) -> subprocess.Popen:
         """Start a separate client that runs `code`.
 
-        Before the code runs, NVML is initialized, and the first GPU is in `gpu`.
+        The client first initializes NVML, and stores the first GPU in `gpu`.
         """
         import pynvml
 
@@ -192,7 +192,10 @@ def nvml_library():
 
 @pytest.fixture
 def simulator(nvml_library, monkeypatch):
-    """Return a host without GPUs. Call `create` to add them."""
+    """Return a host without GPUs.
+
+    Call `create` to add them.
+    """
     with tempfile.TemporaryDirectory(prefix="gpusim-") as folder:
         Path(folder).chmod(0o755)
         monkeypatch.setenv("GPUSIM_STATE", f"{folder}/state")

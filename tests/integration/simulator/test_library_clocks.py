@@ -180,7 +180,7 @@ def test_a_malformed_list_of_clocks_is_refused(simulator, text):
 
 
 def extended_memory(nvml, gpu):
-    """Return the result code of the query for capabilities, and the capabilities."""
+    """Return the result code for a query of capabilities, and the capabilities."""
     asked = nvml.c_nvmlDeviceCapabilities_v1_t()
     asked.version, asked.capMask = nvml.nvmlDeviceCapabilities_v1, 9
     result = nvml.nvmlDeviceGetCapabilities(gpu, ctypes.byref(asked))
@@ -212,7 +212,7 @@ def test_a_driver_lacks_the_functions_of_later_ones(simulator, nvml):
 
 
 def powers(nvml, gpu):
-    """Return the power values of the GPU, the module and the memory.
+    """Return the GPU's, the module's and the memory's power values.
 
     Each list has: average, instant, default, min, max, limit. None means that a value is not supported.
     """

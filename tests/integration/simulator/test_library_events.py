@@ -49,7 +49,7 @@ def registered(nvml, *handles):
 
 
 def received(nvml, events):
-    """Return all pending events of the set."""
+    """Return all of the set's pending events."""
     found = []
     while True:
         try:

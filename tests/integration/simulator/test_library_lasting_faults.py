@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test faults of one GPU, and faults that last until they are cleared."""
+"""Test one GPU's faults, and faults that last until a command clears them."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_client_that_stops_or_dies_in_a_call_holds_no_lock(simulator, nvml, gpus
         assert child.returncode == -signal.SIGKILL
     else:
         assert os.WIFSTOPPED(status)
-    # Both commands change the state. If the other client holds the lock of the state, they wait.
+    # Both commands change the state. If the other client holds the state's lock, they wait.
     simulator.do("gpusimSet", 1, "passthrough", "1")
     assert code_of(nvml, nvml.nvmlDeviceGetName, gpus[1]) == 0
     simulator.do("gpusimFailClear")

@@ -65,9 +65,9 @@ def test_stated_power_overrides_utilisation(simulator, nvml, gpu):
 
 
 def watch(simulator, nvml, gpu, wanted):
-    """Return pairs of a load's age and its utilization, read at the same time.
+    """Return pairs of a load's age and its utilization.
 
-    Waits until NVML has shown all wanted values.
+    Both come from the same time. Return when NVML has shown all wanted values.
     """
     pairs, shown, deadline = [], set(), time.monotonic() + PATIENCE_SECONDS
     while (not wanted <= shown or len(pairs) < 80) and time.monotonic() < deadline:

@@ -19,9 +19,9 @@ NOT_SUPPORTED, IN_USE, RESET_REQUIRED = 3, 19, 16
 
 
 class Gpu:
-    """The first GPU of a host.
+    """A host's first GPU.
 
-    Its instances are selected by profile id and placement start.
+    The test selects the GPU's instances by profile id and placement start.
     """
 
     def __init__(self, nvml, handle):

@@ -63,7 +63,7 @@ def test_waiter_is_woken_by_a_change_of_another_process(simulator, gpu):
     )
     waiting.start()
     stat = f"/proc/self/task/{waiting.native_id}/stat"
-    # The thread sleeps in the call. The call ends in time only if the thread is woken.
+    # The thread sleeps in the call. The call ends in time only if the change wakes the thread.
     wait_until(lambda: Path(stat).read_text().rpartition(")")[2].split()[0] == "S", "the thread waits")
     assert ended(simulator.python("nvmlDeviceCreateGpuInstance(gpu, 9)")) == 0
     waiting.join(PATIENCE_SECONDS)
@@ -91,7 +91,7 @@ def test_processes_see_each_other_s_changes(simulator, nvml, gpu):
 def test_concurrent_clients_never_overbook_or_lose_changes(simulator, gpu, tmp_path):
     """Let eight clients compete for seven slices.
 
-    A client whose change was overwritten could not destroy its instance.
+    If another client overwrote a client's change, the client could not destroy its instance.
     """
     code = f"""
 while not os.path.exists("{tmp_path}/go"):
@@ -180,7 +180,7 @@ while True:
             assert all(part["uuid"].startswith("MIG-") for part in instance["compute_instances"])
         ends.add(sum(1 + len(instance["compute_instances"]) for instance in left))
         simulator.do("gpusimReset", 0)
-        # The lock of the killed client is free, so other clients can change the state.
+        # The killed client's lock is free, so other clients can change the state.
         nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceCreateGpuInstance(gpu, 0))
     else:
         pytest.fail("no client was killed in the middle of its work")
@@ -211,7 +211,7 @@ def test_client_stopped_before_a_change_blocks_no_other(simulator, nvml, gpu):
     child = simulator.python(CREATE)
     _pid, status = os.waitpid(child.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status) and instances(simulator) == []
-    # Another client can change the state while the call is stopped. The call then continues with the changed state.
+    # Another client can change the state during the stopped call. The call then continues with the changed state.
     nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
     child.send_signal(signal.SIGCONT)
     assert (ended(child), child.stdout.read()) == (0, "lived\n")
@@ -434,7 +434,7 @@ print(nvmlDeviceGetMigMode(gpu), nvmlDeviceGetUUID(mig)[:4], nvmlDeviceGetName(g
 def test_client_with_hidden_processes_keeps_them(simulator, nvml, gpu):
     """Run a client like a service with ProtectProc=invisible.
 
-    The client sees neither PID 1 nor processes of other users in /proc.
+    In /proc, the client sees neither PID 1 nor other users' processes.
     """
     hide = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
     if not shutil.which("unshare") or subprocess.run([*hide, "true"], capture_output=True).returncode != 0:

@@ -38,7 +38,7 @@ def result_of(nvml, call, *arguments):
 
 
 def private(simulator, number, *arguments):
-    """Call an entry of the private table, and return its result."""
+    """Call one of the private table's entries, and return its result."""
     table = ctypes.POINTER(ctypes.c_void_p)()
     assert simulator.library.nvmlInternalGetExportTable(ctypes.byref(table), TABLE) == 0
     return ctypes.CFUNCTYPE(ctypes.c_uint)(table[number])(*arguments)
@@ -158,7 +158,7 @@ def test_affinities_follow_the_numa_node(simulator, nvml):
         assert nodes.value == 1 << node
     assert all(masks) and masks[0] | masks[1] == (1 << cpus) - 1
     assert cpus == 1 or masks[0] & masks[1] == 0
-    # The GPU is not a NUMA node itself. Next to a Grace CPU, a GPU is one.
+    # The GPU itself is no NUMA node. Next to a Grace CPU, a GPU is one.
     assert result_of(nvml, nvml.nvmlDeviceGetNumaNodeId, gpu) == NOT_SUPPORTED
 
 
@@ -261,7 +261,7 @@ def test_temperature_limits_are_distances_if_the_model_has_them(simulator, nvml,
 
 
 def one_number(simulator, entry, gpu):
-    """Return the number that an entry of the private table returns, or its error code."""
+    """Return the number from a private table's entry, or its error code."""
     number = ctypes.c_int(99)
     return private(simulator, entry, gpu, ctypes.byref(number)) or ("value", number.value)
 

@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: simulated hosts in temporary directories.
+"""Provide simulated hosts in temporary directories.
 
-The hosts are installed as the role does it.
+The hosts are installed as the role installs them.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def make_bundle(*gpus: dict, **more) -> dict:
 
 
 class Host:
-    """A directory that represents the root of a host.
+    """A directory that represents a host's root.
 
-    Other hosts, and this machine's own NVML clients, do not see its GPUs.
+    Other hosts, and this machine's own NVML clients, do not see the host's GPUs.
     """
 
     def __init__(self, root: Path, state: Path | None = None) -> None:
@@ -92,7 +92,7 @@ class Host:
         return done.stdout
 
     def refused(self, *arguments) -> str:
-        """Return the standard error of a failing gpusim command.
+        """Return a failing gpusim command's standard error.
 
         The command must print nothing to standard output.
         """
@@ -121,7 +121,7 @@ class Host:
     def create_instance(self, profile: int, start: int) -> int:
         """Create an instance with one compute instance on GPU 0, and return its id.
 
-        MIG mode is enabled. `profile` is the profile id and `start` is the first slice.
+        The function enables MIG mode. `profile` is the profile id and `start` is the first slice.
         """
         code = """
             N.nvmlDeviceSetMigMode(gpu, 1)
@@ -171,7 +171,7 @@ def bundle():
 def built(tmp_path_factory):
     """Return a root directory with everything installed.
 
-    Tests copy the directory, so that the library is built only once.
+    Tests copy the directory, so that only one of them builds the library.
     """
     if not shutil.which("cc") or not shutil.which("make"):
         pytest.fail("the simulated NVML is built with cc and make: install gcc, libc6-dev and make")

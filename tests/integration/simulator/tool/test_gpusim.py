@@ -15,7 +15,7 @@ PROCESSES = "result = [p.pid for p in N.nvmlDeviceGetComputeRunningProcesses(gpu
 
 
 def running(child) -> None:
-    """Wait until the command that `gpusim run` started (cat) responds."""
+    """Wait until the command (cat) responds that `gpusim run` started."""
     child.stdin.write(b"ready\n")
     child.stdin.flush()
     assert child.stdout.readline() == b"ready\n"

@@ -22,7 +22,7 @@ NONE = 0xFFFFFFFF
 
 
 def watched(host, *arguments):
-    """Return the event that a client gets if it has registered before gpusim runs.
+    """Return the event for a client that has registered before gpusim runs.
 
     The event has three parts: whether it is for GPU 0, its number, and its instances.
     """

@@ -88,7 +88,7 @@ def test_library_is_built_only_from_changed_source_and_replaced_atomically(insta
     with library.open("rb") as client:
         assert host.installed(wanted)["changed"] is True
         assert library.stat().st_ino != before
-        # A client that has the old library open can still read all of it.
+        # If a client has the old library open, the client can still read all of it.
         assert client.read(4) == b"\x7fELF"
     assert host.installed(wanted)["changed"] is False
 
@@ -108,9 +108,9 @@ def loader_cache(host):
 
 
 def kill_in_place_of_ldconfig(host, directory):
-    """Return the environment for an installation that is killed at ldconfig.
+    """Return the environment for an installation that dies at ldconfig.
 
-    The process is killed when it starts ldconfig to update the loader's cache.
+    The environment kills the process when it starts ldconfig to update the loader's cache.
     """
     directory.mkdir()
     (directory / "ldconfig").write_text("#!/bin/sh\nkill -KILL $PPID\n")
@@ -207,7 +207,7 @@ def test_host_with_real_gpus_is_refused_unless_they_are_hidden(installed_host, b
     assert installed_host.installed(bundle(state="absent"))["changed"] is True
 
 
-# --- files of the driver
+# --- the driver's files
 
 
 def test_driver_files_are_written_at_each_boot_on_request(installed_host, bundle):

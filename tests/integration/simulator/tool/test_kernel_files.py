@@ -81,7 +81,7 @@ def test_minors_of_instances_are_those_of_the_mig_user_guide(make_host, within):
     lines = within(host, "gpusim kernel-files; cat /proc/driver/nvidia-caps/mig-minors").stdout.splitlines()
     minors = dict(line.split(" ") for line in lines)
     assert lines[:4] == ["config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi0/ci0/access 4"]
-    # Each of the 15 GPU instances has 1 + 8 minors, so the minors of GPU 1 start 135 after those of GPU 0.
+    # Each of the 15 GPU instances has 1 + 8 minors, so GPU 1's minors start 135 after GPU 0's.
     assert (minors["gpu0/gi1/access"], minors["gpu1/gi0/access"]) == ("12", "138")
     # The last minor of 32 GPUs: 3 + 31 * 135 + 14 * 9 + 1 + 7.
     assert minors["gpu31/gi14/ci7/access"] == "4322" and len(lines) == 2 + 32 * 135
@@ -101,7 +101,7 @@ def test_capabilities_follow_the_instances(make_host, within):
         f"/dev/nvidia-caps/nvidia-cap{minor + 1}": "444",
     }
     assert f"DeviceFileMinor: {minor + 1}" in said
-    # If the files are written again after the instance is destroyed, the folder has no file of this instance.
+    # If gpusim writes the files again after destroying the instance, the folder has no file for this instance.
     script = "gpusim kernel-files; gpusim reboot; gpusim kernel-files; cd /proc/driver/nvidia; ls /dev/nvidia-caps capabilities"
     said = within(host, script).stdout.split()
     assert said == ["/dev/nvidia-caps:", "nvidia-cap1", "nvidia-cap2", "capabilities:", "mig"]
@@ -196,7 +196,7 @@ def test_the_files_follow_instances_made_by_any_client(make_host):
 
 
 def test_a_real_drivers_files_are_left_alone(make_host, within):
-    # A foreign mount on /proc/driver represents the folder of a real driver.
+    # A foreign mount on /proc/driver represents a real driver's folder.
     script = """
     mount -t tmpfs other /proc/driver; mkdir /proc/driver/nvidia
     gpusim kernel-files
