@@ -332,6 +332,7 @@ needs_trixie := image prometheus-tools $(if $(without_kubernetes),,kubernetes-pr
 needs_newest-core := $(if $(NEWEST_PYTHON),venv-newest)
 needs_docs := venv-docs
 needs_release := image-sharing
+needs_nvidia_driver := $(if $(OPENFLEET_THOROUGH),image-slurm,image)
 needs_sanity := $(needs_newest-core) $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 # Number of lab hosts of each leg. The number of concurrent lab hosts of all legs is limited by this machine
@@ -347,7 +348,7 @@ hosts_kubernetes := 2
 hosts_leases := 1
 hosts_mig := 4
 hosts_monitoring := 3
-hosts_nvidia_driver := 4
+hosts_nvidia_driver := 5
 hosts_release := 2
 hosts_rpm := 2
 hosts_sharing := 2

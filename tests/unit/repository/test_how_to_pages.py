@@ -26,7 +26,6 @@ NOT_FOLLOWED = {
     "kubernetes-busy-node.md": "tests/kubernetes runs such changes on a node with pods",
     "kubernetes-first-cluster.md": "make demo KUBERNETES=1 runs steps 5 to 8",
     "kubernetes-gpu-operator.md": "tests/kubernetes adopts a node under the operator's controller",
-    "upgrade-the-driver.md": "the scenario nvidia_driver runs the role with stand-in packages",
 }
 SPECS = [*REPOSITORY.glob("roles/*/meta/argument_specs.yml"), REPOSITORY / "playbooks/vars/argument_specs.yml"]
 VARIABLES = {
