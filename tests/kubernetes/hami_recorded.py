@@ -22,8 +22,8 @@ CORDON = "hami.io/device-cordon"
 def registration(*gpus: dict) -> str:
     """Return the device plugin's annotation REGISTER for these GPUs.
 
-    Each GPU has `id` and `index`, and may have other values than the recorded GPU. Go omits `index`, `numa` and `health` if they
-    are 0 or false.
+    Each GPU has `id` and `index`, and may differ from the recorded GPU in other values. Go omits `index`, `numa` and
+    `health` if they are 0 or false.
     """
     recorded = {
         "count": 4,
@@ -42,7 +42,7 @@ def handshake(now: str = "2026-11-28 21:30:15") -> str:
     return "Requesting_%s" % now
 
 
-#: Arguments of the scheduler in charts/hami/templates/scheduler/deployment.yaml.
+#: The scheduler's arguments in charts/hami/templates/scheduler/deployment.yaml.
 SCHEDULER_ARGUMENTS = [
     "scheduler",
     "--http_bind=0.0.0.0:443",
@@ -54,7 +54,7 @@ SCHEDULER_ARGUMENTS = [
 
 
 def deployment(ready: int = 1, arguments: list[str] | None = None) -> dict:
-    """Return the Deployment of the scheduler, as the chart creates it."""
+    """Return the scheduler's Deployment, as the chart creates it."""
     labels = {"app.kubernetes.io/component": "hami-scheduler"}
     container = {"name": "vgpu-scheduler-extender", "image": "none", "command": arguments or SCHEDULER_ARGUMENTS}
     return {
@@ -70,7 +70,7 @@ def deployment(ready: int = 1, arguments: list[str] | None = None) -> dict:
 
 
 def daemonset(config_map: str = "hami-device-plugin", selector: dict | None = None) -> dict:
-    """Return the DaemonSet of the device plugin, as the chart creates it."""
+    """Return the device plugin's DaemonSet, as the chart creates it."""
     labels = {"app.kubernetes.io/component": "hami-device-plugin"}
     spec = {
         "nodeSelector": selector or {"gpu": "on"},
@@ -86,14 +86,17 @@ def daemonset(config_map: str = "hami-device-plugin", selector: dict | None = No
 
 
 def webhook(failure_policy: str = "Ignore") -> dict:
-    """Return the configuration of the webhook. The chart's default policy is Ignore."""
+    """Return the webhook's configuration.
+
+    The chart's default policy is Ignore.
+    """
     hook = {
         "name": "vgpu.hami.io",
         "failurePolicy": failure_policy,
         "clientConfig": {"url": "https://192.0.2.1:31998/webhook"},
         "admissionReviewVersions": ["v1beta1"],
         "sideEffects": "None",
-        # The API server of the tests has no such webhook, so it must not be called.
+        # The tests' API server has no such webhook, so it must not call it.
         "objectSelector": {"matchLabels": {"openfleet-lab": "never"}},
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
     }

@@ -56,7 +56,7 @@ class HamiStandIn(NodeStandIn):
             self.starts += 1
             own = self.add_pod("hami-%s-%d" % (self.name, self.starts), NAMESPACE, "DaemonSet", labels=_SELECTED)
         if own is None and plugin is not None:
-            # The kubelet sets the number of a plugin that has ended to 0.
+            # The kubelet sets an ended plugin's number to 0.
             self._offer(0)
         self._schedule()
         return own, started
@@ -100,7 +100,7 @@ class HamiStandIn(NodeStandIn):
 
 
 def install(plane, failure_policy="Fail"):
-    """Create the objects of HAMi's chart, and the account of its pods."""
+    """Create the HAMi chart's objects, and its pods' account."""
     namespace = "/api/v1/namespaces/%s" % NAMESPACE
     plane.wait(lambda: plane.find(namespace), "the namespace %s" % NAMESPACE)
     if not plane.find(namespace + "/serviceaccounts/default"):
@@ -117,7 +117,7 @@ def install(plane, failure_policy="Fail"):
 
 
 def uninstall(plane):
-    """Delete the objects of HAMi's chart."""
+    """Delete the HAMi chart's objects."""
     apps = "/apis/apps/v1/namespaces/%s" % NAMESPACE
     for path in (
         apps + "/daemonsets/hami-device-plugin",

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run Kueue beside the control plane.
 
-It is built from its Go module (folder kueue).
+The test builds Kueue from its Go module (folder kueue).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.lab.certificates import Authority
 
 _MODULE = "sigs.k8s.io/kueue"
 NO_GATES: Mapping[str, bool] = {}
-# Kueue reads certificates of its metrics from a fixed folder, so it sees another /etc.
+# Kueue reads its metrics' certificates from a fixed folder, so it sees another /etc.
 _INSIDE = """
 mount -t tmpfs tmpfs "$0"
 mkdir "$0/upper" "$0/work"
@@ -33,7 +33,10 @@ exec "$@"
 
 
 def why_not() -> str:
-    """Return why Kueue cannot be built on this machine, or an empty text."""
+    """Say why this machine cannot build Kueue.
+
+    Return `""` if it can.
+    """
     return GoModule("kueue").problem()
 
 
@@ -76,7 +79,10 @@ def running(plane: ControlPlane, gates: Mapping[str, bool] = NO_GATES, **options
 
 
 def job(name: str, namespace: str, spec: dict) -> dict:
-    """Return a suspended Job with this specification of its pod. Kueue starts it."""
+    """Return a suspended Job with this pod specification.
+
+    Kueue starts the Job.
+    """
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

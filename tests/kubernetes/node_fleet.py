@@ -22,7 +22,10 @@ from tests.integration.simulated_fleet import Fleet
 
 
 class NodeFleet(Fleet):
-    """A fleet of one host. Its modules see a private folder as /var/lib/kubelet."""
+    """A fleet of one host.
+
+    Its modules see a private folder as /var/lib/kubelet.
+    """
 
     def __init__(self, folder, library):
         super().__init__(folder, library, ["one"])
@@ -40,8 +43,8 @@ class NodeFleet(Fleet):
     def execute(self, command, environment, folder):
         if not self.killable:
             return super().execute(command, environment, folder)
-        # If the controller is killed, its processes end with its PID namespace. The namespace keeps the test's /proc,
-        # because with another one the simulated GPUs would report a reboot.
+        # If a test kills the controller, the controller's processes end with its PID namespace. The namespace keeps the
+        # test's /proc, because with another one the simulated GPUs would report a reboot.
         alone = ["unshare", "--pid", "--fork", "--kill-child", *command]
         # Run the controller as a new process, not as a fork of a loaded one.
         environment = {**environment, "PYTHONUNBUFFERED": "1"}
@@ -56,9 +59,9 @@ class NodeFleet(Fleet):
 
     @contextlib.contextmanager
     def with_nodes(self):
-        """Show modules a /dev with the device file of the first GPU.
+        """Show modules a /dev with the first GPU's device file.
 
-        Yields a function that starts a process in the pod with a given UID. Like the real plugin, the process keeps the
+        Yield a function that starts a process in the pod with a given UID. Like the real plugin, the process keeps the
         file open. The process ends with the pod.
         """
         devices = self.folder / "devices"
@@ -108,7 +111,7 @@ class NodeFleet(Fleet):
         assert not done.get("failed"), done
 
     def devices(self):
-        """Return the UUIDs of MIG devices by profile."""
+        """Return MIG devices' UUIDs by profile."""
         found = {}
         for instance in self.host.module("gpu_info")["gpus"][0]["mig"]["instances"]:
             uuid = instance["compute_instances"][0]["mig_uuid"]
@@ -154,5 +157,5 @@ class NodeFleet(Fleet):
 
 
 def said(run):
-    """Return the output of a run with single spaces."""
+    """Return a run's output with single spaces."""
     return " ".join((run.stdout + run.stderr).split())

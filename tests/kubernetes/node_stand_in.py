@@ -1,10 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Simulate programs of a node: the device plugin, config-manager and the kubelet.
+"""Simulate a node's programs: the device plugin, config-manager and the kubelet.
 
-The stand-in for the kubelet only ends pods. The API server is real. Like the real config-manager, this one reacts
-only to a changed label. Like the real plugin, this one reads the GPUs when it starts and when its configuration
-changes.
+The stand-in for the kubelet only ends pods. The API server is real. Like the real config-manager, this one reacts only
+to a changed label. Like the real plugin, this one reads the GPUs when it starts and when its configuration changes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from tests.kubernetes.control_plane import REPOSITORY, ApiError
 
-#: Defaults of the role.
+#: The role's defaults.
 NAMESPACE, CONFIG_MAP = "nvidia-device-plugin", "openfleet-gpu-device-plugin"
 LABEL = "nvidia.com/device-plugin.config"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -29,7 +28,7 @@ RBAC = REPOSITORY / "roles" / "gpu_kubernetes" / "files" / "rbac.yml"
 
 
 def role_account(plane) -> Path:
-    """Create the account of rbac.yml, and return a kubeconfig with its token."""
+    """Create rbac.yml's account, and return a kubeconfig with its token."""
     plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     # In a complete cluster, the controller manager creates this account in each namespace.
     for namespace in (NAMESPACE, "default"):
@@ -39,7 +38,7 @@ def role_account(plane) -> Path:
 
 
 def install_plugin(plane) -> str:
-    """Create the ConfigMap of an installed plugin, and return its path."""
+    """Create an installed plugin's ConfigMap, and return its path."""
     path = "/api/v1/namespaces/%s/configmaps" % NAMESPACE
     plane.call("POST", path, {"metadata": {"name": CONFIG_MAP}, "data": {"default": "version: v1\n"}})
     return "%s/%s" % (path, CONFIG_MAP)
@@ -48,8 +47,8 @@ def install_plugin(plane) -> str:
 class NodeStandIn:
     """A node of the cluster, and the thread that does its work until `pause`.
 
-    `seen` returns the current instances (SimulatedHost.seen). `pod_ended` is called with the UID of each pod before it
-    ends. `plugin_began` is called with the UID of each new pod of the plugin. `selector` is the node selector of the
+    `seen` returns the current instances (SimulatedHost.seen). The thread calls `pod_ended` with each pod's UID before
+    the pod ends, and `plugin_began` with the UID of each new plugin pod. `selector` is the node selector of the
     plugin's DaemonSet.
     """
 
@@ -63,7 +62,7 @@ class NodeStandIn:
         self.path = "/api/v1/nodes/%s" % name
         #: If false, the plugin does not start again.
         self.comes_back = True
-        #: Labels that config-manager has applied, and the number of starts of the plugin's pod.
+        #: Labels that config-manager has applied, and how often the plugin's pod has started.
         self.followed: list[str] = []
         self.starts = 0
         self.failed: Exception | None = None
@@ -86,7 +85,7 @@ class NodeStandIn:
     def add_pod(self, name, namespace="default", owner="ReplicaSet", selector=None, **metadata):
         """Create a pod on the node, and return its UID.
 
-        The pod ends when it is evicted.
+        An eviction ends the pod.
         """
         if owner:
             uid = self._daemonset(namespace) if owner == "DaemonSet" else "x"
@@ -122,7 +121,7 @@ class NodeStandIn:
             try:
                 existing = self.plane.call("POST", path, daemonset)
             except ApiError as error:
-                # Another node of the test has created the DaemonSet meanwhile.
+                # Another of the test's nodes has created the DaemonSet meanwhile.
                 if error.status != 409:
                     raise
                 existing = self.plane.call("GET", path + "/x")
@@ -144,7 +143,7 @@ class NodeStandIn:
         try:
             self.pause()
         finally:
-            # A node that is not removed would make all later tests fail.
+            # If a node stayed, all later tests would fail.
             for pod in self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]:
                 self._end(pod)
             self.plane.call("DELETE", self.path)
@@ -162,7 +161,7 @@ class NodeStandIn:
                 if self.comes_back and (moved or started):
                     self._publish(label)
             except (OSError, http.client.HTTPException):
-                # The API server is not reachable.
+                # The API server does not respond.
                 continue
             except ApiError as error:
                 # The API server has just started.
@@ -180,8 +179,8 @@ class NodeStandIn:
     def _kubelet(self, plugin, selected):
         """End pods that are being deleted.
 
-        Returns the UID of the plugin's pod, and whether the pod is new. If the node is not `selected`, the plugin's pod
-        is removed, and there is no UID.
+        Return the UID of the plugin's pod, and whether the pod is new. If the node is not `selected`, remove the
+        plugin's pod and return no UID.
         """
         own = None
         for pod in self.plane.call("GET", "/api/v1/pods?fieldSelector=spec.nodeName%%3D%s" % self.name)["items"]:
@@ -208,7 +207,7 @@ class NodeStandIn:
             self.plane.call("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **options})
 
     def _publish(self, label):
-        """Offer the GPUs as the plugin does with the configuration of the label."""
+        """Offer the GPUs as the plugin does with the label's configuration."""
         path = "/api/v1/namespaces/%s/configmaps/%s" % (self.namespace, CONFIG_MAP)
         data = self.plane.call("GET", path)["data"]
         # The real config-manager exits if the key is missing.

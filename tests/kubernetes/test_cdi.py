@@ -68,7 +68,7 @@ def test_pod_sees_only_device_nodes_of_its_instance(cluster):
     given = {
         "gpu_layout": LAYOUT,
         "gpu_kubernetes_kubeconfig": str(cluster.role_kubeconfig()),
-        # The kubelet of this node applies a new key within 5 s (node/kubelet.yml).
+        # This node's kubelet applies a new key within 5 s (node/kubelet.yml).
         "gpu_kubernetes_config_delay": 10,
         "gpu_kubernetes_poll": 1,
     }
@@ -88,6 +88,6 @@ def test_pod_sees_only_device_nodes_of_its_instance(cluster):
     capabilities = {name: {node for node in nodes if "/nvidia-cap" in node} for name, nodes in pods.items()}
     assert gpus["large"] == gpus["small"] == {"/dev/nvidia0"}
     assert len(gpus["whole"]) == 1 and gpus["whole"] < {"/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia3"}
-    # Each pod has one node for its GPU instance and one for its compute instance, and none of its neighbour.
+    # Each pod has one node for its GPU instance and one for its compute instance, and none of its neighbour's nodes.
     assert len(capabilities["large"]) == len(capabilities["small"]) == 2 and not capabilities["whole"]
     assert not capabilities["large"] & capabilities["small"]

@@ -105,7 +105,7 @@ def deployment(name, template):
 
 
 def pod_of(cluster, name):
-    """Wait for the only pod of a deployment, and return it."""
+    """Wait for a deployment's only pod, and return it."""
     cluster.plane.wait(lambda: len(cluster.pods("app=" + name)) == 1, "a pod of %s" % name)
     return cluster.runs(cluster.pods("app=" + name)[0])
 
@@ -170,7 +170,7 @@ def test_change_of_one_gpu_evicts_only_pods_on_removed_instances(cluster, site):
 
 
 def test_example_of_the_readme_shares_a_gpu_with_limits(cluster, site):
-    """Run two pods with the claim of the example.
+    """Run two pods with the example's claim.
 
     The claim has the limits of mps-core and mps-memory.
     """
@@ -202,7 +202,7 @@ def test_removal_waits_for_claims_and_leaves_no_object_of_the_role(cluster, site
     assert state(pod_of(cluster, "whole")) == state(pod)
     cluster.plane.kubectl("delete", "deployments,pods", "--all", "--namespace=default", "--wait=true")
     site(CHANGED, gpu_kubernetes_state="absent")
-    # The kubelet deletes the ResourceSlices of a driver some time after the driver has ended.
+    # The kubelet deletes a driver's ResourceSlices some time after the driver has ended.
     cluster.plane.wait(lambda: dra.devices(cluster) == {}, "no published devices")
     found = cluster.plane.kubectl(
         "get",
@@ -217,7 +217,7 @@ def test_removal_waits_for_claims_and_leaves_no_object_of_the_role(cluster, site
 
 
 def section(title):
-    """Return the text of a section of the README, for this test's node."""
+    """Return the text of one of the README's sections, for this test's node."""
     text = README.read_text().split("\n## %s\n" % title)[1].split("\n## ")[0]
     return text.replace("h100-01", NODE)
 
@@ -228,7 +228,7 @@ def commands(text):
 
 
 def test_node_moves_from_the_device_plugin_as_the_readme_says(cluster, site):
-    """Follow the section of the README.
+    """Follow the README's section.
 
     Pods keep running without the plugin. The plan names them, and the run evicts only them.
     """
@@ -241,7 +241,7 @@ def test_node_moves_from_the_device_plugin_as_the_readme_says(cluster, site):
     by_plugin = {
         "gpu_kubernetes_backend": "nvidia_device_plugin",
         "gpu_kubernetes_plugin_manifest": "",
-        # The kubelet of this node applies a new key within 5 s (node/kubelet.yml).
+        # This node's kubelet applies a new key within 5 s (node/kubelet.yml).
         "gpu_kubernetes_config_delay": 10,
     }
     site(OLD, **by_plugin)
@@ -278,11 +278,11 @@ def test_node_moves_from_the_device_plugin_as_the_readme_says(cluster, site):
     cluster.plane.kubectl("delete", "deployment", "whole", "--wait=true")
     cluster.plane.wait(lambda: not cluster.pods("app=whole"), "no pod with a claim")
     site(MIXED, gpu_kubernetes_state="absent")
-    # The kubelet deletes the ResourceSlices of a driver some time after the driver has ended.
+    # The kubelet deletes a driver's ResourceSlices some time after the driver has ended.
     cluster.plane.wait(lambda: dra.devices(cluster) == {}, "no published devices")
     cluster.plane.kubectl(*back)
     site(OLD, **by_plugin)
     cluster.offers(NODE, offered)
-    # The pods that were evicted have waited for the plugin.
+    # The evicted pods have waited for the plugin.
     for name in ("old-whole", "old-mig"):
         pod_of(cluster, name)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run gpu_kubernetes with NVIDIA's DRA driver on an API server without nodes.
 
-Driver and API server are real. No pod is started, so containerd needs no CDI. test_dra.py runs pods.
+Driver and API server are real. The test starts no pod, so containerd needs no CDI. test_dra.py runs pods.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def names(api_server, plural):
 
 
 def follow(fleet, layout, *entries):
-    """Apply the layout to the GPUs, and then these entry points of the role."""
+    """Apply the layout to the GPUs, and then run these entry points of the role."""
     fleet.share(layout)
     run = fleet.run_roles(layout, *entries)
     assert run.returncode == 0, said(run)[-4000:]

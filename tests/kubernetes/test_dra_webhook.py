@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check claims with the webhook of NVIDIA's DRA driver, on a real API server.
 
-The webhook reads the configuration of a claim as the driver does, but when the claim is created.
+Like the driver, the webhook reads a claim's configuration, but it does so when a user creates the claim.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(bool(dra.why_not()), reason="Go is too old for t
 _HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 PATH = "/validate-resource-claim-parameters"
-#: The rules of the driver's chart.
+#: The rules in the driver's chart.
 RULES = {
     "apiGroups": ["resource.k8s.io"],
     "apiVersions": ["v1", "v1beta1", "v1beta2"],

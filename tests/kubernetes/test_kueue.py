@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Give teams quotas with site.yml and Kueue.
 
-API server, scheduler, controllers, kubelet, device plugin and Kueue are real. Kueue's webhooks are not used.
+API server, scheduler, controllers, kubelet, device plugin and Kueue are real. The test does not use Kueue's webhooks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def submit(cluster, name, namespace, count=1):
 
 
 def pod_of(cluster, name, namespace):
-    """Wait for the pod of a Job, and return it when it runs."""
+    """Wait for a Job's pod, and return it when it runs."""
     cluster.plane.wait(lambda: cluster.pods("app=" + name, namespace), "Kueue starts the job %s" % name)
     return cluster.runs(cluster.pods("app=" + name, namespace)[0], namespace)
 
@@ -113,12 +113,12 @@ def test_a_job_beyond_the_quota_waits_until_another_one_has_ended(cluster, site,
         assert len(cluster.visible_devices(running)) == 1
         submit(cluster, "second", "kueue-a")
         assert "insufficient" in waits(cluster, "second", "kueue-a")
-        # A team that may borrow gets what no team has in use, although its own quota is smaller.
+        # A team that may borrow gets everything that no team uses, although its own quota is smaller.
         submit(cluster, "large", "kueue-b", count=1)
         pod_of(cluster, "large", "kueue-b")
         cluster.plane.kubectl("--namespace=kueue-a", "delete", "job", "first", "--wait=true")
         pod_of(cluster, "second", "kueue-a")
-        # Kueue writes the objects in its own notation, which is no change.
+        # Kueue writes the objects in its own notation. This is no change.
         done = site()
         assert re.search(r"^node1 .*changed=0 ", done, re.MULTILINE), done[-3000:]
         cluster.plane.kubectl("--namespace=kueue-a", "delete", "job", "second", "--wait=true")

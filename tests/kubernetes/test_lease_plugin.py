@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the plugin that gives leases to pods with a real API server and scheduler.
 
-The plugin has the credentials of a kubelet. The node itself is only an object, and the test calls the plugin as the kubelet
+The plugin has a kubelet's credentials. The node itself is only an object, and the test calls the plugin as the kubelet
 would. test_openfleet_dra.py runs pods.
 """
 
@@ -72,7 +72,7 @@ def test_priority_class_decides_which_pod_is_online(node, world):
 def test_pods_share_a_gpu_and_a_third_waits_with_the_reason(node, world):
     node.plugin.tick()
     assert set(node.devices()) == {"gpu-0"}
-    # The API server returns the slices in another form, which is no change.
+    # The API server returns the slices in another form. This is no change.
     node.plugin.tick()
     assert node.log == ["published 1 devices: gpu-0"]
     node.start("first", "18Gi", 30)
@@ -155,7 +155,7 @@ def test_plugin_can_only_change_slices_of_its_node_and_read_claims_of_its_pods(p
 
 
 def test_owner_of_a_namespace_cannot_change_the_size_of_a_lease(plane, node, world):
-    """Act as a user who may edit all objects of the namespace."""
+    """Act as a user who may edit all objects in the namespace."""
     plane.kubectl("create", "rolebinding", "mallory", "--clusterrole=edit", "--user=mallory", "--namespace=default")
     node.plugin.tick()
     node.start("small", "1Gi", 1)

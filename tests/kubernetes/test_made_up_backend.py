@@ -44,12 +44,12 @@ class FleetOfCopy(NodeFleet):
     def __init__(self, folder, library, copy):
         super().__init__(folder, library)
         self.copy = copy
-        # The folder of a collection that is hidden from the controller, or None.
+        # A collection's folder that the test hides from the controller, or None.
         self.hidden = None
 
     def execute(self, command, environment, folder):
         collection = self.copy / "ansible_collections/openfleet/gpu"
-        # Start a new process, because the process that is usually forked has loaded the checkout's collection.
+        # Start a new process, because the process that the tests usually fork has loaded the checkout's collection.
         words = [str(collection / "site.yml") if word == str(ROOT / "site.yml") else word for word in command]
         words = ["ansible-playbook", *words[words.index("-i") :]]
         if self.hidden:

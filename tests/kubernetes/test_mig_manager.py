@@ -35,7 +35,7 @@ _NAMES = ("nvidia-mig-manager", "nvidia-mig-parted")
 def mig_manager(cluster, plugin):
     """Install mig-manager with NVIDIA's example configurations.
 
-    It runs on nodes with the operator's label.
+    mig-manager runs on nodes with the operator's label.
     """
     module = GoModule("mig_manager", cgo=True)
     for name in _NAMES:

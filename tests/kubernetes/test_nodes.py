@@ -36,7 +36,10 @@ UNIFORM = [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb", "cou
 
 @pytest.fixture
 def pods(cluster):
-    """Return a function that creates pods. The pods are deleted after the test."""
+    """Return a function that creates pods.
+
+    The fixture deletes the pods after the test.
+    """
 
     created = []
 
@@ -106,7 +109,7 @@ def discovered(cluster, node, mapping):
     )
     labels = dict(line.split("=", 1) for line in cluster.run(node, "sh", "-ec", script).splitlines())
     counts = {name[: -len(".count")]: int(value) for name, value in labels.items() if name.endswith(".count")}
-    # For GPUs in MIG mode, the number of replicas is 0, which means that they are not shared.
+    # For GPUs in MIG mode, the number of replicas is 0, which means that pods do not share them.
     return {name: count * (int(labels["%s.replicas" % name]) or 1) for name, count in counts.items()}
 
 
@@ -278,7 +281,7 @@ def test_layout_that_destroys_a_pods_device_is_refused(cluster, plugin, pods):
     assert cluster.allocatable("node1")["nvidia.com/mig-3g.40gb"] == 1
 
 
-#: Files of the kubelet's option --config-dir, in the order in which it reads them.
+#: Files for the kubelet's option --config-dir, in the order in which it reads them.
 DROP_INS = {
     "10-site.conf": {"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"},
     "20-node.conf": {"topologyManagerPolicy": "best-effort"},

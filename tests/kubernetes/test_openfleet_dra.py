@@ -1,9 +1,9 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run site.yml on a node whose pods lease quotas of GPUs.
+"""Run site.yml on a node whose pods lease GPU quotas.
 
-API server, scheduler, kubelet, containerd, the lease service and the plugin are real. The control plane has the feature gate
-DRAConsumableCapacity. Requires Debian 13's containerd (LAB_RELEASE=trixie).
+API server, scheduler, kubelet, containerd, the lease service and the plugin are real. The control plane has the feature
+gate DRAConsumableCapacity. The test requires Debian 13's containerd (LAB_RELEASE=trixie).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEASED = {
     "leases": {"by": "kubernetes", "most": {"memory": "60GiB", "sm_percent": 60}},
 }
 LAYOUT = [LEASED, {"gpus": [2, 3], "sharing": "exclusive"}]
-#: Prints the quota that the pod's programs have, and their devices.
+#: Prints the quota of the pod's programs, and their devices.
 SHOW = 'cat "/etc/openfleet-gpu/vgpu/$OPENFLEET_VGPU/quota"; ' + cdi.LIST_NODES
 #: Creates the device nodes of GPUs at each boot, as udev would, and imports the image of pods: containerd's files are in
 #: memory, unlike those of a real node.
@@ -101,8 +101,11 @@ def site(cluster):
 
 @pytest.fixture(scope="module")
 def node(cluster, site):
-    """Apply the layout, and write the CDI devices of whole GPUs, as nvidia-ctk would."""
-    # The driver must exist before the CDI devices of tenants, and this playbook copies NVML's bindings to the node.
+    """Apply the layout, and write CDI devices of whole GPUs.
+
+    The devices are as nvidia-ctk would write them.
+    """
+    # The driver must exist before the tenants' CDI devices, and this playbook copies NVML's bindings to the node.
     cluster.play("tests/kubernetes/layout.yml", "--limit", NODE, "--extra-vars", json.dumps({"gpu_layout": LAYOUT[1:]}))
     cdi.enable(cluster, NODE)
     site()
@@ -169,7 +172,7 @@ def leases(cluster):
 
 
 def tenants(cluster):
-    """Return the tenants of leases that the host has."""
+    """Return the leases' tenants on the host."""
     return set(cluster.run(NODE, "sh", "-c", "ls /etc/openfleet-gpu/vgpu").split()) - {"serving"}
 
 
@@ -184,7 +187,10 @@ def why_pending(cluster, name):
 
 @pytest.fixture(autouse=True)
 def nothing_left(cluster, node):
-    """Delete all pods after each test. No lease and no quota may be left."""
+    """Delete all pods after each test.
+
+    No lease and no quota may remain.
+    """
     yield
     cluster.plane.kubectl("delete", "pods,resourceclaimtemplates", "--all", "--namespace=default", "--timeout=100s")
     cluster.plane.wait(lambda: not leases(cluster), "no leases: %s" % leases(cluster))
@@ -305,7 +311,7 @@ def test_owner_of_a_pod_cannot_take_more(cluster, node):
     start(cluster, "victim", "10Gi", 10)
     [victim] = leases(cluster) if cluster.runs("victim") else []
     [claim] = plane.call("GET", API + "/namespaces/default/resourceclaims")["items"]
-    # The allocation in the status decides about the quota, and only the scheduler may write it.
+    # The status's allocation decides the quota, and only the scheduler may write it.
     device = claim["status"]["allocation"]["devices"]["results"][0]
     device["consumedCapacity"]["memory"] = "60Gi"
     change = {"status": {"allocation": claim["status"]["allocation"]}}
@@ -319,7 +325,7 @@ def test_owner_of_a_pod_cannot_take_more(cluster, node):
     forged = json.dumps({**CLAIM, **claim, "metadata": {**claim["metadata"], "resourceVersion": ""}})
     assert "orbidden" in refused(plane, owner, "replace", "--subresource=status", "--filename=-", text=forged)
     assert "orbidden" in refused(plane, owner, "get", "resourceslices")
-    # A container with the socket of the lease service, as root, is not the plugin.
+    # A root container with the lease service's socket is not the plugin.
     attacker = dra.claiming("victim")
     attacker["volumes"].append({"name": "run", "hostPath": {"path": "/run"}})
     main = attacker["containers"][0]
@@ -347,7 +353,7 @@ def test_owner_of_a_pod_cannot_take_more(cluster, node):
     cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": attacker})
     answers = [json.loads(line) for line in cdi.nodes_in(cluster, cluster.runs("attacker")) if line.startswith("{")]
     problems = sorted(answer["error"]["problem"] for answer in answers)
-    # The answers of three requests are equal.
+    # The answers to three requests are equal.
     assert set(problems) == {
         "only openfleet-gpu-dra.service may send it",
         "it belongs to pod:default/%s" % claim["metadata"]["name"],

@@ -38,9 +38,9 @@ def operator(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_pods(operator):
-    """Remove the pods of removed nodes.
+    """Remove removed nodes' pods.
 
-    No controller of this control plane does so.
+    This control plane has no controller that does so.
     """
     yield
     operator.plane.call("DELETE", "/api/v1/namespaces/%s/pods?gracePeriodSeconds=0" % gpu_operator.NAMESPACE)
@@ -93,7 +93,7 @@ def fails(run, *messages):
 
 
 def run_command(operator, output, pattern):
-    """Run the kubectl command of a message.
+    """Run the kubectl command in a message.
 
     The output also has the message as quoted YAML.
     """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define the backend for test_made_up_backend.py.
 
-The test copies this file into plugin_utils/schedulers of a copy of the collection.
+The test copies this file into a collection copy's folder plugin_utils/schedulers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ PROCESSES = "result = [p.pid for p in N.nvmlDeviceGetComputeRunningProcesses(gpu
 
 
 def running(child) -> None:
-    """Wait until the command (cat) responds that `gpusim run` started."""
+    """Wait until cat, which `gpusim run` started, responds."""
     child.stdin.write(b"ready\n")
     child.stdin.flush()
     assert child.stdout.readline() == b"ready\n"
