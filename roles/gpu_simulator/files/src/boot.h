@@ -10,10 +10,11 @@
 #include "host.h"
 #include "nvml_abi.h"
 
-/* Writes the identity of the running boot. False if it is unknown, because PID 1 may be hidden from the caller. */
+/* Writes the running boot's identity. Returns false if the identity is unknown, because PID 1 may be hidden from the
+ * caller. */
 bool boot_identity(char identity[128]);
 
-/* If the state is from another boot than the running one, applies a restart to it. Does nothing if the boot is
+/* If the state is from another boot than the running one, applies a restart to the state. Does nothing if the boot is
  * unknown. */
 nvmlReturn_t boot_follow(void);
 

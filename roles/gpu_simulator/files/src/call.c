@@ -45,7 +45,7 @@ call_t call_enter_uninitialized(function_t function)
 		call.die_on_return = true;
 		break;
 	case ACTION_STOP:
-		/* No lock is held here, so other clients of the host continue while this process is stopped. */
+		/* This thread holds no lock here, so the host's other clients continue while this process is stopped. */
 		raise(SIGSTOP);
 		break;
 	case ACTION_NONE:

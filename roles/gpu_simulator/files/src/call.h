@@ -23,19 +23,19 @@ call_t call_enter(function_t function);
 call_t call_enter_uninitialized(function_t function);
 void call_leave(call_t *call);
 
-/* Applies a fault that is armed for this GPU, because the call concerns the GPU. Use it only between state_read or
- * state_begin and their end. Faults that kill or stop the process take effect when the call returns and no lock is
- * held. */
+/* Applies a fault that is armed for this GPU, because the call concerns the GPU. Use this function only between
+ * state_read or state_begin and their end. Faults that kill or stop the process take effect when the call returns,
+ * after it has released its locks. */
 nvmlReturn_t call_concerns(int gpu);
 
 /* Body of the functions that this library does not implement. */
 nvmlReturn_t call_unsupported(function_t function);
 
-/* nvmlInit and nvmlShutdown are counted per process. */
+/* The library counts nvmlInit and nvmlShutdown per process. */
 void call_set_initialized(int by);
 bool call_is_initialized(void);
 
-/* Opens the body of an exported function. Variables are released in reverse order: the state before the call. */
+/* Opens an exported function's body. The compiler releases variables in reverse order: the state before the call. */
 #define CALL_AS(function) \
 	call_t call __attribute__((cleanup(call_leave))) = call_enter(function); \
 	if (call.result != NVML_SUCCESS) \
@@ -64,7 +64,7 @@ bool call_is_initialized(void);
 	if (geteuid() != 0) \
 		return NVML_ERROR_NO_PERMISSION
 
-/* Values of a GPU in MIG mode that include all instances: "only if the caller has appropriate privileges" (nvml.h,
+/* A GPU's values in MIG mode that include all instances: "only if the caller has appropriate privileges" (nvml.h,
  * nvmlDeviceGetMemoryInfo). All users may query each MIG device. */
 #define AGGREGATE \
 	if (!on.ci && on.gpu->mig_current) \
@@ -86,8 +86,8 @@ bool call_is_initialized(void);
 nvmlReturn_t give(unsigned *out, int64_t value);
 nvmlReturn_t give_text(char *out, unsigned length, const char *text);
 
-/* Returns a list. `count` is the capacity on input and the number of entries on output. INSUFFICIENT_SIZE if the
- * buffer is too small, or if it is NULL although entries exist. */
+/* Returns a list. `count` is the capacity on input and the number of entries on output. Returns INSUFFICIENT_SIZE if
+ * the buffer is too small, or if it is NULL although entries exist. */
 nvmlReturn_t give_list(unsigned *count, unsigned found, const void *buffer);
 
 #endif

@@ -9,7 +9,7 @@
 
 #include "host.h"
 
-/* Sets the state after the driver is loaded: no locked clocks, and default application clocks. */
+/* Sets the state as after a start of the driver: no locked clocks, and default application clocks. */
 void clocks_reset(gpu_t *gpu);
 
 /* Limits the clocks to the bounds that an administrator has set. */

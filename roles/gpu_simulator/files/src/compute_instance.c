@@ -98,7 +98,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_
 	return NVML_SUCCESS;
 }
 
-/* The count is only an output, as for the placements of GPU instances. */
+/* The count is only an output, as for GPU instances' placements. */
 nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance_t instance, unsigned id, nvmlPlacement_t *out,
                                                                  unsigned *count)
 {

@@ -60,8 +60,8 @@ static bool complete(const open_t *open, char reason[REASON_SIZE])
 	return true;
 }
 
-/* Opens a section. Except for sections of a host or GPU, the section belongs to the last GPU. NULL if there is no
- * space or no GPU, or if the section is unknown. */
+/* Opens a section. Except for sections of a host or GPU, the section belongs to the last GPU. Returns NULL if there is
+ * no space or no GPU, or if the section is unknown. */
 static const section_t *open_section(host_t *host, const char *name, void **object)
 {
 	gpu_t *gpu = host->gpu_count ? &host->gpus[host->gpu_count - 1] : NULL;
@@ -90,7 +90,7 @@ static void set_unless_known(int64_t *member, int64_t value)
 		*member = value;
 }
 
-/* Sets derived values, and the state of an unused GPU. */
+/* Sets derived values, and an unused GPU's state. */
 static const char *finish_gpu(gpu_t *gpu, int index)
 {
 	pci_address_t address;

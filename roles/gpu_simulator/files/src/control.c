@@ -354,7 +354,7 @@ int gpusimReboot(void)
 	return state_commit();
 }
 
-/* Opens the state file for faults and counts. The file must be writable. */
+/* Opens the state file for faults and counts. This process must be able to write to the file. */
 static int start_traffic(void)
 {
 	int result = start();

@@ -198,7 +198,7 @@ nvmlReturn_t nvmlDeviceGetNumGpuCores(nvmlDevice_t device, unsigned *cores)
 	return give(cores, known ? on.gpu->cores_per_multiprocessor * on.gpu->multiprocessors : UNKNOWN);
 }
 
-/* Defines a query for a value of the GPU. The query works for the GPU only, or also for its MIG devices. */
+/* Defines a query for one of the GPU's values. The query works for the GPU only, or also for its MIG devices. */
 #define GPU_NUMBER(name, member) \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned *out) { QUERY_GPU(name); return give(out, on.gpu->member); }
 #define GPU_TEXT(name, member) \
@@ -256,8 +256,8 @@ nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, unsigned object, c
 }
 
 /*
- * The GPU system processor runs firmware of the driver, with the driver's version. This was observed on boards from T4
- * to GB200 (github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware). Drivers have the
+ * The GPU system processor runs the driver's firmware, which has the driver's version. Boards from T4 to GB200 show
+ * this (github.com/NVIDIA/k8s-test-infra tests/e2e/go/assertions/nvidiasmi/testdata/hardware). Drivers have the
  * firmware since 510, for Turing and later (driver README, "GSP Firmware").
  */
 enum { FIRST_DRIVER_WITH_GSP = 510 };
@@ -345,7 +345,7 @@ nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_v1_
 	return NVML_SUCCESS;
 }
 
-/* A number that identifies the board. It is derived from the board's UUID. */
+/* A number that identifies the board. The library derives it from the board's UUID. */
 nvmlReturn_t nvmlDeviceGetPdi(nvmlDevice_t device, nvmlPdi_v1_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetPdi);

@@ -38,7 +38,7 @@ static nvmlReturn_t check(const target_t *on, unsigned error, unsigned counter, 
 	return on->gpu->ecc ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* Errors in device memory cannot be attributed to an instance, so a MIG device reports none. */
+/* The GPU cannot attribute errors in device memory to an instance, so a MIG device reports none. */
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned error, unsigned counter, unsigned long long *out)
 {
 	QUERY(nvmlDeviceGetTotalEccErrors);
@@ -127,8 +127,8 @@ nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemap
 }
 
 /*
- * SRAM errors are not simulated. nvml.h: "for Ampere or newer". A GPU in MIG mode has no volatile counts (see above).
- * Whether it then reports only aggregate counts is undocumented.
+ * The library simulates no SRAM errors. nvml.h: "for Ampere or newer". A GPU in MIG mode has no volatile counts (see
+ * above). Whether it then reports only aggregate counts is undocumented.
  */
 nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_v1_t *out)
 {

@@ -15,12 +15,12 @@
 
 #include "call.h"
 
-/* Poll interval of a waiting client. Each poll takes two system calls. */
+/* A waiting client's poll interval. Each poll takes two system calls. */
 enum { LOOK_EVERY_MS = 25 };
 
 static const uint64_t NEVER = UINT64_MAX;
 
-/* Several threads may wait for one set. Each event is delivered to only one of them. */
+/* Several threads may wait for one set. Only one of them gets each event. */
 struct event_set {
 	_Atomic uint64_t since[MAX_GPUS];	/* for each GPU, the first event number that its registration includes */
 	_Atomic uint64_t next;			/* number of the first unread event */
@@ -58,7 +58,7 @@ nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long
 	return NVML_SUCCESS;
 }
 
-/* The registration includes only later events (nvml.h). MIG devices have no events. An event of a GPU contains the
+/* The registration includes only later events (nvml.h). MIG devices have no events. A GPU's event contains the
  * instance. */
 nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
@@ -80,7 +80,7 @@ static bool is_for(const struct event_set *set, uint64_t number, const event_t *
 	return event->gpu >= 0 && number >= atomic_load(&set->since[event->gpu]) && (privileged || event->gi == UNKNOWN);
 }
 
-/* Takes the oldest unread event of the set. */
+/* Takes the set's oldest unread event. */
 static bool take(struct event_set *set, const host_t *host, bool privileged, event_t *event)
 {
 	uint64_t from = atomic_load(&set->next), end = host->event_count;
@@ -90,7 +90,8 @@ static bool take(struct event_set *set, const host_t *host, bool privileged, eve
 			n++;
 		if (n >= end)
 			return false;
-		/* If another thread has read the event in the meantime, `from` is set to that thread's position. */
+		/* If another thread has read the event in the meantime, this call sets `from` to that thread's
+		 * position. */
 		if (atomic_compare_exchange_strong(&set->next, &from, n + 1)) {
 			*event = host->events[n % MAX_EVENTS];
 			return true;
@@ -98,7 +99,7 @@ static bool take(struct event_set *set, const host_t *host, bool privileged, eve
 	}
 }
 
-/* nvmlEventSetWait_v2 in nvml.h: GPU_IS_LOST "if a GPU has fallen off the bus". Events in the queue are delivered
+/* nvmlEventSetWait_v2 in nvml.h: GPU_IS_LOST "if a GPU has fallen off the bus". The client gets events in the queue
  * first. */
 static bool watches_lost(const struct event_set *set, const host_t *host)
 {
@@ -149,7 +150,7 @@ static nvmlReturn_t wait_for_event(function_t function, nvmlEventSet_t set, void
 	}
 }
 
-/* The structure in programs that were built before MIG has no fields for instances. */
+/* For programs built before MIG, the structure has no fields for instances. */
 nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, void *data, unsigned timeout_ms)
 {
 	return wait_for_event(F_nvmlEventSetWait, set, data, offsetof(nvmlEventData_t, gpu_instance), timeout_ms);

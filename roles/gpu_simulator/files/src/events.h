@@ -9,7 +9,7 @@
 
 #include "host.h"
 
-/* Appends an event to the host's events. If there are too many, the oldest one is dropped. Runs inside the caller's
+/* Appends an event to the host's events. If there are too many, drops the oldest one. Runs inside the caller's
  * transaction. */
 void events_raise(host_t *host, event_t event);
 

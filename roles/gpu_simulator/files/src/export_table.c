@@ -168,7 +168,7 @@ static nvmlReturn_t margin_temperature_of_525(nvmlDevice_t device, int *celsius)
 	return driver_is(525) ? margin_temperature(device, celsius) : NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* The host's slots are assumed to support the GPU's generation. A GH200 with its Grace CPU has no slot. */
+/* The library assumes that the host's slots support the GPU's generation. A GH200 with its Grace CPU has no slot. */
 static nvmlReturn_t host_link_generation(nvmlDevice_t device, unsigned *out)
 {
 	QUERY_GPU_AS(F_nvmlInternalGetExportTable);
@@ -188,8 +188,7 @@ static nvmlReturn_t sparse_mode(nvmlDevice_t device, unsigned *out)
 	return give(out, on.gpu->architecture == ARCHITECTURE_HOPPER ? 0 : UNKNOWN);
 }
 
-/* Corrected errors on the lanes of a link. They are always 0. The third argument is 4, like
- * NVML_NVLINK_ERROR_DL_ECC_DATA. */
+/* Corrected errors on a link's lanes. They are always 0. The third argument is 4, like NVML_NVLINK_ERROR_DL_ECC_DATA. */
 typedef struct { uint32_t corrected; uint8_t overflow; } lane_errors_t;
 
 static nvmlReturn_t lane_errors(nvmlDevice_t device, unsigned link, unsigned counter, unsigned lanes, lane_errors_t *out)

@@ -55,8 +55,8 @@ static int64_t switch_links(const gpu_t *gpu)
 	return gpu->nvlink_links > 0 ? count : UNKNOWN;
 }
 
-/* Returns the distance from the maximum operating temperature. It is negative for higher thresholds (nvidia-smi:
- * "T.Limit"). */
+/* Returns the distance from the maximum operating temperature. The distance is negative for higher thresholds
+ * (nvidia-smi: "T.Limit"). */
 static bool margin(const gpu_t *gpu, unsigned field, int64_t *out)
 {
 	if (!gpu->temperature_margins || (field == FIELD_MARGIN_MEMORY && gpu->temperature_memory_idle_c == UNKNOWN))

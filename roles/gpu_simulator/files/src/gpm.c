@@ -69,7 +69,7 @@ nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
 	return sample ? take(host, &on, sample) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* `device` is the GPU. The instance is given by its ID. A MIG device cannot be passed. */
+/* `device` is the GPU. The caller selects the instance by its ID, and cannot pass a MIG device. */
 nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned gpu_instance, nvmlGpmSample_t sample)
 {
 	QUERY_GPU(nvmlGpmMigSampleGet);
@@ -84,7 +84,7 @@ nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned gpu_instance, nvm
 	return take(host, &on, sample);
 }
 
-/* Metrics of PCIe and NVLink (20, 21, 60 and above) are not supported, because no traffic is simulated. */
+/* The library does not support metrics of PCIe and NVLink (20, 21, 60 and above), because it simulates no traffic. */
 static void fill(nvmlGpmMetric_t *metric, const activity_t *from, const activity_t *to, double seconds)
 {
 	static const struct { unsigned id; size_t offset; const char *short_name, *long_name; } known[] = {

@@ -11,7 +11,7 @@
 #include "process.h"
 #include "telemetry.h"
 
-/* Profiles and placements can be queried while MIG mode is off, unless the driver is too old (field 199). */
+/* Clients can query profiles and placements while MIG mode is off, unless the driver is too old (field 199). */
 static nvmlReturn_t profiles_are_known(const gpu_t *gpu)
 {
 	return gpu->mig_capable && (gpu->mig_current || gpu->profiles_without_mig) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
@@ -54,7 +54,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned e
 	return NVML_SUCCESS;
 }
 
-/* Copies the driver's name of a profile, as nvidia-smi prints it: "MIG 1g.10gb". */
+/* Copies the driver's name for a profile, as nvidia-smi prints it: "MIG 1g.10gb". */
 static void copy_name(char name[96], const gi_profile_t *profile)
 {
 	snprintf(name, 96, "MIG %s", profile->name);
