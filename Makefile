@@ -421,7 +421,7 @@ leg-alert-rules:
 	@tests/leg run alert-rules pytest --quiet tests/monitoring
 
 # Run each group of `make bench` with the smallest input. run.py starts a PID namespace for groups without lab hosts.
-# The leg `kubernetes` measures the figures of a cluster. The leg `trixie` measures the figures of Slurm 24.11.
+# The leg `kubernetes` runs the benchmarks that need a cluster. The leg `trixie` runs those that need Slurm 24.11.
 cluster_figures := tests/benchmark/test_groups.py::test_each_group_measures_all_its_figures[kubernetes]
 slurm_figures := tests/benchmark/test_groups.py::test_each_group_measures_all_its_figures[slurm]
 leg-figures:

@@ -129,7 +129,7 @@ class LeaseFleet:
     def find(self, number: int, shape: Shape, account: str = "root", gpus: int = 1) -> Booking:
         """Return the booking that the schedule makes for a request.
 
-        Call this in a fork.
+        Call this through `fork`, so that this process remembers no instances.
         """
         offers = self.lease_host().offers()
         bookings = []
@@ -194,7 +194,7 @@ class LeaseFleet:
     def lease_samples(self) -> dict[str, list[Any]]:
         """Return each lease sample's (labels, value).
 
-        Call this in a fork.
+        Call this through `fork`, so that this process remembers no instances.
         """
         layout = parse_layout(json.loads(Path(self.layout).read_text()))
         seen = families(look(lambda: layout, self.directory, "fail"))

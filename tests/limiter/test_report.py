@@ -156,7 +156,7 @@ def test_nvml_leaves_other_gpus_alone(tmp_path: Path, built: Built) -> None:
 
 
 def test_what_is_limited_elsewhere_is_shown_as_it_is(tenant: Tenant) -> None:
-    """Show the card's numbers with `memory 0`: another provider sets the limit."""
+    """Show the card's own memory if the quota does not limit it (`memory 0`)."""
     tenant.quota(0)
     with tenant.client() as client:
         client.alloc(MIB)

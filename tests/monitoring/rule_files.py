@@ -95,7 +95,7 @@ def parse(text: str) -> list[Sample]:
 def scraped(sample: Sample, scrape: dict) -> str:
     """Return the series that Prometheus creates from a sample.
 
-    If a label of the scrape and a label of the exporter have one name, the exporter's label gets a prefix. Empty labels
+    If the scrape and the exporter set a label with the same name, the exporter's label gets a prefix. Empty labels
     are removed.
     """
     labels = {(f"exported_{name}" if name in scrape else name): value for name, value in sample.labels}

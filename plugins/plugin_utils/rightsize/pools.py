@@ -23,7 +23,7 @@ from ..sizing.model import Policy
 from .model import LeasePool
 from .series import Grid
 
-#: Series of leases by the figure's name.
+#: Prometheus series for the fields `leased` and `waiting` of Course.
 _SERIES = {"leased": "gpu:lease_gpus", "waiting": "gpu:lease_waiting_gpus"}
 _POOL = "gpu:lease_pool_gpus"
 #: Share above which the pool counts as full, because requests rarely fit exactly.

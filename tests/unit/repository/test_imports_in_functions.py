@@ -148,9 +148,9 @@ def recorded() -> dict[str, str]:
 
 
 def saved_bytes(imports: Iterable[Import], module: str) -> int:
-    """Return the size of the source that a module does not compile at its start.
+    """Return how many bytes of source a module's start does not compile.
 
-    It would compile this source if the imports were at the top.
+    With the imports at the top of their files, Python would also compile this source when the module starts.
     """
     at_start = loaded(frozenset([module]))
     late = frozenset(file for each in imports if each.file in at_start for file in each.files)

@@ -48,9 +48,9 @@ struct seat {
 	_Atomic uint64_t passes;       /* launches without the lease, concurrent with the lease holder's work */
 	/* with POLICY_COLOCATE only */
 	_Atomic uint64_t gave_way;     /* offline: how often launches began to wait for online tenants */
-	_Atomic uint64_t waits;        /* online: launches that had to wait for an offline kernel, */
-	_Atomic uint64_t waits_ns;     /* the estimated time for which they waited, */
-	_Atomic uint64_t late;         /* and how many of them waited longer than 20 ms */
+	_Atomic uint64_t waits;        /* online: number of launches that waited for an offline kernel */
+	_Atomic uint64_t waits_ns;     /* online: estimated total waiting time of these launches */
+	_Atomic uint64_t late;         /* online: number of these launches that waited longer than 20 ms */
 };
 
 enum { TURNSTILE_BOUNDS = 5 };

@@ -20,7 +20,7 @@ struct seat_answer {
 struct throttle_gpu *seat_start(const struct quota *, const struct quota_gpu *, struct seat_pages *);
 /* Switch to the answer's seats, if any. */
 void seat_move(struct throttle_gpu *, const struct quota *, const struct quota_gpu *, struct seat_pages *);
-/* Write the quota's settings into the seat. */
+/* Take the GPU's seat, clear it if an earlier tenant used it, and publish the quota's settings in it. */
 void seat_take(struct throttle_gpu *, const struct quota *, const struct quota_gpu *);
 /* Stop throttling, because the quota no longer has a seat. */
 void seat_leave(struct throttle_gpu *);
