@@ -10,6 +10,7 @@ that has either the lease's environment or the reason why there is no lease.
 https://slurm.schedmd.com/prolog_epilog.html
 """
 
+# pylint: disable=ansible-bad-function
 from __future__ import annotations
 
 import contextlib
