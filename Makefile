@@ -31,7 +31,7 @@ OLDEST_CORE_PYTHON := $(or $(OLDEST_CORE_PYTHON),$(call find_python,oldest 3.10 
 # The oldest Python that code on hosts supports. One leg of `make test` uses it.
 OLDEST_PYTHON := $(or $(OLDEST_PYTHON),$(call find_python,first 3.8 3.8))
 export PYTHON NEWEST_PYTHON OLDEST_CORE_PYTHON OLDEST_PYTHON
-# The group of figures that `make bench` prints. Empty: all groups.
+# The group of benchmarks that `make bench` runs. If empty, it runs all groups.
 BENCH ?=
 
 # --- Nothing is written outside the checkout ------------------------------------------------------------------------
@@ -519,7 +519,7 @@ leg-trixie:
 	    [ -n "$(without_kubernetes)" ] || { tests/lab/image/build kubernetes; pytest --quiet tests/kubernetes/test_cdi.py tests/kubernetes/test_dra.py tests/kubernetes/test_openfleet_dra.py; }'
 
 # A real cluster: site.yml and pods on nodes that are lab hosts. This leg does not run in a PID namespace, because
-# podman needs the machine's process IDs. The figures are measured last, in a separate cluster, because its node has the
+# podman needs the machine's process IDs. The benchmarks run last, in a separate cluster, because its node has the
 # same name as one of the tests' nodes.
 cluster_tests := $(patsubst %,tests/kubernetes/test_%.py,nodes site mig_manager cdi dra openfleet_dra kueue volcano)
 leg-kubernetes:

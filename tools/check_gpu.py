@@ -121,7 +121,7 @@ def _read_simulated(keys: list[str], reading: dict, folder: Path, options: argpa
 
 
 def _under_load(reading: dict, options: argparse.Namespace) -> tuple[list, dict | None]:
-    """Return the checks of one GPU under load, and their figures."""
+    """Return the checks of one GPU under load, and the measured values."""
     import judge
     import measure
 

@@ -162,7 +162,7 @@ def as_pod(uid: str) -> dict:
 
 
 def on_cluster(cluster, clusters, transitions, delays):
-    """Change the layout several times. Yield the figures of ON_CLUSTER in order.
+    """Change the layout several times, and yield the results of ON_CLUSTER in order.
 
     `delays` are variables of site.yml that replace the role's defaults.
     """
@@ -221,7 +221,7 @@ def with_dra(dra, seed, transitions):
 
 
 def dra_transitions(dra, cluster, moves):
-    """Apply each layout of `moves` in turn, and yield the figures of WITH_DRA."""
+    """Apply each layout of `moves` in turn, and yield the results that WITH_DRA names."""
     variables = {
         "gpu_kubernetes_backend": "nvidia_dra",
         "gpu_kubernetes_kubeconfig": str(dra.role_kubeconfig(cluster)),

@@ -31,7 +31,7 @@ FIGURES = (
     "limiter_gang_worst_ratio",
 )
 PROCESSES = 300
-#: Number of runs with and without the library. The figure is the pairs' median difference.
+#: Number of runs with and without the library. The result is the median difference of the pairs.
 RUNS = 9
 #: Number of quotas that three processes fill to the last byte.
 QUOTAS = 20
@@ -138,7 +138,7 @@ def _shares(folder: Path, built: Built, small: bool):
     # series of launches.
     yield "limiter_throttled_driver_calls", sm.driver_calls(folder / "one-stream", built, 1), "count"
     yield "limiter_throttled_driver_calls_4_streams", sm.driver_calls(folder / "four-streams", built, 4), "count"
-    # Tenants with several processes that wait for each other, each process on its own GPU. The figure is wall time
+    # Tenants with several processes that wait for each other, each process on its own GPU. The result is wall time
     # divided by the time at their share.
     runs, gang_cells = (1, gangs.BENCH[-1:]) if small else (gangs.BENCH_RUNS, gangs.BENCH)
     yield "limiter_gang_worst_ratio", gangs.worst_ratio(folder / "gangs", built, runs, gang_cells), "ratio"

@@ -50,7 +50,7 @@ RELAYOUTS = (
     [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb", "count": 2}]}],
     [{"gpus": "all", "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}],
 )
-#: Number of a whole process's runs. The figure is the median.
+#: Number of runs of a whole process. The result is their median.
 RUNS = 7
 
 

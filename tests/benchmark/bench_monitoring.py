@@ -118,7 +118,7 @@ def figures(options):
 
 
 class BenchError(Exception):
-    """The reason why the benchmark cannot measure the figures."""
+    """The reason why the benchmark cannot run."""
 
 
 # --- The fleet ------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.relaxed impo
 from tests.benchmark import fgd, group_cases
 from tests.benchmark.amounts import amount
 
-#: Request lists from FGD's published table. The figure is the mean of these seeds.
+#: Request lists from FGD's published table. The result is the mean over these seeds.
 FGD_LISTS, FGD_SEEDS = ("default", "gpushare40"), range(42, 52)
 FIGURES = (
     "packing_gap_to_optimum",
@@ -256,7 +256,7 @@ def timed(problem: Problem) -> tuple[Packing, float, float]:
 
 
 def _heuristic_gap(path: str, hosts: list[tuple[str, int]], most: int) -> tuple[str, float, str]:
-    """Return the figure for the heuristic's largest gap to the search.
+    """Return the largest gap between the heuristic's and the search's results.
 
     The function packs each list in the file's folder three times: its requests for parts of GPUs on enough GPUs and on
     too few, and all requests on the hosts. The gap is how many more GPUs the heuristic uses, or how many more workloads
@@ -286,9 +286,9 @@ def _gap(problem: Problem, what: str) -> tuple[int, float]:
 
 
 def _groups(seeds: Iterable[int]):
-    """Yield the figures for 60 workloads with `near`, `apart` and several GPUs each.
+    """Yield the results for 60 workloads with `near`, `apart` and several GPUs each.
 
-    The seconds are CPU time. The other figures are the largest differences to the proven bounds.
+    The seconds are CPU time. The other results are the largest differences from the proven bounds.
     """
     seconds, gpus, left_out = 0.0, 0, 0
     for seed in seeds:
@@ -324,7 +324,7 @@ def _online(name: str, options, seeds: Iterable[int]):
 
 
 def _replans(parts: list[Request], fleet: tuple[FleetGpu, ...], first: Packing, seed: int, replans: int):
-    """Return the figure for instances that replans destroy.
+    """Return the number of instances that replans destroy.
 
     The number is divided by the number for packing from scratch. Before each replan, 5 % of the workloads change. A
     changed workload gets the request of a random workload from the file.

@@ -68,7 +68,7 @@ def cell(reverse, card):
 
 
 def all_names():
-    """Yield all figures' names in the order of printing."""
+    """Yield the names of all results in the order of printing."""
     for what in ("gpus", "over_memory", "saturated"):
         yield from (f"rightsize_{what}_{cell(*which)}" for which in CELLS)
     yield "rightsize_gpus_total"

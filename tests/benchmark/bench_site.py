@@ -90,9 +90,9 @@ def run_without_changes(hosts):
 
 
 def what_is_wrong(first: Run, *later: Run) -> str:
-    """Say why the figures would be invalid.
+    """Return why the benchmark's results would be invalid.
 
-    Return `""` if they are valid. They are invalid if a role was disabled, or if a later run changed something.
+    Return `""` if they are valid. Results are invalid if a role was disabled, or if a later run changed something.
     """
     brought = {(change.host, role) for change in first.changes for role in ROLES if change.task.startswith(role)}
     missing = sorted(f"{role} on {host}" for host in first.hosts for role in ROLES if (host, role) not in brought)

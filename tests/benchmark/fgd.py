@@ -18,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.packing.online impor
 try:
     from ortools.linear_solver import pywraplp
 except ImportError:
-    # The figures are then n/a, and the benchmark does not call `run`.
+    # The benchmark then prints n/a, and does not call `run`.
     pywraplp = None
 
 #: The experiment draws arrivals until they ask for this multiple of the fleet's GPUs.

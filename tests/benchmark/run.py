@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure figures and print them as `name value unit` lines.
+"""Run benchmarks, and print their results (figures) as `name value unit` lines.
 
 Other output goes to standard error.
 

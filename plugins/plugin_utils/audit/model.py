@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Dataclasses of an audit. All are frozen. An unknown figure is None, never 0."""
+"""Dataclasses of an audit. All are frozen. An unknown value is None, never 0."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Stat:
-    """Statistics of a figure over the window, in the figure's unit.
+    """Statistics of a metric over the window, in the metric's unit.
 
     A statistic that was not queried is None. `seconds` is the total time with samples. `coverage_ratio` is `seconds`
     divided by the length of the window.

@@ -224,7 +224,7 @@ class _Reading:
             query = "max by (%s) (avg_over_time(gpu:throttled{%%(where)s}[%ds])) > 0" % (by, self.span)
             self._by_label("throttled", "reason", query)
             return
-        # Use the measured time of the instances, because a GPU with instances has no figures itself.
+        # Use the measured time of the instances, because metrics exist only for the instances, not for their GPU.
         seen: dict[tuple[str, str], float] = {}
         for key, record in self.records.items():
             seen[key[:2]] = max([seen.get(key[:2], 0.0), *(stat.seconds for stat in record.stats.values())])

@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Dataclasses of workloads and their owners. An unknown figure is None, never 0."""
+"""Dataclasses of workloads and their owners. An unknown value is None, never 0."""
 
 from __future__ import annotations
 

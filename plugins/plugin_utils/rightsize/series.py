@@ -65,7 +65,7 @@ def histories(
     selector: str = "",
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, dict[str, np.ndarray]], Grid, list[str]]:
-    """Read histories. Returns (samples by workload and figure, grid, notes).
+    """Read histories. Returns (samples by workload and metric, grid, notes).
 
     Memory is in bytes. The busy ratio and the compute are in percent. Missing samples are NaN. Raises PrometheusError.
     """
@@ -86,7 +86,7 @@ def histories(
 
 
 def _read(server, figure, uuids, grid: Grid, selector: str, found) -> list[str]:
-    """Read one figure of these GPUs into `found`. Returns the server's warnings."""
+    """Read one metric of these GPUs into `found`. Returns the server's warnings."""
     series = SERIES[figure]
     notes: list[str] = []
 
