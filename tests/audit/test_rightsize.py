@@ -56,7 +56,7 @@ HISTORY = [
     device("l40s", 0, use(8, 0.05, 48)),
     device("l40s", 1, use(8, 0.3, 48)),
     device("l40s", 2, use(8, 0.05, 48)),
-    # Too large instances, each on a separate GPU, and a GPU without a history.
+    # Oversized instances, each on a separate GPU, and a GPU without a history.
     Device("mig", 0, series=NOBODY, labelled=CLEAR),
     device("mig", 0, use(6, 0.1, 40), "1", "3g.40gb"),
     Device("mig", 1, series=NOBODY, labelled=CLEAR),

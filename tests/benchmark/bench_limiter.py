@@ -130,7 +130,7 @@ def _shares(folder: Path, built: Built, small: bool):
 
     for name, error in sm.sm_errors(folder / "shares", built, 1 if small else 10).items():
         yield name, error, "percentage points"
-    # A figure without a target: a launch's added cost for a throttled tenant. A real driver adds the cost of two events
+    # A result without a target: a launch's added cost for a throttled tenant. A real driver adds the cost of two events
     # and of reading them.
     bare = sm.launch_ns(folder / "bare", built, None)
     yield "limiter_throttled_launch_added", sm.launch_ns(folder / "held", built, 50) - bare, "ns"

@@ -18,7 +18,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 LONGEST_SECONDS = 900
-#: Accepted reasons for a figure without a value, by the start of its name: a tool is missing on this machine, or only
+#: Accepted reasons for a result without a value, by the start of its name: a tool is missing on this machine, or only
 #: `make demo` measures the time.
 REASONS = {
     "demo_": ["not measured yet: "],
@@ -77,7 +77,7 @@ def measured(group: str, options: dict[str, str]) -> dict[str, str]:
 
 
 def without_reason(printed: dict[str, str]) -> list[str]:
-    """Return the figures without a value and without a known reason."""
+    """Return the results without a value and without a known reason."""
     missing = {name: rest.removeprefix("n/a ") for name, rest in printed.items() if rest.startswith("n/a ")}
     known = [
         name

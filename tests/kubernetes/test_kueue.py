@@ -61,7 +61,7 @@ def site(cluster, plugin):
 
 
 def submit(cluster, name, namespace, count=1):
-    """Create a Job as a user would: it also requests a CPU and memory."""
+    """Create a Job that also requests a CPU and memory, as a user would."""
     spec = sleeping({SMALL: count, "cpu": "10m", "memory": "16Mi"}, nodeSelector={"kubernetes.io/hostname": NODE})
     cluster.apply(kueue.job(name, namespace, spec))
 

@@ -18,7 +18,7 @@ def test_overlapping_stretches_are_counted_once(library):
         ((6, 11), 0),  # All of this interval is already counted.
         ((20, 30), 10),  # This interval starts after a gap.
         ((15, 25), 5),  # This interval starts in the gap.
-        # This interval is around the previous one. It adds the rest of the gap, and the time after it.
+        # This interval contains the previous one. It adds the rest of the gap, and the time after the last interval.
         ((10, 40), 3 + 10),
         ((0, 12), 0),  # This interval is entirely in the past.
     ]

@@ -87,7 +87,7 @@ def propose(
 
 
 def _fleet(names: Sequence[str], found: Mapping[str, Any], read: Mapping[str, Any], grid: Grid) -> Fleet:
-    """Return the histories.
+    """Return the histories of memory and duty.
 
     The duty is the share of time in which a kernel runs, or the SM activity if it is higher.
     """

@@ -340,7 +340,7 @@ def _solve(
 def _teamed(problem: Problem, teams: Mapping[str, Sequence[str]]) -> Problem:
     """Return the problem with one workload in place of each team.
 
-    It needs a whole GPU. Its current place is that of the team's first member.
+    This workload needs a whole GPU. Its current place is the place of the team's first member.
     """
     if not teams:
         return problem

@@ -55,9 +55,9 @@ class Ways:
 
 
 def ways(given: Sequence[Any] | None, audits: Sequence[Mapping[str, Any]]) -> Ways:
-    """Return the ways that the inventory sets.
+    """Return how the inventory wants notices to be sent.
 
-    None for `given` means the audit's receivers. Raises FleetError.
+    If `given` is None, the audit's receivers get them. Raises FleetError.
     """
     known = [Notice.of(row, personal=True) for row in audits]
     if given is None:

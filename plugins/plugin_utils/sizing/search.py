@@ -48,7 +48,7 @@ class Limits:
 
 #: Costs in cards: of a mean saturation above the limit, of saturation, and of exceeded memory.
 _BEYOND, _SATURATED, _OVER = 20.0, 0.02, 0.15
-#: Weights for the choice of a card: the risk that its memory is exceeded, and the number of its items.
+#: Weights for the choice of a card: the risk of exceeding the card's memory, and the number of items on the card.
 _RISK, _FILLED = 0.05, 0.02
 #: Randomness of the choice of a card, and the probability and maximum extra cost of accepting a worse solution.
 _NOISE, _FOLLOW, _WORSE = 0.5, 0.1, 0.02

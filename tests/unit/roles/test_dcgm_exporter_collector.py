@@ -26,7 +26,7 @@ def samples(families):
 
 @pytest.fixture
 def nvml(monkeypatch):
-    """Replace NVML: the given functions answer, and all others are not supported."""
+    """Replace NVML by the given functions. All other functions are not supported."""
 
     def unknown(*arguments):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)

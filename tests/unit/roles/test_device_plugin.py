@@ -96,7 +96,7 @@ def allocate(path, *devices):
 
 @pytest.fixture
 def folder():
-    """Return a short path: a Unix socket's has at most 107 bytes."""
+    """Return a short path, because a Unix socket's path has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="dp-", dir="/tmp") as name:
         yield Path(name)
 

@@ -292,7 +292,7 @@ def api():
 
 @pytest.fixture
 def tmp_path():
-    """Return a short path: a Unix socket's has at most 107 bytes."""
+    """Return a short path, because a Unix socket's path has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="dra-", dir="/tmp") as name:
         yield Path(name)
 

@@ -33,7 +33,7 @@ def test_the_figures_of_a_cluster_follow_its_tests():
     assert [path for path in tests if path.startswith("tests/kubernetes/")]
     group = figures[-1]
     assert group.endswith("[kubernetes]")
-    # All other groups run in the leg `figures`.
+    # The leg `figures` runs all other groups.
     slurm = group.replace("[kubernetes]", "[slurm]")
     assert command_of("figures") == ["pytest", "--quiet", "--deselect", group, "--deselect", slurm, "tests/benchmark"]
     assert f'pytest --quiet "{slurm}"' in script_of("trixie")

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of the demo other than the reports."""
+"""Test the demo's files, except the reports."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_requests_that_could_get_a_pad_are_refused(typed):
 
 @pytest.mark.thorough
 def test_a_rule_that_fails_is_noticed(typed):
-    """Check that a failing rule is noticed: slurmctld then accepts all requests."""
+    """Notice a rule that fails, because slurmctld then accepts all requests."""
     host = typed
     host.reset(layout(SEVEN))
     host.ask("cp /etc/slurm/job_submit.lua /tmp/; sed -i s/refused/misspelled/ /etc/slurm/job_submit.lua")

@@ -220,7 +220,7 @@ class KubernetesBackend:
         return differing(offer["resources"], allocatable(node, self.resource))
 
     def shared_reads(self, _scheduler: tuple[str, str]) -> tuple[Read, ...]:
-        """Return the objects of the cluster that all nodes of the backend share: none."""
+        """Return no objects, because the backend's nodes share none."""
         return ()
 
     def shared(
@@ -229,7 +229,7 @@ class KubernetesBackend:
         _nodes: Sequence[Any],
         _objects: Mapping[Read, Sequence[Any] | None],
     ) -> Shared:
-        """Return the changes of these objects: none."""
+        """Return no changes, because there are no shared objects."""
         return Shared()
 
     def pending_text(self, pending: Mapping[str, Sequence[int]]) -> str:

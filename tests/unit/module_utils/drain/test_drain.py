@@ -171,7 +171,7 @@ class Answers:
 
 
 def squeue(names):
-    """Answer like squeue: list all jobs without names, or print the name of one job."""
+    """Answer like squeue, with all jobs but no names, or with the name of one job."""
 
     def answer(command):
         if "--jobs" in command:

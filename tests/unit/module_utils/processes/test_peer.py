@@ -95,7 +95,7 @@ def test_other_process_is_refused_with_its_name(processes, stranger, cgroup):
 
 
 def test_scan_of_other_processes_is_limited(processes, stranger, monkeypatch):
-    """Limit the scan: a user may have very many processes with a million files each."""
+    """Limit the scan, because a user may have many processes with a million files."""
     monkeypatch.setattr(peer, "LOOK_SECONDS", -1, raising=False)
     processes.add(stranger.process.pid, FOREIGN)
     processes.add(os.getpid(), OWN)

@@ -12,8 +12,8 @@
 
 #define HURRY_NS (4 * NS_PER_MS)	/* if a peer is late for this long, help it even if it is not ahead of this GPU */
 
-/* Read the seats of the other GPUs. `own` is this GPU's index in the quota. `begins` means that its next turn has
- * not begun. */
+/* Read the seats of the other GPUs. `own` is this GPU's index in the quota. `begins` means that this GPU's
+ * next turn has not begun. */
 void look_at_peers(struct throttle *, int own, bool begins, int64_t now);
 
 #endif
