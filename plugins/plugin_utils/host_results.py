@@ -294,7 +294,7 @@ def layout(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
 def plan(host: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plan from a result of openfleet.gpu.layout in check mode.
 
-    It has lines and blocking workloads. Raises HostValueError if a value is invalid.
+    The plan has lines and blocking workloads. Raises HostValueError if a value is invalid.
     """
     return Reader(host).read("", result, _PLAN)
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write files that only their owner and group may read.
 
-They have data about hosts, users and command lines.
+The files have data about hosts, users and command lines.
 """
 
 from __future__ import annotations

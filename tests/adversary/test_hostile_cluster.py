@@ -292,7 +292,7 @@ def test_forged_daemonset_does_not_block_eviction(tmp_path, cluster, chosen):
 def test_forged_daemonset_is_not_awaited_for_paused_labels(tmp_path, cluster):
     """Check that a tenant's DaemonSet cannot delay a drain until its timeout.
 
-    Its node selector has a label that the drain has paused.
+    The DaemonSet's node selector has a label that the drain has paused.
     """
     cluster.add_pod("goes")
     cluster.add_pod("miner", owner="DaemonSet")

@@ -27,7 +27,7 @@ folder = pytest.fixture(fuse_folder)
 def test_unresponsive_root_folder_blocks_no_scan_and_no_lock(folder):
     """Scan a process whose root folder is unresponsive.
 
-    It is no holder, because the kernel shows that it has no GPU open.
+    The process is no holder, because the kernel shows that it has no GPU open.
     """
     with silent(folder, "root") as made, holding(folder / "dev/nvidia1", user=BOB) as held:
         assert is_foreign("/proc/%d" % made.pid) and account_of("/proc/%d" % made.pid) == ALICE
@@ -117,7 +117,7 @@ def test_limits_used_by_others_are_distinguished(folder, monkeypatch):
 def test_account_cannot_use_up_the_questions_of_others(folder):
     """Check that one account cannot use up the queries of others.
 
-    Its processes can simulate any number of children that do not end.
+    The account's processes can simulate any number of children that do not end.
     """
     (folder / "speaks").write_text("at once")
     worker = file_worker.Worker()

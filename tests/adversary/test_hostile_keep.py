@@ -267,7 +267,7 @@ def test_frequent_requests_of_one_user_delay_only_that_user(fresh):
 def test_request_of_an_ended_process_is_refused(fresh):
     """Refuse an ended process's request.
 
-    It passed the connection to another process, and yet another process may already have its pid.
+    The process passed its connection to another process, and a third process may already have its pid.
     """
     ours, theirs = socket.socketpair()
     child = os.fork()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test processes that claim another tenant's quota.
 
-They use mounts, chroot or environment variables.
+The processes use mounts, chroot or environment variables.
 """
 
 from __future__ import annotations

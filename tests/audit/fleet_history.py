@@ -127,7 +127,7 @@ def use(memory_gib, compute, total_gib=80):
 def device(host, index, series=None, instance="", profile=""):
     """Return a device that a process holds.
 
-    It works well unless `series` says otherwise.
+    The device works well unless `series` says otherwise.
     """
     return Device(host, index, instance, profile, series=series or {}, labelled=HELD)
 

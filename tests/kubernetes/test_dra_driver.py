@@ -72,7 +72,7 @@ def follow(fleet, layout, *entries):
 def test_template_of_someone_else_is_refused(api_server, fleet, node):
     """Read a template that the plan names.
 
-    It lacks the label of the node.
+    The template lacks the label of the node.
     """
     template = {"metadata": {"name": "dra-one-exclusive-2"}, "spec": {"spec": {"devices": {}}}}
     api_server.call("POST", TEMPLATES, template)

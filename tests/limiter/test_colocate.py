@@ -110,7 +110,7 @@ def test_a_new_waterline_reaches_running_programs(gpu, before, after):
 def test_an_online_tenant_that_becomes_offline_gives_way(gpu):
     """Change the latency of a running tenant.
 
-    Its program then stays below the waterline.
+    The tenant's program then stays below the waterline.
     """
     world = gpu(waterline=50)
     tenant = world.offline(MS, LENGTH * 3)

@@ -97,7 +97,7 @@ def test_at_another_path_and_under_another_name(answers: object, tenant: Tenant,
 def test_loaded_twice_it_still_limits(answers: object, tmp_path: Path, tenant: Tenant) -> None:
     """Load the library through /etc/ld.so.preload and through LD_PRELOAD.
 
-    One of them names the link, and the other one names the versioned file.
+    One path is the link, and the other path is the versioned file.
     """
     copy = tmp_path / "copy.so"
     shutil.copy(tenant.built.library, copy)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the rule files of the role gpu_monitoring and exporters' text.
 
-Both are combined into promtool's tests.
+The module combines both into promtool's tests.
 """
 
 from __future__ import annotations

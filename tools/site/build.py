@@ -39,7 +39,7 @@ _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 def pages() -> dict[str, str]:
     """Return the page of the site for each source file.
 
-    Both are paths, below the checkout and below the site.
+    Source files are paths below the checkout, and pages are paths below the site.
     """
     found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     site = {path: path.removeprefix("docs/") for path in found}

@@ -140,7 +140,7 @@ class Figures:
     def _reaches_as_far(self, long: str, short: str) -> bool:
         """Return whether the long roll-up covers as much of the window as the short one.
 
-        It covers less if its recording rule was added within the window.
+        The long roll-up covers less if its recording rule was added within the window.
         """
         ago = " offset %ds" % (self.span - 3600)
         now, then, before = self.asking.ask_all(

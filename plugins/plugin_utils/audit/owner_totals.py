@@ -134,7 +134,7 @@ def _grouped(
 ) -> tuple[OwnerTotal, ...]:
     """Return the totals by name.
 
-    They are sorted by cost of reserved and unused GPUs, then by the number of these GPUs, then by unused GPU hours,
+    The totals are sorted by cost of reserved and unused GPUs, then by the number of these GPUs, then by unused GPU hours,
     highest first. Totals without an owner are last.
     """
     rows: dict[str, list[Row]] = defaultdict(list)

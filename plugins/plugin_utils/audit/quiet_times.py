@@ -202,7 +202,7 @@ def _quiet_by(
 def _known(series: str, ago: str, by: str = BY) -> str:
     """Return PromQL that selects hours with enough samples.
 
-    It excludes hours with NaN: their average is NaN, and a comparison with NaN is false.
+    The selection excludes hours with NaN, because their average is NaN, and a comparison with NaN is false.
     """
     return "(max by (%s) (count_over_time(%s{%%(where)s}[1h]%s) >= %d and avg_over_time(%s{%%(where)s}[1h]%s) >= 0))" % (
         by, series, ago, _LEAST_SAMPLES, series, ago,

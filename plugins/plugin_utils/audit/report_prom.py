@@ -39,7 +39,7 @@ def to_text(audit: Audit) -> str:
 def _by_owner(book: Ledger) -> dict[Labels, Sum]:
     """Return the sums by team, user and class.
 
-    Both names are empty for parts without an owner.
+    The names of team and user are empty for parts without an owner.
     """
     rows: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in book.rows:

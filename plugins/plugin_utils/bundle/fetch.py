@@ -193,7 +193,7 @@ def _no_file(error: Exception) -> bool:
 def _may_pass(error: Exception) -> bool:
     """Return whether a retry may succeed.
 
-    It cannot succeed after a refusal by the server, or if the file of a `file://` address does not exist.
+    A retry cannot succeed after a refusal by the server, or if the file of a `file://` address does not exist.
     """
     code = getattr(error, "code", None)
     if isinstance(code, int):

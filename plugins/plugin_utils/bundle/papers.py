@@ -29,7 +29,7 @@ def manifest(
 ) -> str:
     """Return the manifest.
 
-    It has no date and no name of this machine, so that equal bundles have equal manifests.
+    The manifest has no date and no name of this machine, so that equal bundles have equal manifests.
     """
     elsewhere = {what: set(hosts) for what, hosts in wants.named.items()}
     for mirror in mirrors:

@@ -56,7 +56,7 @@ class Rhythm:
     def quiet_seconds(self, now: float) -> float:
         """Return the current quiet time in seconds, up to `now`.
 
-        It extends back as long as samples cover at least LEAST_COVERED_RATIO of it. It is 0 if the holder works now.
+        The time extends back while samples cover at least LEAST_COVERED_RATIO of it. It is 0 if the holder works now.
         """
         parts = [*self._ended, (self._since, max(now, self._since))]
         covered, found = 0.0, 0.0

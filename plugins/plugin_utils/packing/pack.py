@@ -82,7 +82,7 @@ def _heuristics(case: Case, exactly: bool) -> tuple[Packing, Contents, Least]:
 def _seconds(case: Case, first: Packing, least: Least) -> float:
     """Return the time for the search.
 
-    It is short if the result of the heuristics is nearly optimal.
+    The time is short if the result of the heuristics is nearly optimal.
     """
     near = first.score.unplaced == least.left_out and first.score.gpus <= least.gpus + NEAR_GPUS
     fresh = not case.on and any(workload.bound for workload in case.problem.workloads)
@@ -134,7 +134,7 @@ def _search(case: Case, first: Packing, contents: Contents, least: Least) -> Pac
 def _is_whole(case: Case, cells: Cells, made: Packing) -> bool:
     """Return whether the search proves an optimum for the whole problem.
 
-    It does if it considers every pattern and places every workload. The heuristic may still place bound workloads if
+    The search proves it if it considers every pattern and places every workload. The heuristic may still place bound workloads if
     each of them uses whole GPUs, all GPUs are equal, and none was left out, because such workloads need the same number
     of GPUs anywhere.
     """

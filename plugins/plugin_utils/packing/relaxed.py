@@ -42,7 +42,7 @@ MOST_PAIRS = 50
 def least_of_groups(case: Case) -> Least:
     """Return lower bounds.
 
-    They are 0 if OR-Tools is missing or if the problem is too large.
+    The bounds are 0 if OR-Tools is missing or if the problem is too large.
     """
     if exact.MISSING or not case.problem.gpus:
         return Least(0, 0)

@@ -36,7 +36,7 @@ _BY = "host, gpu_uuid, mig_instance"
 class Grid:
     """The times of a range query.
 
-    They are multiples of the step, like the evaluation times of recording rules.
+    The times are multiples of the step, like the evaluation times of recording rules.
     """
 
     start: int

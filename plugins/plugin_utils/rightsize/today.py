@@ -245,7 +245,7 @@ class _GpuReading:
     def _unused(self, found: Finding) -> bool:
         """Return whether the instance is unused.
 
-        It is if its verdict is free. A new instance without a verdict is unused if it is monitored and shows no
+        An instance is unused if its verdict is free. A new instance without a verdict is unused if it is monitored and shows no
         activity.
         """
         if found.verdict.word == "free":
@@ -344,7 +344,7 @@ def _who(row: Mapping[str, Any]) -> list[str]:
 def _spread(state: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of holders that use several GPUs or instances.
 
-    They must keep whole GPUs, because a process can use at most one MIG device.
+    Such holders must keep whole GPUs, because a process can use at most one MIG device.
     """
     places: dict[str, set[tuple[str, Any]]] = defaultdict(set)
     for gpu in state["gpus"]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the result of the filter kubernetes_mapping.
 
-It is the offer of a layout for a host's current or expected GPUs.
+The result is the offer of a layout for a host's current or expected GPUs.
 """
 
 from __future__ import annotations

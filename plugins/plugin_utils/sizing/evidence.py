@@ -39,7 +39,7 @@ class Evidence:
     def confidence(self) -> float:
         """Return the confidence, from 0 to 1.
 
-        It increases with days and decreases with gaps. It is 0 without enough evidence.
+        The confidence increases with days and decreases with gaps. It is 0 without enough evidence.
         """
         return self.covered_ratio * self.days / (self.days + 1) if self.enough else 0.0
 
@@ -77,7 +77,7 @@ def gather(fleet: Fleet, policy: Policy) -> tuple[Evidence, ...]:
 def shared_margin(days: float, policy: Policy) -> float:
     """Return the margin on the sum of histories that share a card, as a ratio.
 
-    It decreases with the number of days, but never reaches 0. Other rules of sharing cover the peaks of single workloads.
+    The margin decreases with the number of days, but never reaches 0. Other rules of sharing cover the peaks of single workloads.
     """
     return policy.memory_margin_ratio / float(np.sqrt(1 + days))
 

@@ -78,7 +78,7 @@ class Policy:
     def planned_saturated_ratio(self) -> float:
         """Return the limit for the mean saturation in a plan.
 
-        It is below `saturated_ratio`, so that a plan stays within that limit with the confidence. The relation was
+        The limit is below `saturated_ratio`, so that a plan stays within that limit with the confidence. The relation was
         measured (docs/sizing.md).
         """
         return self.saturated_ratio * min(1.0, float(np.sqrt((1 - self.confidence) / 0.03)))

@@ -117,7 +117,7 @@ class FleetTechnique:
     def part(self, parts: Sequence[Part]) -> dict[str, Any]:
         """Return the technique's part of a `gpu_layout` entry for these parts of GPUs.
 
-        They are one GPU's parts, in the order of the workloads. GPUs with a common tenant share an entry, so `parts`
+        `parts` are one GPU's parts, in the order of the workloads. GPUs with a common tenant share an entry, so `parts`
         then has the parts of all of them.
         """
         raise NotImplementedError

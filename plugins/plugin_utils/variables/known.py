@@ -52,7 +52,7 @@ def variables() -> dict[str, Variable]:
 def of_owner(owner: str) -> dict[str, Mapping[str, Any]]:
     """Return a role's or playbook's options by variable.
 
-    They are in the order of the argument spec.
+    The options are in the order of the argument spec.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for each, options in _specs():

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test holders that NVML does not list.
 
-They block a change, even if they start during the run.
+Such holders block a change, even if they start during the run.
 """
 
 from __future__ import annotations

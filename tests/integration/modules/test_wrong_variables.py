@@ -29,7 +29,7 @@ def fleet(host, library, tmp_path):
 def owners_checked(playbook):
     """Return the roles and playbooks whose variables the playbook checks.
 
-    They are in the order of the plays.
+    The result is in the order of the plays.
     """
     found = {}
     for play in yaml.safe_load((ROOT / "playbooks" / playbook).read_text(encoding="utf-8")):

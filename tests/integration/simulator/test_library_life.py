@@ -67,7 +67,7 @@ def test_stated_power_overrides_utilisation(simulator, nvml, gpu):
 def watch(simulator, nvml, gpu, wanted):
     """Return pairs of a load's age and its utilization.
 
-    Both come from the same time. Return when NVML has shown all wanted values.
+    Age and utilization are from the same moment. Return when NVML has shown all wanted values.
     """
     pairs, shown, deadline = [], set(), time.monotonic() + PATIENCE_SECONDS
     while (not wanted <= shown or len(pairs) < 80) and time.monotonic() < deadline:

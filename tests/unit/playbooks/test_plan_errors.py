@@ -56,7 +56,7 @@ def tasks_of(items, folder, seen):
 def changes_hosts(path):
     """Return whether the plan never includes this file.
 
-    Its tasks run only when hosts change.
+    The file's tasks run only when hosts change.
     """
     return path in {ROOT / "roles/nvidia_driver/tasks/change.yml", ROOT / "roles/vgpu_limiter/tasks/compiler.yml"}
 

@@ -34,7 +34,7 @@ def named(text):
 def found(word, before):
     """Return the files that a name refers to.
 
-    They are below the root, a plugin folder, or a folder that the block named before.
+    The files are below the root, a plugin folder, or a folder that the block named before.
     """
     pattern = re.sub(r"[A-Z]{4,}", "*", word)
     near = {folder for each in before for path in found(each, ()) for folder in (path, *path.parents)}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Imports inside functions have a recorded reason that is still true.
 
-They hide what a file depends on. imports_in_functions.txt lists each of them. Filters are excluded: ansible-core loads
+Such imports hide dependencies of a file. imports_in_functions.txt lists each of them. Filters are excluded: ansible-core loads
 all filters of a collection for every task that uses one of them, so all of them import their code when they run.
 """
 
@@ -160,7 +160,7 @@ def saved_bytes(imports: Iterable[Import], module: str) -> int:
 def speeds_up_start(one: Import) -> bool:
     """Return whether a module starts faster without the imports of the same file.
 
-    They are counted together, because a technique has a small file for each purpose.
+    The imports of a file count together, because a technique has a small file for each purpose.
     """
     same_file = read(one.file).in_functions
     return any(saved_bytes([one], name) and saved_bytes(same_file, name) >= LEAST_BYTES for name in MODULES)

@@ -27,7 +27,7 @@ esac
 def restarted(tmp_path):
     """Return a function that runs the task file for nodes.
 
-    It returns the exit status and the number of restarts.
+    The function returns the exit status and the number of restarts.
     """
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()

@@ -199,7 +199,7 @@ def test_message_contains_no_text_of_the_user(prolog, node):
 def test_numbers_of_constrained_devices(prolog, title, uuid):
     """Check that the variable of the other kind of task has no effect.
 
-    It may come from the shell in which the user submitted the job.
+    The variable may come from the shell in which the user submitted the job.
     """
     step(prolog.folder, title)
     assert prolog("0", SLURM_STEP_GPUS="1", SLURM_JOB_GPUS="4") == (0, [f"export CUDA_VISIBLE_DEVICES={uuid}"])

@@ -120,7 +120,7 @@ def _runs_mig_manager(policy: Any) -> bool:
 def _default_config(policy: Any) -> str:
     """Return the configuration that the operator selects on nodes without one.
 
-    It is empty only if the policy says so.
+    The configuration is empty only if the ClusterPolicy says so.
     """
     config = _mapping(_mapping(_mapping(policy, "spec"), "migManager"), "config")
     return "" if config.get("default") == "" else "all-disabled"

@@ -56,7 +56,7 @@ class DevicePlugin(KubernetesBackend):
     def cause(self, pending: Mapping[str, Sequence[int]]) -> str:
         """Return the known cause of missing instances, and the fix.
 
-        It is known if one profile lacks as many instances as another profile of the same size has in excess.
+        The cause is known if one profile lacks as many instances as another profile of the same size has in excess.
         """
         balance: Counter[str] = Counter()
         missing = []

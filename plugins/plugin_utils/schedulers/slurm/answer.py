@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the result of the filter slurm_mapping.
 
-It is the GRES of a layout, compared with the current node in Slurm.
+The result is the GRES of a layout, compared with the current node in Slurm.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def test_entries_that_are_not_objects_are_omitted(server):
 def test_only_the_claims_of_listed_pods_are_read(server):
     """Read claims that a pod names, and claims that Kubernetes created for it.
 
-    One of them was deleted meanwhile.
+    One claim was deleted meanwhile.
     """
     made = [{"name": "two", "resourceClaimName": "a-two-x7"}, {"name": "three", "resourceClaimName": "gone"}]
     pod = {

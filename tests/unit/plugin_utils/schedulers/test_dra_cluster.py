@@ -156,7 +156,7 @@ def test_a_template_has_the_claim_of_its_entry():
 def test_a_template_has_a_label_of_its_node(name, label):
     """Shorten a long name to a label value.
 
-    It has at most 63 characters, and ends with a letter or digit.
+    A label value has at most 63 characters, and ends with a letter or digit.
     """
     found = changes(mapping(name=name), node(name=name), GATED, name=name)
     templates = [each["metadata"] for each in found["write"] if each["kind"] == "ResourceClaimTemplate"]
