@@ -109,7 +109,7 @@ def _with_bound(case: Case, packing: Packing, least: Least) -> Packing:
 def _search(case: Case, first: Packing, contents: Contents, least: Least) -> Packing | None:
     """Return the result of the exact search, or None.
 
-    It starts from the result of the heuristics, which has these contents.
+    The search starts from the result of the heuristics, which has these contents.
     """
     cells = Cells(case, contents)
     search = exact.Search(cells)
