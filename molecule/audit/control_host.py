@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Collect the files that turn a host without a network into a control host.
 
-Usage: control_host.py FOLDER PYTHON MACHINE. PYTHON is a version (3.11) and MACHINE an architecture (x86_64). FOLDER is
-replaced. It gets the collection, and wheels of this machine's version of ansible-core and its dependencies. Wheels that
-were downloaded before are copied from a folder next to FOLDER.
+Usage: control_host.py FOLDER PYTHON MACHINE. PYTHON is a version (3.11) and MACHINE an architecture (x86_64). The
+script replaces FOLDER. It then writes the collection there, and wheels of ansible-core (this machine's version) and its
+dependencies. It copies wheels that an earlier run downloaded from a folder next to FOLDER.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures for the steps of the scenario. Each step depends on the previous step."""
+"""Provide fixtures for the scenario's steps. Each step depends on the one before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["lab_host"]
 
 SCENARIO = Path(__file__).resolve().parents[1]
 HOSTS = ("hopper", "slices", "ada")
-#: No run of these tests takes this long, even on a busy machine.
+#: Time limit of a run. No run takes this long, even on a busy machine.
 TIMEOUT_SECONDS = 480
 
 
@@ -71,7 +71,7 @@ class Site:
         settings = {
             "gpu_audit_prometheus": {"url": self.url},
             "gpu_rightsize_dir": str(self.folder / "rightsize"),
-            # The history has one week.
+            # The recorded history covers one week.
             "gpu_rightsize_thresholds": {"least_history_hours": 0, "new_holder_hours": 120},
             "gpu_rightsize_reclaim_grace": "0.1m",
             "gpu_rightsize_reclaim_look_seconds": 2,
@@ -81,7 +81,7 @@ class Site:
 
 
 class Fleet:
-    """The workloads of the fleet, and their places."""
+    """The fleet's workloads, and the GPUs or instances that they use."""
 
     def __init__(self, hosts: dict) -> None:
         self.hosts = hosts
@@ -100,7 +100,7 @@ class Fleet:
         self.places[CONTAINER.name] = services.start_container(CONTAINER, self.hosts[CONTAINER.host])
 
     def uses(self) -> dict:
-        """Return the use of each place."""
+        """Return the GPU use of the workload in each place."""
         known = {service.name: service.use for service in [*SERVICES, DRAFT, BILLING, CONTAINER]}
         return {place: known[name] for name, place in self.places.items()}
 
@@ -108,7 +108,7 @@ class Fleet:
         return {one.name: services.pid(one, self.hosts[one.host]) for one in SERVICES}
 
     def active(self) -> dict[str, str]:
-        """Return the state of each unit in systemd: active, inactive, ..."""
+        """Return each unit's state in systemd, such as active or inactive."""
         every = [*SERVICES, DRAFT, BILLING, CONTAINER]
         return {one.name: self.hosts[one.host].run("systemctl is-active %s", one.name).stdout.strip() for one in every}
 
@@ -128,9 +128,9 @@ class Monitor:
         self.prometheus = Prometheus(run)
 
     def record_a_week(self, fleet: Fleet) -> None:
-        """Record a week with the current use, once Prometheus sees all workloads."""
+        """Record a week of the current use after Prometheus sees all workloads."""
         for host in fleet.hosts.values():
-            # The metrics of holders are exported only once a minute, so export them now.
+            # A timer exports the holders' metrics only once a minute, so export them now.
             host.check_output("systemctl start gpu-layout-metrics.service")
         deadline = time.monotonic() + 300
         wanted = self._as_it_is(fleet)
@@ -159,7 +159,7 @@ class Monitor:
             found = [one.labels for one in self.prometheus.query(expression)]
             return sorted((labels["gpu_uuid"], labels.get("mig_instance", "")) for labels in found)
 
-        # The processes of a GPU include those in its instances.
+        # A GPU's processes include the processes in its instances.
         whole = (
             "gpu:processes > 0 unless on (gpu_uuid) (gpu:info{mig_instance!=''}) or gpu:processes{mig_instance!=''} > 0"
         )
@@ -256,7 +256,7 @@ def proposal_again(reclaim, proposal) -> Reclaimed:
 class Applied:
     """A run of site.yml with the proposal: its output, and the services' pids.
 
-    The pids were read before and after the run.
+    The pids are from before and after the run.
     """
 
     told: str
@@ -280,7 +280,7 @@ def applied(request, site, fleet, proposal) -> Applied:
 def second(site, fleet, monitor, proposal, applied) -> Played:
     """Move each workload that has a new place, and run audit.yml again.
 
-    In practice, the owner moves the workload. Before the audit, a week with the new places is recorded.
+    In practice, the owner moves the workload. Before the audit, this fixture records a week with the new places.
     """
     del fleet.places[CONTAINER.name], fleet.places[DRAFT.name]
     known = {service.name: service for service in SERVICES}

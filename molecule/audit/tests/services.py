@@ -16,7 +16,8 @@ from tests.lab.recorded_history import Use
 class Service:
     """A systemd unit: its location, its GPU use and its owner.
 
-    The location has a host, a GPU, and the first memory slice of an instance. The slice is None for a whole GPU.
+    The location consists of a host, a GPU, and the first memory slice of an instance. For a whole GPU, the slice is
+    None.
     """
 
     name: str
@@ -33,13 +34,13 @@ SERVICES = [
     Service("chat", "hopper", 0, None, Use((6, 7), (0.02, 0.11))),
     Service("search", "hopper", 1, None, Use((12, 14), (0.05, 0.22))),
     Service("train", "hopper", 2, None, Use((50, 65), (0.5, 0.8))),
-    # Each of these services has one of the two instances of a GPU, and uses it well.
+    # Each of these services uses one of a GPU's two instances, and uses it well.
     Service("embed", "slices", 0, 0, Use((24, 30), (0.2, 0.35))),
     Service("rank", "slices", 1, 0, Use((24, 30), (0.2, 0.35))),
     # This service needs more than its GPU can provide.
     Service("render", "ada", 0, None, Use((40, 43.5), (0.7, 0.97))),
 ]
-#: Idle processes of services that are installed, enabled, and restarted when they end. BILLING must not be stopped.
+#: Idle services. Their units are enabled, and systemd restarts them when they end. rightsize.yml must not stop BILLING.
 #: DRAFT runs as an account without permissions (prepare.yml).
 DRAFT = Service("draft", "ada", 2, None, Use((2, 2), (0, 0)), "gpu-audit")
 BILLING = Service("billing", "ada", 3, None, Use((2, 2), (0, 0)))
@@ -120,6 +121,6 @@ def _runs(host: Any, name: str) -> None:
 
 
 def pid(service: Service, host: Any) -> str:
-    """Return the pid of the service's program if it runs."""
+    """Return the pid of the service's program, if the program runs."""
     found = host.check_output("systemctl show --property=MainPID --value %s", service.name)
     return found if host.run("kill -0 %s", found).rc == 0 else "none: it is not running"

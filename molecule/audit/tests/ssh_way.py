@@ -12,8 +12,8 @@ from typing import Any
 HOME = "/var/lib/gpu-audit"
 #: The account exists on the control host and on the GPU host.
 ACCOUNT = "gpu-audit"
-#: The only command that the key can run, whatever the client requests. (OpenSSH has the option `restrict` against other
-#: features.)
+#: The only command that the key can run, whatever the client requests. OpenSSH's option `restrict` disables its other
+#: features.
 ASK = "sudo -n /usr/local/bin/gpu-layout holders --json"
 BOUND = f'no-port-forwarding,no-agent-forwarding,no-X11-forwarding,no-pty,command="{ASK}"'
 SERVER_KEY = "/etc/dropbear/dropbear_ed25519_host_key"
@@ -22,7 +22,7 @@ SERVER_KEY = "/etc/dropbear/dropbear_ed25519_host_key"
 def make(control: Any, host: Any, address: str) -> None:
     """Allow the service's user to log in and read who holds the GPUs.
 
-    Also add the GPU host to the user's known hosts.
+    Also adds the GPU host to the user's known hosts.
     """
     control.check_output(
         f"runuser -u gpu-audit -- sh -c 'umask 077 && mkdir -p {HOME}/.ssh && rm -f {HOME}/.ssh/* && "

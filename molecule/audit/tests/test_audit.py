@@ -65,7 +65,7 @@ def test_first_audit_has_the_expected_findings(first, where):
     # Four H100 (three used, one unused), four halves of two other H100, and four L40S.
     assert len(found) == 4 + 4 + 4
     assert found == wanted(found, where, FIRST)
-    # YAML folds long lines of Ansible's output.
+    # Ansible's YAML output folds long lines.
     told = " ".join(first.told.split())
     for counted in ("2 oversized memory", "2 idle", "1 held without process", "1 saturated", "3 free", "3 right"):
         assert counted in told
@@ -110,7 +110,8 @@ def test_proposal_moves_two_small_services_to_the_unused_gpu(listed, proposal):
     rows = {row["name"]: row for row in proposal.report["workloads"]}
     moved = {name: row for name, row in rows.items() if row["change"] in ("moved", "resized")}
     assert set(moved) == {"chat", "search"}
-    # The container without a program counted as a workload that can be stopped. It is stopped by now.
+    # rightsize.yml counted the container without a program as a workload that may be stopped. By now, the container is
+    # stopped.
     first = [row["name"] for row in listed.report["workloads"] if row["change"] == "left"]
     assert first == ["notebook"] and "notebook" not in rows
     for name, profile in (("chat", "1g.10gb"), ("search", "2g.20gb")):

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that idle services are only listed by default, and stopped on request.
+"""Check that rightsize.yml lists idle services, and stops them only on request.
 
 The tests use the hosts' systemd.
 """

@@ -32,9 +32,10 @@ PATIENCE_SECONDS = 480
 
 @dataclass(frozen=True)
 class Ran:
-    """A run of the service: status of `systemctl start`, result and output.
+    """A run of the service.
 
-    `reports` lists the reports after the run.
+    It has the status of `systemctl start`, the service's result and its output. `reports` lists the reports after the
+    run.
     """
 
     rc: int
@@ -243,7 +244,7 @@ tell capabilities "$(sed -n 's/^CapBnd:\t*//p' /proc/self/status)"
 def probe(control, caught_up):
     """Return a program that tries all actions on folders that every user can change.
 
-    The program takes the file for its results.
+    The program's argument is the file for its results.
     """
     host = control.host
     host.check_output("mkdir -p /srv/open /home/open && touch /dev/open && chmod 777 /srv/open /home/open")

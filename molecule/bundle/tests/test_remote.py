@@ -13,7 +13,7 @@ from tests.lab.lab_fixtures import REPOSITORY
 LAB = REPOSITORY / ".lab"
 RELEASE = os.environ.get("LAB_RELEASE") or "bookworm"
 DIRECTORY = {"bookworm": "debian12", "trixie": "debian13"}[RELEASE]
-#: For each folder of the bundle, the vendor's folder.
+#: The vendor's folder for each folder of the bundle.
 ORIGINS = {
     f"repositories/driver/{DIRECTORY}/x86_64": f"mirror-{RELEASE}/cuda/repos/{DIRECTORY}/x86_64",
     "repositories/container-toolkit/deb/amd64": "mirror-toolkit/stable/deb/amd64",
@@ -35,9 +35,9 @@ def test_host_reaches_only_itself(remote):
 
 
 def test_every_vendor_package_is_from_the_bundle(remote):
-    """Check apt's index too.
+    """Check that the packages are from the bundle, in the versions of its manifest.
 
-    apt verified it, and lists no other source.
+    apt verified the bundle's index, and lists no other source.
     """
     packages = {
         name: versions for repository in manifest()["repositories"] for name, versions in repository["packages"].items()

@@ -19,7 +19,7 @@ MIRROR = REPOSITORY / ".lab" / "mirror-toolkit"
 
 @dataclass(frozen=True)
 class Run:
-    """A run: the steps that the module did or would do, and its messages."""
+    """A run: the steps that the module did or would do, and the run's messages."""
 
     steps: list[str]
     result: dict
@@ -39,7 +39,7 @@ def run_roles(host: str, *asks: Ask, check: bool = False) -> list[Run]:
     done = role_plays.run_role(SCENARIO / "inventory", "container_toolkit", host, list(asks), *options)
     runs = []
     for run in done:
-        # If the role's arguments or a file of the controller are refused, there is no result.
+        # If the role refuses its arguments or a file on the controller, there is no result.
         result = run.results.get("Install or remove the container toolkit", {})
         runs.append(Run(result.get("steps", []), result, run.changed, run.executions, run.failed, run.seen))
     return runs

@@ -27,7 +27,7 @@ UNITS = {
     "lab-inetd.service": "[Service]\nExecStart=/bin/sleep infinity",
     "lab-tick.timer": "[Timer]\nOnActiveSec=1h",
     "lab-tick.service": "[Service]\nType=oneshot\nExecStart=/bin/true",
-    # The stop of this unit ends only when the file is removed.
+    # This unit stops only when the file is removed.
     "lab-slow.service": "[Service]\nExecStart=/bin/sleep infinity\nTimeoutStopSec=infinity\n"
     "ExecStop=/bin/sh -c 'sleep 1; while [ -e /run/lab-hold ]; do sleep 0.1; done'",
     # systemd refuses to stop this unit.
@@ -84,8 +84,8 @@ class DrainedHost:
         self.wait_until("scontrol ping >/dev/null")
         self.wait_until(f"scontrol show node {NODE} >/dev/null")
         self.host.run(f"scontrol update NodeName={NODE} State=RESUME")
-        # If the node's report that a job has ended was lost, Slurm may wait minutes for it. A node that was down has no
-        # jobs.
+        # If the node's report about the end of a job is lost, Slurm may wait minutes for the report. A node that was
+        # down has no jobs.
         again = f"scontrol update NodeName={NODE} State=DOWN Reason=lab; scontrol update NodeName={NODE} State=RESUME"
         idle = f'[ "$(sinfo --noheader --nodes {NODE} --format %T)" = idle ]'
         self.wait_until(f"{{ {idle} || {{ [ $((++looks % 300)) != 0 ] || {{ {again}; }}; false; }}; }}")
@@ -100,7 +100,7 @@ class DrainedHost:
         return {name for name, state in zip(UNITS, shown) if state == "active"}
 
     def is_whole(self) -> bool:
-        """Wait for slurmd. Return whether the state equals that before the drain."""
+        """Wait for slurmd. Return whether the state is the same as before the drain."""
         self.node_comes_to("idle: none")
         return self.active() == set(RUNNING) and not self.host.file(RECORD).exists
 
@@ -122,7 +122,7 @@ class DrainedHost:
         return self.ask(f"sinfo --noheader --nodes {NODE} --format '%T: %E'").strip()
 
     def node_comes_to(self, state: str) -> None:
-        """Wait until the node has a state and a reason.
+        """Wait until the node has this state and reason.
 
         After its start, slurmd needs some time to respond.
         """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 SCENARIO = Path(__file__).resolve().parents[1]
 REPOSITORY = SCENARIO.parents[1]
-#: No run of these tests takes this long.
+#: Time limit of a run. No run takes this long.
 TIMEOUT_SECONDS = 600
 
 
@@ -43,7 +43,7 @@ class RoleRun:
                 cwd=REPOSITORY,
                 env={
                     **os.environ,
-                    # The output is read while the playbook runs, and ansible-playbook itself never flushes it.
+                    # The tests read the output while the playbook runs, but ansible-playbook itself never flushes it.
                     "PYTHONUNBUFFERED": "1",
                     "ANSIBLE_FORCE_COLOR": "0",
                     "ANSIBLE_NOCOLOR": "1",
@@ -56,7 +56,7 @@ class RoleRun:
 
     @property
     def told(self) -> str:
-        """Return all output so far, with the lines unfolded that YAML folded."""
+        """Return all output so far, and join the lines that YAML has folded."""
         return " ".join(self._log.read_text().split())
 
     def end(self) -> RoleRun:

@@ -20,7 +20,7 @@ from tests.lab.role_plays import Ask, Done, run_role
 
 NODE = "gpu-a"
 WAIT_SECONDS = 120
-# Limit for a step of a run of the role.
+# Seconds that one step of a role run may take.
 RUN_SECONDS = 400
 GPUS = range(4)
 # Commands that remove the jobs and nodes that slurmctld knows.
@@ -41,9 +41,10 @@ ROLE = REPOSITORY / "roles" / "gpu_slurm"
 INVENTORY = REPOSITORY / "molecule" / "gpu_slurm" / "inventory"
 # The roles' entry points in the order in which site.yml runs them.
 STEPS = (("gpu_slurm", "prepare"), ("gpu_layout", "main"), ("gpu_slurm", "apply"))
-# With the plan of the layout, which names the instances that it keeps.
+# The same steps after the layout's plan, which names the instances that the change keeps.
 PLANNED_STEPS = (("gpu_layout", "plan"), *STEPS)
-# A condition: Slurm has allocated no GPU of the node. After slurmctld has restarted, the counts have no (IDX:...).
+# A shell condition: Slurm has allocated none of the node's GPUs. After a restart of slurmctld, the counts have no
+# (IDX:...).
 FREE = f"! scontrol -d -o show node {NODE} | grep -oE ' GresUsed=[^ ]*' | grep -qE ':[1-9][0-9]*([(,]|$)'"
 SHOWN = f"scontrol -o show node {NODE} | grep -oE '(State|Gres|Reason|SlurmdStartTime)=[^ ]*' | xargs"
 TASK_PROLOG = "/usr/lib/openfleet-gpu/slurm/task-prolog"
@@ -56,7 +57,10 @@ SLICED = {"sharing": "time_slicing", "time_slicing": {"slice": "default", "repli
 
 
 def layout(*entries: dict) -> list[dict]:
-    """Return a layout with one entry per GPU. GPUs without an entry are shared."""
+    """Return a layout with one entry per GPU.
+
+    GPUs beyond the given entries are shared.
+    """
     return [dict(entries[index] if index < len(entries) else SHARED, gpus=[index]) for index in GPUS]
 
 
@@ -80,7 +84,10 @@ def run(*asks: Ask) -> list[Done]:
 
 
 class SlurmHost:
-    """A host on which testinfra runs commands, and its own Python runs modules."""
+    """A Slurm host.
+
+    testinfra runs commands on it, and the host's own Python runs modules.
+    """
 
     def __init__(self, name: str, host: Any) -> None:
         self.name, self.host = name, host
@@ -108,7 +115,7 @@ class SlurmHost:
     # --- the layout and Slurm --------------------------------------------------------------------
 
     def mapping(self, wanted: list[dict]) -> dict:
-        """Return the result of the filter for a layout and the current state of the host."""
+        """Return the filter's result for a layout and the host's current state."""
         # Each module takes about a second, most of it for starting Python.
         with ThreadPoolExecutor(3) as pool:
             slurm, state, kept = (
@@ -174,7 +181,8 @@ class SlurmHost:
         slurmctld restores the state of the node. So the node may look idle before slurmd has registered.
         """
         started = self.node().get("SlurmdStartTime", "")
-        # slurmctld reports its start in whole seconds, so a second restart within one second would not be seen.
+        # slurmctld reports its start in whole seconds, so the test could not see a second restart within the same
+        # second.
         later = f'until [ "$(date +%FT%T)" != "{started}" ]; do sleep 0.1; done'
         self.ask(f"systemctl stop slurmctld slurmd; {before or 'true'}; {later}; systemctl start slurmctld slurmd")
         shown = f"scontrol -o show node {NODE} | grep -o ' SlurmdStartTime=[^ ]*'"
@@ -280,7 +288,7 @@ class SlurmHost:
     def move_start(self, job: str, seconds: int) -> None:
         """Move the start of a running job into the past.
 
-        Changes the state that slurmctld saves, in which times have eight bytes. No test can wait for hours.
+        Edits slurmctld's saved state, in which a time has eight bytes, because no test can wait for hours.
         """
         shown = f"SLURM_TIME_FORMAT=%s squeue --noheader --format %S --jobs {job}"
         start = int(self.ask(shown))

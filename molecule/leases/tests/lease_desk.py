@@ -51,7 +51,7 @@ class Desk:
     def rows(self) -> list[dict]:
         """Return all leases.
 
-        The request is sent as root, because other users have a limit of requests per minute.
+        root sends the request, because other users have a limit of requests per minute.
         """
         return json.loads(self.ask("gpu-layout lease list --json"))["leases"]
 
@@ -59,7 +59,7 @@ class Desk:
         return [row["number"] for row in self.rows() if row["state"] == state]
 
     def parts(self) -> str:
-        """Return the instances and tenants of leases in the host's records."""
+        """Return the leases' instances and tenants from the host's records."""
         records = json.loads(self.ask("cat /var/lib/openfleet-gpu/leased.json"))
         tenants = self.ask("vgpu-run --list | grep -o '^lease-[0-9]*' || true").split()
         return json.dumps(sorted([each for each in map(str, _leases(records)) if each != "None"] + tenants))
@@ -102,7 +102,8 @@ class Background:
         status = f"runuser -u {user} -- sh -c {shlex.quote(script)}; echo $? >{file}.status"
         desk.ask(
             f"rm -f {file}.*; cd /home/{user}; touch {file}.pid; chown {user} {file}.pid; "
-            # A signal that the tests' own caller ignores (nohup) would be ignored by the program, too.
+            # Reset the signals. Otherwise the program would ignore the signals that the tests' caller ignores, for
+            # example with nohup.
             f"setsid env --default-signal=HUP,INT,QUIT sh -c {shlex.quote(status)} "
             f">{file}.out 2>{file}.err </dev/null &"
         )

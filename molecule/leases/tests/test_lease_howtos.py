@@ -62,7 +62,8 @@ def test_service(desk, inference):
     desk.wait_for(lambda: not desk.rows(), "the end of the lease")
 
 
-#: Libraries that nvidia-smi is linked with. The image has no NVIDIA files, because they come with the devices.
+#: A command that builds the image with the libraries that nvidia-smi needs. The image has no NVIDIA files, because the
+#: CDI devices provide them.
 MAKE_IMAGE = (
     "tar -chf /tmp/image.tar -C / "
     "$(ldd $(readlink -f /usr/bin/nvidia-smi) | grep -o '/lib[^ ]*' | grep -v libnvidia | sed 's,^/,,') && "
@@ -101,7 +102,7 @@ def test_container(desk, toolkit):
     assert desk.parts() == "[]"
 
 
-#: A program in the place of Jupyter's kernel. It prints its arguments, and runs until it is ended.
+#: A program that replaces Jupyter's kernel. It prints its arguments, and runs until it is ended.
 KERNEL = "import sys, time\nprint(sys.argv[1:], flush=True)\ntime.sleep(3600)\n"
 
 
@@ -127,7 +128,7 @@ def test_team_quota(desk):
     apply, take, more, show = commands("team-quota.md", "$")
     desk.ask(create)
     desk.ask(join)
-    # site.yml has applied the entry of the page.
+    # site.yml has applied the page's entry.
     assert apply.startswith("ansible-playbook ")
     layout = yaml.safe_load((SCENARIO / "inventory" / "host_vars" / "desk.yml").read_text())["gpu_layout"]
     assert yaml.safe_load(entry)["gpu_layout"][0] in layout
@@ -143,5 +144,5 @@ def test_team_quota(desk):
 
 
 def test_kernel_of_a_hub_is_the_kernel_of_the_test():
-    """test_jupyter_kernel runs the kernel that both pages show."""
+    """Check that both pages show the kernel that test_jupyter_kernel runs."""
     assert blocks("jupyterhub.md", "json") == blocks("lease-jupyter.md", "json")

@@ -34,7 +34,8 @@ def test_lease_ends_with_its_program(desk, signal):
     assert desk.parts() == "[]"
 
 
-# A signal that the tests' own caller ignores (nohup) would be ignored by the program, too.
+# Types Ctrl-C for a program. Without a reset of the signals, the program would ignore the signals that the tests'
+# caller ignores, for example with nohup.
 TYPES_CTRL_C = """
 import os, pty, sys
 pid, terminal = pty.fork()

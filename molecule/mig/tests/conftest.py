@@ -25,7 +25,7 @@ NAMES = ["canary", "hopper", "ampere", "ada"]
 
 @pytest.fixture
 def gpu_host(lab_host):
-    """Return a function from a host's name to its GpuHost with the first layout.
+    """Return a function that returns a host by name, with the first layout applied.
 
     The test owns the host until the test ends. Tests in other processes (pytest-xdist) wait for the host. A test that
     needs several hosts must use the fixture `fleet`. Otherwise two such tests could wait for each other.

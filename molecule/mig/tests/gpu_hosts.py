@@ -23,13 +23,13 @@ from tests.lab.verify_layout import differences
 
 STATE = "/var/lib/openfleet-gpu"
 JOURNAL = f"{STATE}/journal.json"
-#: The layout file that a restart of the host applies.
+#: The layout file that the host applies at boot.
 LAYOUT = "/etc/openfleet-gpu/layout.json"
 #: The jobs run as Debian's user nobody.
 USER, AS_USER = "nobody", "setpriv --reuid=65534 --clear-groups"
 WAIT_SECONDS = 240
-#: The call at which runs are interrupted: the second creation of a GPU instance. At this point, the old instances are
-#: gone and some of the new ones are missing.
+#: The call at which the tests interrupt a run: the second creation of a GPU instance. At this point, the old instances
+#: are gone and some of the new ones are missing.
 HALF_WAY = ("nvmlDeviceCreateGpuInstanceWithPlacement", 2)
 
 #: A program that prints the pid of the process that last held the lock, and whether the child that calls NVML is
@@ -58,7 +58,10 @@ class GpuHost:
         self.name, self.host, self.variables = name, host, variables
 
     def podman(self, command: str) -> None:
-        """Run podman on the whole host. `kill` is a loss of power, and `start` is a boot."""
+        """Run podman on the host's container.
+
+        `kill` acts like a loss of power, and `start` like a boot.
+        """
         subprocess.run(["podman", command, container_name(self.name)], check=True, stdout=subprocess.DEVNULL)
 
     def ask(self, command: str) -> str:
@@ -106,7 +109,7 @@ class GpuHost:
     def job(self, unit: str, command: str, program: str = "sleep") -> Iterator[Job]:
         """Run a command in a unit, and yield the job.
 
-        First wait until the main process of the unit executes `program`.
+        Before yielding, waits until the unit's main process executes `program`.
         """
         # systemd keeps ended units for some time, so use unique names.
         unit += f"-{uuid.uuid4().hex[:6]}"
@@ -141,8 +144,8 @@ class GpuHost:
 
         The program has no context, so NVML does not list it.
         """
-        # Use a program directory that only root can change. Otherwise a program that claims to monitor would not be
-        # accepted.
+        # Use a program directory that only root can change. Otherwise the collection would not accept a program that
+        # claims to monitor.
         copy = f"/usr/local/bin/{program}"
         self.ask(f"[ {program} = sleep ] || cp /bin/sleep {copy}")
         run = f"{'sleep' if program == 'sleep' else copy} 600"

@@ -17,7 +17,7 @@ from tests.lab.lab_fixtures import container_name
 
 SCENARIO = Path(__file__).resolve().parents[1]
 REPOSITORY = SCENARIO.parents[1]
-#: No run of these tests takes this long, even on a busy machine.
+#: Time limit of a run. No run takes this long, even on a busy machine.
 TIMEOUT_SECONDS = 600
 
 
@@ -49,7 +49,7 @@ class Run:
             self.process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                # The output is read while the command runs, and ansible-playbook itself never flushes it.
+                # The tests read the output while the command runs, but ansible-playbook itself never flushes it.
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
                 stdin=stdin,
                 stdout=output,
@@ -110,7 +110,7 @@ class SiteRun(Run):
         assert self.end().process.returncode != 0, self.told[-3000:]
         said = re.findall(r"^fatal: \[(\S+?)(?: -> \S+)?\]: (.*?)(?=^\S)", self.told + "\n.", re.MULTILINE | re.DOTALL)
         assert sorted({host for host, _ in said}) == sorted(hosts), self.told[-3000:]
-        # YAML folds long lines of Ansible's output.
+        # Ansible's YAML output folds long lines.
         return " ".join(" ".join(text for _, text in said).split())
 
 

@@ -18,10 +18,10 @@ PATIENCE_SECONDS = 300
 RECEIVED = "/var/lib/receiver/alerts"
 RULES = "/etc/prometheus/openfleet-gpu/rules"
 EXPORTER_UNIT = "dcgm-exporter"
-#: The factor by which durations of alerts and of Alertmanager are shortened for the tests.
+#: The tests divide the durations of alerts and of Alertmanager by this factor.
 SPEED = 30
 #: These durations are longer, because a busy machine alone must not fire alerts. An exporter may miss several scrapes,
-#: which are two seconds apart. A Xid error must be remembered until all programs have passed it on.
+#: which are two seconds apart. The exporter must remember an Xid error until all programs have passed it on.
 EXPORTER_DOWN_SECONDS, XID_SECONDS = 40, 60
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -130,10 +130,7 @@ class Monitor:
 
 
 class Told:
-    """The notifications that the receiver gets about alerts from now on.
-
-    They are about alerts that start after this object is created.
-    """
+    """Notifications about alerts that start after this object is created."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor

@@ -1,9 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures:
-
-run the role like an operator, and read a host's state before and after.
-"""
+"""Run the role like an operator, and read a host's state before and after."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures: run roles on hosts of the Red Hat family, and read their state."""
+"""Run roles on hosts of the Red Hat family, and read the hosts' state."""
 
 from __future__ import annotations
 

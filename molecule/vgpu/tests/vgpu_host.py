@@ -26,8 +26,7 @@ CLIENT = "/opt/client/build/client"
 ENVIRONMENT = "/opt/client/environment"
 DIRECTORY = "/usr/lib/openfleet-gpu/vgpu"
 IMAGE = "localhost/openfleet-tenant"
-#: The files with which the client and a shell are linked, all from glibc. The CDI device provides the limiter's
-#: library.
+#: The image's programs and the stub. Their libraries are all from glibc. The CDI device provides the limiter's library.
 FILES = f"{CLIENT} /bin/sh /bin/cat /usr/bin/sleep /opt/stub/build/libcuda.so.1"
 MAKE_IMAGE = (
     f"tar -chf /tmp/tenant.tar -C / $(echo {FILES} $(LD_LIBRARY_PATH=/opt/stub/build "
@@ -50,7 +49,7 @@ class VgpuHost:
     def name_gpus(self) -> None:
         """Give the stub's cards the UUIDs of the simulated GPUs.
 
-        CUDA and NVML of one driver also report the same GPUs.
+        On real hosts too, CUDA and NVML report the same GPUs.
         """
         uuids = self.ask("nvidia-smi --query-gpu=uuid --format=csv,noheader").split()
         memory = CARD_MIB * 2**20
@@ -138,7 +137,7 @@ class VgpuHost:
         return self.ask(f"readlink {DIRECTORY}/libopenfleet-vgpu.so")
 
     def smi(self, tenant: str | None) -> list[list[int]]:
-        """Return [total, used] in MiB of each GPU, as the real nvidia-smi shows them."""
+        """Return [total, used] in MiB of each GPU, as the real nvidia-smi shows it."""
         query = "nvidia-smi --query-gpu=memory.total,memory.used --format=csv,noheader,nounits"
         told = self.ask(f"{f'vgpu-run {tenant} ' if tenant else ''}{query}")
         return [[int(word) for word in line.split(",")] for line in told.splitlines()]

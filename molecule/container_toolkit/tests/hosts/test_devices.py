@@ -12,7 +12,8 @@ from role_runs import Ask, run_roles
 
 SPECIFICATION = "/var/run/cdi/nvidia.yaml"
 IMAGE = "localhost/openfleet-test"
-#: Libraries that nvidia-smi is linked with. The image has no NVIDIA files, because they come with the devices.
+#: A command that builds the image with the libraries that nvidia-smi needs. The image has no NVIDIA files, because the
+#: CDI devices provide them.
 MAKE_IMAGE = (
     "tar -chf /tmp/image.tar -C / "
     "$(ldd $(readlink -f /usr/bin/nvidia-smi) | grep -o '/lib[^ ]*' | grep -v libnvidia | sed 's,^/,,') && "
@@ -30,7 +31,7 @@ def image(boxes):
 
 @pytest.fixture(scope="module")
 def alice(boxes, image):
-    """Return a function that runs commands as a user with her own containers."""
+    """Return a function that runs commands as alice, who has her own containers."""
     boxes.check_output("id alice || useradd --create-home alice")
     boxes.check_output("install -d -o alice -g alice /home/alice/.config /home/alice/.config/containers")
     boxes.check_output("printf '[storage]\\ndriver = \"vfs\"\\n' >/home/alice/.config/containers/storage.conf")
@@ -124,12 +125,12 @@ def test_new_mig_devices_are_listed_and_usable(boxes, image):
 
 
 def test_each_driver_change_regenerates_the_specification(boxes):
-    """Let the path unit regenerate the specification without a run.
+    """Let the path unit regenerate the specification without a run of the role.
 
     If the service stayed active, the path unit would miss the second change.
     """
     for _time in range(2):
-        # Wait until systemd has noticed the end of the service. Before that, it does not watch for changes.
+        # Wait until systemd has noticed the end of the service. Until then, systemd does not watch for changes.
         watching = "systemctl show --property=SubState --value nvidia-cdi-refresh.path"
         boxes.check_output(f"timeout 120 sh -c 'until [ $({watching}) = waiting ]; do sleep 0.1; done'")
         boxes.check_output(f"rm {SPECIFICATION}")

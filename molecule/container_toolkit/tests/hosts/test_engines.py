@@ -18,7 +18,7 @@ from ansible_collections.openfleet.gpu.plugins.module_utils.holders.containers i
 
 DAEMON = "/etc/docker/daemon.json"
 TOML = "/etc/containerd/config.toml"
-#: The unit of Docker limits the number of starts. These tests start Docker more often than a usual host does.
+#: Docker's unit limits how often Docker may start. These tests start Docker more often than a usual host does.
 RESTART = "systemctl reset-failed docker containerd && systemctl restart containerd docker"
 
 
@@ -26,7 +26,8 @@ def docker(host) -> dict:
     return json.loads(host.check_output("docker info --format '{{json .}}'"))
 
 
-#: State that is compared between runs: start times of engines, their settings, and the running container.
+#: A command that prints the state that the tests compare between runs: the engines' start times, their settings, and
+#: the running container.
 LOOK = (
     "systemctl show --value --property=InvocationID docker containerd | grep .; docker info --format '{{json .Runtimes}}'; "
     "containerd config dump | grep -v imports | grep -c nvidia || true; grep -c nvidia %s || true; tr -d '\\n' <%s; echo; "
@@ -64,7 +65,7 @@ def starts(host) -> list[str]:
 def container(engines):
     """Start a container that must keep running.
 
-    It has one program without dependencies.
+    Its image has one program without dependencies.
     """
     program = "int pause(void); int main(void) { for (;;) pause(); }"
     engines.check_output(f"printf '{program}' | gcc -static -x c -o /tmp/wait -")
@@ -149,7 +150,7 @@ def test_restart_that_ends_containers_waits_for_permission(engines, container):
     assert always.steps == ["restart docker.service"] and always.result["restart_pending"] == []
     assert Look.read(always.seen).container.startswith("false")
     assert last.result["restart_pending"] == []
-    # A later run added settings. The removal also removes these.
+    # The removal also removes the settings that a later run added.
     look = Look.read(reset.seen)
     assert "features" not in look.daemon
     # If the policy never allows a restart, the operator must restart the engine.
@@ -165,8 +166,8 @@ BROKEN = {DAEMON: "{,}", TOML: 'version = 2\nimports = ["/etc/containerd/site.d/
 def test_unsafe_configuration_is_kept_and_failed_engine_gets_its_old_one(engines):
     """Keep the configuration if it is unsafe or if the engine does not start with it.
 
-    Because of a check of the site, the engine's unit refuses the new configuration. The unit may start only once in ten
-    minutes.
+    A check that the site added makes the engine's unit refuse the new configuration. The unit may start only once in
+    ten minutes.
     """
     check = "/etc/systemd/system/containerd.service.d/check.conf"
     refuse = (

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test packages of the toolkit.
+"""Test the toolkit's packages.
 
 The tests cover a held version, changes, removal, untrusted repositories and files. They run in order, and each test
 starts with the state that the previous test left.
@@ -25,7 +25,7 @@ OURS = (
 )
 
 
-#: The command that versions() runs. A dry run or a refused run must not change the state that it prints.
+#: The command that versions() runs. A dry run or a refused run must not change the state that the command prints.
 VERSIONS = "dpkg-query --show --showformat '${db:Status-Abbrev}${Version}\\n' " + " ".join(PACKAGES)
 STATE = (
     "dpkg -l | sha256sum; apt-mark showhold; find /etc /var/lib/apt/lists /var/cache/apt/archives -type f "
@@ -66,7 +66,7 @@ REFUSED = [
 def first_runs(boxes) -> tuple[str, list[Run]]:
     """Return the host's state, a run without changes, and one run for each of REFUSED.
 
-    The state after each run is recorded.
+    Each run records the state after it.
     """
     before = boxes.check_output(STATE)
     refused = (
@@ -102,7 +102,7 @@ def test_dry_run_predicts_a_version_change(boxes):
     changed, again, back_foretold, back = run_roles(
         "boxes",
         Ask(older),
-        # The unit of the role does the same as the unit of the toolkit.
+        # The role's unit does the same as the toolkit's unit.
         Ask(
             older,
             then="rm /var/run/cdi/nvidia.yaml; systemctl restart nvidia-cdi-refresh.service; ls /var/run/cdi; "

@@ -21,7 +21,7 @@ INSTALLED = [
 
 
 def is_bare(host) -> bool:
-    # The library of the distribution responds, and does not find a driver.
+    # The distribution's library responds, and finds no driver.
     return not any(host.file(path).exists for path in INSTALLED) and host.run("nvidia-smi -L").rc != 0
 
 

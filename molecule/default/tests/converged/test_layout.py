@@ -25,7 +25,7 @@ def test_pinned_instance_has_its_placement(gpus_of):
 
 @pytest.mark.skipif("a100" not in HOSTS, reason="OPENFLEET_LIMIT leaves a100 out")
 def test_layout_that_fails_in_written_order_is_created(gpus_of):
-    # If no placements are given, the profiles 19,19,14,9 end in insufficient resources (MIG User Guide, "Creating GPU
-    # Instances").
+    # Without fixed placements, creating the profiles 19,19,14,9 fails with "insufficient resources" (MIG User Guide,
+    # "Creating GPU Instances").
     profiles = sorted(instance.profile for instance in gpus_of("a100")[0].instances.values())
     assert profiles == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]

@@ -14,7 +14,7 @@ from tests.lab.verify_layout import differences, differences_of_daemons
 from tests.thorough import THOROUGH
 
 DRIFTED_GPUS = {"h100": {0, 3, 4, 5, 6, 7}, "a100": {1}, "pro6000": {1}, "l40s": {1}}
-#: The host h100 has every kind of drift.
+#: The drift of h100 includes every kind of drift.
 LOOKED_AT = HOSTS if THOROUGH else ["h100"]
 
 

@@ -58,7 +58,7 @@ def test_report_has_every_host():
     assert sorted(host["name"] for host in report["hosts"]) == HOSTS
     # The numbers of GPUs in inventories/simulated.
     assert report["totals"]["gpus"] == sum({"h100": 8, "a100": 4, "l40s": 2, "pro6000": 2}[name] for name in HOSTS)
-    # On GPU 1 of the h100, an MPS daemon had been stopped.
+    # drift/h100.sh stopped the MPS daemon on GPU 1 of h100.
     changed = {h["name"]: [i for i, gpu in enumerate(h["gpus"]) if gpu["changed"]] for h in report["hosts"]}
     drifted = {"a100": [1], "h100": [0, 1, 3, 4, 5, 6, 7], "l40s": [1], "pro6000": [1]}
     assert changed == {name: drifted[name] for name in HOSTS}
@@ -107,7 +107,7 @@ def test_only_the_lost_compute_instance_was_replaced(before_and_now):
 
 @pytest.mark.skipif("pro6000" not in HOSTS, reason="OPENFLEET_LIMIT leaves pro6000 out")
 def test_matching_manual_instances_are_kept(gpus_of):
-    # The manual drift is 2g.48gb at 6 and one 1g.24gb at 0. A plan that ignores existing instances would place the
+    # The manual drift is 2g.48gb at 6 and one 1g.24gb at 0. A plan that ignored existing instances would place the
     # large one first.
     instances = sorted((i.start, i.profile) for i in gpus_of("pro6000")[1].instances.values())
     assert instances == [(0, "1g.24gb"), (3, "1g.24gb"), (6, "2g.48gb")]

@@ -58,7 +58,7 @@ def test_drain_waits_for_a_job_and_node_accepts_jobs_again(host, run):
     assert host.node().endswith(": none")
     nothing = run("resume")
     assert nothing.changed() == 0
-    # The tasks of the role are the include, the check of the arguments, and one module.
+    # The role runs three tasks: the include, the check of the arguments, and one module.
     assert again.executions() == nothing.executions() == 2
     assert host.active() == ALL
 

@@ -15,7 +15,7 @@ from slurm_host import INVENTORY, MIXED, NODE, RUN_SECONDS, SEVEN, SHOWN, THREE,
 from tests.lab.role_plays import Ask, kill_role
 
 FILES = "/etc/slurm/openfleet_nodes.conf /etc/slurm/openfleet_gres.conf"
-# A command that prints the state that a refused change must not change.
+# A command that prints the state which must stay the same if the role refuses a change.
 STATE = f"cat {FILES} /etc/slurm/slurm.conf | sha256sum; {SHOWN}; nvidia-smi -L 2>/dev/null | sha256sum"
 
 
@@ -63,7 +63,7 @@ def test_changed_total_waits_for_the_jobs_and_no_other_drain_ends(host):
         f"scontrol show job {job} | grep -oE '(JobState|Restarts)=[A-Z0-9]+' | xargs > /tmp/job-at-drain; "
         f"cp {FILES} /tmp; scancel {job}"
     )
-    # slurmctld keeps the reason of the drain while jobs run.
+    # slurmctld keeps the drain's reason while jobs run.
     late = follow(layout(SEVEN), fails=True, gpu_layout_on_busy="drain", gpu_drain_poll=1, gpu_drain_timeout=2)
     timed_out, waits, drained = run(
         late,
@@ -105,7 +105,7 @@ def test_files_that_slurmctld_refuses_are_restored(host):
         follow(
             layout(SEVEN),
             first=f"cp {FILES} /tmp; {refuses}",
-            # The lines of the old devices are left out, because slurmd would end with them.
+            # The role leaves out the old devices' lines, because slurmd would end if it read them.
             then=f"{accepts}; diff /etc/slurm/openfleet_nodes.conf /tmp >&2; "
             "grep -c 3g.40gb /etc/slurm/openfleet_gres.conf || true; "
             f"systemctl is-active slurmd; {SHOWN}",
@@ -122,7 +122,8 @@ def test_files_that_slurmctld_refuses_are_restored(host):
     host.ask("! ls /var/lib/openfleet-gpu/drain.json 2>&1")
 
 
-# Conditions at which a run is killed: the node is drained, the layout has changed, the files are written, Slurm uses them.
+# The test kills the run when one of these conditions is true: the node is drained, the layout has changed, the files
+# are written, Slurm uses them.
 MOMENTS = (
     "scontrol -o show node {node} | grep -q '+DRAIN'",
     "nvidia-smi -L | grep -c 'MIG 1g' | grep -qx 3",

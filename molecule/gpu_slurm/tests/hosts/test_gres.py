@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the devices of jobs, and which jobs end when the GRES of the node change."""
+"""Test which devices jobs get, and which jobs end when the node's GRES change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_jobs_on_other_gpus_survive_a_change_in_place(host):
 def test_job_on_a_changed_gpu_is_named(host):
     host.reset(layout(MIXED))
     on_mig, _environment = host.submit("gpu:3g.40gb:1")
-    # The instances that these jobs use are kept.
+    # The change keeps the instances that these jobs use.
     for gres in ("gpu:1g.10gb:1", "gpu:h100:1"):
         host.submit(gres)
     planned = host.mapping(layout(THREE))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test how idle Slurm jobs are found, announced to their users and cancelled.
 
-Slurm, Prometheus, the playbooks and the mail server are real. The history of the GPUs is generated.
+Slurm, Prometheus, the playbooks and the mail server are real. The tests generate the GPUs' history.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUNNING = "JobState=RUNNING Restarts=0"
 
 
 class IdleJob:
-    """A user's job on a GPU without processes, at rest for two days.
+    """A user's job that holds a GPU and has run no process for two days.
 
     The other GPUs were free.
     """
@@ -44,7 +44,7 @@ class IdleJob:
         (self.gpu,) = [gpu["uuid"] for gpu in self.gpus if any(one["kind"] == "slurm" for one in gpu["holders"])]
 
     def history(self):
-        """Return the course of each GPU."""
+        """Return the recorded history of each GPU."""
         held = {("gpu:held", "kind", "slurm"): steady(1)}
         at_rest = {**AT_REST, "gpu:processes": steady(0), "gpu:processes:max5m": steady(0)}
         return [
@@ -117,7 +117,7 @@ def test_idle_job_is_announced_and_cancelled_only_if_the_inventory_allows_it(idl
     assert receivers == [f"{USER}@example.org"] and f"scancel {idle.job}" in mail.get_content()
     assert host.state(idle.job) == RUNNING
 
-    # The first run announces that the job is cancelled, and the second run cancels it.
+    # The first run announces the cancellation, and the second run cancels the job.
     act("cancel")
     assert host.state(idle.job) == RUNNING
     act("cancel")

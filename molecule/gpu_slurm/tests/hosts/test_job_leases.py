@@ -35,7 +35,8 @@ LAYOUT = [
 ]
 PLAIN = [{"gpus": [0, 1, 2, 3], "sharing": "shared"}]
 STEPS = (("vgpu_limiter", "main"), ("gpu_slurm", "prepare"), ("gpu_layout", "main"), ("gpu_slurm", "apply"))
-#: Nine units of 8 GiB fit on each of the two GPUs. A job with up to five of them always fits beside 14 - 5 others.
+#: Nine units of 8 GiB fit on each of the two GPUs. While other jobs use 14 - 5 units, a job with up to five units
+#: always fits.
 UNITS, MOST = 14, 5
 #: The two CPUs of the node have room for eight jobs (OverSubscribe=FORCE:4).
 MOST_JOBS = 6
@@ -49,7 +50,7 @@ KILL = (
 DAEMONS = ("slurmd", "gpu-layout-lease")
 #: Each started job writes a file with its id into this folder.
 STARTED = "/tmp/started-jobs"
-#: Starts requeued jobs, which Slurm would start two minutes later.
+#: A command that starts requeued jobs now. Slurm itself would start them two minutes later.
 NO_DELAY = (
     "squeue --noheader --states=PENDING --format '%A %r' | grep BeginTime | cut -d' ' -f1 | "
     "xargs --no-run-if-empty -I JOB scontrol update JobId=JOB StartTime=now"
@@ -92,7 +93,7 @@ def leased(host):
 def cluster(leased):
     """Return the host.
 
-    After each test, no job and no lease may be left, and the node accepts jobs.
+    After each test, cancel all jobs. Then check that no job and no lease remains, and that the node accepts jobs.
     """
     yield leased
     leased.ask(f"systemctl start {SERVICE.split()[1]}; squeue --noheader --format %A | xargs --no-run-if-empty scancel")
@@ -283,7 +284,7 @@ def test_owner_of_a_job_cannot_take_more(cluster):
     calls = "; ".join(f"python3 -c {shlex.quote(ask)} {shlex.quote(json.dumps(each))}" for each in requests)
     status, text = srun(cluster, "bob", "--gres=quota:1", f"SLURM_JOB_ID={victim}; {calls}; echo $OPENFLEET_VGPU")
     assert status == 0 and text.count("only root may send it") == 3 and tenant not in text, text
-    # Root of a user namespace is not root, and Prolog and Epilog run by users change nothing.
+    # Root of a user namespace is not the host's root. A user who runs Prolog and Epilog changes nothing.
     end = f"python3 -c {shlex.quote(ask)} {shlex.quote(json.dumps(requests[1]))}"
     epilog = f"env SLURM_SCRIPT_CONTEXT=epilog_slurmd SLURM_JOB_ID={victim} SLURMD_NODENAME={NODE} {PROGRAM}"
     for attempt in (f"unshare --user --map-root-user {end}", epilog, f"unshare --user --map-root-user {epilog}"):
@@ -309,7 +310,7 @@ def test_texts_of_a_job_give_no_larger_lease(cluster):
     texts = {"--account": FORGED, "--wckey": FORGED, "--comment": FORGED, "--chdir": "/tmp/" + FORGED}
     jobs = [submit(cluster, "bob", 1, options=shlex.quote(f"{name}={text}")) for name, text in texts.items()]
     for job in jobs:
-        # A job whose record is ambiguous is held. The others run with their lease.
+        # Slurm holds a job whose record is ambiguous. The other jobs run with their leases.
         lease = f"[ -e /run/openfleet-gpu-jobs/{job} ]"
         cluster.wait_until(f"{{ scontrol show job {job} | grep -q held_state || {lease}; }}")
     assert {size for _account, size in leases(cluster)} <= {"8GiB and 10 %"}
@@ -351,13 +352,16 @@ def start_jobs(host, requests):
 
 
 def wait_for_starts(host, jobs):
-    """Wait until the programs of all jobs have started. Requeued jobs need not wait."""
+    """Wait until the programs of all jobs have started.
+
+    Starts requeued jobs without Slurm's delay.
+    """
     started = " && ".join(["true", *(f"[ -s {STARTED}/{job} ]" for job in jobs)])
     host.wait_until(f"{{ {started}; }} || {{ sleep 1; {NO_DELAY}; false; }}", seconds=400)
 
 
 def disturbed(host, jobs):
-    """Return the jobs that do not run, or do not have exactly their lease."""
+    """Return the jobs that do not run or do not have exactly their lease."""
     shown = [host.state(job) for job in jobs]
     rows = leases(host)
     return [
@@ -387,9 +391,9 @@ def test_random_jobs_with_kills_leak_and_disturb_nothing(cluster):
         new = start_jobs(cluster, requests) if requests else {}
         daemon = draw.choice(DAEMONS)
         kills[daemon] += 1
-        # Kills of the lease service also hit jobs that start. slurmctld finds jobs of a killed slurmd whose Prolog did not
-        # end only when slurmd registers again, and it repeats a lost Epilog after two minutes. So slurmd is not killed in
-        # a Prolog, and rarely in an Epilog.
+        # A kill of the lease service also affects jobs that start. slurmd is never killed in a Prolog, because
+        # slurmctld finds the affected jobs only when slurmd registers again. slurmd is rarely killed in an Epilog,
+        # because slurmctld repeats a lost Epilog only after two minutes.
         if daemon == "slurmd" or draw.random() < 0.5:
             wait_for_starts(cluster, new)
         if daemon == "slurmd" and draw.random() < 0.9:

@@ -22,7 +22,7 @@ def number_of(environment: dict[str, str]) -> int:
 
 
 def change(host, wanted: list[dict]) -> tuple[float, list[str]]:
-    """Apply a layout, and its GRES without ending jobs.
+    """Apply a layout and its GRES, without ending jobs.
 
     Returns the seconds until a new job runs, and the UUIDs of the devices by number.
     """
@@ -114,7 +114,7 @@ def test_a_rule_that_fails_is_noticed(typed):
 
 @pytest.mark.thorough
 def test_role_changes_seven_three_and_seven_slices_beside_a_job(typed):
-    """Check with the role that a job on an instance that stays survives."""
+    """Check that a job survives a change by the role if its instance stays."""
     host = typed
     host.reset(layout(SEVEN, SEVEN))
     devices = host.mapping(layout(SEVEN, SEVEN))["devices"]

@@ -43,7 +43,7 @@ def plane(tmp_path):
 def move(plane, tmp_path):
     """Return a function that writes the inventory.
 
-    The host is in the group of the given scheduler.
+    The function adds the host to the given scheduler's group.
     """
     path = tmp_path / "hosts.yml"
     lab = yaml.safe_load((INVENTORY / "hosts.yml").read_text())["gpu_hosts"]["vars"]

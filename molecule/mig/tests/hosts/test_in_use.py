@@ -83,7 +83,7 @@ def test_holders_that_can_stay_are_kept(apply, hopper):
     A plan that ignores holders would always keep the same half.
     """
     (zero, left), (one, right), (seven, handled) = (hopper.instance(*at) for at in ((0, 0), (1, 4), (7, 4)))
-    # The capability nodes of instances: see the chapter on device nodes in NVIDIA's MIG User Guide.
+    # The chapter on device nodes in NVIDIA's MIG User Guide explains the numbers of instances' capability nodes.
     capability = f"/dev/nvidia-caps/nvidia-cap{3 + 135 * 7 + 9 * seven}"
     with contextlib.ExitStack() as stack:
         holders = [

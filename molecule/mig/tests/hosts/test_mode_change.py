@@ -95,7 +95,7 @@ def test_host_reboots_with_permission_and_gets_its_layout(site, apply, stuck):
     site("ampere", layout_stage="second", gpu_layout_reboot=True).succeeded()
     assert boot_time(stuck.host) != started
     assert stuck.not_as("second") == []
-    # No second reboot is requested.
+    # The run requests no second reboot.
     before = stuck.gpus()
     assert "nothing changed" in apply(stuck, "second").succeeded().told
     assert stuck.gpus() == before

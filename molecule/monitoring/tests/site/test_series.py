@@ -10,7 +10,7 @@ from watched_fleet import eventually
 from tests.lab.nvidia_smi import read_gpus
 
 MIB, GIB = 2**20, 2**30
-# The simulated use in percent, GiB and watts. Rounding cannot hide these values.
+# The simulated use in percent, GiB and watts. With these values, rounding cannot hide a wrong series.
 UTILIZATION, MEMORY, POWER = 40, 6, 250
 
 

@@ -35,14 +35,14 @@ LOOK = "systemctl start gpu-layout-metrics.service"
 
 ROUNDS = {
     "errors": [
-        # The Xid error is the fault of an application.
+        # An Xid error that an application causes.
         Trouble(
             "hopper",
             "gpusim xid 0 31",
             None,
             {"alertname": "GpuXidApplication", "host": "hopper", "gpu_index": "0", "xid": "31"},
         ),
-        # The Xid error is a fault of the hardware.
+        # An Xid error that faulty hardware causes.
         Trouble(
             "ada",
             "gpusim xid 0 74",
@@ -107,8 +107,8 @@ def hurried(monitor, hopper, ada):
         host.check_output("systemctl start gpu-layout-metrics.timer")
 
 
-# tests/monitoring checks with promtool which alert each fault fires. Here, the path from a host to Alertmanager is
-# tested.
+# tests/monitoring checks with promtool which alert each fault fires. This test covers the path from a host to
+# Alertmanager.
 @pytest.mark.parametrize("name", list(ROUNDS) if THOROUGH else ["errors"])
 def test_each_fault_fires_only_its_alert_and_clears(hurried, hopper, ada, name):
     hosts, troubles = {"hopper": hopper, "ada": ada}, ROUNDS[name]

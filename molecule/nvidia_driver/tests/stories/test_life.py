@@ -3,7 +3,8 @@
 """Test changes and failures of a driver.
 
 The tests upgrade within a branch and across branches, and downgrade. They run in order, and each test starts with the
-state that the previous test left. A comment before each group of tests has the version at its start.
+state that the previous test left. A comment before each group of tests gives the driver version with which the group
+starts.
 """
 
 from __future__ import annotations

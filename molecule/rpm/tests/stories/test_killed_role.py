@@ -49,7 +49,7 @@ COMMANDS = {
     "before the reboot": ("systemd-run", "systemctl reboot"),
     "before clients are restored": ("systemctl", " -- client", NEW),
 }
-# The loaded module and the client's state at the points of the kills.
+# The loaded module and the client's state when the run is killed.
 REBOOT = {"before the reboot": (OLD, "inactive"), "before clients are restored": (NEW, "active")}
 POINTS = {name: kill_in(*point) for name, point in SCRIPTLETS.items()}
 POINTS.update((name, kill_before(*point)) for name, point in COMMANDS.items())

@@ -21,7 +21,7 @@ NAMES = {
     "nvidia-container-toolkit-base",
     "nvidia-container-toolkit",
 }
-# Most of the time is needed by rpmbuild, which takes seconds. On a busy machine, it takes longer.
+# rpmbuild needs most of this time. It takes seconds, and longer on a busy machine.
 PATIENCE_SECONDS = 600
 
 

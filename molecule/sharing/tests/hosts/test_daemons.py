@@ -61,9 +61,9 @@ def test_dead_servers_are_counted_while_the_daemon_answers(mps):
     start = f"echo start_server -uid 65534 | CUDA_MPS_PIPE_DIRECTORY={PIPES} nvidia-cuda-mps-control"
 
     def deaths(expected):
-        """Wait until this number of deaths is counted.
+        """Wait until the count of dead servers has this value.
 
-        The metrics unit of the host may be counting at the same time.
+        The host's metrics unit may count at the same time.
         """
         deadline = time.monotonic() + WAIT_SECONDS
         while (counted := mps.do("server_deaths").get(NAME)) != expected and time.monotonic() < deadline:

@@ -46,7 +46,7 @@ TECHNIQUES = {
 
 
 def tour(names):
-    """Return a path through every ordered pair, each once, that ends at its start.
+    """Return a closed path that contains every ordered pair of names once.
 
     Hierholzer's algorithm finds the path.
     """

@@ -17,7 +17,7 @@ from tests.lab.host_modules import run_module
 
 WAIT_SECONDS = 120
 DATABASE = "mysql slurm_acct_db --execute"
-# Number of the first copy of a record.
+# Job ID of the first copy of a record.
 FIRST_COPY = 100000
 MODEL = "NVIDIA H100 80GB HBM3"
 #: A job name that looks like records of squeue and sacct.

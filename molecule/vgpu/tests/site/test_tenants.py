@@ -1,8 +1,8 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check after site.yml that each tenant is limited to its quota.
+"""Check after site.yml that each tenant stays within its quota.
 
-The limit must apply to processes that are started in any way.
+The limit must apply however a process is started.
 """
 
 from __future__ import annotations
@@ -158,5 +158,5 @@ def test_container_gets_the_library_and_no_other_change(ada, container):
     assert told == "pair"
     spec = json.loads(ada.ask("cat /etc/cdi/openfleet-vgpu-pair.json"))
     assert spec["kind"] == "openfleet.io/vgpu"
-    # The host as a whole must never get this file.
+    # The whole host must never get this file, because it would then load the limiter into every program.
     assert not ada.host.file("/etc/ld.so.preload").exists

@@ -73,7 +73,7 @@ def test_waterline_changes_under_running_programs(ada, layout):
         # The tenant keeps its memory, and the online tenant may use the rest.
         train.until("alloc 100", [OUT_OF_MEMORY])
         assert serve("alloc 4000") == [0]
-    # The run removed what belongs to the services of the inventory.
+    # The run above removed the limiter's files for the inventory's services, so run site.yml again.
     ada.play("site.yml", "--tags", "gpu_layout,vgpu_limiter")
 
 
@@ -110,7 +110,10 @@ def test_renamed_tenant_has_one_quota_under_both_names(ada, container, layout):
 
 
 def test_new_library_does_not_disturb_running_programs(ada):
-    """Build the library on the controller, so that it has another name."""
+    """Check that a new library does not disturb programs that use the old library.
+
+    The controller builds the library, so the library has another name.
+    """
     old = ada.current()
     quota = 8 * GIB_IN_MIB
     with ada.serving("notebook-a") as process:
