@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from choose_tests import choose
 
-#: Maximum number of test files in one check. Others are listed, and only `make test-fast` runs them.
+#: Maximum number of test files in one check. The check only lists further files, and `make test-fast` runs them.
 TEST_FILES = 8
 #: Up to this number of test files, one process is faster, because starting a second one takes longer than it saves.
 ONE_PROCESS = 3
@@ -31,7 +31,7 @@ ONE_PROCESS = 3
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one command: output, exit status and duration in seconds."""
+    """A command's result: output, exit status and duration in seconds."""
 
     name: str
     output: str
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 def unit_tests(tests: Sequence[str], changed: Sequence[str]) -> dict[str, list[str]]:
     """Return the commands that run the test files, by name.
 
-    Slow tests of unchanged files are left out.
+    The commands leave out slow tests of unchanged files.
     """
     own = [test for test in tests if test in changed]
     others = [test for test in tests if test not in changed]
@@ -81,8 +81,8 @@ def unit_tests(tests: Sequence[str], changed: Sequence[str]) -> dict[str, list[s
 def changed(base: str) -> list[str]:
     """Return the files that differ from the commit, including new files.
 
-    Without `base`, these are the uncommitted changes. If there are none, the last commit is used. Raises
-    CalledProcessError if git fails.
+    Without `base`, the result lists the uncommitted changes. If there are none, it lists the last commit's files.
+    Raises CalledProcessError if git fails.
     """
     for commit in [base] if base else ["HEAD", "HEAD~1"]:
         start = git("merge-base", commit, "HEAD")[0] if base else commit

@@ -35,7 +35,7 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 DIFFERENT, UNREAD = 1, 3
 #: Maximum number of printed lines. The report contains all lines.
 _MOST_LINES = 20
-#: Areas that are checked again while a GPU has the instances of --change.
+#: Areas that the run checks again while a GPU has the instances that --change creates.
 _WITH_INSTANCES = ("NVML", "NVML agrees", "nvidia-smi", "capabilities", "devices", "model file")
 
 
@@ -78,7 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _against_the_simulator(reading: dict, files: list, options: argparse.Namespace) -> list:
-    """Return the checks against simulated GPUs. Another process reads these."""
+    """Return the checks against simulated GPUs.
+
+    Another process reads the simulated GPUs.
+    """
     keys, reason = simulated.models_of(reading, files)
     if not reason and options.library == "none":
         reason = "--library none was given"
@@ -98,7 +101,7 @@ def _against_the_simulator(reading: dict, files: list, options: argparse.Namespa
 def _read_simulated(keys: list[str], reading: dict, folder: Path, options: argparse.Namespace) -> dict:
     """Return the readings of simulated GPUs.
 
-    Raises OSError or SubprocessError without a compiler or if a command fails.
+    Raises OSError or SubprocessError if there is no compiler or a command fails.
     """
     library = Path(options.library or folder)
     run = {"check": True, "capture_output": True, "text": True, "timeout": options.timeout}

@@ -4,9 +4,9 @@
 """Check that comments, docstrings, messages and pages are plain English.
 
 language/rules.py contains the rules. language/exceptions.toml lists accepted violations with reasons.
-language/remaining.txt records the number of violations in files that were not rewritten yet. If a file has more
-violations than recorded, the check fails. It also fails if a file has fewer violations. In this case, run `make
-language-record` to lower the recorded number.
+language/remaining.txt records the numbers of violations in files that still have some. If a file has more violations
+than recorded, the check fails. It also fails if a file has fewer violations. In this case, run `make language-record`
+to lower the recorded number.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def violations(name: str) -> list[Hit]:
 def read_exceptions() -> list[Accepted]:
     """Return the accepted violations.
 
-    Raises TypeError if an entry has no file, no reason or an unknown key.
+    Raises TypeError if an entry has no file, has no reason or has an unknown key.
     """
     return [Accepted(**entry) for entry in tomllib.loads(EXCEPTIONS.read_text("utf-8"))["exception"]]
 

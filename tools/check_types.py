@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check types with mypy's strict mode.
 
-type_check/remaining.txt lists the files that do not pass yet. The check fails if another file has an error. It also
-fails if a listed file passes. In this case, run `make types-record` to remove the file from the list.
+type_check/remaining.txt lists the files that do not pass yet. The check fails if another file has an error. The check
+also fails if a listed file passes. In this case, run `make types-record` to remove the file from the list.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def imported(source: str) -> set[str]:
 
 
 def _with_helpers(root: Path, path: Path, imports: Mapping[Path, set[str]]) -> set[str]:
-    """Return the modules imported by the test and by its helpers among the unit tests."""
+    """Return the modules that the test and its helpers import."""
     found: set[str] = set()
     waiting = [path]
     while waiting:
@@ -112,6 +112,6 @@ def mentions(name: str) -> list[str]:
 
 
 def shares_words(stem: str, name: str) -> int:
-    """Return how many words the names of the test and the file have in common."""
+    """Return how many words the names of the test and the file share."""
     words = set(stem.removeprefix("test_").split("_"))
     return len(words & {word for part in Path(name).with_suffix("").parts for word in part.split("_")})

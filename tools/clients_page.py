@@ -24,7 +24,7 @@ def _cell(text: str) -> str:
 
 
 def tables() -> str:
-    """Return two tables: client versions, and known gaps that real boards do not have."""
+    """Return two tables: client versions, and the simulator's known gaps."""
     versions: dict[str, list[str]] = {}
     for client in _read("clients"):
         versions.setdefault(client["kind"], []).append(str(client["version"]))

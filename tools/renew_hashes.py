@@ -5,7 +5,7 @@
 Run this after changing a version. The files in LOCKS contain exact versions. pip downloads every wheel that a supported
 host may choose: for each supported version of CPython, on manylinux, for x86_64 and aarch64. Afterwards pip resolves
 each file for each Python and architecture in hash-checking mode. So the run fails if a dependency has no hash. pip uses
-its configured index.
+the index in its configuration.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PIN = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9._!+-]+)")
 #: File name of a wheel: NAME-VERSION(-BUILD)-PYTHONS-ABIS-PLATFORMS.whl
 #: https://packaging.python.org/en/latest/specifications/binary-distribution-format/#file-name-convention
 WHEEL = re.compile(r"[\w.]+-[\w.!+]+(?:-\d\w*)?-(?P<pythons>[\w.]+)-(?P<abis>[\w.]+)-(?P<platforms>[\w.]+)\.whl")
-#: A file of a package that is also installed on its own, and the file with its hash.
+#: A package's file that a role also installs alone, and the file with its hash.
 SINGLE = ("pynvml.py", "roles/gpu_layout/files/pynvml.sha256")
 
 
@@ -39,7 +39,7 @@ SINGLE = ("pynvml.py", "roles/gpu_layout/files/pynvml.sha256")
 class Lock:
     """A file with hashes for Python 3.`minors`.
 
-    The file is resolved from a dependency group of pyproject.toml and from other files. If neither is given, the file
+    pip resolves the file from a dependency group of pyproject.toml and from other files. If neither is given, the file
     itself lists all packages.
     """
 
@@ -97,10 +97,10 @@ def normal(name: str) -> str:
 def wheels(name: str, version: str, minors: range, folder: Path) -> dict[str, str]:
     """Download all wheels that a supported host may choose.
 
-    Return their SHA-256 by file name.
+    Returns their SHA-256 by file name.
     """
     stem = "%s-%s-" % (re.sub(r"[-_.]+", "[-_.]+", re.escape(normal(name)).replace(r"\-", "-")), re.escape(version))
-    # This output lists all files of the index, including files that pip does not use on this machine.
+    # This output lists all of the index's files, including files that pip does not use on this machine.
     listed = pip(
         "download", "-vv", "--no-deps", "--only-binary=:all:", "--dest=%s" % folder, "%s==%s" % (name, version)
     )
@@ -181,7 +181,10 @@ def without_comments(text: str) -> str:
 
 
 def header(path: Path) -> str:
-    """Return the comments at the start of the file. These are written by hand."""
+    """Return the comments at the start of the file.
+
+    People write these comments by hand.
+    """
     lines = path.read_text().splitlines(keepends=True)
     return "".join(lines[: next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))])
 

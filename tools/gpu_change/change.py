@@ -3,7 +3,8 @@
 """Change one unused GPU, verify the effect, and restore its original state.
 
 `change` in module_utils plans and applies the changes, as for the collection's modules. Before the first change, the
-original state is saved to disk. It is restored whatever ends the run. After kill -9, the next run restores it first.
+run saves the original state to disk. It restores this state, whatever ends the run. After kill -9, the next run
+restores the state first.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 MIG, COMPUTE_MODE, TIME_SLICE, RESTORED = (
     "change: MIG", "change: compute mode", "change: time slice", "change: restored",
 )  # fmt: skip
-#: Areas, in the order in which they are changed.
+#: Areas, in the order in which the run changes them.
 AREAS = (MIG, COMPUTE_MODE, TIME_SLICE)
 WHERE = "check-gpu --change"
 #: Codes with which the driver refuses a change. They do not mean that the GPU is faulty.
 _REFUSALS = (IN_USE, NO_PERMISSION, NOT_SUPPORTED)
-#: Settings that are lost in a GPU reset: (name, call for the current value, call for the default, kind).
+#: Settings that a GPU reset loses: (name, call for the current value, call for the default, kind).
 _LOST_BY_RESET = (
     ("power limit", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit", ""),
     ("application clock", "nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock", "graphics"),
@@ -75,7 +76,7 @@ _LOST_BY_RESET = (
 class Request:
     """The GPU to change, and the folder of the record.
 
-    If the GPU is None, the first possible one is used. `calls` are the readings of each GPU by index. `look` is a
+    If the GPU is None, the run uses the first possible GPU. `calls` has each GPU's readings by index. `look` is a
     function that returns the checks of a GPU with instances.
     """
 
@@ -87,9 +88,9 @@ class Request:
 
 
 def checks(request: Request) -> list[Check]:
-    """Make all changes and return their checks.
+    """Make all changes, and return their checks.
 
-    If an exception ends the run, the GPU is restored before the exception is raised again.
+    If an exception ends the run, this function restores the GPU before it raises the exception again.
     """
     if os.geteuid() != 0:
         return list(none(request.gpu, "needs root"))
@@ -150,7 +151,7 @@ class _Change:
     def _all(self, gpu: Gpu, original: Original, wanted: Target | None, why_not: str) -> list[Check]:
         """Make the changes in order and return their checks. An error becomes a check.
 
-        No further changes are made after an error.
+        After an error, the run makes no further changes.
         """
         result: list[Check] = []
         try:
@@ -230,7 +231,7 @@ class _Change:
         if result[-1].outcome == PASSED:
             result += self._request.look(gpu.index)
         if result[0].outcome == PASSED:
-            # The time slice may be unreadable in MIG mode, so it is restored later.
+            # The time slice may be unreadable in MIG mode, so the run restores it later.
             before = _without_time_slice(original.target)
             result += self._applied(MIG, "remove them", gpu, original, before, lambda now: [
                 compared(MIG, gpu.index, "MIG mode afterwards", original.target.division is not None, now.mig.enabled),
@@ -281,7 +282,7 @@ class _Change:
     ) -> list[Check]:
         """Apply a target as for gpu_layout, and return the checks.
 
-        The first check is of this function, and the others are from `seen`.
+        This function makes the first check, and `seen` makes the others.
         """
         host = self._observe()
         now = _of(host, target.gpu_uuid)

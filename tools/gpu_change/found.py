@@ -24,7 +24,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Original:
-    """A GPU's original state, and instances the command may have created.
+    """A GPU's original state, and instances that the command may have created.
 
     Each instance is (profile, start).
     """
@@ -35,7 +35,7 @@ class Original:
     def refuse_foreign(self, gpu: Gpu) -> None:
         """Raise FleetError if the GPU has instances that the command did not create.
 
-        These instances must not be removed.
+        The command must not remove these instances.
         """
         foreign = [i for i in gpu.mig.instances if (i.profile, i.placement.start) not in self.made]
         if foreign:
@@ -49,7 +49,7 @@ class Original:
 class Record:
     """The record of one host, and the journal of the current change.
 
-    Both are removed at the end of a run.
+    The end of a run removes both.
     """
 
     def __init__(self, directory: str) -> None:

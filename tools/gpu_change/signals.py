@@ -26,7 +26,7 @@ class Ended(BaseException):
 def as_exceptions() -> Iterator[None]:
     """Raise Ended in the block if a signal would end the run.
 
-    Only the first signal raises it. Later signals are ignored, so that they do not interrupt the restoration.
+    Only the first signal raises it. The block ignores later signals, so that they do not interrupt the restoration.
     """
     seen: list[int] = []
 

@@ -29,7 +29,7 @@ class Activity:
     def end(self, seconds: float) -> dict[str, float]:
         """Return `active` (a ratio, from GPM), `watts` (mean) and `sm_mhz`.
 
-        `seconds` is the duration of the measurement. Values that NVML does not report are omitted.
+        `seconds` is the duration of the measurement. The result omits values that NVML does not report.
         """
         found: dict[str, float] = {}
         try:

@@ -24,7 +24,7 @@ PROGRAM = (sys.executable, str(HERE / "program.py"))
 
 
 class NotMeasuredError(Exception):
-    """A value cannot be measured on this machine. The text is the reason."""
+    """This machine cannot measure a value. The text is the reason."""
 
 
 def tried(work: Callable[[], Any]) -> Any:
@@ -40,7 +40,7 @@ class Card:
     """The GPU to load.
 
     `index` is NVML's index. `device` is the argument for program.py. `image` is an image with python3, for a tenant in
-    a container. `without` lists kinds of memory that are not allocated.
+    a container. `without` lists kinds of memory that the programs do not allocate.
     """
 
     index: int

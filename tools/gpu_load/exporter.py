@@ -31,7 +31,7 @@ SCRAPE_SECONDS = 30
 SAMPLE_SECONDS, SAMPLES = 1, 3
 _SERIES = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
-#: Values by the name of the series, or why they are missing, as text.
+#: Values by the name of the series, or, as text, the reason why they are missing.
 Series = Union["dict[str, float]", str]
 
 

@@ -82,7 +82,7 @@ class Torch:
         return step
 
     def allocate(self, size: int) -> object:
-        """Raises MemoryError."""
+        """Allocate bytes. Raises MemoryError."""
         try:
             return self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
         except self.torch.cuda.OutOfMemoryError as error:
@@ -152,7 +152,7 @@ class Numba:
         return lambda: kernel[count // 256, 256](numpy.float32(0.5), values)
 
     def allocate(self, size: int) -> object:
-        """Raises MemoryError."""
+        """Allocate bytes. Raises MemoryError."""
         import numpy
 
         try:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run framework_program.py on one GPU, alone and as a tenant, and judge the share.
 
-A share is a share of time. If NVML reports how much of the time the GPU worked (GPM), this value is judged. The ratio
-of steps with and without the limiter is then only a lower bound, because a GPU with idle periods may run at higher
-clocks. Without GPM, the ratio of steps is judged.
+A share is a fraction of the GPU's time. If NVML reports for which fraction of the time the GPU worked (GPM), the checks
+judge this value. The ratio of steps with and without the limiter is then only a lower bound, because a GPU with idle
+periods may run at higher clocks. Without GPM, the checks judge the ratio of steps.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 AREA = "frameworks"
 #: A quota that suffices for the memory that the frameworks themselves need.
 QUOTA_BYTES = 8 << 30
-#: Limit of allocations, so that a broken limiter does not let a program fill the GPU.
+#: Limit on allocations, so that a program cannot fill the GPU if the limiter is broken.
 MOST_BYTES = QUOTA_BYTES + (1 << 30)
 SECONDS = 2.0
 #: Tested shares by framework.
 SHARES_PERCENT = {"torch": (20, 50, 80), "cupy": (50,), "numba": (50,), "jax": (50,)}
 #: Tolerance for kernels of equal duration. See docs/vgpu-limits.md.
 TOLERANCE_POINTS = 5.0
-#: Works that keep the GPU busy all the time, by framework. JAX is not in the memory test, because it allocates most
-#: memory at its start.
+#: Kinds of work that keep the GPU busy all the time, by framework. JAX is not in the memory test, because it allocates
+#: most memory at its start.
 WORKS = {
     "torch": ("matmul", "transformer", "graph"),
     "cupy": ("matmul",),
     "numba": ("saxpy",),
     "jax": ("matmul",),
 }
-#: Works that leave the GPU idle between kernels. A tenant should get about its share of the steps.
+#: Kinds of work that leave the GPU idle between kernels. A tenant should get about its share of the steps.
 SHORT, SHORT_POINTS = {"torch": ("short",)}, 10.0
 MEMORY = ("torch", "cupy", "numba")
-#: A test of two concurrent tenants: their shares, their work, and its duration.
+#: A test of two concurrent tenants: their shares, their work, and the test's duration.
 PAIR_PERCENT, PAIR_WORK, PAIR_SECONDS = (30, 70), "transformer", 5.0
-#: Tolerance for the larger share, because its turns begin with an empty queue. See docs/vgpu-tested.md, "on a real
-#: GPU".
+#: Tolerance for the larger share, because that tenant's turns begin with an empty queue. See docs/vgpu-tested.md, "on a
+#: real GPU".
 PAIR_POINTS = 15.0
 
 RUN = (sys.executable, str(HERE / "framework_program.py"))
@@ -58,7 +58,7 @@ RUN = (sys.executable, str(HERE / "framework_program.py"))
 def measure(card: Card, library: Path) -> dict[str, Any]:
     """Return the measurements by framework.
 
-    If a measurement is missing, its value is the reason.
+    For a missing measurement, the value is the reason.
     """
     found: dict[str, Any] = {}
     for name in WORKS:
@@ -80,7 +80,7 @@ def _on(card: Card, tenant: Mapping[str, str]) -> dict[str, str]:
 
 
 def _shares(card: Card, library: Path, name: str) -> dict[str, Any]:
-    """Return the steps per second of each work, by share. `bare` is without limiter."""
+    """Return the steps per second of each work, by share. `bare` has no limiter."""
     works = (*WORKS[name], *SHORT.get(name, ()))
     found: dict[str, Any] = {"version": "", "bare": _rates(card, name, works, {})}
     found["version"] = found["bare"].pop("version")

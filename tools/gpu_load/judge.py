@@ -19,9 +19,9 @@ from ansible_collections.openfleet.gpu.plugins.plugin_utils.hardware.outcome imp
 
 LOAD, LIMITER, MPS = "load", "vGPU limiter", "MPS"
 AREAS = {"load": LOAD, "limiter": LIMITER, "frameworks": frameworks.AREA, "mps": MPS}
-#: Minimum utilization of a busy GPU. The time window of NVML's value may begin before the load.
+#: Minimum utilization of a busy GPU. The period that NVML's value covers may begin before the load.
 BUSY_PERCENT = 50
-#: Tolerance of shares. A tenant can save a tenth of a second, and a turn takes 20 ms (docs/vgpu-limits.md).
+#: Tolerance of shares. A tenant can save a tenth of a second of GPU time, and a turn takes 20 ms (docs/vgpu-limits.md).
 SHARE_TOLERANCE_POINTS = 5.0
 #: Time of a launch: some microseconds. The limiter adds some nanoseconds (docs/vgpu-tested.md). Python adds much more
 #: to each call.
@@ -29,7 +29,7 @@ LAUNCH_SECONDS = 1e-6
 OUT_OF_MEMORY = 2
 #: Unit in which the driver allocates memory.
 GRANULARITY_BYTES = 2 << 20
-#: If kernels take a smaller fraction of their expected duration, the driver is a stub and not a GPU.
+#: If kernels take a smaller fraction of their expected duration, the driver is a stub without a GPU.
 LEAST_OF_LENGTH = 0.5
 
 
@@ -113,7 +113,7 @@ def series(index: int, found: Mapping[str, Mapping[str, float] | str]) -> Iterat
 def _holders(index: int, found: Mapping[str, Any] | str, used_bytes: int | None) -> Iterator[Check]:
     """Judge how gpu_info and `gpu-layout holders` report the process.
 
-    NVML lists the process, so its kind must be `process`. A kind for an open device node would be wrong.
+    NVML lists the process, so its kind must be `process`. The kind for an open device node would be wrong.
     """
     if isinstance(found, str):
         yield not_run(LOAD, index, "holders", found)
@@ -149,7 +149,7 @@ def _mps(index: int, found: Mapping[str, Any]) -> Iterator[Check]:
 def _context_bytes(load: Mapping[str, Any] | str) -> int | None:
     """Return the memory in bytes of a program without allocations.
 
-    This is the memory of its context. The first context costs no quota.
+    This is the memory of the program's context. The first context costs no quota.
     """
     return None if isinstance(load, str) else load["busy"]["processes"].get(load["pid"])
 

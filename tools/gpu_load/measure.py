@@ -30,10 +30,10 @@ SHARES_PERCENT = (20, 50, 80)
 #: Number of kernels of 1 ms each, for the runs alone and with a share.
 KERNELS = 1500
 LAUNCHES = 20_000
-#: Duration of load before the GPU is read, because NVML's utilization covers the last second. Time limit until the GPU
-#: is idle.
+#: Duration of the load before the program reads the GPU, because NVML's utilization covers the last second. Time limit
+#: until the GPU is idle.
 LOADED_SECONDS, REST_SECONDS = 4.0, 60.0
-#: Limit of allocations, so that a broken limiter does not let a program fill the GPU.
+#: Limit on allocations, so that a program cannot fill the GPU if the limiter is broken.
 MOST_BYTES = 2 * QUOTA_BYTES
 #: CUDA_ERROR_OUT_OF_MEMORY
 OUT_OF_MEMORY = 2
@@ -45,7 +45,10 @@ KERNEL_SECONDS = KERNELS * 0.001
 
 
 def measure(card: Card) -> dict[str, Any]:
-    """Return the measurements by area. If one is missing, the value is the reason."""
+    """Return the measurements by area.
+
+    If a measurement is missing, the value is the reason.
+    """
     found: dict[str, Any] = {"load": tried(lambda: load(card))}
     library = tried(lambda: build(card))
     if isinstance(library, str):
@@ -239,7 +242,7 @@ def _engine(card: Card) -> str:
 def _two_processes(card: Card, tenant: dict[str, str]) -> dict[str, Any]:
     """Return the memory of two processes of a tenant.
 
-    The second process is refused either memory or its context.
+    The limiter refuses either memory or a context to the second process.
     """
     with program(card, "memory", "linear", str(MOST_BYTES), environment=tenant) as first:
         said = [first.line()]
@@ -287,7 +290,7 @@ def _two_tenants(card: Card, library: Path) -> dict[str, Any]:
 def mps(card: Card) -> dict[str, Any]:
     """Run a private MPS daemon with a client, and return how NVML lists them.
 
-    The client has a limit of threads. NVML must distinguish the client from a program without MPS.
+    The client has a limit on threads. NVML must distinguish the client from a program without MPS.
     """
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:

@@ -28,14 +28,15 @@ SUCCESS, OUT_OF_MEMORY = 0, 2
 ATTRIBUTE_MULTIPROCESSORS, ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 16, 75, 76
 EVENT_DEFAULT, ATTACH_GLOBAL, FORMAT_UINT8 = 0, 1, 1
 ALLOCATION_PINNED, LOCATION_DEVICE, GRANULARITY_MINIMUM = 1, 1, 0
-#: Sizes of allocations. If the driver refuses one, the next smaller size is tried.
+#: Sizes of allocations. If the driver refuses one size, the program tries the next smaller size.
 PIECES_BYTES = (64 << 20, 1 << 20, 64 << 10, 4 << 10, 512, 1)
 SETTLE_SECONDS = 10.0
-#: Time after which the limiter has read the memory of contexts and modules from NVML. It reads once a second.
+#: Time after which the limiter has read the memory of contexts and modules from NVML. The limiter reads NVML once a
+#: second.
 CHARGE_SECONDS = 4.0
 #: Number of launches between two synchronizations.
 BATCH = 32
-#: A number of launches that fit into the queue of any driver.
+#: A number of launches that fits into any driver's queue.
 ROUND = 200
 #: PTX ISA 6.3 is the first version with sm_75, and old drivers support it.
 PTX = """.version 6.3
@@ -269,7 +270,7 @@ def module(gpu: Gpu) -> None:
 
 
 def launches(gpu: Gpu, count: int) -> None:
-    """Measure the minimum over many short rounds, and print it.
+    """Measure the minimum launch time over many short rounds, and print it.
 
     In a long round, launches would wait for the GPU when the driver's queue is full.
     """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the vGPU limiter and write tenants' files, like the role vgpu_limiter.
 
-All files are written to a given folder.
+The functions write all files to a given folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUOTA_BYTES = 1 << 30
 class Tenant:
     """A tenant on one GPU.
 
-    Tenants with the same `root` take turns on the GPU. Each has a different `seat`.
+    Tenants with the same `root` take turns on the GPU. Each of these tenants has a different `seat`.
     """
 
     name: str
@@ -72,7 +72,7 @@ def environment(card: Card, library: Path, tenant: Tenant) -> dict[str, str]:
     _write(top / quota, vgpu_files.files(written)[quota])
     for shared in vgpu_files.shared_files(written):
         _write(top / shared.path, "")
-    # With another root, the library also reads the number of its PID namespace below that root.
+    # With another root, the library also reads its PID namespace's number below that root.
     link = top / "proc/self/ns/pid"
     if not link.is_symlink():
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -67,8 +67,8 @@ def count(hits: Mapping[str, Sequence[Hit]]) -> dict[str, dict[str, int]]:
 def read(path: Path) -> dict[str, dict[str, int]]:
     """Return the recorded numbers. Each line is `FILE: KIND NUMBER, KIND NUMBER`.
 
-    A merge keeps the lines of both sides (.gitattributes), so a file may have several lines. The lowest number of each
-    kind is used.
+    A merge keeps the lines of both sides (.gitattributes), so a file may have several lines. The result has the lowest
+    number of each kind.
     """
     counts: dict[str, dict[str, int]] = {}
     for line in path.read_text("utf-8").splitlines():
@@ -91,7 +91,7 @@ def write(path: Path, counts: Counts) -> None:
 
 
 def raised(counts: Counts, recorded: Counts) -> list[tuple[str, str, int, int]]:
-    """Return (file, kind, number, recorded number) for each number above the record."""
+    """Return (file, kind, number, recorded number) for each number above its record."""
     return [
         (name, kind, number, recorded.get(name, {}).get(kind, 0))
         for name, kinds in sorted(counts.items())

@@ -18,8 +18,7 @@ SENTENCE_WORDS = 30
 LINE_CHARACTERS = 300
 PAGE_WORDS = 2000
 
-#: (pattern, advice) of words that are not used in any page, plugin or role. A space in a pattern also matches a line
-#: break.
+#: (pattern, advice) of words that no page, plugin or role may use. A space in a pattern also matches a line break.
 WORDS = (
     (r"whoever|nobody|somebody", "name the user, owner or process"),
     (r"anew", "write: again, or recreate"),
@@ -28,7 +27,7 @@ WORDS = (
     (r"foret(?:ell|ells|elling|old)", "write: predict, or calculate"),
     (r"(?:is|are) told of", "write: receives, or is notified"),
 )
-#: (pattern, advice) of phrases that are being replaced. Some files still contain them.
+#: (pattern, advice) of phrases that some files still contain. New text must not use them.
 PHRASES = (
     (r"whom", "name the user, owner or process"),
     (
@@ -68,7 +67,7 @@ def _compiled(
 
 TABLES = (_compiled("word", WORDS), _compiled("phrase", PHRASES))
 
-#: Where a sentence may start: at the start of the text, at the start of a list item, or after the end of another
+#: The places where a sentence may start: at the start of the text or of a list item, or after the end of another
 #: sentence.
 START = r"(?:\A[\s\"'`]*(?:[-*]\s+)?|\n[ \t]*(?:[-*]|\d+\.)[ \t]+|\n[ \t]*\n[ \t]*|[.!?:][)\"'`]*\s+)"
 OPENING = re.compile(
@@ -110,7 +109,7 @@ def check(name: str, source: str) -> list[Hit]:
         hits += _tasks(source)
     if name.endswith(".md"):
         hits += _page(source)
-    # In YAML files and scripts, the whole text also includes the comments, so a violation may be found twice.
+    # In YAML files and scripts, the whole text also includes the comments, so the check may find a violation twice.
     unique = {(hit.line, hit.kind, *hit.excerpt.lower().split()[:2]): hit for hit in hits}
     return [hit for _key, hit in sorted(unique.items())]
 
@@ -120,7 +119,7 @@ def _text_hits(name: str, text: Text) -> Iterator[Hit]:
         for match in any_entry.finditer(text.body):
             advice = next(advice for pattern, advice in entries if pattern.match(text.body, match.start()))
             yield Hit(kind, _line(text, match.start()), " ".join(match.group().split()), advice)
-    # Code in scripts and templates has no sentences. Only its comments are checked for long sentences.
+    # Code in scripts and templates has no sentences. So only their comments are checked for long sentences.
     code = text.kind == "string" and not name.endswith((".py", ".c", ".h", ".yml", ".yaml"))
     if not code and not name.endswith(".json"):
         yield from _openings(_without_code_blocks(text.body) if text.kind == "page" else text.body, text)
@@ -174,7 +173,7 @@ def _page(source: str) -> Iterator[Hit]:
 def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
     """Yield paragraphs and list items with the number of their first line.
 
-    Code, tables and headings are skipped.
+    Skips code, tables and headings.
     """
     start = 0
     lines: list[str] = []

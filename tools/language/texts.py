@@ -31,7 +31,7 @@ class Text:
 
 
 def extract(name: str, source: str) -> list[Text]:
-    """Return the texts of a file. The file's suffix decides which texts are extracted."""
+    """Return a file's texts. The file's suffix decides which texts these are."""
     if name.endswith(".py") or source.startswith("#!/usr/bin/env python3"):
         return list(_python(source))
     if name.endswith((".c", ".h")):

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build the tarball of a release from the committed files of this checkout.
 
-The version is set in galaxy.yml, the changelog gets the fragments, and the links of the README become absolute, because Galaxy
-shows the README alone. The checkout itself is not changed. `make release` runs this program.
+The program sets the version in galaxy.yml and adds the fragments to the changelog. It makes the README's links
+absolute, because Galaxy shows the README alone. The checkout itself does not change. `make release` runs this program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSION = re.compile(r"^version: .*$", re.MULTILINE)
 
 
 def absolute(text: str, address: str) -> str:
-    """Return a page of the root folder whose links name the repository."""
+    """Return a page of the root folder with links that name the repository."""
 
     def link(match: re.Match[str]) -> str:
         return f"{match[1]}{address}/{posixpath.normpath(match[2])}"

@@ -77,7 +77,7 @@ def converted(text: str, source: str, site: dict[str, str], address: str) -> str
 def contents(text: str, site: dict[str, str]) -> str:
     """Add tables of contents to the index page.
 
-    The pages that a section links become a hidden table of contents of that section.
+    A section's linked pages become the section's hidden table of contents.
     """
     sections = re.split(r"(?m)^(?=## )", text)
     listed: set[str] = set()
@@ -127,7 +127,7 @@ def write_reference(folder: Path) -> None:
         environment = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(collections)}
         subprocess.run([*command, str(folder / "reference"), COLLECTION], env=environment, check=True)
     for page in (folder / "reference").rglob("*.rst"):
-        # The theme shows the contents of each page beside it, and shows an error for a second list.
+        # The theme shows each page's contents beside the page, and shows an error for a second list.
         page.write_text(_CONTENTS.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
 
 

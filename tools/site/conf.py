@@ -23,5 +23,5 @@ html_show_sphinx = False
 intersphinx_mapping = {
     "ansible": ("https://docs.ansible.com/projects/ansible/latest/", str(Path(__file__).with_name("external.inv")))
 }
-# Examples with Jinja in YAML and output of commands are not always valid in the language of their block.
+# Examples that contain Jinja in YAML or a command's output are not always valid in their block's language.
 suppress_warnings = ["misc.highlighting_failure"]

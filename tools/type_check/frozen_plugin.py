@@ -18,7 +18,10 @@ DECORATOR, SORTABLE = f"{MODULE}.frozen", f"{MODULE}.sortable"
 
 
 def make_class(context: ClassDefContext) -> bool:
-    """Add the methods of a frozen dataclass. If it is `sortable`, also add `<`."""
+    """Add the methods of a frozen dataclass.
+
+    If the class is `sortable`, also add `<`.
+    """
     decorators = {each.fullname for each in context.cls.decorators if isinstance(each, RefExpr)}
     spec = DataclassTransformSpec(eq_default=True, frozen_default=True, order_default=SORTABLE in decorators)
     return DataclassTransformer(context.cls, context.reason, spec, context.api).transform()
