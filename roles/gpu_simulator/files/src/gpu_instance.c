@@ -141,9 +141,9 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
 }
 
 /*
- * If MIG mode is off and profiles cannot be queried, this is NOT_SUPPORTED, as in nvml.h. If profiles can be queried,
- * nvidia-smi 550 calls this function too, and an error would end its output. In this case, an H200 with driver
- * 580.159.04 reports the maximum of each profile.
+ * While MIG mode is off, the function returns NOT_SUPPORTED if clients cannot query profiles (nvml.h). If they can,
+ * nvidia-smi 550 calls this function too, and an error would end its output. An H200 with driver 580.159.04 then
+ * reports each profile's maximum.
  */
 nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned id, unsigned *count)
 {
@@ -219,8 +219,8 @@ nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
 }
 
 /*
- * According to nvml.h, the caller's buffer must hold all instances of the profile (its instance count). If MIG mode is
- * off, there are no instances. This is not an error on an H200 with driver 580.159.04.
+ * According to nvml.h, the caller's buffer must hold all instances of the profile (its instance count). While MIG mode
+ * is off, there are no instances. An H200 with driver 580.159.04 then returns no error.
  */
 nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *out, unsigned *count)
 {

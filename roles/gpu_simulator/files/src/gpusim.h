@@ -26,17 +26,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Version of this interface. Clients can recognize the simulated library by the
- * presence of this symbol. Never fails. Example: "gpusim 1 (state schema 7)". */
+/* Returns this interface's version. Clients can recognize the simulated library by the presence of this symbol. Never
+ * fails. Example: "gpusim 1 (state schema 7)". */
 const char *gpusimVersion(void);
 
-/* Reason of the calling thread's last failed gpusim call, or "". */
+/* Returns the reason why the calling thread's last gpusim call failed, or "". */
 const char *gpusimMessage(void);
 
 /*
- * Creates the GPUs of a host. Creates the state file (mode 0666, its directory must exist) or replaces
+ * Creates a host's GPUs. Creates the state file (mode 0666, its directory must exist) or replaces
  * the content of an existing one, including MIG instances, loads, pending faults and call counts.
- * IN_USE if a live GPU process is attached. The message of INVALID_ARGUMENT contains the line.
+ * Returns IN_USE if a live GPU process is attached. The message of INVALID_ARGUMENT contains the line.
  *
  * Sections and keys. An omitted integer is unknown: its query returns NOT_SUPPORTED.
  * Keys marked * are mandatory. Booleans are 0 or 1. At most 32 GPUs.
@@ -136,7 +136,7 @@ const char *gpusimMessage(void);
 int gpusimCreate(const char *configuration);
 
 /*
- * The whole state as JSON text (NUL-terminated): an object of
+ * Writes the whole state as JSON text (NUL-terminated): an object of
  *   schema, boot                    schema number, and identity of the state's boot
  *   host                            the keys of the section host
  *   gpus                            each: index, the keys of the sections gpu, with `profiles` and
@@ -163,18 +163,18 @@ int gpusimCreate(const char *configuration);
 int gpusimDump(char *buffer, size_t *size);
 
 /*
- * Waits at most timeout_ms until the number of changes differs from `*seen`, and stores it there. TIMEOUT (10)
- * without a difference. A change by another process ends the wait. Only the next call detects a change by a process
- * that was killed at its end, or another state file of that name.
+ * Waits at most timeout_ms until the number of changes differs from `*seen`, and stores the number there. Returns
+ * TIMEOUT (10) without a difference. A change by another process ends the wait. If a process was killed at the end of
+ * its change, or if another file has replaced the state file, only the next call detects the change.
  */
 int gpusimWait(uint32_t *seen, unsigned timeout_ms);
 
 /*
- * Changes one switch. gpu >= 0: passthrough, reset_refused, held_by_kernel, timeslicing, mig_survives_reboot, profiles_without_mig,
- * mig_needs_reset, memory_info, compute_mode_fixed, virtualization_mode, temperature_idle_c, power_idle_mw, numa_node. gpu = -1: driver_version, nvml_version,
- * cuda_version, digest.
+ * Changes one switch. gpu >= 0: passthrough, reset_refused, held_by_kernel, timeslicing, mig_survives_reboot,
+ * profiles_without_mig, mig_needs_reset, memory_info, compute_mode_fixed, virtualization_mode, temperature_idle_c,
+ * power_idle_mw, numa_node. gpu = -1: driver_version, nvml_version, cuda_version, digest.
  *
- * Faults of a GPU are set the same way. NOT_SUPPORTED if the GPU lacks the feature:
+ * Sets a GPU's faults too. Returns NOT_SUPPORTED if the GPU lacks the feature:
  *   throttle                        sw_power_cap, hw_slowdown, sync_boost, sw_thermal, hw_thermal, hw_power_brake (the last
  *                                   two with hw_slowdown), thermal (sw_thermal), power (sw_power_cap); several with
  *                                   commas; off. All but sync_boost halve the clock of a GPU in use
@@ -190,7 +190,7 @@ int gpusimSet(int gpu, const char *key, const char *value);
 
 /*
  * Attaches a load pattern, evaluated from the time since this call whenever a client reads.
- * gpu_instance -1: the GPU itself; used for utilization only while its MIG mode is off.
+ * gpu_instance -1: the GPU itself. Its utilization counts only while its MIG mode is off.
  * load NULL: removes the pattern. Keys:
  *   pattern *                       constant | square | sine | samples
  *   period_seconds                  of square (first half high) and sine (starts low); default 60
@@ -219,29 +219,29 @@ int gpusimLoad(int gpu, int gpu_instance, const char *load);
  */
 int gpusimAttach(int pid, int gpu, int gpu_instance, int compute_instance, const char *type, uint64_t memory_bytes);
 
-/* Removes all entries of `pid`. NOT_FOUND if it has none. */
+/* Removes all of the process's entries. Returns NOT_FOUND if it has none. */
 int gpusimDetach(int pid);
 
 /*
- * Raises an Xid event on a GPU, or on one of its instances (-1: the whole GPU, the whole GPU instance).
- * Every event set with nvmlEventTypeXidCriticalError on the GPU receives it once, in all processes.
- * Only root's sets receive the events of an instance (nvml.h, nvmlEventSetWait_v2). A client that does not
- * read 128 events loses the oldest. `number` starts at 1 (NVIDIA's table of Xid errors).
+ * Raises an Xid event on a GPU, or on one of its instances (-1: the whole GPU, the whole GPU instance). In each
+ * process, every event set with nvmlEventTypeXidCriticalError on the GPU receives the event once. Only root's sets
+ * receive an instance's events (nvml.h, nvmlEventSetWait_v2). A client with 128 unread events loses the oldest.
+ * `number` starts at 1 (NVIDIA's table of Xid errors).
  */
 int gpusimXid(int gpu, int gpu_instance, int compute_instance, unsigned number);
 
 /*
- * Drops a GPU off the bus, which raises Xid 79: all calls on it, its instances or MIG devices return
- * GPU_IS_LOST, also searches for its handle by index, PCI address, UUID and serial number. It still
- * counts. gpusimRestore restores it with its state, a reboot restores it with a reboot's effects.
- * Meanwhile it accepts no process and cannot be reset. Losing a lost GPU has no effect and raises no event.
+ * Drops a GPU off the bus and raises Xid 79. All calls on the GPU, its instances or MIG devices return GPU_IS_LOST, and
+ * so do searches for its handle by index, PCI address, UUID and serial number. The number of GPUs still includes it.
+ * gpusimRestore restores the GPU with its state, and a reboot restores it with a reboot's effects. A lost GPU accepts
+ * no process, and tools cannot reset it. Losing a lost GPU has no effect and raises no event.
  */
 int gpusimLose(int gpu);
 int gpusimRestore(int gpu);
 
 /*
- * Like `nvidia-smi --gpu-reset` on hardware: applies a pending MIG mode, drops GPU instances and
- * loads. IN_USE while a process uses the GPU.
+ * Like `nvidia-smi --gpu-reset` on hardware: applies a pending MIG mode, drops GPU instances and loads. Returns IN_USE
+ * while a process uses the GPU.
  */
 int gpusimReset(int gpu);
 
@@ -258,8 +258,8 @@ int gpusimReboot(void);
 /*
  * Faults: the nth call (1 = the next) of `function`, an exported nvml* name, by any process of
  * the host fails once. Up to 16 faults may be pending.
- * action: "NVML_ERROR_IN_USE" or "IN_USE" (any NVML error name) or its number: returned without
- * effect. "kill": the caller dies of SIGKILL before any effect. "kill-inside": it dies inside its
+ * action: "NVML_ERROR_IN_USE" or "IN_USE" (any NVML error name) or its number: the call returns the
+ * error without any effect. "kill": the caller dies of SIGKILL before any effect. "kill-inside": it dies inside its
  * first transaction, before the change is visible (or on return from a call without a change).
  * "kill-after": it dies on return, after the complete effect. "stop": it stops before any effect, as if
  * the driver hung, and continues the call at SIGCONT. A caller that asked to be killed with its parent
@@ -278,7 +278,7 @@ int gpusimFail(const char *function, unsigned nth, const char *action);
 int gpusimFailOn(const char *function, int gpu, unsigned nth, int lasting, const char *action);
 int gpusimFailClear(void);
 
-/* Resets the counts of nvml* calls of all processes (shown by gpusimDump). */
+/* Resets the counts of all processes' nvml* calls (gpusimDump shows them). */
 int gpusimClearCalls(void);
 
 #endif

@@ -31,8 +31,8 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void fork_prepare(void) { pthread_mutex_lock(&mutex); }
 static void fork_done(void) { pthread_mutex_unlock(&mutex); }
-/* Before a fork, mutexes are locked in reverse order of registration. Elsewhere the state's mutex is always locked
- * before this one, so this one is registered first (the state's has priority 202 in state.c). */
+/* Before a fork, the C library calls handlers in reverse order of registration. All other code locks the state's mutex
+ * before this one, so this handler is registered first (the state's handler has priority 202 in state.c). */
 __attribute__((constructor(201))) static void watch_forks(void)
 {
 	pthread_atfork(fork_prepare, fork_done, fork_done);
@@ -64,7 +64,7 @@ static struct handle *intern(struct handle wanted)
 	return found;
 }
 
-/* Clients may pass invalid pointers, so compare pointers and read only records of this library. */
+/* Clients may pass invalid pointers, so compare pointers, and read only this library's own records. */
 static bool is_handle(const struct handle *handle)
 {
 	bool ours = false;
@@ -83,7 +83,7 @@ static nvmlReturn_t resolve(host_t *host, const struct handle *handle, target_t 
 		return NVML_ERROR_UNKNOWN;
 	if (handle->gpu >= host->gpu_count)
 		return NVML_ERROR_GPU_IS_LOST;
-	/* According to nvml.h, every query of a device can return GPU_IS_LOST, including a query of its name. */
+	/* According to nvml.h, every query of a device can return GPU_IS_LOST, even a query of the name. */
 	if (host->gpus[handle->gpu].lost)
 		return NVML_ERROR_GPU_IS_LOST;
 	nvmlReturn_t fault = call_concerns(handle->gpu);

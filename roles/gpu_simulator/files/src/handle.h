@@ -12,7 +12,7 @@
 #include "host.h"
 #include "nvml_abi.h"
 
-/* The GPU or instance that a handle refers to. gi and ci may be NULL. */
+/* The GPU or instance of a handle. gi and ci may be NULL. */
 typedef struct {
 	gpu_t *gpu;
 	gi_t *gi;
@@ -20,13 +20,13 @@ typedef struct {
 	int gpu_index, gi_id, ci_id;
 } target_t;
 
-/* INVALID_ARGUMENT: the handle is unknown or of another kind, or its instance was destroyed. GPU_IS_LOST: the GPU is
- * lost. */
+/* Returns INVALID_ARGUMENT if the handle is unknown or of another kind, or if its instance was destroyed. Returns
+ * GPU_IS_LOST if the GPU is lost. */
 nvmlReturn_t handle_device(host_t *host, nvmlDevice_t handle, target_t *target);
 nvmlReturn_t handle_gpu_instance(host_t *host, nvmlGpuInstance_t handle, target_t *target);
 nvmlReturn_t handle_compute_instance(host_t *host, nvmlComputeInstance_t handle, target_t *target);
 
-/* NULL: out of memory. */
+/* Returns NULL if memory is exhausted. */
 nvmlDevice_t handle_of_gpu(int gpu);
 nvmlDevice_t handle_of_mig_device(const target_t *target);
 nvmlGpuInstance_t handle_of_gpu_instance(const target_t *target);

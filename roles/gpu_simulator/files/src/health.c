@@ -99,8 +99,8 @@ nvmlReturn_t health_set(gpu_t *gpu, const char *key, const char *value, const ch
 	return NVML_SUCCESS;
 }
 
-/* "Volatile counts are reset each time the driver loads". Aggregate counts are kept for the lifetime of the board
- * (nvml.h, nvmlEccCounterType_t). A reset applies pending remappings (nvml.h, nvmlDeviceGetRemappedRows). */
+/* "Volatile counts are reset each time the driver loads". The board keeps aggregate counts for its lifetime (nvml.h,
+ * nvmlEccCounterType_t). A reset applies pending remappings (nvml.h, nvmlDeviceGetRemappedRows). */
 void health_reload(health_t *health)
 {
 	for (int error = 0; error < 2; error++) {

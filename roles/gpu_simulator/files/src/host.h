@@ -25,7 +25,7 @@ enum {
 	MAX_EVENTS = 128,	/* maximum number of unread events of a client. If there are more, the oldest are lost */
 };
 
-/* The value is missing in the configuration, so queries return NOT_SUPPORTED. */
+/* The configuration lacks the value, so queries return NOT_SUPPORTED. */
 #define UNKNOWN (-1)
 
 /* The other end of an NVLink: a switch, or nothing. */
@@ -89,7 +89,7 @@ typedef struct {
 /* Errors since the driver was loaded, and errors before that. */
 typedef struct { int64_t volatile_count, before; } ecc_t;
 
-/* Faults of a GPU. If all values are zero, the GPU is healthy. */
+/* A GPU's faults. If all values are zero, the GPU is healthy. */
 typedef struct {
 	int64_t throttle;			/* active nvmlClocksEventReason* */
 	int64_t temperature_c;			/* 0: follows power */
@@ -137,14 +137,14 @@ typedef struct {
 
 typedef enum { PROCESS_COMPUTE, PROCESS_GRAPHICS, PROCESS_MPS } process_type_t;
 
-/* An entry counts only while a process `pid` with this start time is alive. In a free entry, pid is 0. */
+/* An entry counts only while its process is alive: `pid` with this start time. In a free entry, pid is 0. */
 typedef struct {
 	int32_t pid, gpu, gi, ci, type;
 	uint64_t started_ticks;
 	int64_t memory_bytes;
 } process_t;
 
-/* Events of a host are numbered from 0. Event n is stored in host_t.events[n % MAX_EVENTS]. */
+/* A host's events have numbers from 0. Event n is in host_t.events[n % MAX_EVENTS]. */
 typedef struct {
 	uint64_t data;				/* number of an Xid event */
 	int32_t type, gpu, gi, ci;		/* type of the event (EVENT_XID). gi and ci may be UNKNOWN */

@@ -215,7 +215,7 @@ const char *key_store(const config_key_t *key, void *object, const char *text)
 	char *member = (char *)object + key->offset;
 	switch (key->kind) {
 	case KEY_INTEGER:
-		/* Negative numbers are invalid. In particular, -1 means unknown. */
+		/* Negative numbers are invalid, because -1 means unknown. */
 		return key_parse_integer(text, (int64_t *)member) && *(int64_t *)member >= 0 ? NULL : "use a whole number from 0";
 	case KEY_TEXT:
 		if (strlen(text) >= key->size)

@@ -14,7 +14,7 @@ int64_t load_now_ns(void)
 	return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Returns the position of a pattern between its low value (0) and its high value (1), t seconds after its start. */
+/* Returns where a pattern is between its low value (0) and its high value (1), t seconds after its start. */
 static double height(const load_t *load, double t, double period)
 {
 	switch (load->pattern) {

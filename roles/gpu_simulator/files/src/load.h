@@ -15,7 +15,7 @@ typedef struct {
 	double power_mw;		/* UNKNOWN: follows utilization */
 } level_t;
 
-/* CLOCK_BOOTTIME: the same for all processes of a host. */
+/* Returns the time of CLOCK_BOOTTIME, which is the same for all of a host's processes. */
 int64_t load_now_ns(void);
 
 level_t load_level(const host_t *host, const load_t *load, int64_t now_ns);

@@ -10,7 +10,8 @@
 
 #include "load.h"
 
-/* Returns the load with the first samples at or after `end`. */
+/* Returns the first position, at or after `end`, where a load's samples start, and sets `owner` to the load. Returns
+ * INT32_MAX if there is none. */
 static int32_t next_samples(host_t *host, int32_t end, load_t **owner)
 {
 	int32_t lowest = INT32_MAX;
@@ -38,7 +39,7 @@ void load_forget_unused_samples(host_t *host)
 	host->sample_count = end;
 }
 
-/* Keys of a load, and the values that the text sets. */
+/* A load's keys, and the values that the text sets. */
 enum { PERIOD, INTERVAL, HIGH, LOW, MEMORY_HIGH, MEMORY_LOW, POWER_HIGH, POWER_LOW, MEMORY_UTILIZATION,
        SM, OCCUPANCY, TENSOR, BANDWIDTH, KEY_COUNT };
 static const char *const KEYS[KEY_COUNT] = {

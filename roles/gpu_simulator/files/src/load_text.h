@@ -11,10 +11,10 @@
 #include "host.h"
 #include "nvml_abi.h"
 
-/* Fills a load that starts now, and stores its samples in the host. On failure, `reason` is set. */
+/* Fills a load that starts now, and stores its samples in the host. On failure, writes the reason to `reason`. */
 nvmlReturn_t load_read(const char *text, host_t *host, int64_t room_mib, load_t *load, char reason[REASON_SIZE]);
 
-/* Removes samples of removed loads, so that the remaining samples have no gaps. */
+/* Deletes the samples of removed loads, so that the remaining samples have no gaps. */
 void load_forget_unused_samples(host_t *host);
 
 #endif

@@ -50,7 +50,7 @@ static uint64_t units(span_t at)
 	return ((UINT64_C(1) << at.size) - 1) << at.start;
 }
 
-/* Resources that all instances of a GPU use. */
+/* Resources that a GPU's instances use. */
 typedef struct {
 	uint64_t units;
 	int64_t slices, engines[4];
@@ -112,7 +112,7 @@ bool mig_gi_fits(const gpu_t *gpu, int profile, span_t at)
 	return fits(gpu, &usage, profile, at);
 }
 
-/* Returns how many free placements of all profiles would be blocked if `at` were taken. */
+/* Returns how many free placements, of all profiles, an instance at `at` would block. */
 static int harm(const gpu_t *gpu, uint64_t taken, span_t at)
 {
 	int lost = 0;
@@ -126,9 +126,8 @@ static int harm(const gpu_t *gpu, uint64_t taken, span_t at)
 
 /*
  * The driver chooses the placement that blocks the fewest other placements. If several block equally few, it chooses
- * the first. This rule was inferred from outputs in NVIDIA's MIG User Guide: seven 1g instances of an A100 are placed
- * at 6, 4, 5, 0, 1, 2, 3. The first 3g is placed at 4. Creating 1g 1g 2g 3g (19,19,14,9) fails, but 3g 1g 1g 2g
- * succeeds.
+ * the first. Outputs in NVIDIA's MIG User Guide suggest this rule: the driver places seven 1g instances of an A100 at
+ * 6, 4, 5, 0, 1, 2, 3. It places the first 3g at 4. Creating 1g 1g 2g 3g (19,19,14,9) fails, but 3g 1g 1g 2g succeeds.
  */
 int mig_gi_best_placement(const gpu_t *gpu, int profile)
 {
@@ -147,8 +146,8 @@ int mig_gi_best_placement(const gpu_t *gpu, int profile)
 	return best;
 }
 
-/* The placements of a profile have the same size and ascending starts. So always taking the first one that fits
- * leaves room for the most instances. */
+/* A profile's placements have the same size and ascending starts. So always taking the first one that fits leaves room
+ * for the most instances. */
 int mig_gi_remaining(const gpu_t *gpu, int profile)
 {
 	usage_t usage = usage_of(gpu);
@@ -165,8 +164,8 @@ int mig_gi_remaining(const gpu_t *gpu, int profile)
 
 /*
  * IDs number the halves, quarters and eighths of a GPU in order. The whole GPU is 0, halves are 1 and 2, quarters 3 to
- * 6, and eighths 7 to 14 (outputs in the MIG User Guide). Other placements get the lowest free ID. So do placements
- * whose number is used by an instance of another size.
+ * 6, and eighths 7 to 14 (outputs in the MIG User Guide). Other placements get the lowest free ID. So does a placement
+ * whose number another instance already has.
  */
 static int free_gi_id(const gpu_t *gpu, span_t at)
 {

@@ -11,7 +11,7 @@
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
 {
 	QUERY_GPU(nvmlDeviceGetMaxMigDeviceCount);
-	/* 0 while MIG mode is off, in nvml.h and on an H200 with driver 580.159.04. */
+	/* While MIG mode is off, the number is 0, according to nvml.h and on an H200 with driver 580.159.04. */
 	return give(count, on.gpu->mig_current ? on.gpu->max_mig_devices : 0);
 }
 

@@ -22,9 +22,9 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsign
 }
 
 /*
- * Returns why a pending mode cannot be activated. nvml.h lists IN_USE (the GPU is not idle) and RESET_REQUIRED (the
- * driver cannot reset the GPU, because of passthrough). Instances count as use, because no source documents that the
- * driver destroys them.
+ * Returns why the driver cannot activate a pending mode. nvml.h lists IN_USE (the GPU is not idle) and RESET_REQUIRED
+ * (the driver cannot reset the GPU, because of passthrough). Instances count as use, because no source documents that
+ * the driver destroys them.
  */
 static nvmlReturn_t activation_obstacle(const host_t *host, const target_t *on)
 {
@@ -49,7 +49,8 @@ nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvmlReturn
 		if (*activation_status == NVML_SUCCESS) {
 			telemetry_settle_energy(host, on.gpu);
 			on.gpu->mig_current = mode;
-			/* After a change of MIG mode, the compute mode has its default (nvml.h, nvmlDeviceSetComputeMode). */
+			/* A change of the MIG mode sets the compute mode to its default (nvml.h,
+			 * nvmlDeviceSetComputeMode). */
 			on.gpu->compute_mode = COMPUTE_DEFAULT;
 		}
 	}

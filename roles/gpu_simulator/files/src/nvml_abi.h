@@ -36,7 +36,7 @@ typedef enum {
 typedef struct handle *nvmlDevice_t, *nvmlGpuInstance_t, *nvmlComputeInstance_t;
 typedef struct event_set *nvmlEventSet_t;
 
-/* The version word of a versioned structure. It contains the size of the structure, and the version in the top byte. */
+/* The version word of a versioned structure: the structure's size, with the version in the top byte. */
 #define STRUCT_VERSION(type, version) ((unsigned)sizeof(type) | (version) << 24)
 
 enum { NVML_INIT_FLAG_NO_GPUS = 1 };
@@ -196,14 +196,14 @@ typedef struct {
 	double value;
 	nvmlGpmMetricInfo_t info;
 } nvmlGpmMetric_t;
-/* The maximum number of metrics depends on the client's nvml.h. `count` is the requested number. */
+/* The maximum number of metrics depends on the client's nvml.h. `count` is the number that the client requests. */
 typedef struct {
 	unsigned version, count;
 	nvmlGpmSample_t sample1, sample2;
 	nvmlGpmMetric_t metrics[];
 } nvmlGpmMetricsGet_t;
 
-/* Version words that clients were observed to send (nvidia-ml-py 13.615). */
+/* Version words that a real client sends (nvidia-ml-py 13.615). */
 static_assert(STRUCT_VERSION(nvmlMemory_v2_t, 2u) == 0x02000028, "nvmlMemory_v2");
 static_assert(STRUCT_VERSION(nvmlPciInfoExt_v1_t, 1u) == 0x01000040, "nvmlPciInfoExt_v1");
 static_assert(STRUCT_VERSION(nvmlGpuFabricInfo_v2_t, 2u) == 0x02000024, "nvmlGpuFabricInfo_v2");

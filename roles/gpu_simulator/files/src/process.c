@@ -35,7 +35,7 @@ uint64_t process_start_ticks(int pid)
 	return state == 'Z' || state == 'X' ? 0 : ticks + 1;
 }
 
-/* /proc may hide other users' processes (hidepid, ProtectProc=). Signals still show that such processes exist. */
+/* /proc may hide other users' processes (hidepid, ProtectProc=). A signal still shows that such a process exists. */
 static bool is_hidden(int pid)
 {
 	char name[32];
@@ -101,7 +101,7 @@ const char *process_type_name(int type)
 	return TYPES[type];
 }
 
-/* MPS clients are in the list of compute processes too, as on an H200 with driver 580. */
+/* Compute processes include MPS clients, as on an H200 with driver 580. */
 bool process_is_listed(const process_t *process, int type)
 {
 	return process->type == type || (type == PROCESS_COMPUTE && process->type == PROCESS_MPS);
@@ -143,7 +143,7 @@ PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, PROCESS_COMPUTE)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, PROCESS_GRAPHICS)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, PROCESS_MPS)
 
-/* The processes of a GPU share its utilization evenly, because loads are not assigned to processes. */
+/* The library assigns no load to a process, so the GPU's processes share its utilization evenly. */
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned *count,
                                              unsigned long long last_seen_us)
 {

@@ -23,7 +23,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 	return NVML_SUCCESS;
 }
 
-/* Loads do not use media engines, so the utilization of media engines is 0. */
+/* Loads do not use media engines, so their utilization is 0. */
 static nvmlReturn_t media_utilization(function_t function, nvmlDevice_t device, unsigned *percent, unsigned *period_us)
 {
 	QUERY_AS(function);
@@ -267,8 +267,8 @@ nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, un
 	return supported_clocks_event_reasons(F_nvmlDeviceGetSupportedClocksThrottleReasons, device, reasons);
 }
 
-/* No traffic is simulated. Idle boards report between 0 (A100 80 GB, L4, GB200) and 869 KB/s (B200). The query
- * itself causes this traffic. */
+/* The library simulates no traffic. Idle boards report between 0 (A100 80 GB, L4, GB200) and 869 KB/s (B200), because
+ * the query itself causes traffic. */
 nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *kib_per_second)
 {
 	QUERY_GPU(nvmlDeviceGetPcieThroughput);

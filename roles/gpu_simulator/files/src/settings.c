@@ -34,8 +34,8 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 	CHANGE(nvmlDeviceSetComputeMode);
 	if (mode > COMPUTE_EXCLUSIVE_PROCESS)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	/* A vGPU guest supports only the default compute mode. Which error the driver returns for other modes is not
-	 * documented. */
+	/* A vGPU guest supports only the default compute mode. No document says which error the driver returns for
+	 * other modes. */
 	if (on.gpu->compute_mode_fixed || on.gpu->virtualization_mode == VIRTUALIZATION_VGPU)
 		return NVML_ERROR_NOT_SUPPORTED;
 	/* EXCLUSIVE_THREAD was removed in CUDA 8. */
@@ -48,7 +48,7 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 	return state_commit();
 }
 
-/* 1: power management is supported. */
+/* The value 1 means that the GPU supports power management. */
 nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, unsigned *mode)
 {
 	QUERY_GPU(nvmlDeviceGetPowerManagementMode);
@@ -96,6 +96,7 @@ nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, const nvm
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (value->version != STRUCT_VERSION(nvmlPowerValue_v2_t, 2u))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	/* Scope 0 is the GPU. Scopes 1 and 2 are the module and the memory. These GPUs have no separate limits for them. */
+	/* Scope 0 is the GPU. Scopes 1 and 2 are the module and the memory, which have no separate limits on these
+	 * GPUs. */
 	return value->scope == 0 ? set_power_limit(host, &on, value->milliwatts) : NVML_ERROR_NOT_SUPPORTED;
 }

@@ -24,8 +24,8 @@
 
 static const char MAGIC[8] = "GPUSIM\r\n";
 
-/* A library recognizes the layout of a file by the schema number. It also compares the size of a copy and the number
- * of functions, in case the schema number was not increased. */
+/* A library recognizes the layout of a file by the schema number. It also compares the size of a copy and the number of
+ * functions, in case a change of the layout kept the schema number. */
 typedef struct {
 	char magic[8];
 	uint32_t schema, functions;
@@ -50,12 +50,12 @@ static struct {
 	ino_t inode;
 } map = { .descriptor = -1 };
 
-/* flock belongs to the open file description, which threads share. So within the process, a mutex protects the
- * state. */
+/* A flock belongs to the open file description, which threads share. So a mutex protects the state between the
+ * process's threads. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* Keep the old mapping, because another thread may be counting a call in it. This costs little, because files are
- * replaced rarely. */
+/* Keep the old mapping, because another thread may be counting a call in it. This costs little, because a file is
+ * rarely replaced. */
 static void forget_file(void)
 {
 	if (map.descriptor >= 0)
@@ -271,7 +271,7 @@ void state_read_end(host_t **host)
 		leave();
 }
 
-/* Copies only the part in use. For a host with two GPUs, these are two GPUs. */
+/* Copies only the used part. For a host with two GPUs, this is the part with two GPUs. */
 static void copy_host(host_t *to, const host_t *from)
 {
 	memcpy(to, from, offsetof(host_t, gpus) + from->gpu_count * sizeof(gpu_t));

@@ -29,7 +29,7 @@ typedef struct {
 	int32_t gpu;			/* only calls on this GPU count. UNKNOWN: all calls of the function count */
 } fault_t;
 
-/* Replaces the function in a fault for every call on a GPU. */
+/* The function of a fault that applies to every call on a GPU. */
 enum { FAULT_ANY = F_COUNT };
 
 typedef struct {
@@ -38,7 +38,8 @@ typedef struct {
 	_Atomic uint32_t calls[F_COUNT];
 } traffic_t;
 
-/* Maps the state file. If another file has replaced it, maps that file. DRIVER_NOT_LOADED if there is no file. */
+/* Maps the state file. If another file has replaced the state file, maps that file. Returns DRIVER_NOT_LOADED if there
+ * is no file. */
 nvmlReturn_t state_open(void);
 
 /* Maps the state file. If it is missing or has another schema, first creates a file without GPUs. */
@@ -46,32 +47,33 @@ nvmlReturn_t state_create(void);
 
 const char *state_path(void);
 
-/* Returns faults and counts of the mapped file. NULL if no file is mapped or the file is read-only. */
+/* Returns faults and counts of the mapped file. Returns NULL if no file is mapped or the file is read-only. */
 traffic_t *state_traffic(void);
 
-/* Like state_traffic, but also for a read-only file. Used for lasting faults. Call it only between state_read or
- * state_begin and their end. */
+/* Like state_traffic, but also for a read-only file. Lasting faults need this. Call the function only between
+ * state_read or state_begin and their end. */
 traffic_t *state_faults(void);
 bool state_is_writable(void);
 
-/* Between state_read and its end, the calling thread sees one consistent state. NULL if no file is mapped. */
+/* Returns the state. Until the matching end, the calling thread sees one consistent state. Returns NULL if no file is
+ * mapped. */
 host_t *state_read(void);
 void state_read_end(host_t **host);
 
-/* Starts a transaction. NULL if no file is mapped or the file is read-only. Changes of the returned copy take effect
- * with state_commit. Without it, they are discarded. */
+/* Starts a transaction. Returns NULL if no file is mapped or the file is read-only. state_commit applies changes of the
+ * returned copy. Without state_commit, the changes have no effect. */
 host_t *state_begin(void);
 nvmlReturn_t state_commit(void);
 void state_end(host_t **host);		/* discards an uncommitted change */
 
-/* Waits until the number of commits differs from *seen, at most timeout_ms, and stores the number in *seen. True if
- * it differs. */
+/* Waits until the number of commits differs from *seen, at most timeout_ms, and stores the number in *seen. Returns
+ * true if it differs. */
 bool state_wait(uint32_t *seen, unsigned timeout_ms);
 
 #define READING __attribute__((cleanup(state_read_end)))
 #define CHANGING __attribute__((cleanup(state_end)))
 
-/* Set by a fault. The process is killed in this thread's next commit, before the change becomes visible. */
+/* A fault sets this. This thread's next commit then kills the process, before the change becomes visible. */
 extern _Thread_local bool state_die_inside;
 
 /* Kills this process. If this process asked to be killed together with its parent, it is part of the parent's run,

@@ -20,7 +20,7 @@ static int64_t memory_total_mib(const target_t *on)
 	return on->gi ? on->gpu->gi_profiles[on->gi->profile].memory_mib : on->gpu->memory_total_mib;
 }
 
-/* Memory of a GPU instance, or of a GPU with all its instances. */
+/* Returns the memory used in a GPU instance, or on a GPU with all its instances. */
 static int64_t memory_used_bytes(const host_t *host, const target_t *on)
 {
 	int64_t now = load_now_ns(), mib = 0;
@@ -42,7 +42,7 @@ framebuffer_t telemetry_framebuffer(const host_t *host, const target_t *on)
 		.reserved = on->gi ? 0 : (uint64_t)on->gpu->memory_reserved_mib << 20,
 		.used = memory_used_bytes(host, on),
 	};
-	/* A load may request more memory than is left free by processes. */
+	/* A load may request more memory than processes leave free. */
 	if (memory.used > memory.total - memory.reserved)
 		memory.used = memory.total - memory.reserved;
 	memory.free = memory.total - memory.reserved - memory.used;
@@ -109,13 +109,13 @@ telemetry_t telemetry_of(const host_t *host, int gpu_index)
 	t.clock_video_mhz = busy ? gpu->clock_video_max_mhz : gpu->clock_video_idle_mhz;
 	if (t.performance_state == 0)
 		clocks_limit(gpu, &t.clock_graphics_mhz, &t.clock_memory_mhz);
-	/* The memory's temperature is assumed to rise like the GPU's. */
+	/* The simulation assumes that the memory's temperature rises like the GPU's. */
 	t.temperature_memory_c = gpu->temperature_memory_idle_c == UNKNOWN ? UNKNOWN
 	                       : gpu->temperature_memory_idle_c + t.temperature_c - gpu->temperature_idle_c;
 	return t;
 }
 
-/* Idle energy is excluded, because callers subtract two of these values. */
+/* The result excludes idle energy, because callers subtract two of these values. */
 static double dynamic_energy_mj(const host_t *host, const gpu_t *gpu, int64_t now_ns)
 {
 	double energy = 0;

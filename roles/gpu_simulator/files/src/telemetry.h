@@ -29,8 +29,8 @@ int64_t telemetry_energy_mj(const host_t *host, const gpu_t *gpu);
  * instance. */
 activity_t telemetry_activity(const host_t *host, const target_t *target, int64_t now_ns);
 
-/* Call this before any change that affects power, so that energy and work up to this time are counted with the values
- * before the change. */
+/* Call this before any change that affects power, so that the values before the change count for energy and work up to
+ * this time. */
 void telemetry_settle_energy(host_t *host, gpu_t *gpu);
 
 #endif

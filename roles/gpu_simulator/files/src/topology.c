@@ -123,8 +123,8 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device, nvmlDevice
 	return between == TOPOLOGY_UNKNOWN ? NVML_ERROR_NOT_SUPPORTED : give(level, between);
 }
 
-/* Returns the other GPUs at this level, as in nvml.h. `count` is the capacity on input. A NULL list queries the
- * number. */
+/* Returns the other GPUs at this level, as in nvml.h. On input, `count` is the capacity. If the list is NULL, only the
+ * number is returned. */
 nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned level, unsigned *count, nvmlDevice_t *out)
 {
 	QUERY_GPU(nvmlDeviceGetTopologyNearestGpus);
@@ -148,8 +148,7 @@ static int64_t numa_nodes(const host_t *host)
 	return last + 1;
 }
 
-/* The CPUs of a node. The CPUs of the machine are divided evenly between the nodes of the simulated host. Each node
- * has at least one. */
+/* A node's CPUs. The simulated host's nodes share the machine's CPUs evenly. Each node has at least one. */
 typedef struct { int64_t first, end; } cpus_t;
 
 static cpus_t cpus_of_node(const host_t *host, int64_t node)
@@ -178,7 +177,7 @@ nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, nvmlDevi
 	return NVML_SUCCESS;
 }
 
-/* Sets bits in a bitmap of `words` longs. INSUFFICIENT_SIZE if the bitmap is too small. */
+/* Sets bits in a bitmap of `words` longs. Returns INSUFFICIENT_SIZE if the bitmap is too small. */
 static nvmlReturn_t give_bits(unsigned long *out, unsigned words, int64_t first, int64_t end)
 {
 	const int64_t width = 8 * sizeof *out;
@@ -192,7 +191,7 @@ static nvmlReturn_t give_bits(unsigned long *out, unsigned words, int64_t first,
 	return NVML_SUCCESS;
 }
 
-/* The node and the socket are the same here, so the scope (0: node, 1: socket) changes nothing. */
+/* Here, the node and the socket are the same, so the scope (0: node, 1: socket) changes nothing. */
 static nvmlReturn_t affinity(function_t function, nvmlDevice_t device, unsigned words, unsigned long *out, unsigned scope, bool memory)
 {
 	QUERY_AS(function);
@@ -240,9 +239,9 @@ static bool nvlink_connects(const gpu_t *one, const gpu_t *other, int other_inde
 }
 
 /*
- * Whether one GPU can access the memory of another one. Over NVLink: read, write and atomics. Over PCIe, this depends
- * on the chipset and the driver, which are unknown here. In MIG mode, there is no peer to peer access over PCIe or
- * NVLink (MIG User Guide).
+ * Reports whether one GPU can access another GPU's memory. Over NVLink: read, write and atomics. Over PCIe, this
+ * depends on the chipset and the driver, which are unknown here. In MIG mode, there is no peer to peer access over PCIe
+ * or NVLink (MIG User Guide).
  */
 nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, unsigned index, unsigned *status)
 {

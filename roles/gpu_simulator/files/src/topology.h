@@ -9,7 +9,7 @@
 
 #include "host.h"
 
-/* Returns an nvmlGpuTopologyLevel_t. TOPOLOGY_UNKNOWN if a NUMA node is unknown. */
+/* Returns the nvmlGpuTopologyLevel_t between two GPUs, or TOPOLOGY_UNKNOWN if a NUMA node is unknown. */
 unsigned topology_between(const gpu_t *one, const gpu_t *other);
 
 #endif
