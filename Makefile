@@ -22,7 +22,7 @@ export LAB_MIRROR LAB_BASE_IMAGE
 lab_image := .lab/images/$(LAB_RELEASE)-monitoring
 # The Python for .venv. ansible-core 2.19 supports 3.11 to 3.13.
 PYTHON := $(or $(PYTHON),$(shell tests/lab/find-python first 3.11 3.13))
-# Finding the other interpreters takes seconds, and these targets do not use them.
+# The search for other interpreters takes seconds, and these targets do not need them.
 find_python = $(if $(filter-out check help language language-record types-record,$(or $(MAKECMDGOALS),help)),$(shell tests/lab/find-python $(1)))
 # The Python for .venv-newest. One leg of `make test` uses it with the newest ansible-core.
 NEWEST_PYTHON := $(or $(NEWEST_PYTHON),$(call find_python,newest 3.12))
@@ -139,7 +139,7 @@ $(venv_oldest_core_stamp):
 	$(call install,$(venv_oldest_core),--group oldest-core)
 	touch $@
 
-# Images are built one at a time (tests/lab/image/build takes a lock). A variant is the base image with additional
+# tests/lab/image/build takes a lock, so one image is built at a time. A variant is the base image with additional
 # packages for some hosts: Prometheus and Alertmanager, Debian's Slurm, or a container engine for MPS clients.
 build_image = tests/lab/image/build
 .PHONY: image image-slurm image-slurmdbd image-sharing image-monitoring image-kubernetes image-rpm
@@ -155,20 +155,20 @@ image-slurmdbd: image
 image-slurm image-slurmdbd image-sharing image-monitoring image-kubernetes image-rpm: packages
 	@$(build_image) $(@:image-%=%)
 
-# Debian's Prometheus and Alertmanager. The packages are only unpacked, because installing them would start the
+# Debian's Prometheus and Alertmanager. The target only unpacks the packages, because installing them would start the
 # services.
 prometheus_stamp := .lab/prometheus/.made-$(call checksum,tests/lab/fetch-packages)
 $(prometheus_stamp):
 	@tests/lab/fetch-packages prometheus promtool prometheus prometheus-alertmanager
 	touch $@
 
-# Debian's etcd. The package is only unpacked too.
+# Debian's etcd. The target only unpacks this package too.
 etcd_stamp := .lab/etcd/.made-$(call checksum,tests/lab/fetch-packages)
 $(etcd_stamp):
 	@tests/lab/fetch-packages etcd etcd etcd-server
 	touch $@
 
-# The programs of a Kubernetes cluster. They are compiled from Go modules (OPENFLEET_GO_CACHE) the first time.
+# The programs of a Kubernetes cluster. The first run compiles them from Go modules (OPENFLEET_GO_CACHE).
 .PHONY: kubernetes-programs
 kubernetes-programs:
 	@tests/kubernetes/build >/dev/null
@@ -202,8 +202,8 @@ release: venv-test image-sharing ## build and test the tarball of a release in .
 	@.venv/bin/python tools/release/build.py $(RELEASE) .cache/release
 	$(MAKE) leg-release OPENFLEET_THOROUGH=1
 
-# The packages whose hashes are recorded are installed as root, or in this checkout's environment. pip uses its
-# configured index.
+# Record the hashes of packages that root installs, or that this checkout's environment contains. pip uses the index in
+# its configuration.
 .PHONY: hashes
 hashes: $(venv_stamp) ## renew the hashes of Python packages, after a change of a version
 	.venv/bin/python tools/renew_hashes.py
@@ -241,8 +241,7 @@ bundle: $(venv_stamp) ## collect a bundle for hosts without a network: INVENTORY
 
 # --- Tests and figures ----------------------------------------------------------------------------------------------
 
-# Partitioning GPUs requires root, even on the simulator. Files that root writes are kept separate from files that other
-# users write.
+# Partitioning GPUs requires root, even on the simulator. Root and other users write their files to separate folders.
 ifneq ($(shell id -u),0)
 as_root := sudo -n env "PATH=$(PATH)" PYTHONDONTWRITEBYTECODE=1 PYTEST_ADDOPTS='-p no:cacheprovider $(PYTEST_ADDOPTS)' \
     OPENFLEET_THOROUGH=$(OPENFLEET_THOROUGH) ANSIBLE_CONFIG=$(ANSIBLE_CONFIG) ANSIBLE_HOME=$(CURDIR)/.cache/root/ansible XDG_CACHE_HOME=$(CURDIR)/.cache/root \
@@ -304,7 +303,8 @@ ifneq ($(OPENFLEET_THOROUGH),)
 legs += trixie sanitized threads pythons cores slurm_accounting sanity docs release
 endif
 JOBS ?= $(shell expr $$(nproc) + 1)
-# A leg that runs longer than this is ended and fails. The longest leg, modules, takes half of this time on two free cores.
+# A leg that runs longer than this time in seconds fails. The longest leg, modules, takes half of this time on two free
+# cores.
 LEG_SECONDS ?= $(if $(OPENFLEET_THOROUGH),14400,3000)
 
 # Requirements of each leg in addition to the packages. The leg `commands` creates a host from the image's files.
@@ -322,7 +322,7 @@ needs_commands := image
 needs_alert-rules := prometheus-tools
 needs_audit-reports := prometheus-tools
 needs_figures := image prometheus-tools
-# Why this machine cannot or must not run the tests on a cluster. Empty if it can run them.
+# The reason why this machine cannot or must not run the tests on a cluster. Empty if it can run them.
 KUBERNETES ?=
 without_kubernetes := $(if $(filter skip,$(KUBERNETES)),KUBERNETES=skip,$(if $(shell command -v go),,there is no Go))
 needs_kubernetes := $(if $(without_kubernetes),,kubernetes-programs image-kubernetes etcd)
@@ -335,7 +335,7 @@ needs_release := image-sharing
 needs_nvidia_driver := $(if $(OPENFLEET_THOROUGH),image-slurm,image)
 needs_sanity := $(needs_newest-core) $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
 needs_oldest-core := $(if $(OLDEST_CORE_PYTHON),venv-oldest-core)
-# Number of lab hosts of each leg. The number of concurrent lab hosts of all legs is limited by this machine
+# Number of lab hosts of each leg. This machine limits the number of concurrent lab hosts of all legs
 # (tests/lab/inotify).
 hosts_default := 5
 hosts_audit := 4
@@ -404,8 +404,8 @@ language: require-python ## list text that is not plain English (FILES=docs/vgpu
 language-record: require-python ## lower the recorded numbers of such text, after it was rewritten
 	@$(PYTHON) tools/check_language.py --record
 
-# ansible-lint runs Ansible's syntax check for each playbook. The playbooks of the tests are excluded, because other
-# legs run them.
+# ansible-lint runs Ansible's syntax check for each playbook. The leg excludes the tests' playbooks, because other legs
+# run them.
 leg-lint:
 	@tests/leg run lint bash -ec 'tools/check_language.py; ruff check; ruff format --check; tools/check_types.py; yamllint --strict .; ansible-lint -q $(if $(OPENFLEET_THOROUGH),,--exclude molecule tests); antsibull-changelog lint; pytest --quiet tests/collection/test_tarball.py'
 
@@ -450,8 +450,8 @@ leg-simulator:
 leg-commands:
 	@tests/leg run commands $(apart) pytest --quiet $(addprefix tests/integration/,bundle cli dcgm_exporter vgpu_limiter)
 
-# A short test of filters, modules and site.yml with another ansible-core. Other parts of the roles, and a dry run of a
-# fleet, are tested only with the usual ansible-core.
+# A short test of filters, modules and site.yml with another ansible-core. Only the usual ansible-core runs the tests of
+# other parts of the roles, and the dry run of a fleet.
 core_tests := tests/unit/modules/test_module_docs.py tests/unit/filter/test_filters.py tests/unit/callback/test_fleet_summary.py tests/adversary/test_hostile_terminal.py \
     $(patsubst %,tests/integration/modules/test_%.py,action_groups gpu_info mps site) \
     $(if $(OPENFLEET_THOROUGH),,--deselect tests/integration/modules/test_site.py::test_dry_run_shows_the_steps_and_changes_nothing)
@@ -471,8 +471,8 @@ leg-oldest-python:
 	@if [ -z '$(OLDEST_PYTHON)' ]; then tests/leg left-out oldest-python 'no Python 3.8 (OLDEST_PYTHON names one)'; exit; fi
 	tests/leg run oldest-python $(apart) env OPENFLEET_HOST_PYTHON=$(OLDEST_PYTHON) pytest --quiet -m $(if $(OPENFLEET_THOROUGH),'not alone',host_python) tests/integration
 
-# The other tests of the limiter need the library as released, or use features that do not work with a sanitizer: it
-# refuses RTLD_DEEPBIND and dlmopen, and ends a program with SIGABRT if a test waits for SIGBUS.
+# The other tests of the limiter need the library as released, or use features that do not work with a sanitizer: a
+# sanitizer refuses RTLD_DEEPBIND and dlmopen, and ends a program with SIGABRT if a test waits for SIGBUS.
 leg-sanitized:
 	@OPENFLEET_SANITIZER=address,undefined tests/leg run sanitized pytest --quiet tests/limiter \
 	    $(addprefix --ignore=tests/limiter/,test_binary.py test_dlsym.py test_front.py test_layers.py test_reach.py test_top.py) \
