@@ -1,7 +1,7 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
-# .lab/bin/podman sources this file before it runs `podman exec`. The command runs by enter.c, in 3 ms of CPU time.
+# .lab/bin/podman sources this file before it runs `podman exec`. enter.c runs the command, in 3 ms of CPU time.
 # runc's own exec needs 60 ms, and podman needs more. If the container is not running, or if there are options, this
 # function returns and podman runs the command.
 #

@@ -3,9 +3,10 @@
  *
  * Use GPU memory on request.
  *
- *   client fill STEP_MIB [GPU]   takes memory in steps until it gets no more; prints the MiB held and the error
+ *   client fill STEP_MIB [GPU]   allocates memory in steps until the driver refuses; prints the allocated MiB and the error
  *   client info [GPU]            prints free and total memory in MiB
- *   client serve FILE [GPU]      answers the lines of the pipe FILE.in in FILE.out: `alloc MIB` by the error, `info` as above
+ *   client serve FILE [GPU]      reads requests from the pipe FILE.in, and writes to FILE.out: the error for `alloc MIB`,
+ *                                the same as above for `info`
  */
 #include "cuda.h"
 

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Settings of an administrator: persistence mode, compute mode, power limit.
+ * Settings that an administrator can change: persistence mode, compute mode, power limit.
  */
 #include "call.h"
 #include "telemetry.h"

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  * Copyright: (c) openfleet.gpu contributors
  *
- * Start, end, versions and texts of return codes.
+ * Calls that initialize and shut down NVML, and that return versions and texts of return codes.
  */
 #include "boot.h"
 #include "call.h"

@@ -3,7 +3,7 @@
  * Copyright: (c) openfleet.gpu contributors
  *
  *
- * A plausible model, not measured: power rises linearly with utilization from idle to the default
+ * This model is plausible, but not measured: power rises linearly with utilization from idle to the default
  * limit. A lower limit caps power and the graphics clock. Temperature follows power. Clocks are idle
  * while nothing runs.
  */
