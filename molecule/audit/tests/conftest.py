@@ -146,7 +146,7 @@ class Monitor:
 
     @staticmethod
     def _as_it_is(fleet: Fleet) -> tuple[int, list, list]:
-        """Return the number of devices, and the places of services and containers.
+        """Return the number of devices, and where services and containers run.
 
         nvidia-smi reports the GPUs and instances.
         """

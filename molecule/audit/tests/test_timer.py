@@ -126,7 +126,7 @@ def test_the_service_audits(once, control, second, fleet):
     assert (once.rc, once.result, once.status) == (0, "success", "0"), once.said
     (report,) = once.reports
     assert control.json(f"{report}/summary.json")["line"] in once.said
-    # Two hosts were not read, so their unused GPUs are unknown. For used GPUs, the verdicts are the same.
+    # The audit could not read two hosts, so it lacks their unused GPUs. For used GPUs, the verdicts are the same.
     found, known = words(control.json(f"{report}/audit.json")), words(second.report)
     assert set(found) == set(known)
     assert {place: found[place] for place in fleet.places.values()} == {

@@ -65,7 +65,7 @@ def test_gpus_match_the_layout(remote):
     assert remote.check_output("cat /sys/module/nvidia/version") == "580.105.08"
     listed = remote.check_output("nvidia-smi -L")
     assert listed.count("MIG 3g.40gb") == 2
-    # The layout is applied after the toolkit is installed, and the specification contains the layout's devices.
+    # The run applies the layout after it installs the toolkit, and the specification contains the layout's devices.
     specification = remote.check_output("cat /var/run/cdi/nvidia.yaml")
     assert "nvidia.com/gpu" in specification
     devices = set(re.findall(r'- name: "?([^"\s]+)', specification))

@@ -60,7 +60,7 @@ def test_one_run_installs_driver_toolkit_and_layout(whole, before):
     assert whole.check_output("cat /sys/module/nvidia/version") == FIRST
     assert whole.package("nvidia-container-toolkit").version == "1.18.2-1"
     assert gpus(whole) == ["GPU 0", "  MIG 3g.40gb", "  MIG 1g.10gb", "  MIG 1g.10gb", "GPU 1"]
-    # The layout is applied after the toolkit is installed, and the specification contains the layout's devices.
+    # The run applies the layout after it installs the toolkit, and the specification contains the layout's devices.
     assert {"0:0", "0:1", "0:2", "1", "all"} <= listed(whole) and "0" not in listed(whole)
     assert f"libnvidia-ml.so.{FIRST}" in whole.check_output(f"cat {SPECIFICATION}")
     assert "nvidia" in json.loads(whole.check_output("cat /etc/docker/daemon.json"))["runtimes"]

@@ -13,7 +13,7 @@ import time
 import pytest
 from slurm_host import NODE, PLANNED_STEPS, SEVEN, THREE, follow, layout, run
 
-# Time in seconds until the first new job must run.
+# The first new job must run within this time in seconds.
 FIRST_JOB = 60
 
 

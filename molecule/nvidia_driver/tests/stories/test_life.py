@@ -261,7 +261,8 @@ def test_failed_upgrade_keeps_the_old_driver_and_killed_one_is_completed(lab_hos
 RESUMED = Ask(
     {"nvidia_driver_version": "580.95.05", "nvidia_driver_reboot": "later"}, first="systemctl stop client", then=SEE
 )
-#: In the thorough run, an earlier test has already done this. The client would not be started again.
+#: In the thorough run, an earlier test has already resumed the client. If this test stopped the client again, no run would
+#: start it.
 RESUMED_BEFORE_REMOVAL = dataclasses.replace(RESUMED, first="") if THOROUGH else RESUMED
 
 
