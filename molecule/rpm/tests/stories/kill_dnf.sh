@@ -48,7 +48,7 @@ until [ -e /run/reached ]; do
     kill -0 $! || { echo 'DNF ended before the scriptlet' >&2; exit 1; }
     sleep 0.1
 done
-# Kill the scriptlet too, like a power failure.
+# Kill the scriptlet too, as a power failure would.
 kill -KILL -- -$!
 wait || true
 rm -r /run/hold
