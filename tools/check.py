@@ -163,7 +163,7 @@ def report(names: Sequence[str], results: Sequence[Result]) -> int:
 def failed(result: Result) -> bool:
     """Return whether the command failed.
 
-    pytest exits with 5 if all tests were deselected. This is not a failure.
+    pytest exits with 5 if it deselected all tests. This is not a failure.
     """
     return result.status not in ((0, 5) if result.name.endswith("tests") else (0,))
 

@@ -332,7 +332,7 @@ class _Change:
     def _observe(self, gpu: str | None = None) -> Host:
         """Read the state of the host, or of one of its GPUs, with all holders.
 
-        Services count as holders and are not stopped.
+        Services count as holders, and this function stops none.
         """
         return observe(self._session, only=gpu)
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Store a GPU's original state on disk until it is restored.
+"""Store a GPU's original state on disk until a run restores it.
 
 The record survives kill -9 and reboots.
 """

@@ -41,7 +41,7 @@ def with_units(lab_host, host_name):
 def host(with_units, host_name):
     """Return the host in its initial state.
 
-    The units run, the node is idle, and no drain is recorded.
+    The units run, the node is idle, and the host has no record of a drain.
     """
     drained = DrainedHost(host_name, with_units)
     drained.bare()

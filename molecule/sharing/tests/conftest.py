@@ -32,7 +32,7 @@ def with_library(hopper):
 def mps(with_library):
     """Return the host without a daemon.
 
-    Daemons that a test starts are removed after the test.
+    After the test, the fixture removes daemons that the test started.
     """
     daemons = MpsDaemons(with_library)
     yield daemons

@@ -68,7 +68,7 @@ class VgpuHost:
     # -------------------------------------------------------------- clients
 
     def shell(self, command: str, tenant: str | None = None) -> str:
-        """Return a shell command that uses the stub as its driver, as a tenant or not."""
+        """Return a shell command that uses the stub as its driver, maybe as a tenant."""
         return f"env $(cat {ENVIRONMENT}) {f'vgpu-run {tenant} ' if tenant else ''}{command}"
 
     def client(self, tenant: str | None, *words: str) -> list[int]:
@@ -100,7 +100,7 @@ class VgpuHost:
     def apply(self, layout: list[dict]) -> dict:
         """Run `gpu-layout apply` with this layout, and return its result.
 
-        The layout is passed on standard input, so that no shell interprets it.
+        Passes the layout on standard input, so that no shell interprets it.
         """
         command = ["podman", "exec", "--interactive", container_name(self.name), "gpu-layout", "apply", "--json"]
         done = subprocess.run(

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test devices of containers with Debian's Podman and the role's specification."""
+"""Test containers' GPUs with Debian's Podman and the role's specification."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test interrupted drains, and commands of the inventory that fail.
+"""Test interrupted drains, and failures of commands that the inventory defines.
 
 The tests use the module.
 """

@@ -42,7 +42,7 @@ def test_next_resume_restores_after_a_lost_controller(host, run, cluster, draine
     assert cluster.requests == []
     drain = run("drain", **drained)
     drain.wait_for("FAILED - RETRYING")
-    # Services are stopped only after the pods are gone.
+    # The drain stops services only after the pods are gone.
     assert host.active() == ALL
     drain.kill()
     assert cluster.unschedulable

@@ -189,7 +189,7 @@ def test_job_that_never_fits_is_held_and_the_node_continues(cluster):
     assert "6 units are more than the limit" in cluster.ask(f"scontrol show job {job}")
     status, text = srun(cluster, "bob", f"--gres=quota:{MOST}", "echo $OPENFLEET_LEASE")
     assert status == 0 and text.isdigit()
-    # A job of srun cannot be requeued.
+    # Slurm cannot requeue a job of srun.
     _status, text = srun(cluster, "bob", f"--gres=quota:{MOST + 1}", "echo started")
     assert "started" not in text
 

@@ -85,7 +85,7 @@ def test_refused_reset_without_permission_to_reboot_changes_nothing(apply, stuck
     started = boot_time(stuck.host)
     said = apply(stuck, "second").failed()
     assert "reboot needed" in said and "gpu_layout_reboot: true" in said
-    # GPUs 0 and 1 had already changed. The old layout is restored, and no mode is pending for a later reboot.
+    # GPUs 0 and 1 had already changed. The run restored the old layout, and no mode is pending for a later reboot.
     assert stuck.not_as("first") == []
     assert boot_time(stuck.host) == started
 

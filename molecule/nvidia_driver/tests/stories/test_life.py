@@ -129,8 +129,8 @@ STOP_TRAINING = "systemctl stop training; rm /dev/nvidia0"
 def test_a_workload_that_is_not_drained_is_named_before_anything_changes(lab_host):
     """Refuse to upgrade while a service uses a GPU.
 
-    A drain that stops the service, or `force`, permits the upgrade. If the service starts during the drain, the clients
-    are started again.
+    A drain that stops the service, or `force`, permits the upgrade. If the service starts during the drain, the
+    role starts the clients again.
     """
     before = see(lab_host(HGX).check_output(SEE))
     planned, refused, listed, forced, late = play(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Check that failed changes restore the old layout with its daemons.
 
-The tests include interrupted changes, and impossible changes, which are refused at once.
+The tests include interrupted changes, and impossible changes, which gpu-layout refuses at once.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned *percent,
 	return media_utilization(F_nvmlDeviceGetOfaUtilization, device, percent, period_us);
 }
 
-/* No encoding or capturing sessions exist. */
+/* The simulated host has no encoding or capturing sessions. */
 static nvmlReturn_t no_sessions(function_t function, nvmlDevice_t device, unsigned *count, unsigned *fps, unsigned *latency_us)
 {
 	QUERY_GPU_AS(function);
