@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Install the device plugin as a Helm chart on a real API server without nodes.
 
-The role and Helm install the chart.
+In some tests the role installs the chart, in others Helm does.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ GATE = '            - {name: FEATURE_GATES, value: "DynamicMIG=%s"}'
 
 
 def write_chart(path):
-    """Write the plugin as a packed chart.
+    """Write a packed Helm chart of the plugin.
 
-    The chart has no objects that the role creates, and takes the ConfigMap's name as a value.
+    The chart leaves out the objects that the role creates. It takes the name of the ConfigMap as a value.
     """
     objects = Path(__file__).with_name("device-plugin.yml").read_text().split("\n---\n")
     made_by_role = ("kind: Namespace\n", "kind: ConfigMap\n")
@@ -101,7 +101,7 @@ def test_manifest_of_a_driver_that_removes_instances_is_not_installed(tmp_path, 
         "gpu_kubernetes__plugin_lacks_default": True,
     }
     text = " ".join(install(tmp_path, given).stdout.split())
-    # Without the gate, the installation gets as far as the cluster, which does not exist.
+    # If the manifest disables the gate, the role continues until it calls the cluster, which does not exist.
     assert "localhost: the DRA driver of %s is not installed: " % manifest in text
     assert ("the feature gate DynamicMIG removes MIG instances" in text) is enabled
 
@@ -137,7 +137,7 @@ def test_role_installs_nvidias_chart_of_the_dra_driver_once(api_server, helm, tm
     chart = tmp_path / "driver.tgz"
     with tarfile.open(chart, "w:gz") as archive:
         archive.add(dra.chart(), "dra-driver-nvidia-gpu")
-    # The webhook's Service has no pods here.
+    # The webhook has a Service without pods in this cluster.
     webhook = {"enabled": True, "failurePolicy": "Ignore", "tls": {"mode": "secret", "secret": {"name": "webhook"}}}
     given = {
         **variables(chart, api_server.kubeconfig),
@@ -151,7 +151,7 @@ def test_role_installs_nvidias_chart_of_the_dra_driver_once(api_server, helm, tm
     try:
         name = "dra-driver-nvidia-gpu-kubelet-plugin"
         found = api_server.call("GET", "/apis/apps/v1/namespaces/%s/daemonsets/%s" % (namespace, name))
-        # The role finds the driver's pods and its feature gates.
+        # The role must find this DaemonSet by its selector, and read the feature gates from it.
         listed = {**found, "kind": "DaemonSet"}
         assert objects.daemonset([listed], Dra.defaults["selector"]) is listed
         enabled = {"DynamicMIG": "false", "MPSSupport": "true", "TimeSlicingSettings": "true"}

@@ -29,11 +29,11 @@ MIG_CONFIG = "nvidia.com/mig.config"
 MIG_STATE = "nvidia.com/mig.config.state"
 BEFORE = "openfleet.gpu/labels-before"
 CORDONED = "openfleet.gpu/cordoned-for-drain"
-#: Maximum requests per node in a run that changes nothing.
+#: Upper limit for requests per node in a run that changes nothing.
 MOST_CALLS = 5
 MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "1g.10gb", "count": 2}]}]
 OTHER_MIXTURE = [{"gpus": [0], "sharing": "mig", "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}]
-#: The steps of a change as in site.yml. Pods on devices that change are evicted.
+#: The same steps as in a change by site.yml. They evict pods whose devices change.
 CHANGE = ("gpu_layout/plan", "gpu_kubernetes/plan", "gpu_kubernetes/prepare", "gpu_layout", "gpu_kubernetes")
 DRAINED = {"gpu_layout_on_busy": "drain", "gpu_drain_kubernetes": True, "gpu_drain_poll": 1, "gpu_drain_timeout": 100}
 SLICES = [{"gpus": [0], "sharing": "time_slicing", "time_slicing": {"slice": "default", "replicas": 4}}]
@@ -60,7 +60,7 @@ def fleet(library, tmp_path, kubeconfig):
 
 @pytest.fixture
 def gate(fleet, kubeconfig, tmp_path):
-    """Return the proxy between the fleet and the API server."""
+    """Return the proxy through which the fleet reaches the API server."""
     with api_gate.opened(kubeconfig, tmp_path) as gate:
         fleet.more["one"]["gpu_kubernetes_kubeconfig"] = str(gate.kubeconfig)
         yield gate
@@ -75,7 +75,7 @@ def node(api_server, fleet, config_map):
 
 @contextlib.contextmanager
 def changing(node):
-    """Change the node permanently, as controllers and kubelets do on a busy node."""
+    """Change the node object repeatedly, as kubelets do on a busy node."""
     ended = threading.Event()
 
     def change():
@@ -132,7 +132,7 @@ def test_nodes_follow_their_layouts_in_waves_and_second_run_only_reads(
         asked = {key: count - before.get(key, 0) for key, count in requests(api_server).items()}
         assert again.returncode == 0 and again.stdout.count("changed=0") == 2, said(again)
     assert 0 < sum(count for (verb, _resource), count in asked.items() if verb == "GET") <= 2 * MOST_CALLS, asked
-    # The API server itself writes its own ConfigMaps with PUT, and reads with LIST and WATCH.
+    # The API server itself writes its own ConfigMaps with PUT, and reads objects with LIST and WATCH.
     reads = {("PUT", "configmaps"), *((verb, resource) for verb, resource in asked if verb in ("GET", "LIST", "WATCH"))}
     assert not any(count for key, count in asked.items() if key not in reads), asked
 
@@ -164,7 +164,7 @@ def test_change_with_the_same_label_restarts_the_plugin_and_can_be_removed(api_s
 def test_forged_daemonset_does_not_keep_a_pod_on_a_changing_device(api_server, fleet, node):
     """Evict a pod on a changing device despite a forged DaemonSet.
 
-    The API server accepts any owner in a pod.
+    The API server accepts a pod whatever owner it names.
     """
     fleet.share(MIXTURE)
     devices = fleet.devices()
@@ -190,7 +190,7 @@ def test_only_pods_on_devices_that_change_are_evicted_and_budgets_are_respected(
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "goes"}}}
     budget = api_server.call("POST", budgets, {"metadata": {"name": "goes"}, "spec": spec})
-    # The status that the controller manager writes.
+    # The controller manager would write this status.
     status = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}
     status["observedGeneration"] = budget["metadata"]["generation"]
     api_server.merge("%s/goes/status" % budgets, {"status": status})
@@ -220,7 +220,7 @@ def test_audit_reports_owners_and_labels_of_pods_with_gpus(api_server, fleet, no
     web = node.add_pod("web-6d4cf56db6-x2x7k", owner=None, ownerReferences=[owner], labels=labels)
     alone = node.add_pod("alone", owner=None)
     node.add_pod("without-a-gpu")
-    # The API server does not know the pod of the last UID.
+    # The API server has no pod with the UID in this line.
     small = devices["1g.10gb"]
     fleet.give({web: devices["3g.40gb"][0], alone: small[0], "5b6b0a51-2a34-4b6e-8c55-6a1d5a7c9e02": small[1]})
     variables = ["gpu_audit_dir=%s" % tmp_path, "gpu_audit_keep=0"]
@@ -278,7 +278,7 @@ def test_plugin_is_paused_for_a_change_of_the_mig_mode(api_server, fleet, config
         assert re.search(r"in use by pid \d+ [^:]+, which only watches the GPU: ", said(refused)), said(refused)
         assert "in gpu_drain_kubernetes_labels" in said(refused)
         starts = node.starts
-        # The label marks the node as the GPU operator's. Clients of the GPU operator are paused by default.
+        # The label shows that the GPU operator manages the node. The role pauses the operator's clients by default.
         run = fleet.run_roles(MIXTURE, *CHANGE, **DRAINED)
         assert run.returncode == 0, said(run)
         assert node.starts > starts
@@ -286,7 +286,7 @@ def test_plugin_is_paused_for_a_change_of_the_mig_mode(api_server, fleet, config
         is_back()
         if not THOROUGH:
             return
-        # The controller ends once the clients on the node are paused.
+        # The controller is killed after it has paused the clients on the node.
         fleet.killable, gate.after = True, cut_off
         killed = fleet.run_roles(SLICES, *CHANGE, **DRAINED)
         assert killed.returncode != 0 and node.labels()[PLUGIN_DEPLOYED] == "paused-for-openfleet-gpu"
@@ -319,9 +319,9 @@ def moves_the_label(write):
 
 
 def finish(fleet, node, stepper, *roles, layout=OTHER_MIXTURE, **more):
-    """Run roles repeatedly, and return the first run that is not killed.
+    """Run roles until a run is not killed, and return that run.
 
-    Each run before it is killed at a later write to the API than the run before.
+    The first run is killed at an early write to the API, and each further run at a later write.
     """
     for _run in range(30):
         stepper.go_on()
@@ -341,9 +341,9 @@ def finish(fleet, node, stepper, *roles, layout=OTHER_MIXTURE, **more):
 
 @pytest.mark.parametrize("moment", ["after", "before"] if THOROUGH else ["after"])
 def test_later_runs_complete_after_a_killed_controller(api_server, fleet, node, gate, moment):
-    """Kill the controller before or after each write, and complete the change later.
+    """Kill the controller before or after each of its writes. A later run must finish.
 
-    The usual run tests only the write after the eviction.
+    `make test` kills it only at the write after the eviction.
     """
 
     def chosen(write):
@@ -389,7 +389,7 @@ def test_lost_api_server_is_an_error_with_a_fix_and_next_run_continues(api_serve
     fleet.share(MIXTURE)
     pod = node.add_pod("goes")
     fleet.give({pod: fleet.devices()["1g.10gb"][0]})
-    # The node is cordoned, but the controller gets no response.
+    # The API server cordons the node, but its response does not reach the controller.
     gate.after = lambda write: goes_away(write) if cordons(write) else None
     run = fleet.run_roles(OTHER_MIXTURE, *CHANGE, **DRAINED)
     assert run.returncode != 0

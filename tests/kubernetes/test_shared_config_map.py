@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write a ConfigMap that another program changes at the same time."""
+"""Test a ConfigMap that another program changes while the role writes it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_keys_and_entries_that_others_write_in_between_are_kept(volcano, library
     entries = json.dumps({"nodeconfig": [OTHER]})
 
     def interfere(write):
-        """Change the ConfigMap just before the role's first write to it."""
+        """Change the ConfigMap right before the role writes it for the first time."""
         for path, data in (
             (SCHEDULER, {"volcano-scheduler.conf": CONF + "  - name: priority\n"}),
             (NODES, {"config.json": entries}),

@@ -136,7 +136,7 @@ def test_plugin_that_does_not_restart_is_reported_and_next_run_continues(cluster
     pods = "/api/v1/namespaces/nvidia-device-plugin/pods?fieldSelector=spec.nodeName%3Dnode1"
 
     def on(node):
-        """Restrict the DaemonSet's pods to this node, or allow all nodes."""
+        """Run the DaemonSet's pods only on this node, or on all nodes if it is None."""
         selector = {"nodeSelector": {"kubernetes.io/hostname": node} if node else None}
         cluster.plane.merge(plugin, {"spec": {"template": {"spec": selector}}})
 

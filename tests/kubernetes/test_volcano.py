@@ -101,7 +101,7 @@ def test_a_gang_runs_only_if_all_its_pods_find_a_gpu(cluster, site):
             device for number in range(3) for device in cluster.visible_devices(cluster.runs("fits-%d" % number))
         }
         assert len(devices) == 3
-        # Volcano counts the nodes of the HyperNode.
+        # Volcano reports how many nodes the HyperNode has.
         path = "/apis/topology.volcano.sh/v1alpha1/hypernodes/rack-a"
         cluster.plane.wait(
             lambda: cluster.plane.call("GET", path).get("status", {}).get("nodeCount") == 2, "nodes of the HyperNode"

@@ -24,7 +24,7 @@ HANDSHAKE = "volcano.sh/node-vgpu-handshake"
 _REGISTER = "volcano.sh/node-vgpu-register"
 _MODULE = "volcano.sh/volcano"
 _ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
-# The plugin deviceshare uses the account of the scheduler's pod instead of the option kubeconfig.
+# Volcano's plugin deviceshare ignores the option kubeconfig. It uses the service account files of the scheduler's pod.
 _INSIDE = """
 mount -t tmpfs tmpfs /run
 mkdir -p "$2"
@@ -37,12 +37,12 @@ exec "$@"
 
 
 def why_not() -> str:
-    """Return why Volcano cannot be built on this machine, or an empty text."""
+    """Return why Volcano cannot be built on this machine, or "" if it can be built."""
     return GoModule("volcano").problem()
 
 
 def kinds() -> list[Path]:
-    """Return the folders with Volcano's kinds."""
+    """Return the folders with the definitions of Volcano's kinds."""
     folder = GoModule("volcano").source(_MODULE) / "config" / "crd"
     return [folder / name / "bases" for name in ("volcano", "jobflow")]
 
@@ -57,7 +57,7 @@ def default_configuration() -> str:
 def running(plane: ControlPlane, configuration: str) -> Iterator[None]:
     """Run the scheduler and the controllers until the end of the block.
 
-    `configuration` is the one of the scheduler.
+    `configuration` is the configuration of the scheduler.
     """
     module = GoModule("volcano")
     programs = {
@@ -76,7 +76,7 @@ def running(plane: ControlPlane, configuration: str) -> Iterator[None]:
 
 
 def _account(here: Beside) -> list[str]:
-    """Return the prefix of a command that sees the files of a pod's account.
+    """Return a command prefix that gives a program a pod's service account files.
 
     The account has all rights.
     """
@@ -95,9 +95,10 @@ def _account(here: Beside) -> list[str]:
 
 
 class VgpuPlugin:
-    """Register GPUs of a node as the vGPU plugin does, and renew the handshake.
+    """Register a node's GPUs as the vGPU plugin does, and keep renewing the handshake.
 
-    `gpus` maps UUIDs to MiB. `split` is the number of pods for each GPU. If `pause` was called, the handshake is not renewed.
+    `gpus` maps UUIDs to MiB. `split` is the number of pods that may share a GPU. If `pause` was called, the handshake
+    is not renewed.
     """
 
     def __init__(self, plane: ControlPlane, node: str, gpus: Mapping[str, int], split: int) -> None:
@@ -135,7 +136,7 @@ class VgpuPlugin:
 
 
 def gang(name: str, least: int, pods: Sequence[dict]) -> list[dict]:
-    """Return a PodGroup of which at least this many pods run together, and its pods."""
+    """Return a PodGroup and its pods, of which at least `least` must run together."""
     group = {
         "apiVersion": "scheduling.volcano.sh/v1beta1",
         "kind": "PodGroup",

@@ -24,7 +24,7 @@ DAY = datetime.timedelta(days=1)
 class Authority:
     """A certificate authority.
 
-    It writes ca.crt and the certificates that it signs to a folder.
+    It writes ca.crt and all certificates that it signs to one folder.
     """
 
     def __init__(self, directory: Path) -> None:

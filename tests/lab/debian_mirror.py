@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the Debian mirror of this machine, like tests/lab/image/build."""
+"""Find the Debian mirror of this machine in the same way as tests/lab/image/build."""
 
 from __future__ import annotations
 

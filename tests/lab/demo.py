@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run the demonstration of `make demo`, after the setup.
 
-Starts a bare fleet and runs site.yml on it twice. Compares the result with nvidia-smi and with the metrics in
+Starts a bare fleet and runs site.yml on it twice. Compares the result with the output of nvidia-smi and the metrics in
 Prometheus. Then audits the fleet with a recorded history, follows the proposal, audits it again, and leases parts of
 GPUs. Exits with 0 only if the second run changed nothing, every host matches the inventory, Prometheus sees the fleet
-without an alert, both audits have the expected verdicts, less is reserved and unused after the changes, and all leases are
-given back. The durations are written to .lab/times.json for `make bench`. With
---kubernetes, a cluster follows (demo_kubernetes.py).
+without an alert, both audits have the expected verdicts, less is reserved and unused after the changes, and all leases
+are given back. The durations are written to .lab/times.json for `make bench`. With --kubernetes, a cluster follows
+(demo_kubernetes.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def banner(text: str) -> None:
 
 
 def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
-    """Return the checks that failed, and the duration of each phase in seconds."""
+    """Run the demo. Return the failed checks, and each phase's duration in seconds."""
     wrong = []
     seconds = {}
     last = 8 if kubernetes else 7
@@ -91,7 +91,7 @@ def run_demo(kubernetes: bool) -> tuple[list[str], dict[str, float]]:
 
 
 def note_times(temperature: str, total: float, loop: float) -> None:
-    """Save the durations of a demo and of its loop.
+    """Save how long a demo and its loop took.
 
     A demo is cold if nothing was set up before, and warm if everything was. The duration of any other demo is not
     comparable, so it is not saved.

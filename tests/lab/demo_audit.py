@@ -27,7 +27,7 @@ from tests.lab.verify_layout import podman_run
 
 REPORT = LAB / "report"
 AUDITS = REPORT / "audits"
-#: The pages: all audits with what was saved, the last audit, and the proposal.
+#: These pages are: the list of all audits with the savings, the last audit, and the proposal.
 PAGES = [AUDITS / "index.html", AUDITS / "latest" / "audit.html", REPORT / "rightsize.html"]
 SHORT = {"idle_hours": 24, "new_holder_hours": 0}
 DAYS = 3
@@ -44,8 +44,8 @@ OWNERS = [
 class Service:
     """A systemd unit on a GPU of HOST, its user, and its recorded use.
 
-    If `profile` is not empty, the unit first runs in the first instance with that profile. The first audit's verdict
-    must be `word`, and the last audit's verdict must be `then`.
+    If `profile` is not empty, the unit first runs in the first instance with that profile. The first audit must give
+    the verdict `word`, and the last audit the verdict `then`.
     """
 
     name: str
@@ -134,12 +134,12 @@ def _settings(url: str) -> dict[str, object]:
         # The history of three days contains no weekend.
         "gpu_audit_thresholds": SHORT,
         "gpu_rightsize_hosts": HOST,
-        # No instance with this profile is free, so the layout changes.
+        # This host has no free instance with this profile, so the layout must change.
         "gpu_rightsize_workloads": [{"match": "search", "profile": "4g.40gb"}],
         "gpu_rightsize_dir": str(REPORT),
-        # The history covers the services, although they have only just started.
+        # The services have only just started, but the recorded history says that they ran for days.
         "gpu_rightsize_thresholds": {**SHORT, "least_history_hours": 0},
-        # The demo does not wait for days or minutes.
+        # The usual waiting times are days and minutes. The demo cannot wait that long.
         "gpu_rightsize_reclaim_grace": "0.1m",
         "gpu_rightsize_reclaim_notice": "0.01m",
         "gpu_rightsize_reclaim_tell": ["wall"],
@@ -159,9 +159,9 @@ def _play(page: str, settings: dict[str, object]) -> None:
 
 
 def _start_weeks_ago(run: Run) -> None:
-    """Set the boot time two weeks back.
+    """Set the host's boot time back by two weeks.
 
-    Start times of processes are relative to the boot, so processes are then as old as the recorded history.
+    Processes record their start relative to the boot, so they then appear as old as the recorded history.
     """
     earlier = f"sed 's/^btime .*/btime {int(time.time()) - 14 * DAY}/' /proc/stat >/run/stat-of-weeks"
     _must(run, f"umount /proc/stat 2>/dev/null; {earlier} && mount --bind /run/stat-of-weeks /proc/stat")
@@ -170,7 +170,7 @@ def _start_weeks_ago(run: Run) -> None:
 def _install(service: Service, run: Run) -> Place:
     """Install a service on its first part, and start it.
 
-    Its unit reads the device from a file, which its owner changes to move it.
+    The unit reads its device from a file. To move the service, its owner changes the file.
     """
     gpu = read_gpus(run)[service.gpu]
     starts = sorted(one.start for one in gpu.instances.values() if one.profile == service.profile)
@@ -193,9 +193,9 @@ def _install(service: Service, run: Run) -> Place:
 
 
 def _give_device(service: Service, run: Run, index: int, start: int | None) -> Place:
-    """Give a service its device, and return its place.
+    """Write a service's device to its file, and return its place.
 
-    Its unit reads the device from a file. `start` is the first memory slice of an instance, or None for a whole GPU.
+    The service's unit reads this file. `start` is the first memory slice of an instance, or None for a whole GPU.
     """
     gpu = read_gpus(run)[index]
     instance, device = "", f"--gpu {index}"
@@ -222,7 +222,7 @@ def _must(run: Run, command: str) -> str:
 
 
 def _follow(step: dict, run: Run, proposal: dict) -> dict[str, Place]:
-    """Follow one step of the page, and return the new place of a service that starts."""
+    """Follow one step of the page. If the step starts a service, return its new place."""
     print(f"{step['text']}:", flush=True)
     places = {}
     for line in step["command"].splitlines():
@@ -242,7 +242,7 @@ def _follow(step: dict, run: Run, proposal: dict) -> dict[str, Place]:
             start = int(first_slice[1]) if first_slice else None
             places[service.name] = _give_device(service, run, row["then_gpu_index"], start)
         output = _must(run, words[2].removeprefix("sudo "))
-        # The list of all devices is long.
+        # A step can list all devices, which is too long to print.
         if "nvidia-smi" not in line:
             print(output, end="", flush=True)
     return places
@@ -252,7 +252,7 @@ def _follow(step: dict, run: Run, proposal: dict) -> dict[str, Place]:
 
 
 def _record(prometheus: Prometheus, places: dict[str, Place]) -> None:
-    """Record some days with these places, once Prometheus sees all services."""
+    """Wait until Prometheus sees all services, then record days of history for them."""
     uses = {places[one.name]: one.use for one in SERVICES if one.name in places}
     end = int(time.time())
     put_into(MONITOR, text(_seen(prometheus, uses), uses, end - DAYS * DAY, end))
@@ -260,16 +260,16 @@ def _record(prometheus: Prometheus, places: dict[str, Place]) -> None:
 
 
 def _seen(prometheus: Prometheus, uses: dict[Place, Use]) -> dict[Place, Subject]:
-    """Wait until Prometheus sees these services, and return its subjects.
+    """Wait until Prometheus sees exactly these services, and return its subjects.
 
-    It must see no other services.
+    A service that is not in `uses` must not be visible.
     """
     deadline = time.monotonic() + 120
     while True:
         seen = subjects(prometheus)
         working = {place for place, subject in seen.items() if _works(subject)}
         split = {uuid for uuid, instance in seen if instance}
-        # The processes of a GPU include those in its instances.
+        # The processes of a whole GPU include the processes in its instances, so a GPU with instances is not compared.
         differing = {place for place in working ^ set(uses) if place[1] or place[0] not in split}
         differing |= without_activity(seen, uses)
         if not differing:
@@ -303,7 +303,7 @@ def _differences(expected: dict[str, str]) -> list[str]:
 
 
 def _saved() -> list[str]:
-    """Print what was saved between both audits. Return an error if it is nothing."""
+    """Print the savings between the two audits. Return an error if there are none."""
     summaries = [json.loads((one / "summary.json").read_text()) for one in sorted(AUDITS.glob("20*"))]
     before, after = (one["summary"]["ledger"]["reserved_unused"] for one in (summaries[0], summaries[-1]))
     _title("Savings")

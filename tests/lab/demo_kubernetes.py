@@ -28,7 +28,7 @@ REST = {"gpus": [2, 3], "sharing": "time_slicing", "time_slicing": {"slice": "de
 BEFORE = [KEPT, {"gpus": [1], "sharing": "mig", "mig": [{"profile": "2g.20gb", "count": 3}]}, REST]
 AFTER = [KEPT, {"gpus": [1], "sharing": "mig", "mig": [{"profile": "1g.10gb", "count": 7}]}, REST]
 POD = "training"
-#: The two layouts of the node with the DRA driver: before and after the change of its first GPU.
+#: Two layouts of the node with the DRA driver. The second one changes the first GPU.
 MIXED = [
     KEPT,
     {
@@ -40,7 +40,7 @@ MIXED = [
     {"gpus": [3], "sharing": "exclusive"},
 ]
 CHANGED = [{**KEPT, "mig": [{"profile": "3g.40gb"}, {"profile": "2g.20gb"}]}, *MIXED[1:]]
-#: The pods by name, each with the ResourceClaimTemplate that the role writes.
+#: Each pod by name, with the name of the ResourceClaimTemplate that the role writes for it.
 CLAIMS = {
     "training": "mig-0-3g.40gb",
     "notebook": "mig-0-1g.10gb",
@@ -131,7 +131,7 @@ def mixed_story(cluster, dra) -> list[str]:
         "gpu_kubernetes_plugin_kubeconfig": str(cluster.plane.kubeconfig),
         "gpu_layout_on_busy": "drain",
         "gpu_drain_kubernetes": True,
-        # The pods of the demo have no owner.
+        # The demo's pods have no controller, so a drain must be allowed to delete them.
         "gpu_drain_kubernetes_delete_options": {"ignore_daemonsets": True, "force": True},
     }
     say("site.yml installs NVIDIA's DRA driver on %s, and shares its four GPUs in four ways" % dra.NODE)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Show leases on a host of the demo.
 
-Two users take leases, and a third request is refused with what is free. Then both leases are given back.
+Two users take leases, and a third request is refused with the free amounts in the message. Then both leases are given
+back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.lab.nvidia_smi import Run
 from tests.lab.verify_layout import podman_run
 
 HOST = "l40s"
-#: Users and their leases. Both are members of the group that the inventory names.
+#: Users with the arguments of their leases. Both users are members of the group that the inventory names.
 TAKEN = {"alice": "--memory 8GiB --sm 20", "bob": "--memory 20GiB --sm 30"}
 REFUSED = "--memory 24GiB --sm 40"
 #: Exit status of a refused lease.

@@ -34,7 +34,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Run:
-    """A successful run of a playbook: its hosts, its changes and its duration."""
+    """A successful run of a playbook, with its hosts, changes and duration."""
 
     hosts: tuple[str, ...]
     changes: tuple[Change, ...]
@@ -62,7 +62,7 @@ def private_log(path: Path) -> TextIO:
 
 
 def _log(name: str) -> Path:
-    """Return the path of the log. Each fleet on this machine has its own logs."""
+    """Return the path of the log. Each fleet has separate logs."""
     return LAB / "{}-{}".format(os.environ.get("OPENFLEET_LAB") or "demo", name)
 
 
@@ -88,7 +88,7 @@ def play_quietly(playbook: str, log_name: str, *arguments: str) -> float:
 
 
 def failures(told: dict) -> str:
-    """Return the failed tasks and their messages."""
+    """Return the failed tasks of a run with their messages."""
     return "".join(
         f": {host}: {outcome['msg']}"
         for one_play in told.get("plays", ())
@@ -116,7 +116,7 @@ def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
             stdout=output,
         )
     seconds = time.monotonic() - started
-    # Other callbacks of ansible.cfg print text after the JSON. Text before it means that the run failed early.
+    # Other callbacks in ansible.cfg print text after the JSON. If there is text before the JSON, the run failed early.
     told, _ = json.JSONDecoder().raw_decode(log.read_text()) if log.read_text()[:1] == "{" else ({}, 0)
     if done.returncode != 0:
         raise FleetError(f"{playbook} ended with status {done.returncode}, see {log}{failures(told)}")
@@ -127,7 +127,7 @@ def play_and_read(playbook: str, log_name: str, *arguments: str) -> Run:
         for host, outcome in task["hosts"].items()
         if outcome.get("changed")
     )
-    # The callback counts changes in its own stats. If the stats and the tasks disagree, neither is trusted.
+    # The callback counts changes separately. If its count does not agree with the tasks, neither of them is reliable.
     if bool(changes) != any(stats["changed"] for stats in told["stats"].values()):
         raise FleetError(f"{playbook}: the tasks and the stats disagree on whether something changed, see {log}")
     return Run(tuple(told["stats"]), changes, seconds)

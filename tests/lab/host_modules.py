@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run modules on a lab host like Ansible does, without a playbook.
+"""Run modules on a lab host as Ansible does, but without a playbook.
 
 The host's Python runs them. A run of ansible-playbook takes seconds of CPU time, a module takes much less.
 """
@@ -41,7 +41,7 @@ def _source(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def run_module(host_name: str, name: str, check: bool = False, **arguments: object) -> dict:
-    """Run a module with these arguments, and return its result, even if it failed."""
+    """Run a module with these arguments. Return its result, also if the module failed."""
     arguments.update(_ansible_check_mode=check, _ansible_diff=True)
     command = ["podman", "exec", "--interactive", container_name(host_name)]
     done = subprocess.run(

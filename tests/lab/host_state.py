@@ -19,7 +19,7 @@ Run = Callable[[str], "tuple[int, str]"]
 BOOT_SECONDS = 180
 _POLL_SECONDS = 0.2
 _JOURNAL_LINES = 5
-#: systemd and Prometheus print this text if root has no inotify instance left (inotify_init(2), EMFILE).
+#: systemd and Prometheus print this text if root has used up its inotify instances (inotify_init(2), EMFILE).
 _NO_INOTIFY = "too many open files"
 _HINT = "All lab hosts share fs.inotify.max_user_instances: raise it with sysctl, or stop some hosts (make lab-down)."
 
@@ -38,10 +38,10 @@ def failed_units(run: Run) -> list[str]:
 
 
 def describe_failures(run: Run) -> str:
-    """Return the failed units with their journals, or a lack of inotify instances.
+    """Return failed units with their journals, or report missing inotify instances.
 
-    Only the last lines of each journal are included. The result is empty if there is no failure. Without an inotify
-    instance, a service can run and read nothing. For example, Prometheus then has no targets.
+    Only the last lines of each journal are included. The result is "" if nothing failed. A service without an inotify
+    instance can keep running and read no files. For example, Prometheus then has no targets.
     """
     units = failed_units(run)
     texts = []
@@ -57,7 +57,7 @@ def describe_failures(run: Run) -> str:
 def wait_until_started(run: Run, seconds: float = BOOT_SECONDS) -> None:
     """Wait until systemd has started everything on the host.
 
-    Raises HostError as soon as a unit has failed or the host lacks inotify instances, and in any case after `seconds`.
+    Raises HostError if a unit fails, if the host lacks inotify instances, or after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -97,7 +97,7 @@ def main(podman: str, container: str, seconds: float = BOOT_SECONDS) -> int:
         wait_until_started(in_container(podman, container), seconds)
     except HostError as error:
         print(f"{container}: {error}", file=sys.stderr)
-        # Print the state of the container, which shows whether it restarts again and again.
+        # Print the state of the container. It shows whether the container restarts again and again.
         look = [
             "inspect",
             "--type=container",

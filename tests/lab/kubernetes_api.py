@@ -26,12 +26,13 @@ RESOURCES = [
 
 
 class KubernetesApi:
-    """A cluster of one node, n1. `requests` lists the requested changes."""
+    """A cluster with the single node n1. `requests` lists the requested changes."""
 
     def __init__(self, folder: Path) -> None:
         self.unschedulable = False
         self.annotations: dict[str, str] = {}
-        #: Changes by other clients: before each requested patch, one entry sets attributes of this object.
+        #: Changes by other clients. Before each patch that a test requests, the server takes one entry and sets these
+        #: attributes on itself.
         self.meanwhile: list[dict] = []
         self.pods: dict[str, dict] = {}
         #: Names of DaemonSets in the namespace `ml`. The uid of each DaemonSet is its name, and its selector is `app:
@@ -107,7 +108,7 @@ class KubernetesApi:
         }
 
     def let_go(self, name: str) -> None:
-        """Remove an evicted pod at once."""
+        """Remove an evicted pod immediately."""
         self.pods[name]["gone_at"] = time.monotonic()
 
     def there(self) -> list[str]:
@@ -181,7 +182,7 @@ class KubernetesApi:
 def _operate(document: dict, operation: dict) -> str:
     """Carry out one operation of a JSON patch.
 
-    Returns the reason if the operation is not possible, otherwise an empty text.
+    Returns "", or the reason why the operation is not possible.
     """
     *folders, name = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     for folder in folders:

@@ -21,7 +21,7 @@ from tests.lab.host_state import BOOT_SECONDS, Run, describe_failures
 REPOSITORY = Path(__file__).resolve().parents[2]
 INVENTORY = REPOSITORY / "inventories" / "simulated"
 
-#: GPU hosts of inventories/simulated for the tests. OPENFLEET_LIMIT can restrict them.
+#: GPU hosts of inventories/simulated that the tests use. OPENFLEET_LIMIT can restrict them.
 HOSTS = ["a100", "h100", "l40s", "pro6000"]
 if os.environ.get("OPENFLEET_LIMIT", "all") != "all":
     HOSTS = sorted({*HOSTS} & {*os.environ["OPENFLEET_LIMIT"].split(",")})
@@ -51,13 +51,16 @@ def changed_tasks(told: str) -> set[tuple[str, str]]:
 def boot_time(host) -> str:
     """Return the start time of a lab host's first process.
 
-    The time is in ticks of the kernel's clock, as text for comparison (proc(5), stat).
+    The time is in clock ticks (proc(5), stat). It is a text, because callers only compare it.
     """
     return host.check_output('cut -d" " -f22 /proc/1/stat')
 
 
 def runner(host) -> Run:
-    """Return a function that runs shell commands on a testinfra host, for host_state."""
+    """Return a function that runs shell commands on a testinfra host.
+
+    Functions of host_state take such a function.
+    """
 
     def run(command: str) -> tuple[int, str]:
         done = host.run(command)
@@ -69,7 +72,7 @@ def runner(host) -> Run:
 def wait_until_up(host, after: str) -> None:
     """Wait until everything on a lab host has started or failed.
 
-    `after` is the time of an earlier boot. The host must have booted again since.
+    `after` is the boot_time of an earlier boot. The host must have booted again since then.
     """
     deadline = time.monotonic() + BOOT_SECONDS
     up = f'[ "$(cut -d" " -f22 /proc/1/stat)" != {after} ] && systemctl is-system-running | grep -qE "running|degraded"'
@@ -80,7 +83,7 @@ def wait_until_up(host, after: str) -> None:
 
 
 def no_restart(host, seconds: float) -> str:
-    """Return the message for a lab host that did not restart within `seconds`.
+    """Return the error message for a lab host that did not restart within `seconds`.
 
     The message includes the failed units.
     """

@@ -21,9 +21,9 @@ Run = Callable[[str], "tuple[int, str]"]
 
 @dataclass
 class Daemon:
-    """A running MPS daemon: the UUIDs of its devices and its default limits.
+    """A running MPS daemon, with the UUIDs of its devices and its default limits.
 
-    Memory limits are in the daemon's own format.
+    Memory limits are texts as the daemon prints them.
     """
 
     pid: int
@@ -37,7 +37,7 @@ class DaemonError(Exception):
 
 
 def read_daemons(run: Run) -> dict[str, Daemon]:
-    """Return the daemons by the instance name of their unit.
+    """Return the daemons by the instance name of their systemd unit.
 
     Raises DaemonError if a daemon cannot be queried.
     """
@@ -64,9 +64,10 @@ def _daemon(run: Run, name: str) -> Daemon:
 
 
 def _settled(answers: Callable[[], list[str]]) -> list[str]:
-    """Return a response that is not empty, once it came twice in succession.
+    """Query until two responses in a row are equal and not empty. Return the response.
 
-    A daemon may return nothing while another client queries it. For example, gpu-layout metrics does so once a minute.
+    While another client queries a daemon, it may return nothing. For example, gpu-layout metrics queries it once a
+    minute.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     before = answers()

@@ -28,7 +28,7 @@ LISTED = re.compile(
 
 @dataclass
 class GpuInstance:
-    """A GPU instance: its profile, its first memory slice and its compute instances.
+    """A GPU instance with its profile, first memory slice and compute instances.
 
     Profiles and UUIDs of the compute instances are sorted. The start is None if nvidia-smi lists only the MIG devices
     of the GPU instance. Version 535 does so for newer profiles (+gfx, -me, +me.all).
@@ -44,7 +44,7 @@ class GpuInstance:
 class Gpu:
     """A GPU with its modes, its time slice, and its instances by id.
 
-    The modes and the time slice are in nvidia-smi's words. Memory is in MiB.
+    The modes and the time slice are texts of nvidia-smi. Memory is in MiB.
     """
 
     index: int
@@ -65,7 +65,7 @@ class NvidiaSmiError(Exception):
     """nvidia-smi failed."""
 
 
-#: Ends the output of each of several commands, and contains its exit status.
+#: A line like this follows the output of each command, and contains the command's exit status.
 END = re.compile(r"^=== nvidia-smi ended with (\d+)\n", re.MULTILINE)
 
 
@@ -114,10 +114,10 @@ def read_gpus(run: Run) -> list[Gpu]:
         )
         for index, element in enumerate(ElementTree.fromstring(_good("-q -x", log)).findall("gpu"))
     ]
-    # If there are no instances, the list is an error message.
+    # Without instances, nvidia-smi prints an error message instead of a list.
     status, table = instances
     for gpu, profile, instance, start in GPU_INSTANCE.findall(table) if status == 0 else ():
-        # An instance without a compute instance is not a MIG device, so only this list contains it.
+        # MIG devices exist only for compute instances. An instance without a compute instance is only in this list.
         gpus[int(gpu)].instances.setdefault(int(instance), GpuInstance(profile, None)).start = int(start)
     # The list stops at the first GPU without a time slice.
     _status, table = policies
@@ -127,7 +127,7 @@ def read_gpus(run: Run) -> list[Gpu]:
 
 
 def _listed_devices(listing: str) -> list[dict[int, tuple[str, str]]]:
-    """Return {MIG device number: (name, UUID)} for each GPU."""
+    """Return {MIG device number: (name, UUID)} of each GPU."""
     devices: list[dict[int, tuple[str, str]]] = []
     for line in LISTED.finditer(listing):
         if line["gpu"]:
@@ -138,7 +138,7 @@ def _listed_devices(listing: str) -> list[dict[int, tuple[str, str]]]:
 
 
 def _instances(gpu: ElementTree.Element, devices: dict[int, tuple[str, str]]) -> dict[int, GpuInstance]:
-    """Return the GPU instances by id, from the MIG devices of a GPU."""
+    """Return the GPU instances of a GPU by id, derived from its MIG devices."""
     instances: dict[int, GpuInstance] = {}
     for element in gpu.iterfind(".//mig_device"):
         name, uuid = devices[int(element.findtext("index", ""))]

@@ -23,7 +23,7 @@ class PrometheusError(Exception):
 
 
 class Sample(NamedTuple):
-    """A series of an instant vector, and its value."""
+    """One series of an instant vector, with its value."""
 
     labels: dict[str, str]
     value: float
@@ -34,9 +34,9 @@ class Prometheus:
         self.run = run
 
     def why_broken(self) -> str:
-        """Return the reason why waiting is useless, or an empty text.
+        """Return the reason why waiting is useless, or "" if there is none.
 
-        Reasons are failed units of the host, and a lack of inotify instances.
+        The reason is a failed unit of the host, or a lack of inotify instances.
         """
         return describe_failures(self.run)
 
@@ -59,7 +59,7 @@ class Prometheus:
     def number(self, expression: str) -> float:
         """Return the current value of an expression, or 0 if it has no value.
 
-        A count without elements has no value. Raises PrometheusError if the query fails.
+        PromQL returns no value for a count of nothing. Raises PrometheusError if the query fails.
         """
         samples = self.query(expression)
         if len(samples) > 1:

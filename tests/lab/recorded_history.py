@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Generate a history for a lab host's Prometheus.
 
-The history covers the GPUs and instances of the exporters. The series have the labels that Prometheus adds when it
-scrapes, so that scraped samples continue them.
+The history covers all GPUs and instances that the exporters report. Its series have the labels that Prometheus adds
+when it scrapes, so later scraped samples belong to the same series.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Place = Tuple[str, str]
 
 @dataclass(frozen=True)
 class Use:
-    """The use of a GPU by a workload, as (value at night, value by day).
+    """How a workload uses a GPU, as (value at night, value by day).
 
     Memory is in GiB. Compute is a share of all SMs of the GPU. `processes` is 0 if the workload holds the GPU without a
     process.
@@ -51,8 +51,8 @@ class Use:
 NOBODY = Use((0, 0), (0, 0), processes=0, held=False)
 
 HELD = "gpu:held:avg5m"
-#: Values that recording rules store every five minutes (roles/gpu_monitoring/files/rollups.yml). Arguments: the use,
-#: the instance's share of the GPU's SMs, and the time.
+#: Values that recording rules store every five minutes (roles/gpu_monitoring/files/rollups.yml). Each function takes
+#: the use, the instance's share of the GPU's SMs, and the time.
 _COURSES: Mapping[str, Callable[[Use, float, int], float]] = {
     "gpu:memory_used_bytes:max5m": lambda use, share, at: use.at(at)[0],
     "gpu:busy_ratio:avg5m": lambda use, share, at: min(1.0, use.at(at)[1] / share),
@@ -63,19 +63,19 @@ _COURSES: Mapping[str, Callable[[Use, float, int], float]] = {
     "gpu:processes:max5m": lambda use, share, at: use.processes,
     HELD: lambda use, share, at: int(use.held),
 }
-#: The source of a recorded series, if it has another name. If a GPU has no source series, the recorded series is
-#: missing too.
+#: The series from which the role's rules compute a recorded series, if its name does not show it. A GPU without the
+#: source series has no recorded series either.
 _MADE_OF = {"gpu:activity_ratio:max5m": "gpu:busy_ratio"}
 
-#: A GPU has at least one of these series, and an instance has the second one.
+#: Every GPU has at least one of these series, and every instance has the second one.
 _ACTIVITIES = {"gpu:busy_ratio", "gpu:compute_active_ratio"}
 
 
 @dataclass
 class Subject:
-    """A GPU or an instance: the labels of its gpu:info, and its other series.
+    """A GPU or an instance, with the labels of its gpu:info and its other series.
 
-    The other series are stored by name. Each one has labels and a value.
+    `series` maps the names of the other series to their labels and values.
     """
 
     labels: dict[str, str]
@@ -97,9 +97,10 @@ def subjects(prometheus: Prometheus) -> dict[Place, Subject]:
 
 
 def without_activity(there: Mapping[Place, Subject], uses: Mapping[Place, Use]) -> set[Place]:
-    """Return the used places whose activity Prometheus does not know yet.
+    """Return the places in `uses` whose activity Prometheus does not know yet.
 
-    The activity of a new instance is known after a second measurement. Before, no history of it would be recorded.
+    Prometheus knows the activity of a new instance only after a second measurement. Until then, no history would be
+    recorded for the instance.
     """
     return {place for place in uses if place not in there or not _ACTIVITIES & set(there[place].series)}
 
@@ -113,10 +114,10 @@ def _place(labels: Mapping[str, str]) -> Place:
 
 
 def text(there: Mapping[Place, Subject], uses: Mapping[Place, Use], start: int, end: int) -> Iterator[str]:
-    """Yield OpenMetrics lines for the time from `start` to `end`.
+    """Yield OpenMetrics lines of the history from `start` to `end`.
 
     A GPU or instance without an entry in `uses` was unused. Raises ValueError if `uses` has a GPU or an instance that
-    does not exist, because it would be recorded nowhere.
+    does not exist, because its history would be lost.
     """
     nowhere = set(uses) - set(there)
     if nowhere:
@@ -136,8 +137,8 @@ def text(there: Mapping[Place, Subject], uses: Mapping[Place, Use], start: int, 
     for name, course in _COURSES.items():
         yield "# TYPE %s gauge\n" % name
         for place, subject in there.items():
-            # A GPU with instances has these series only for its instances. Series that its exporter does not export are
-            # not generated.
+            # If a GPU has instances, only the instances have these series. A series that the exporter does not export
+            # has no history either.
             whole = not place[1] and place[0] in split
             if not whole and (name == HELD or _MADE_OF.get(name, name.rpartition(":")[0]) in subject.series):
                 kept = {
@@ -149,7 +150,7 @@ def text(there: Mapping[Place, Subject], uses: Mapping[Place, Use], start: int, 
 
 
 def _share(labels: Mapping[str, str]) -> float:
-    """Return the instance's share of the seven compute slices.
+    """Return an instance's share of the seven compute slices of its GPU.
 
     The share is 2 of 7 for 2g.20gb, and also for 2c.4g.40gb.
     """
@@ -173,7 +174,8 @@ def put_into(container: str, lines: Iterator[str]) -> None:
         with file.open("w") as output:
             output.writelines(lines)
         _podman("cp", str(file), "%s:/var/tmp/history" % container)
-    # Use blocks of one week. promtool reads its whole input once per block, and its default blocks have only two hours.
+    # Write blocks of one week. promtool reads its whole input once per block, and a block has only two hours by
+    # default.
     _inside(
         container,
         "rm -rf /var/tmp/recorded && promtool tsdb create-blocks-from openmetrics --max-block-duration=168h -q "
@@ -189,7 +191,7 @@ def put_into(container: str, lines: Iterator[str]) -> None:
 def goes_on(prometheus: Prometheus, patience_seconds: float = 300) -> None:
     """Wait until Prometheus scrapes all exporters and has recorded their metrics."""
     deadline = time.monotonic() + patience_seconds
-    # The generated history contains neither of these series.
+    # The generated history has no samples of these two series, so their values come from Prometheus itself.
     live = "count(up{job='gpu_exporter'} == 1) == count(up{job='gpu_exporter'}) == count(count by (host) (gpu:layout_drift))"
     seen = ""
     while time.monotonic() < deadline:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Relay requests to the Prometheus of a lab host, which has no network.
 
-A program that runs inside the host repeats each local request there, and returns the response unchanged.
+A program inside the host receives each local request, repeats it there, and returns the response unchanged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Iterator
 
 from tests.lab.prometheus import ADDRESS
 
-#: Runs in the host: reads one request per line, and writes one response per line. It needs only Python's standard
-#: library.
+#: This program runs inside the host. It reads one request per line and writes one response per line, and needs only
+#: Python's standard library.
 _INSIDE = r"""
 import base64, json, sys, urllib.error, urllib.request
 for line in sys.stdin:

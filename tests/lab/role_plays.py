@@ -3,7 +3,7 @@
 """Run a role on a lab host several times in one run of ansible-playbook.
 
 Starting ansible-playbook takes longer than running the role. Each run of the role is a separate play with its own
-variables. A command on the host prints the state between two runs.
+variables. Between two runs, a command on the host prints the state.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _FIRST, _THEN, _FAILED = "Run the command ahead of the role", "Run the command b
 
 @dataclass(frozen=True)
 class Ask:
-    """A run of the role, and the commands before and after it."""
+    """One run of the role, with the commands before and after it."""
 
     #: Variables of the role that override the inventory.
     variables: dict = field(default_factory=dict)
     entry: str = "main"
-    #: Roles with their entry points to run instead of the role, in this order.
+    #: (role, entry point) pairs that run instead of the role, in this order.
     steps: tuple[tuple[str, str], ...] = ()
-    #: Run modules in check mode. Roles that read `ansible_check_mode` need the option `--check` as well.
+    #: Run modules in check mode. Roles that read `ansible_check_mode` also need the option `--check`.
     check: bool = False
     #: True if the run must fail.
     fails: bool = False
-    #: Shell commands. `first` runs before the run, and `then` after it, even if the run failed.
+    #: Shell commands. `first` runs before the run, and `then` runs after it, even if the run failed.
     first: str = ""
     then: str = ""
 
@@ -58,25 +58,26 @@ def fail_if(command: str) -> str:
 class Done:
     """The result of one run."""
 
-    #: The message of the failure, or empty.
+    #: The error message, or "" if the run succeeded.
     failed: str
     changed: bool
     #: The number of modules that ran on the host.
     executions: int
     #: The output of the role's debug tasks.
     said: tuple[str, ...]
-    #: The output of Ask.then.
+    #: The output of the command `then`.
     seen: str
-    #: The error of a command before or after the run.
+    #: The error of the command before or after the run, or "".
     broken: str
-    #: Results by task name, without the name of the role.
+    #: The result of each task by its name, without the prefix of the role.
     results: dict[str, dict]
 
 
 def run_role(inventory: Path, role: str, host: str, asks: list[Ask], *options: str, warm: bool = False) -> list[Done]:
     """Run openfleet.gpu.ROLE on the host once for each of `asks`, in order.
 
-    `options` are options of ansible-playbook. If `warm` is true, it is a fork of a loaded process (warm_playbook.py).
+    `options` are options of ansible-playbook. If `warm` is true, ansible-playbook runs as a fork of a loaded process
+    (warm_playbook.py).
     """
     with tempfile.TemporaryDirectory() as folder:
         program = warm_playbook.COMMAND if warm else ("ansible-playbook",)
@@ -95,7 +96,7 @@ def run_role(inventory: Path, role: str, host: str, asks: list[Ask], *options: s
 def kill_role(inventory: Path, role: str, host: str, ask: Ask, moment: Callable[[], object]) -> None:
     """Run the role as run_role does, and kill ansible-playbook when `moment` returns.
 
-    A module that runs on the host continues.
+    A module that is running on the host then continues.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = ["ansible-playbook", *_arguments(folder, inventory, role, host, [ask])]
@@ -161,7 +162,7 @@ def _read(tasks: list[dict], host: str) -> Done:
     messages = [result.get("msg", "") for _name, result in role if result.get("failed")]
     actions = [str(result.get("action", "")).rpartition(".")[2] for _name, result in role]
     return Done(
-        # If the role has a rescue, its own message comes last and has the most details.
+        # If the role has a rescue section, its own message comes last and says most.
         (messages or ["it ended without a message"])[-1] if any(name == _FAILED for name, _result in there) else "",
         any(result.get("changed") for _name, result in role),
         len([action for action in actions if action not in _LOCAL]),

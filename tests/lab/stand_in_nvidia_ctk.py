@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for nvidia-ctk, which neither PyPI nor Debian offers.
+"""Act like nvidia-ctk, which neither PyPI nor Debian offers.
 
-It implements the parts of `nvidia-ctk cdi generate` and `nvidia-ctk runtime configure` that the tests need: options, environment
-variables, device names and output formats. Sources are NVIDIA's documentation and
+It implements the parts of `nvidia-ctk cdi generate` and `nvidia-ctk runtime configure` that the tests need: options,
+environment variables, device names and output formats. Sources are NVIDIA's documentation and
 https://github.com/NVIDIA/nvidia-container-toolkit, cmd/nvidia-ctk and pkg/config/engine. The devices are those that
-`nvidia-smi -L` lists, or the lines of the file STAND_IN_DEVICES. If STAND_IN_FAILS is set, the program fails. In addition to
-device nodes, a container gets nvidia-smi, the NVML library that the loader finds, and the state of the simulated GPUs.
+`nvidia-smi -L` lists, or the lines of the file STAND_IN_DEVICES. If STAND_IN_FAILS is set, the program fails. In
+addition to device nodes, a container gets nvidia-smi, the NVML library that the loader finds, and the state of the
+simulated GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: The mirror's build replaces this text by a version. If the file is used as it is, the version is the latest one.
+#: The build of the mirror replaces this text by a version. A file without this replacement acts as the latest version.
 VERSION = "{version}" if "{version}"[0].isdigit() else "1.18.2"
 
 NAMES = {
@@ -34,7 +35,7 @@ NAMES = {
 def devices(strategies: list[str]) -> list[tuple[str, list[int]]]:
     """Return (name, GPU and instance numbers) of each device.
 
-    As with the real program, GPUs in MIG mode are not devices themselves.
+    As in the real program, a GPU in MIG mode is not a device, but its instances are.
     """
     listed = os.environ.get("STAND_IN_DEVICES")
     text = Path(listed).read_text() if listed else subprocess.check_output(["nvidia-smi", "-L"], text=True)
@@ -68,14 +69,14 @@ def mounts() -> list[tuple[str, str]]:
 
 
 def environment() -> list[str]:
-    """Return the variable that identifies this host's boot for simulated GPUs.
+    """Return the variable that tells the simulator which boot of the host this is.
 
-    The simulator identifies a boot by the first process. Without the variable, a container's own first process would
-    look like another boot (gpusim, boot.c).
+    The simulator identifies a boot by the process with pid 1. In a container this is another process, so without the
+    variable it would look like another boot (gpusim, boot.c).
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     started = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
-    # The simulator counts from one (process.c).
+    # Like the simulator, add one to the ticks (process.c).
     return ["GPUSIM_BOOT=%s %d" % (boot, started + 1)]
 
 
@@ -130,9 +131,9 @@ CRI = 'plugins."io.containerd.grpc.v1.cri"'
 
 
 def configure(arguments: list[str]) -> int:
-    """Write the configuration in every call.
+    """Write the engine's configuration, even if it is already right.
 
-    containerd and CRI-O have separate drop-in files since 1.18.
+    Since 1.18, nvidia-ctk writes separate drop-in files for containerd and CRI-O.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--runtime", default="docker", choices=["docker", "containerd", "crio"])
@@ -156,7 +157,7 @@ def configure(arguments: list[str]) -> int:
         return 0
     runtime = containerd_runtime(options) if options.runtime == "containerd" else crio_runtime(options)
     if not drop_ins or not options.drop_in_config:
-        # Write into the main file, which loses its comments.
+        # Rewrite the main file. Like the real program, this loses the comments.
         kept = "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
         config.write_text(merged(kept, runtime))
         return 0
@@ -168,7 +169,7 @@ def configure(arguments: list[str]) -> int:
 
 
 def merged(text: str, more: str) -> str:
-    """Merge TOML texts in which each table may occur only once.
+    """Merge two TOML texts so that each table occurs only once.
 
     If a table exists already, its new lines are inserted after its header.
     """
@@ -183,9 +184,10 @@ def merged(text: str, more: str) -> str:
 
 
 def take_in(config: Path, text: str, pattern: str) -> None:
-    """Import the drop-ins in containerd's main file, which loses its comments.
+    """Add an import of the drop-ins to containerd's main file.
 
-    Version 1.18.0 drops existing imports (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1382).
+    The main file loses its comments. Version 1.18.0 drops existing imports
+    (https://github.com/NVIDIA/nvidia-container-toolkit/pull/1382).
     """
     found = re.search(r"^imports = \[(.*?)\]\n?", text, re.MULTILINE | re.DOTALL)
     named = re.findall(r'"([^"]+)"', found[1]) if found else []

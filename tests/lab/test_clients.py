@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run third-party clients on the simulated NVML.
 
-The clients are nvidia-smi, nvidia-ml-py, gpustat, nvitop and nvtop. They find the library like any program of the host.
-The tests use separate GPUs in a separate state file (GPUSIM_STATE), so that the lab host's layout does not change.
+The clients are nvidia-smi, nvidia-ml-py, gpustat, nvitop and nvtop. They find the simulated library as they would find
+the real one. The tests use separate GPUs in a separate state file (GPUSIM_STATE), so that the lab host's layout does
+not change.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def client(client_host):
         assert done.rc == status, f"{command}: status {done.rc}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    # Create different GPUs first, so that the state of an earlier test is discarded.
+    # First create different GPUs, to discard the state of an earlier test.
     lay_out(run, GPUS[:1])
     lay_out(run, GPUS)
     return run
@@ -107,7 +108,7 @@ def uuids(client) -> list:
 def start_process(client, gpu: int) -> None:
     """Start a process on a GPU with 2 GiB of GPU memory.
 
-    Its output is redirected, because testinfra would wait until the output is closed.
+    The process does not inherit testinfra's output, because testinfra would wait until the process closes it.
     """
     client(
         f"gpusim run --gpu {gpu} --memory 2GiB -- sleep 300 > /dev/null 2>&1 & echo $! > /var/tmp/openfleet-clients/pid"
@@ -181,7 +182,7 @@ def test_nvidia_smi_draws_the_topology(client):
 def test_nvidia_smi_reads_limits_clocks_and_states_of_the_models(client):
     gpus = ElementTree.fromstring(client("nvidia-smi -q -x")).findall("gpu")
     assert [gpu.findtext("performance_state") for gpu in gpus] == ["P0", "P0", "P0", "P8"]
-    # For an H100, nvidia-smi -q -x shows distances from the limit. For the A100 it shows temperatures.
+    # nvidia-smi -q -x shows distances from the temperature limit for an H100, and temperatures for the A100.
     h100, a100 = gpus[0], gpus[2]
     names = ("gpu_temp_tlimit", "gpu_temp_max_tlimit_threshold", "gpu_temp_slow_tlimit_threshold", "memory_temp")
     assert [h100.findtext(f"temperature/{name}") for name in names] == ["58 C", "-8 C", "-2 C", "37 C"]
@@ -277,7 +278,7 @@ def test_nvidia_smi_fails_for_a_bad_creation_order(client):
 
 
 def test_nvidia_smi_reports_gpus_without_mig(client):
-    # The exit status is 0 despite the failure, so only the message shows it.
+    # The exit status is 0 despite the failure, so only the message tells.
     assert "Unable to enable MIG Mode for GPU 00000000:44:00.0: Not Supported" in client("nvidia-smi -i 3 -mig 1")
 
 
@@ -295,7 +296,7 @@ def test_nvidia_smi_leaves_the_mode_of_an_ampere_gpu_in_use_pending(client):
 
 
 def time_slices(client) -> list:
-    """Return the time slice of every GPU, as nvidia-smi shows it."""
+    """Return the time slice of every GPU as nvidia-smi shows it."""
     return re.findall(r"^\|\s+\d\s+Timeslice\s+(\w+)", client("nvidia-smi compute-policy -l"), re.MULTILINE)
 
 
@@ -414,8 +415,8 @@ def test_nvitop_sees_gpus_and_mig_devices(client):
 def test_nvtop_draws_all_gpus(client):
     client("gpusim load 3 --pattern constant --utilization 33 --power 123")
     named = [(str(i), name) for i, name in enumerate(NAMES)]
-    # nvtop prints only to a terminal, which script(1) provides. nvtop does not end by itself, so read its output for
-    # some time.
+    # nvtop prints only to a terminal, which script(1) provides. It does not end by itself, so the test reads its output
+    # for a limited time.
     for seconds in (3, 15, 60):
         nvtop = f"stty cols 160 rows 60; timeout --foreground {seconds} nvtop || true"
         drawn = client(f"TERM=xterm script -qec '{nvtop}' /dev/null")

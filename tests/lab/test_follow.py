@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Test that services and CDI specifications follow a change of devices.
 
-The tests need a host after a run of site.yml. systemd, its units and the devices are real, as far as nvidia-smi can
-tell. nvidia-ctk is a stand-in. Its unit has the relevant directives of the toolkit's unit
+The tests need a host after a run of site.yml. systemd and its units are real, and the devices are those that nvidia-smi
+shows. nvidia-ctk is a stand-in. Its unit has the relevant directives of the unit in the toolkit's repository
 (NVIDIA/nvidia-container-toolkit, deployments/systemd).
 """
 
@@ -33,8 +33,8 @@ RemainAfterExit=yes
 [Install]
 WantedBy=multi-user.target
 """
-#: The unit has the name of a real service, so that the boot unit is ordered before it. Like the real service, it lists
-#: the devices once.
+#: The unit has the name of a real service, so the boot unit is ordered before it. Like the real service, it lists the
+#: devices once at its start.
 LISTER = """[Unit]
 Description=Lists the devices when it starts, and never again
 [Service]
@@ -85,7 +85,7 @@ class Clients:
     def lists_gpu_2(self) -> list[bool]:
         """Return whether three lists contain the MIG devices of GPU 2.
 
-        The lists are the persistent specification, the temporary one, and the service's own.
+        The lists are the persistent CDI specification, the temporary one, and the list of the service.
         """
         return [
             "mig2:0" in self.host.check_output(f"cat {LASTING}"),
@@ -116,7 +116,8 @@ def clients(lab_host):
 def test_services_list_current_devices(clients):
     assert clients.lists_gpu_2() == [True, True, True]
     clients.take_gpu_2_apart()
-    # As a control, check that neither the specifications nor the service notice the change by themselves.
+    # Without the collection, neither the specifications nor the service notice the change. This is the control for the
+    # checks below.
     assert clients.lists_gpu_2() == [True, True, True]
     done = clients.follow("once", "nvidia-dcgm", "openfleet-stopped", "absent.service")
     assert done.rc == 0, done.stderr
@@ -141,7 +142,7 @@ def test_service_that_fails_to_start_is_reported_and_started_by_the_next_run(cli
 
 
 def test_gpu_layout_updates_services_after_changed_devices(clients):
-    """Run `gpu-layout apply` for a change, a second run, and a dry run."""
+    """Run `gpu-layout apply` for a changed layout, then again, and then as a dry run."""
     layout = "/etc/openfleet-gpu/layout.json"
     assert (
         clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()[-1].startswith("Done: 0 created")
@@ -149,8 +150,8 @@ def test_gpu_layout_updates_services_after_changed_devices(clients):
     clients.take_gpu_2_apart()
     listed = clients.host.check_output("cat /run/listed")
     done = clients.host.check_output(f"gpu-layout apply --layout {layout}").splitlines()
-    # The specification has the same text, because the new device has the same placement and name. The last unit is the
-    # host's own exporter.
+    # The specification keeps its text, because the new device has the same placement and name. The last restarted unit
+    # is the host's own exporter.
     assert done[-4:-1] == [
         f"{unit}.service restarted" for unit in ("nvidia-cdi-refresh", "nvidia-dcgm", "dcgm-exporter")
     ]
@@ -183,7 +184,7 @@ def test_boot_unit_does_not_wait_for_dependent_services(clients):
     clients.host.check_output(f"timeout 300 systemctl restart {BOOT}")
     log = clients.host.check_output(f"journalctl --unit {BOOT} --output=cat --lines=20 --no-pager")
     assert "restart of nvidia-cdi-refresh.service queued in systemd" in log
-    # systemd now carries out the requested restart by itself.
+    # From here on, systemd carries out the requested restart.
     deadline = time.monotonic() + BOOT_SECONDS
     while clients.lists_gpu_2() != [True, True, True]:
         assert time.monotonic() < deadline, clients.lists_gpu_2()

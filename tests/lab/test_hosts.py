@@ -1,6 +1,6 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check that lab hosts behave like real ones.
+"""Check that lab hosts behave like real hosts.
 
 The tests cover systemd, sandboxing and restarts.
 """
@@ -16,7 +16,7 @@ import pytest
 from tests.lab.host_state import describe_failures, wait_until_started
 from tests.lab.lab_fixtures import BOOT_SECONDS, HOSTS, REPOSITORY, no_restart, runner
 
-# --collect: without it, a unit that fails on purpose would stay in the list of failed units.
+# Without --collect, a unit that fails on purpose would stay in the list of failed units.
 RUN_UNIT = "systemd-run --quiet --wait --pipe --collect"
 
 
@@ -31,11 +31,11 @@ def test_systemd_started_everything(lab_host, name):
 def test_a_unit_with_a_protected_system_cannot_write_to_it(lab_host):
     host = lab_host("l40s")
     try:
-        # If the container lacks SYS_ADMIN, systemd silently ignores the property, and the command succeeds.
+        # If the container lacked SYS_ADMIN, systemd would silently ignore the property, and the command would succeed.
         refused = host.run(f"{RUN_UNIT} -p ProtectSystem=strict touch /usr/openfleet-probe")
         assert refused.rc != 0
         assert "Read-only file system" in refused.stderr
-        # The same command succeeds without the property. So the sandbox refused it, not the host.
+        # Without the property, the same command succeeds. So it was the sandbox that refused the command.
         assert host.run(f"{RUN_UNIT} touch /usr/openfleet-probe").rc == 0
     finally:
         host.run("rm -f /usr/openfleet-probe")
@@ -63,11 +63,11 @@ def test_modules_are_forks_of_one_process(lab_host):
     Without it, all tests pass but each module takes three times as long.
     """
     lab_host("l40s")
-    # Read the grandparent of the module's process.
+    # The script prints the grandparent of the module's process.
     script = "pid=$PPID; for i in 1 2; do pid=$(cut -d' ' -f4 /proc/$pid/stat); done; echo server $pid"
     command = ["ansible", "--inventory", str(REPOSITORY / "inventories/simulated"), "l40s", "--one-line"]
     command += ["--module-name", "ansible.builtin.shell", "--args", script]
-    # The first module on a host starts the process, which needs a moment to load.
+    # The first module on a host starts the process, which needs some time to load.
     told = set()
     for _attempt in range(20):
         told = {re.search(r"server (\d+)", subprocess.check_output(command, text=True))[1] for _ in range(2)}

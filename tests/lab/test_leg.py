@@ -26,7 +26,7 @@ def podman(*arguments: str) -> str:
 def containers(lab_host):
     """Start containers with the labels of lab hosts.
 
-    Two belong to the leg. The others belong to another leg, to another checkout, and to no leg.
+    Two containers belong to the leg. The others belong to another leg, to another checkout, or to no leg.
     """
     lab_host("l40s")
     image = podman("inspect", "--format", "{{.ImageName}}", container_name("l40s"))

@@ -5,8 +5,8 @@
 
 usage: verify_layout.py [HOST...]     default: all hosts of inventories/simulated. Exits with 1 if a host differs
 
-This program shares no code with the collection that it checks. To read a tenant's quota, the program runs nvidia-smi as
-the tenant. The reported memory size is the quota.
+This program shares no code with the collection that it checks. It reads a tenant's quota by running nvidia-smi as the
+tenant: the reported memory size is the quota.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def differences_of_gpu(entry: dict, gpu: Gpu) -> list[str]:
     """Return the differences between `gpu` and `entry`, one sentence each."""
     found = []
     mig = entry["sharing"] == "mig"
-    # nvidia-smi shows N/A for a GPU that does not support MIG. This counts as Disabled.
+    # For a GPU that does not support MIG, nvidia-smi shows N/A, which counts as Disabled.
     if (gpu.mig_mode == "Enabled") != mig or gpu.mig_mode_pending != gpu.mig_mode:
         mode = f"{gpu.mig_mode} (pending {gpu.mig_mode_pending})"
         found.append(f"MIG mode is {mode}, asked for sharing: {entry['sharing']}")
@@ -101,7 +101,7 @@ def differences(variables: dict, gpus: list[Gpu]) -> list[str]:
 def differences_of_daemons(variables: dict, gpus: list[Gpu], daemons: dict[str, Daemon]) -> list[str]:
     """Return the differences between the MPS daemons and the variables.
 
-    Only layout entries that create one daemon each and have no memory limit are supported.
+    Supports only layout entries that create exactly one daemon and have no memory limit.
     """
     wanted = {}
     for entry in variables["gpu_layout"]:
@@ -124,9 +124,9 @@ def differences_of_daemons(variables: dict, gpus: list[Gpu], daemons: dict[str, 
 
 
 def read_tenants(run: Run, variables: dict) -> dict[str, dict[str, int] | str]:
-    """Return for each requested tenant {UUID: MiB} or an error text.
+    """Return {UUID: MiB} or an error text for each tenant of the variables.
 
-    The sizes are those that a process of the tenant sees.
+    The sizes are the memory sizes that a process of the tenant sees.
     """
     found = {}
     for name in wanted_tenants(variables):
@@ -145,7 +145,7 @@ def wanted_tenants(variables: dict) -> dict[str, tuple[dict, dict]]:
 def differences_of_tenants(variables: dict, gpus: list[Gpu], tenants: dict[str, dict[str, int] | str]) -> list[str]:
     """Return the differences between the tenants and the variables.
 
-    Each tenant must have its quota on the requested number of its entry's GPUs, and no quota elsewhere.
+    Each tenant must have its quota on as many GPUs of its entry as requested, and on no other GPU.
     """
     cards = {gpu.uuid: gpu.memory for gpu in gpus}
     found = []

@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 180
 def wanted_parts(names: list[str]) -> tuple[int, int]:
     """Return the numbers of GPUs and MIG devices in the inventory.
 
-    Entries with MIG must select their GPUs by index.
+    Supports only MIG entries that select their GPUs by index.
     """
     gpus = devices = 0
     for name in names:

@@ -8,11 +8,11 @@ include everything that Ansible reads while it loads: its configuration, the env
 folder, the user and the namespaces. The process ends when the process that started the first run ends. Benchmarks and
 `make demo` run without it.
 
-Modules on the controller are forks too (warm_ansible.py). Modules of local connections are forks if the inventory sets
+Modules on the controller are also forks (warm_ansible.py). Modules of local connections are forks if the inventory sets
 their interpreter.
 
-If a test inspects or kills the processes of a run, the run must use the real program. Such a run sets PYTHONUNBUFFERED,
-because the test also reads its output.
+A test that inspects or kills the processes of a run needs the real program. It sets PYTHONUNBUFFERED, also because it
+reads the output of the run.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-#: The folder of this user.
+#: This folder belongs to the current user alone.
 FOLDER = Path(__file__).resolve().parents[2] / ".cache" / ("warm-playbook-%d" % os.getuid())
 #: The command for the Python that runs the tests.
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 #: The process sends this byte before it begins a run.
 TAKEN = b"+"
-#: Prefixes of environment variables that Ansible, Python or the dynamic linker read when they start.
+#: Prefixes of environment variables that Ansible, Python or the dynamic linker read only when they start.
 AT_START = (
     "ANSIBLE_",
     "_ANSIBLE",
@@ -53,10 +53,10 @@ AT_START = (
     "TZ",
     "XDG_",
 )
-#: Unused module archives are kept for this time. A process can end while runs of other processes still use its
-#: archives.
+#: Module archives are removed if they are unused for this time. They must outlive the process, because runs of other
+#: processes may still use them.
 PAYLOADS_SECONDS = 24 * 3600
-#: Modules that every run loads, in addition to ansible-playbook itself. Some releases lack some of them.
+#: Modules that every run loads in addition to ansible-playbook. Some releases of Ansible lack some of these modules.
 LOADED = [
     "ansible.executor.playbook_executor",
     "ansible.plugins.action.normal",
@@ -103,14 +103,14 @@ def address() -> Path:
 
 
 def leave_server(place: Path) -> None:
-    """Fork the process that later runs are forks of, unless it exists already."""
+    """Fork the process that forks itself for later runs, unless it exists already."""
     lock = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
         return
-    # The forked process ends when the process that started this run ends: pytest or molecule.
+    # The forked process ends together with the process that started this run: pytest or molecule.
     maker = os.pidfd_open(os.getppid())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -132,7 +132,7 @@ def leave_server(place: Path) -> None:
         os.dup2(nothing, number)
     os.close(nothing)
     remove_payloads()
-    # This folder belongs to the run that was forked, and that run removes it.
+    # This folder belongs to the first run, which also removes it.
     atexit.unregister(importlib.import_module("ansible.utils.path").cleanup_tmp_file)
     try:
         warm_ansible.interpreter(interpreter(place))
@@ -144,12 +144,12 @@ def leave_server(place: Path) -> None:
 
 
 def payloads(place: Path, collections: list[str]) -> Path:
-    """Return the folder for Ansible's module archives, by the state of the collection.
+    """Return the folder with the module archives for the collection's current code.
 
-    Hosts receive these archives. Ansible itself keeps them only for one run. Building one takes a second of CPU time
-    for a module with many imports.
+    Ansible sends these archives to hosts, and keeps them only for one run. To build the archive of a module with many
+    imports takes a second of CPU time.
     """
-    # A recreated environment may have other releases.
+    # The virtual environment may have been recreated with other releases.
     seen = hashlib.sha256(b"%d" % Path(sys.prefix, "pyvenv.cfg").stat().st_mtime_ns)
     for path in collections:
         for folder, folders, files in os.walk(f"{path}/ansible_collections/openfleet/gpu/plugins"):
@@ -175,7 +175,7 @@ def remove_payloads() -> None:
 def interpreter(place: Path) -> Path:
     """Return the interpreter for modules on the controller.
 
-    By default, Ansible uses the Python that runs Ansible itself.
+    Ansible would run them with its own Python by default.
     """
     return Path(f"{place}.python")
 
@@ -183,7 +183,7 @@ def interpreter(place: Path) -> Path:
 def short(place: Path) -> str:
     """Return a path of the socket with fewer than 108 characters.
 
-    The path is valid while this process lives.
+    The path is valid as long as this process runs.
     """
     return f"/proc/self/fd/{os.open(place.parent, os.O_PATH | os.O_CLOEXEC)}/{place.name}"
 
@@ -191,7 +191,7 @@ def short(place: Path) -> str:
 def run_as_fork(place: Path) -> int | None:
     """Let the process at this address run the playbook, and return the exit status.
 
-    Returns None if no process accepted the run.
+    Returns None if no process accepts the run.
     """
     umask = os.umask(0)
     os.umask(umask)
@@ -222,10 +222,10 @@ def begin(request: dict, place: Path) -> None:
     def playbook() -> None:
         warm_ansible.disown()
         sys.executable = str(interpreter(place))
-        # The run has its own folder, and removes it at the end.
+        # The forked run has its own folder, and removes it at the end.
         constants = importlib.import_module("ansible.constants")
         constants.DEFAULT_LOCAL_TMP = constants.config.get_config_value("DEFAULT_LOCAL_TMP", variables=vars(constants))
-        # Older releases lock archives only between the processes of one run.
+        # Older releases lock archives only among the processes of one run.
         if "ansible._internal._locking" in sys.modules:
             kept = payloads(place, constants.COLLECTIONS_PATHS)
             Path(constants.DEFAULT_LOCAL_TMP, "ansiballz_cache").symlink_to(kept)
@@ -245,7 +245,7 @@ def main() -> None:
         os.kill(os.getpid(), -status)
     if status is not None:
         os._exit(status)
-    # Set the arguments like the real program.
+    # Set the arguments as the real program does.
     sys.argv[0] = str(real)
     playbook = importlib.import_module("ansible.cli.playbook")
     for name in LOADED:

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run modules on lab hosts as forks of a process that has loaded ansible-core.
 
-Each module is sent as an archive with the sources of everything that it imports. Loading the archive takes a third of a
-second. Most of that time is spent on the code of ansible-core, which is the same for every module. The connection
-plugin puts this folder into PYTHONPATH. The first module on a host starts a process that imports ansible-core's code
-from the checkout, which is mounted on the host. Later modules are forks of that process (warm_ansible.py). The other
-imports of a module come from its archive, as on a real host, but are compiled only once (compiled_code.py). This file
-imports little, because every start of Python waits for it.
+Ansible sends each module as an archive with the sources of all its imports. Loading the archive takes a third of a
+second. Most of that time goes into ansible-core's code, which is the same for every module. The connection plugin puts
+this folder into PYTHONPATH. The first module on a host starts a process that imports ansible-core's code from the
+checkout, which is mounted on the host. Later modules are forks of that process (warm_ansible.py). The other imports of
+a module come from its archive, as on a real host, but are compiled only once (compiled_code.py). This file imports
+little, because every start of Python waits for it.
 """
 
 import importlib.machinery
@@ -43,18 +43,18 @@ class Mounted:
 
 
 def add_packages(release):
-    """Create the packages `ansible` and `ansible.module_utils` without an archive."""
+    """Create the packages `ansible` and `ansible.module_utils`, which need no archive."""
     import types
 
     ansible = sys.modules["ansible"] = types.ModuleType("ansible")
-    # ansible-core compares this path with the file that reports a deprecation.
+    # ansible-core compares this path with the path of the file that reports a deprecation.
     ansible.__file__, ansible.__path__, ansible.__version__ = FOLDER + "/__init__.py", [], release
     ansible.module_utils = sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     ansible.module_utils.__path__ = [MOUNTED]
 
 
 def leave_server(address, release):
-    """Start the process that later modules are forks of.
+    """Start the process that later forks itself for each module.
 
     The process ends when the host stops.
     """

@@ -32,9 +32,9 @@ author: openfleet.gpu contributors
 """
 
 CACHE = Path(__file__).resolve().parents[3] / ".cache" / "ansible-modules"
-#: Archives that no run has used for this time are removed. They belong to old code.
+#: Archives that no run has used for this time are removed, because they contain old code.
 UNUSED_SECONDS = 24 * 3600
-#: First release of ansible-core that locks archives, so that several runs can share them.
+#: Since this release, ansible-core locks archives, so that several runs can share them.
 LOCKED_SINCE = (2, 19)
 
 

@@ -3,8 +3,8 @@
 """Run each module on a lab host with a single command.
 
 This is containers.podman.podman with pipelining. The original plugin disables pipelining, because `sudo` may be missing
-in a container or may need a terminal. Lab hosts are used as root. Without pipelining, each module needs five commands
-on the host, which take as much time as the module itself.
+in a container or may need a terminal. The plugin connects to lab hosts as root. Without pipelining, each module needs
+five commands on the host, which take as much time as the module itself.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ except ImportError:
     )
 
 #: A host that is starting or shutting down counts as unreachable, as it would with sshd: the start empties /tmp, and
-#: the shutdown kills all processes (lab-up.service of tests/lab/image). This text is unique to the plugin, so no output
-#: of a command is mistaken for it.
+#: the shutdown kills all processes (lab-up.service of tests/lab/image). Only this plugin prints this text, so it cannot
+#: be confused with the output of a command.
 NOT_UP = "lab: the host is starting or going down"
-#: If the mounted ansible-core has the same release, PYTHONPATH lets modules skip loading ansible-core
-#: (tests/lab/ansible_code).
+#: If ansible-core in the mounted folder has the same release, PYTHONPATH makes modules use it instead of loading their
+#: own copy (tests/lab/ansible_code).
 ONCE_UP = """export PYTHONPATH=/opt/openfleet-lab OPENFLEET_LAB_CORE=%s
 [ -e /run/up ] && exec "$@"
 echo "%s" >&2
@@ -65,7 +65,7 @@ class Connection(Podman):
         user = ["--user", self.user] if self.user else []
         words = ["sh", "-c", ONCE_UP, "sh", *shlex.split(to_native(cmd))]
         status, out, err = self._podman(["exec", "--interactive", *user], words, in_data)
-        # Podman and runc print these texts if they ran no command, because the host is stopped, paused or missing.
+        # Podman and runc print these texts if the host is stopped, paused or missing, so that no command ran.
         unreached = err.startswith((b"Error:", NOT_UP.encode())) or b"exec failed: " in err
         if status in (125, 255) and unreached:
             raise AnsibleConnectionFailure(f"{self._container_id} is not running: {to_native(err).strip()}")

@@ -1,25 +1,25 @@
 # Copyright: (c) openfleet.gpu contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Define stand-ins for NVIDIA's packages, with small content that behaves alike.
+"""Define small stand-ins for NVIDIA's packages that behave like the real ones.
 
 Names, versions and purposes come from https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/debian.html
 and from the lists of https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/. The guide also defines
-which packages depend on each other by exact version ("Version locking"). Conflicts with Debian's own packages are not
-copied from NVIDIA's control files. These conflicts are declared because the two sets of packages must not be mixed.
+which packages depend on each other by exact version ("Version locking"). The conflicts with Debian's own packages are
+not from NVIDIA's control files. The stand-ins declare them, because hosts must not mix the two sets of packages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Released versions from two branches. The kernel modules of the last version deliberately fail to build.
+#: Released versions of two branches. The kernel modules of the last version fail to build, as some tests need.
 VERSIONS = ("580.95.05", "580.105.08", "590.48.01", "590.44.01")
 BROKEN = "590.44.01"
 
 #: NVIDIA's names of Debian releases.
 DIRECTORIES = {"bookworm": "debian12", "trixie": "debian13"}
 
-#: Real Debian packages that the mirror offers to hosts. Packages that conflict are in separate rows.
+#: Real Debian packages that the mirror offers to hosts. Packages that conflict with each other are in separate rows.
 DEBIAN = (
     ("dkms", "initramfs-tools", "libcuda1", "nvidia-smi", "nvidia-persistenced", "kmod", "infiniband-diags"),
     ("dracut",),
@@ -42,7 +42,7 @@ class StandIn:
     copies: dict[str, str] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     scripts: dict[str, str] = field(default_factory=dict)
-    #: Paths in `files` that are configuration files of the administrator.
+    #: Paths in `files` that an administrator may edit (conffiles).
     conffiles: tuple[str, ...] = ()
     version: str = "{version}-1"
 
@@ -87,7 +87,7 @@ for index in range(count.value):
             print("  MIG %-12s Device %2d:%s" % (name(part).rpartition(" ")[2], number, uuid(part)))
 """
 
-# Like the real daemons, they exit if the loaded kernel module has another version.
+# Like the real daemons, these programs exit if the loaded kernel module has another version.
 DAEMON = """#!/bin/sh
 loaded=$(cat /sys/module/nvidia/version 2>/dev/null)
 [ "$loaded" = "{version}" ] || { echo "$0 {version}: the loaded driver is '${loaded:-none}', not {version}" >&2; exit 1; }
@@ -104,10 +104,10 @@ FABRIC = """if grep -qs SW_MNG /sys/bus/pci/devices/*/vpd; then
     done
     /%s &
 fi""" % (NVLSM, NVLSM)
-# `exit` after `sleep` keeps the shell running under the program's name.
+# The `exit` keeps the shell from replacing itself by `sleep`, so the process keeps the program's name.
 SUBNET = "#!/bin/sh\nsleep infinity\nexit 1\n"
 
-# Without nodes, IMEX exits (https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/).
+# IMEX exits if this file names no nodes (https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/).
 NODES = "etc/nvidia-imex/nodes_config.cfg"
 DOMAIN = 'grep -q . /%s || { echo "$0: no nodes in /%s" >&2; exit 1; }' % (NODES, NODES)
 
@@ -220,13 +220,13 @@ STAND_INS = (
 def headers(kernel: str) -> StandIn:
     """Return a package with the headers of the kernel that lab hosts run on.
 
-    The kernel belongs to the machine below, and no archive has its headers.
+    Lab hosts are containers, so this is the kernel of the test machine. No archive has its headers.
     """
     folder = "usr/src/linux-headers-%s/" % kernel
     return StandIn(
         "linux-headers-" + kernel,
         files={folder + "Makefile": ("all:\n", 0o644), folder + "include/generated/uapi/linux/version.h": ("", 0o644),
-               # dracut builds an initramfs only for a kernel whose configuration supports it.
+               # dracut builds an initramfs only for a kernel whose configuration supports one.
                folder + ".config": ("CONFIG_BLK_DEV_INITRD=y\nCONFIG_RD_GZIP=y\n", 0o644)},
         links={"usr/lib/modules/%s/build" % kernel: "/usr/src/linux-headers-" + kernel},
         version="1",

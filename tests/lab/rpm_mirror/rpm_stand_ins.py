@@ -31,7 +31,7 @@ from tests.lab.mirror.stand_ins import (
 
 # Two versions from each of two branches. The kernel modules of the last version fail to build.
 VERSIONS = stand_ins.VERSIONS
-# The installation of this version fails: a scriptlet exits with an error before the files are installed.
+# This version cannot be installed: a scriptlet exits with an error before the files are installed.
 FAILS = "590.44.02"
 TOOLKIT_VERSIONS = ("1.18.1", "1.18.2")
 # The transaction of the second version fails after DCGM was upgraded.
@@ -42,7 +42,7 @@ RELEASES = {"9": "9.6", "10": "10.0"}
 
 @dataclass(frozen=True)
 class Rpm:
-    """A package.
+    """An RPM package, from which `spec` makes the text for rpmbuild.
 
     Texts may contain {version}. `files` maps paths to (text, mode). `copies` maps paths to names of built files.
     """
@@ -81,8 +81,8 @@ def daemon(name: str, what: str, besides: str = "", requires: tuple[str, ...] = 
     )
 
 
-# RPM runs the new package's scriptlets before the old package's scriptlets. So the new module is built before the old
-# one is removed.
+# RPM runs the scriptlets of the new package before those of the old one, so the new module is built before the old one
+# is removed.
 BUILD = "dkms add -m nvidia -v {version} || true\ndkms install --force -m nvidia -v {version} -k $(uname -r)"
 UNBUILD = "dkms remove -m nvidia -v {version} --all || true"
 
@@ -168,7 +168,7 @@ def precompiled(release: str, kernel: str, base: str) -> Rpm:
 
 PROPRIETARY = modules("kmod-nvidia-latest-dkms", "kmod-nvidia-open-dkms", "NVIDIA")
 SUBNET_MANAGER = Rpm("nvlsm", "2025.06.11", "0", files={NVLSM: (SUBNET, 0o755)})
-# The module stream that a site has enabled before. Packages of this stream are modular, and DNF hides packages of other
+# The module stream that a site may have enabled before. Its packages are modular, and DNF hides the packages of other
 # streams.
 MODULES = "nvidia-driver"
 
@@ -176,7 +176,7 @@ MODULES = "nvidia-driver"
 def base(release: str, kernel: str) -> tuple[Rpm, ...]:
     """Return packages of the distribution and of EPEL.
 
-    A package whose files the host already has is empty.
+    If the host already has the files of a package, the package here is empty.
     """
     headers = "usr/src/kernels/%s/" % kernel
     return (
@@ -187,8 +187,8 @@ def base(release: str, kernel: str) -> tuple[Rpm, ...]:
             provides=("system-release = %s" % RELEASES[release], "system-release(releasever) = %s" % release),
         ),
         Rpm("bash", "5.1.8", "0", provides=("/bin/sh", "/usr/bin/sh")),
-        # EPEL's package requires the headers of installed kernels in this way. Headers of this kernel are then
-        # installed first.
+        # EPEL's package requires the headers of the installed kernels in this way, so that they are installed before
+        # DKMS builds modules.
         Rpm("dkms", "3.0.13", "0", requires=("kernel-devel-" + kernel,)),
         Rpm("python3-dnf-plugin-versionlock", "4.3.0", "0"),
         Rpm("kernel-headers", "5.14.0", "0"),
@@ -207,7 +207,7 @@ def base(release: str, kernel: str) -> tuple[Rpm, ...]:
         Rpm("kernel-core", NEXT_KERNEL.partition("-")[0], "0", provides=("installonlypkg(kernel)",)),
         Rpm("libseccomp", "2.5.2", "0"),
         Rpm("infiniband-diags", "48.0", "0", files={"usr/sbin/ibstat": ("#!/bin/sh\n", 0o755)}),
-        # A package of the site that needs exactly this driver version.
+        # A package of the site that requires this exact driver version.
         Rpm("site-gpu-tools", "1.0", "0", requires=("nvidia-driver-cuda = 3:580.95.05",)),
         # Imitates a package of RPM Fusion.
         Rpm("xorg-x11-drv-nvidia-cuda", "580.95.05", "3", conflicts=("nvidia-driver-cuda",)),
@@ -231,7 +231,8 @@ def toolkit(version: str, nvidia_ctk: str) -> tuple[Rpm, ...]:
     )
 
 
-# Serves one sample on the address that the role's unit sets, or on all addresses like NVIDIA's unit.
+# This exporter serves one sample. It listens on the address that the role's unit sets, or on all addresses like
+# NVIDIA's unit.
 EXPORTER = """#!/usr/bin/python3
 import http.server, sys
 
@@ -275,7 +276,7 @@ def exporter(version: str) -> tuple[Rpm, ...]:
                 "postun": "systemctl daemon-reload",
             },
         ),
-        # A package of the site that needs DCGM.
+        # A package of the site that requires DCGM.
         Rpm("site-dcgm-tools", version, "0", requires=(core,)),
     )
 
@@ -297,7 +298,7 @@ def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distr
     lines = [
         "Name: stand-ins", "Version: 1", "Release: 1", "Summary: stand-ins of the lab", "License: GPL-3.0-or-later",
         "AutoReqProv: no",
-        # No debug packages, no compression and no brp scripts.
+        # Switch off debug packages, compression and rpmbuild's own post-install scripts.
         "%global debug_package %{nil}", "%global __os_install_post %{nil}", "%global _build_id_links none",
         "%define _binary_payload w0.gzdio", "%description", "x",
     ]  # fmt: skip
@@ -349,9 +350,9 @@ def spec(packages: tuple[Rpm, ...], version: str, tree: Path, built: Path, distr
 
 
 def modular(versions: tuple[str, ...], names: tuple[str, ...], distribution: str) -> str:
-    """Return the metadata of the module nvidia-driver, like NVIDIA's repository.
+    """Return the metadata of the module nvidia-driver as in NVIDIA's repository.
 
-    Each branch has a stream with DKMS. It also has a stream with precompiled modules if there are any.
+    Each branch has a stream for DKMS. A branch with precompiled modules has a second stream for them.
     """
     documents = []
     kmods = tuple(kmod_name("9", base) for base in (os.uname().release, NEXT_KERNEL))

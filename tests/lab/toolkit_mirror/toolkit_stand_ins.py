@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Define stand-ins for the container toolkit's packages.
 
-Their content is small but behaves alike. Names and versions come from
-https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html. Each package requires the others
-in exactly its own version. The files of the base package and its configuration step follow packaging/debian and
+The packages are small but behave like the real ones. Names and versions come from
+https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html. Each package requires the
+others in exactly its own version. The files of the base package and its configuration step follow packaging/debian and
 deployments/systemd of https://github.com/NVIDIA/nvidia-container-toolkit.
 """
 
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from tests.lab.mirror.stand_ins import LIBRARIES, StandIn, same
 
-#: The last release without its own unit, a release that drops containerd's imports, and two correct releases.
+#: The last release without its own systemd unit, a release that drops containerd's imports, and two releases without
+#: this bug.
 VERSIONS = ("1.17.8", "1.18.0", "1.18.1", "1.18.2")
 
-# The hook runs in the container's root before its program starts, and makes the mounted libraries known to the loader.
+# The hook runs in the root of the container before its program starts. It lets the loader find the mounted libraries.
 CDI_HOOK = """#!/usr/bin/python3
 import json, subprocess, sys
 from pathlib import Path
@@ -25,7 +26,7 @@ folders = [value for option, value in zip(sys.argv, sys.argv[1:]) if option == "
 sys.exit(subprocess.call(["/sbin/ldconfig", "-r", str(Path(state["bundle"]) / root), *folders]))
 """
 
-# Like the real program, passes a container without a GPU to runc.
+# Like the real program, it passes a container without a GPU to runc.
 RUNTIME = '#!/bin/sh\nexec runc "$@"\n'
 
 REFRESH_SERVICE = """[Unit]

@@ -24,7 +24,7 @@ MODULES = Path("/sys/module")
 EFI = Path("/sys/firmware/efi/efivars")
 #: The role gpu_simulator writes this file if it creates the GPUs itself.
 ROLE_CONFIGURATION = Path("/etc/gpusim/gpus.json")
-#: PCI buses of the simulated NVML's GPUs (gpusim/configuration.py). The driver would not count a GPU on another bus.
+#: PCI buses of the simulated GPUs (gpusim/configuration.py). The driver would not count a GPU on any other bus.
 FIRST_BUS, BUS_STEP = 0x1A, 0x0E
 GLOBAL = "-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 SHIM = "-605dab50-e046-4300-abb6-3dd810dd8b23"
